@@ -25,7 +25,6 @@ import zmq.asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.channels import BATCH
-from protocol.codec import Array
 from protocol.limits import MAX_VOCABULARY
 from protocol.messages import Batch, BatchRequest, Checkpointed, Published, Resume, Trained
 from services.runs.audit import audit_run
@@ -172,9 +171,8 @@ class SlowLearner:
             await self.peer.send(Resume(next_batch=0))
             await self._publish(0)
             for index in range(self.num_batches):
-                batch, arrays = await self._batch(index)
-                versions = arrays["version_runs"][:, 0]
-                self.max_lag = max(self.max_lag, batch.policy_version - int(versions[versions > 0].min()))
+                batch = await self._batch(index)
+                self.max_lag = max(self.max_lag, batch.policy_version - min(item.oldest_version for item in batch.items))
                 await asyncio.sleep(self.train_s)
                 version = await self._publish(index + 1)
                 await self.peer.send(Trained(index=index, policy_version=version, metrics={}))
@@ -194,7 +192,7 @@ class SlowLearner:
         await self.peer.send(message)
         return version
 
-    async def _batch(self, index: int) -> tuple[Batch, dict[str, Array]]:
+    async def _batch(self, index: int) -> Batch:
         while True:
             await self.peer.send(BatchRequest(index=index, policy_version=index + 1))
             with contextlib.suppress(TimeoutError):
@@ -203,7 +201,7 @@ class SlowLearner:
                         delivered = await self.peer.inbox.get()
                         message = delivered.message
                         if isinstance(message, Batch) and message.index == index:
-                            return message, delivered.arrays
+                            return message
 
 
 async def sample(broker: BrokerProcess, rollouts: list[RolloutProcess], time_s: float) -> Sample:

@@ -1,7 +1,18 @@
-"""Rank 0's connection to the broker and to the rollouts that fetch weights."""
+"""Rank 0's connection to the broker and to the rollouts that fetch weights, and what every rank makes of a batch."""
 
-from services.learner.broker.batches import Answer, BatchArrived, groups_of
+from services.learner.broker.assembly import AssembledBatch, Assembly, assemble
+from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from services.learner.broker.port import BrokerPort, ToBroker
 from services.learner.broker.thread import BrokerThread
 
-__all__ = ["Answer", "BatchArrived", "BrokerPort", "BrokerThread", "ToBroker", "groups_of"]
+__all__ = [
+    "Answer",
+    "AssembledBatch",
+    "Assembly",
+    "BatchAnnounced",
+    "BrokerPort",
+    "BrokerThread",
+    "PartArrived",
+    "ToBroker",
+    "assemble",
+]

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from protocol.messages import Welcome
+from services.learner.broker.batches import Answer, PartArrived
 from services.learner.broker.loop import BrokerLoop
 from services.learner.broker.port import BrokerPort, ToBroker
 from services.learner.weights import WeightCopy
@@ -17,13 +18,17 @@ CALL_TIMEOUT_S: Final = 600.0
 
 
 class BrokerClient(BrokerPort):
-    """The training thread's side of a ``BrokerLoop``. A subclass defines ``take``, and how a call reaches the loop."""
+    """The training thread's side of a ``BrokerLoop``. A subclass defines how calls and answers pass between the two."""
 
     _loop: BrokerLoop
 
     @abstractmethod
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run ``coroutine`` in the loop. Raises: TimeoutError; what ended the loop."""
+
+    @abstractmethod
+    def _next_arrival(self, timeout_s: float) -> Answer | None:
+        """What the loop has handed over; None when nothing came in time. Raises: what ended the loop."""
 
     @property
     def reason_to_wait(self) -> str:
@@ -38,6 +43,13 @@ class BrokerClient(BrokerPort):
     def tell(self, message: ToBroker) -> None:
         with self._needs_acknowledgement():
             self._call(self._loop.tell(message), CALL_TIMEOUT_S)
+
+    def take(self, timeout_s: float) -> Answer | None:
+        arrived = self._next_arrival(timeout_s)
+        if isinstance(arrived, PartArrived):
+            with self._needs_acknowledgement():
+                self._call(self._loop.part_taken(), CALL_TIMEOUT_S)
+        return arrived
 
     def scores(self) -> Mapping[int, float | None]:
         return self._loop.scores

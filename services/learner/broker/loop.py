@@ -13,9 +13,11 @@ import structlog
 import zmq.asyncio
 
 from protocol.channels import BATCH, WEIGHTS
+from protocol.codec import Array
 from protocol.messages import (
     Batch,
     BatchFailed,
+    BatchPart,
     BatchPending,
     BatchRequest,
     EndOfRun,
@@ -28,7 +30,8 @@ from protocol.messages import (
     Trained,
     Welcome,
 )
-from services.learner.broker.batches import Answer, BatchArrived
+from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
+from services.learner.broker.parts import DamagedPart, PartStream
 from services.learner.broker.port import ToBroker
 from services.learner.broker.scores import updated_scores
 from services.learner.metrics import LearnerMetrics
@@ -42,6 +45,7 @@ from services.learner.weights import (
     group_options,
 )
 from services.runtime.clock import Clock
+from services.runtime.errors import ServiceError
 from services.runtime.net import Authenticator, Delivered, PeerClient, RouterChannel, Security
 from services.runtime.settings import Settings, run_fingerprint
 from services.runtime.telemetry import Health
@@ -70,9 +74,10 @@ class BrokerLoop:
     A task sends publications and reports while training continues, in the order in which they were handed over. One
     publication is under way at a time.
 
-    produces:     batches and ends of run, in order of request, given to ``arrived``; Published, then Trained
-    waits for:    the broker; the rollouts' requests for weights; digests and deltas, made in worker threads
-    unblocked by: Batch, EndOfRun; acknowledgements
+    produces:     batches, part by part, and ends of run, in order of request, given to ``arrived``; Published, then Trained
+    waits for:    the broker; the rollouts' requests for weights; digests and deltas, made in worker threads; for further
+                  parts until the training thread takes those that came
+    unblocked by: Batch, BatchPart, EndOfRun; ``part_taken``; acknowledgements
     """
 
     def __init__(
@@ -99,6 +104,8 @@ class BrokerLoop:
         self._request_interval_s = request_interval_s
         self._store = SnapshotStore()
         self._wanted: BatchRequest | None = None
+        self._parts: PartStream | None = None
+        """Of the batch that is under way."""
         self._resume: Resume | None = None
         self._authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
         channel = RouterChannel(context, WEIGHTS, settings.learner.weights_endpoint, self._authenticator)
@@ -170,7 +177,7 @@ class BrokerLoop:
             await self._announcements.put(message)
             return
         if isinstance(message, BatchRequest):
-            self._wanted = message
+            self._wanted, self._parts = message, None
         elif not isinstance(message, BatchFailed):
             self._resume = Resume(next_batch=message.next_batch)
         await self._client.send(message)
@@ -269,12 +276,19 @@ class BrokerLoop:
     async def _on_message(self, delivered: Delivered) -> None:
         message = delivered.message
         wanted = self._wanted
-        if isinstance(message, Batch | SkipBatch | EndOfRun):
-            if wanted is None or message.index != wanted.index:
-                return  # the request was answered before
+        if isinstance(message, Batch | SkipBatch | EndOfRun) and wanted is not None and message.index == wanted.index:
             self._wanted = None
-            arrived = BatchArrived(batch=message, arrays=delivered.arrays) if isinstance(message, Batch) else message
-            self._arrived(arrived)
+            if isinstance(message, Batch):
+                self._parts = PartStream(message)
+                self._arrived(BatchAnnounced(batch=message, arrays=delivered.arrays))
+                await self._ask_for_parts()
+            else:
+                self._arrived(message)
+        elif isinstance(message, BatchPart):
+            await self._on_part(message, delivered.arrays)
+        elif isinstance(message, SkipBatch) and self._parts is not None and message.index == self._parts.index:
+            self._parts = None  # Some part of it cannot be read.
+            self._arrived(message)
         elif isinstance(message, BatchPending):
             self._pending = f"{message.groups_ready} of {message.groups_needed} groups; {message.waiting_for}"
         elif isinstance(message, Evaluated):
@@ -284,11 +298,47 @@ class BrokerLoop:
                 await self._client.send(self._resume)
             self._handshakes_seen += 1
             await self._ask_again()
+            if self._parts is not None:
+                self._parts.ask_again()
+                await self._ask_for_parts()
+
+    async def _on_part(self, part: BatchPart, arrays: dict[str, Array]) -> None:
+        parts = self._parts
+        if parts is None:
+            return  # of a batch that is complete, or to be skipped
+        try:
+            is_next = parts.offer(part, arrays)
+        except DamagedPart as error:
+            raise ServiceError(f"the broker at {self.endpoint}: {error}") from error
+        if is_next:
+            self._arrived(PartArrived(part=part, arrays=arrays))
+            if parts.complete:
+                self._parts = None
+                return
+        await self._ask_for_parts()
+
+    async def part_taken(self) -> None:
+        """The training thread has taken a part: ask for one more."""
+        if self._parts is not None:
+            self._parts.took()
+            await self._ask_for_parts()
+
+    async def _ask_for_parts(self) -> None:
+        request = None if self._parts is None else self._parts.request()
+        if request is not None:
+            await self._client.send(request)
 
     async def _repeat(self) -> None:
+        part = None
         while True:
             self._health.beat()
             await self._ask_again()
+            waits_for = None if self._parts is None else (self._parts.index, self._parts.next_part)
+            # Not while parts come: each would be sent twice.
+            if self._parts is not None and waits_for == part:
+                self._parts.ask_again()
+                await self._ask_for_parts()
+            part = waits_for
             await asyncio.sleep(self._request_interval_s)
 
     async def _beat(self) -> None:

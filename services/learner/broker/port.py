@@ -32,7 +32,9 @@ class BrokerPort(ABC):
 
     @abstractmethod
     def take(self, timeout_s: float) -> Answer | None:
-        """The answer to the last BatchRequest; None when it did not come in time."""
+        """What comes next in answer to the last BatchRequest: what the batch consists of, then its parts in order; None when
+        it did not come in time. Not more than a few parts come before the first of them is taken.
+        """
 
     def scores(self) -> Mapping[int, float | None]:
         """How versions did on the held-out tasks, as far as the broker has said: the mean reward, or None while a version is

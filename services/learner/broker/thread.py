@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 import zmq.asyncio
@@ -18,6 +18,7 @@ import zmq.asyncio
 from services.learner.broker.batches import Answer
 from services.learner.broker.client import CALL_TIMEOUT_S, BrokerClient
 from services.learner.broker.loop import REQUEST_INTERVAL_S, BrokerLoop
+from services.learner.broker.parts import CREDIT
 from services.learner.metrics import LearnerMetrics
 from services.runtime.clock import Clock
 from services.runtime.errors import ServiceError
@@ -27,6 +28,9 @@ from services.runtime.telemetry import Health
 log = structlog.get_logger()
 T = TypeVar("T")
 
+MAX_ARRIVALS: Final = CREDIT + 4
+"""A batch, its parts, and the word that it is to be skipped, with room to spare."""
+
 
 class BrokerThread(BrokerClient):
     """A ``BrokerClient`` and the thread that its loop runs in, a context manager. Every later call raises what ended
@@ -34,7 +38,7 @@ class BrokerThread(BrokerClient):
 
     produces:     batches and ends of run, in order of request
     waits for:    the broker
-    unblocked by: Batch, EndOfRun; the caller's timeout
+    unblocked by: Batch, BatchPart, EndOfRun; the caller's timeout
     """
 
     def __init__(
@@ -54,8 +58,8 @@ class BrokerThread(BrokerClient):
         self._clock = clock
         self._health = health
         self._metrics = metrics
-        # One request is under way at a time, so that there is room.
-        self._arrived: queue.Queue[Answer] = queue.Queue(maxsize=4)
+        # One request is under way at a time, and few parts of its batch, so that there is room.
+        self._arrived: queue.Queue[Answer] = queue.Queue(maxsize=MAX_ARRIVALS)
         self._started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run_thread, name="broker-loop", daemon=True)
@@ -76,7 +80,7 @@ class BrokerThread(BrokerClient):
 
     # --- called by the training thread -------------------------------------------------------------------------------
 
-    def take(self, timeout_s: float) -> Answer | None:
+    def _next_arrival(self, timeout_s: float) -> Answer | None:
         self._require_alive()
         try:
             return self._arrived.get(timeout=timeout_s)

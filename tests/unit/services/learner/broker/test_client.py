@@ -35,7 +35,7 @@ class Waiting(BrokerClient):
         self._loop = StuckLoop(num_busy)  # type: ignore[assignment]
         self.waited: list[float] = []
 
-    def take(self, timeout_s: float) -> None:
+    def _next_arrival(self, timeout_s: float) -> None:
         return None
 
     def _call(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> NoReturn:

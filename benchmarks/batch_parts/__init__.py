@@ -1,0 +1,1 @@
+"""A batch of any size on its way from the ledger to the learner's ranks."""

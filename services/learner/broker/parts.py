@@ -1,0 +1,96 @@
+"""Which parts of a batch have come, and how many more may be asked for. Pure: no sockets, no clock."""
+
+from typing import Final
+
+from protocol.codec import Array
+from protocol.digests import part_digest
+from protocol.messages import Batch, BatchPart, BatchPartRequest
+
+CREDIT: Final = 3
+"""Parts that have been asked for and not yet been taken by the training thread: they bound what waits in memory."""
+MOST_DAMAGED: Final = 8
+"""Copies of one part in a row that may be damaged."""
+
+
+class DamagedPart(ValueError):
+    """A part came damaged again and again. The text says what is wrong with it."""
+
+
+class PartStream:
+    """The parts of one batch, taken in order. What comes out of order, twice or damaged is asked for again or ignored.
+
+    produces:     requests for parts
+    waits for:    the part that is next
+    unblocked by: ``took``, which makes room for one more; ``ask_again`` after a reconnection or silence
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self.index = batch.index
+        self._num_tokens = batch.num_tokens
+        self._part_tokens = batch.part_tokens
+        self._num_parts = batch.num_parts
+        self._next = 0
+        self._num_taken = 0
+        self._asked = 1
+        """Parts before this one were asked for; the first comes unasked."""
+        self._num_damaged = 0
+
+    @property
+    def next_part(self) -> int:
+        """The part that is waited for."""
+        return self._next
+
+    @property
+    def complete(self) -> bool:
+        return self._next == self._num_parts
+
+    def offer(self, part: BatchPart, arrays: dict[str, Array]) -> bool:
+        """True: it is the next part, and whole. False: it came before, behind a gap, above the credit, for another batch, or
+        damaged.
+
+        Raises: DamagedPart after MOST_DAMAGED damaged copies in a row.
+        """
+        if part.index != self.index or part.part != self._next or self._next >= self._room:
+            return False
+        problem = self._problem(part, arrays)
+        if problem:
+            self._num_damaged += 1
+            if self._num_damaged == MOST_DAMAGED:
+                raise DamagedPart(
+                    f"part {part.part} of batch {part.index} came {MOST_DAMAGED} times in a row and was not what was sent: "
+                    f"{problem}; is the network, or the memory of one of its ends, damaged?"
+                )
+            self.ask_again()
+            return False
+        self._num_damaged = 0
+        self._next += 1
+        return True
+
+    def took(self) -> None:
+        """The training thread has taken a part: there is room for another."""
+        self._num_taken += 1
+
+    def ask_again(self) -> None:
+        """What was asked for and has not come may be lost."""
+        self._asked = self._next
+
+    def request(self) -> BatchPartRequest | None:
+        """Ask for what there is room for and was not asked for yet; None: there is nothing to ask for."""
+        first = max(self._asked, self._next)
+        count = min(self._room, self._num_parts) - first
+        if count <= 0:
+            return None
+        self._asked = first + count
+        return BatchPartRequest(index=self.index, part=first, count=count)
+
+    @property
+    def _room(self) -> int:
+        return self._num_taken + CREDIT
+
+    def _problem(self, part: BatchPart, arrays: dict[str, Array]) -> str:
+        """What is wrong with the next part; empty if it is whole."""
+        expected = min(self._part_tokens, self._num_tokens - self._next * self._part_tokens)
+        if len(arrays["token_ids"]) != expected:
+            return f"it has {len(arrays['token_ids'])} tokens, and {expected} were announced"
+        digest = part_digest(part.index, part.part, arrays)
+        return "" if digest == part.digest else f"its digest is {digest}, and it should be {part.digest}"

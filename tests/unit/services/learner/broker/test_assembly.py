@@ -1,0 +1,201 @@
+"""A batch's parts become the trainer's groups: a token that the engine did not sample never becomes an action."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gspo.model.packing import BatchSequence
+from protocol.messages import Batch, BatchItem, BatchPart, Segment, SkipBatch, VersionRun
+from protocol.messages.pieces import ACTION, Pieces
+from services.learner.broker import Answer
+from services.learner.broker.assembly import AssembledBatch, Assembly, assemble
+from tests.support.broker.ledger import SAMPLING
+from tests.support.broker.made_batches import Made, all_rows, groups_of, made_batch
+from tests.support.builders import token_arrays
+from tests.support.learner.scripted_broker import answers_of
+
+PIECES = Pieces(
+    [Segment("observation", 0, 3), Segment("action", 0, 2), Segment("observation", 1, 1), Segment("action", 1, 1)],
+    [VersionRun(-1, 3), VersionRun(4, 1), VersionRun(5, 1), VersionRun(-1, 1), VersionRun(5, 1)],
+    [0.0, 1.0],
+)
+"""Three observation, two action, one observation, one action token."""
+ALTERNATING = Pieces(
+    [
+        Segment("observation", 0, 2, 0), Segment("action", 0, 1, 0), Segment("observation", 1, 1, 1),
+        Segment("action", 1, 1, 1), Segment("action", 0, 1, 0), Segment("action", 1, 1, 1),
+        Segment("observation", 2, 1, 2),
+    ],
+    [VersionRun(-1, 2), VersionRun(4, 1), VersionRun(-1, 1), VersionRun(4, 1), VersionRun(5, 2), VersionRun(-1, 1)],
+    [0.0, 1.0],
+)  # fmt: skip
+"""Three sequences, of which the last has no action."""
+
+
+def a_trajectory(trajectory_id: int, group_id: int, pieces: Pieces = PIECES, logprob: float = -0.5) -> Made:
+    num_tokens = sum(segment.num_tokens for segment in pieces.segments)
+    return Made(
+        trajectory_id=trajectory_id, group_id=group_id, token_ids=np.arange(num_tokens, dtype="<i4") + 100 * trajectory_id,
+        logprobs=np.full(num_tokens, logprob, np.float32), pieces=pieces, cuts=(2, 5),
+    )  # fmt: skip
+
+
+def described(sequence: BatchSequence) -> list[list[object]]:
+    loaded = sequence.loaded()
+    arrays = loaded.token_ids, loaded.action_mask, loaded.behaviour_logprobs, loaded.versions, loaded.turn_ids
+    return [array.tolist() for array in arrays]
+
+
+def test_groups_keep_their_order_members_rewards_and_tokens() -> None:
+    rewards = [[1.0, 0.5], [0.0, 0.0], [0.25, 0.0]]
+    made = [
+        a_trajectory(place + 1, group_id, PIECES._replace(turn_rewards=rewards[place]))
+        for place, group_id in enumerate((20, 10, 20))
+    ]
+    groups = groups_of(made_batch(made, sampling=msgspec.structs.replace(SAMPLING, temperature=0.7)))
+    assert [group.group_id for group in groups] == ["20", "10"]
+    assert groups[0].rewards.tolist() == [1.5, 0.25]
+    assert [rewards.tolist() for rewards in groups[0].turn_rewards or ()] == [[1.0, 0.5], [0.25, 0.0]]
+    first, third = (sequence.loaded() for sequence in groups[0].sequences)
+    assert first.token_ids.tolist() == list(range(100, 107))
+    assert third.token_ids.tolist() == list(range(300, 307))
+    assert groups[1].sequences[0].loaded().token_ids.tolist() == list(range(200, 207))
+    assert first.temperature == 0.7
+
+
+def test_tokens_of_sequences_that_alternate_come_together_under_their_own_context() -> None:
+    (group,) = groups_of(made_batch([a_trajectory(0, 20, ALTERNATING), a_trajectory(1, 20)], part_tokens=4))
+    sequences = [sequence.loaded() for sequence in group.sequences]
+    assert [sequence.token_ids.tolist() for sequence in sequences] == [[0, 1, 2, 5], [3, 4, 6], list(range(100, 107))]
+    assert [sequence.action_mask.tolist() for sequence in sequences[:2]] == [[False, False, True, True], [False, True, True]]
+    assert [sequence.turn_ids.tolist() for sequence in sequences[:2]] == [[-1, -1, 0, 0], [-1, 1, 1]]
+    assert [sequence.versions.tolist() for sequence in sequences[:2]] == [[-1, -1, 4, 5], [-1, 4, 5]]
+    assert [sequence.num_action_tokens for sequence in group.sequences] == [2, 2, 3]
+    assert group.sequences_per_episode == (2, 1)
+    assert group.rewards.tolist() == [1.0, 1.0]
+
+
+def test_observations_are_masked_and_have_neither_version_turn_nor_logprob() -> None:
+    (group,) = groups_of(made_batch([a_trajectory(0, 1)]))
+    assert described(group.sequences[0])[1:] == [
+        [False, False, False, True, True, False, True],
+        [0.0, 0.0, 0.0, -0.5, -0.5, 0.0, -0.5],
+        [-1, -1, -1, 4, 5, -1, 5],
+        [-1, -1, -1, 0, 0, -1, 1],
+    ]
+
+
+def test_a_logprob_that_rounding_put_above_zero_can_be_trained_on() -> None:
+    (group,) = groups_of(made_batch([a_trajectory(0, 1, logprob=1.2e-7)]))
+    assert group.sequences[0].loaded().behaviour_logprobs.tolist() == [0.0] * 7
+
+
+@given(st.integers(1, 40), st.sets(st.integers(0, 5)))
+def test_wherever_a_batch_is_cut_a_rank_has_its_own_sequences_and_the_lengths_of_the_others(
+    part_tokens: int, own: set[int]
+) -> None:
+    made = [a_trajectory(0, 1), a_trajectory(1, 2, ALTERNATING), a_trajectory(2, 1), a_trajectory(3, 2)]
+    whole = [sequence for group in groups_of(made_batch(made)) for sequence in group.sequences]
+    cut = made_batch(made, part_tokens=part_tokens)
+    assert len(cut.parts) == -(-29 // part_tokens)
+    assembly = Assembly(cut.batch, cut.arrays, lambda lengths: frozenset(own))
+    for part, arrays in cut.parts:
+        assert not assembly.complete
+        assembly.add(part, arrays)
+    found = [sequence for group in assembly.assembled().groups for sequence in group.sequences]
+    assert len(found) == len(whole) == 6 - 1
+    for row, (sequence, expected) in enumerate(zip(found, whole, strict=True)):
+        assert sequence.num_tokens == expected.num_tokens
+        assert sequence.num_action_tokens == expected.num_action_tokens
+        assert sequence.oldest_version == expected.oldest_version == 4
+        if row in own:
+            assert described(sequence) == described(expected)
+        else:
+            with pytest.raises(ValueError, match="is trained by another rank"):
+                sequence.loaded()
+
+
+def test_the_lengths_that_decide_who_trains_what_come_by_group() -> None:
+    made = made_batch([a_trajectory(0, 1), a_trajectory(1, 2, ALTERNATING), a_trajectory(2, 1)])
+    asked = []
+    Assembly(made.batch, made.arrays, lambda lengths: asked.append(lengths) or frozenset())  # type: ignore[func-returns-value]
+    assert asked == [[[7, 7], [4, 3]]]
+
+
+def test_a_part_out_of_turn_or_of_another_batch_is_refused() -> None:
+    made = made_batch([a_trajectory(0, 1), a_trajectory(1, 1)], part_tokens=5)
+    assembly = Assembly(made.batch, made.arrays, all_rows)
+    (first, arrays), (second, _), (_, short) = made.parts
+    for part in (second, msgspec.structs.replace(first, index=7)):
+        with pytest.raises(
+            ValueError, match=f"part {part.part} of batch {part.index} with 5 tokens came, part 0 of batch 0"
+        ):
+            assembly.add(part, arrays)
+    with pytest.raises(ValueError, match="part 0 of batch 0 with 4 tokens came"):
+        assembly.add(first, short)
+    assembly.add(first, arrays)
+    with pytest.raises(ValueError, match="part 0 of batch 0 with 5 tokens came, part 1"):
+        assembly.add(first, arrays)
+    with pytest.raises(ValueError, match="batch 0 lacks parts from 1 on"):
+        assembly.assembled()
+
+
+def test_a_trajectory_that_is_not_what_was_announced_is_named() -> None:
+    made = made_batch([a_trajectory(3, 1)])
+    wrong = {**made.arrays, "sequences": np.array([[7, 2]], np.int32)}
+    assembly = Assembly(made.batch, wrong, all_rows)
+    with pytest.raises(ValueError, match=r"trajectory 3: its sequences have \[\(7, 3\)\] .*, announced were \[\(7, 2\)\]"):
+        assembly.add(*made.parts[0])
+
+
+def test_a_group_that_cannot_be_trained_is_refused_before_its_tokens_come() -> None:
+    untrained = replace(a_trajectory(1, 1, ALTERNATING), discarded_turns=(0, 1))
+    made = made_batch([untrained])
+    with pytest.raises(ValueError, match="group 1 has no sequences"):
+        Assembly(made.batch, made.arrays, all_rows)
+
+
+def assembled_from(answers: list[Answer | None]) -> tuple[object, list[int]]:
+    """What ``assemble`` makes of these arrivals, and the batches during whose handling it might have raised."""
+    watched = []
+
+    @contextmanager
+    def watching(index: int) -> Iterator[None]:
+        watched.append(index)
+        yield
+
+    announced = answers[0]
+    rest = iter(answers[1:])
+    return assemble(announced, all_rows, lambda: next(rest), watching), watched  # type: ignore[arg-type]
+
+
+def test_a_batch_is_assembled_from_what_arrives() -> None:
+    answers = answers_of(made_batch([a_trajectory(0, 1)], index=4, part_tokens=3))
+    found, watched = assembled_from([*answers])
+    assert isinstance(found, AssembledBatch)
+    assert described(found.groups[0].sequences[0]) == described(groups_of(made_batch([a_trajectory(0, 1)]))[0].sequences[0])
+    assert set(watched) == {4}
+
+
+@pytest.mark.parametrize("instead", [SkipBatch(index=4, reason="a part of it cannot be read"), None])
+def test_what_comes_in_place_of_a_part_ends_the_batch(instead: SkipBatch | None) -> None:
+    answers = answers_of(made_batch([a_trajectory(0, 1)], index=4, part_tokens=3))
+    found, _ = assembled_from([*answers[:2], instead])
+    assert found == instead
+
+
+def test_a_row_that_covers_the_end_of_one_trajectory_and_the_beginning_of_the_next_belongs_to_both() -> None:
+    items = [BatchItem(place, 1, 3, 1, 1, 4, "done", 1.0, 64) for place in range(2)]
+    batch = Batch(index=0, policy_version=5, part_tokens=6, items=items)
+    arrays = {"turn_rewards": np.zeros(2), "sequences": np.array([[3, 3], [3, 3]], np.int32)}
+    spans = {"segments": np.array([[ACTION, 0, 0, 6]], np.int32), "version_runs": np.array([[4, 6]], np.int64)}
+    assembly = Assembly(batch, arrays, all_rows)
+    assembly.add(BatchPart(index=0, part=0, digest="d"), {**token_arrays(6), **spans})
+    (group,) = assembly.assembled().groups
+    assert [sequence.num_action_tokens for sequence in group.sequences] == [3, 3]
