@@ -5,6 +5,7 @@ from services.broker.ledger.actions import (
     Announce,
     AppendChunk,
     DeliverBatch,
+    DeliverParts,
     GrantLease,
     Note,
     Offence,
@@ -15,25 +16,30 @@ from services.broker.ledger.actions import (
     WriteMetrics,
 )
 from services.broker.ledger.batch_order import REMEMBERED, batch_stats
+from services.broker.ledger.config import LedgerConfig, Schedules
 from services.broker.ledger.dead_letters import DeadLetters, released_line
+from services.broker.ledger.evaluations import SetTerms
 from services.broker.ledger.fencing import Owner
 from services.broker.ledger.fleet import STATES
 from services.broker.ledger.intake import TokenFacts, check_finish, grown_row, growth, journal_entry
 from services.broker.ledger.ledger import ALLOWED, UNKNOWN_SESSION, Ledger
-from services.broker.ledger.state import LedgerConfig
+from services.broker.ledger.lengths import DIFFICULTIES, sampling_line
+from services.broker.ledger.sampling import AddedTasks, SamplingRules, SourceShare, trajectory_seed
 from services.broker.ledger.status import groups_by_state
-from services.broker.ledger.task_order import trajectory_seed
 
 __all__ = [
     "ALLOWED",
+    "DIFFICULTIES",
     "REMEMBERED",
     "STATES",
     "UNKNOWN_SESSION",
     "Action",
+    "AddedTasks",
     "Announce",
     "AppendChunk",
     "DeadLetters",
     "DeliverBatch",
+    "DeliverParts",
     "GrantLease",
     "Ledger",
     "LedgerConfig",
@@ -42,8 +48,12 @@ __all__ = [
     "Owner",
     "Reply",
     "Reshelve",
+    "SamplingRules",
     "Save",
+    "Schedules",
     "SessionKey",
+    "SetTerms",
+    "SourceShare",
     "TokenFacts",
     "WriteMetrics",
     "batch_stats",
@@ -53,5 +63,6 @@ __all__ = [
     "growth",
     "journal_entry",
     "released_line",
+    "sampling_line",
     "trajectory_seed",
 ]

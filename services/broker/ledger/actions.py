@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from protocol.messages import Chunk, Message, Split
+from protocol.messages import Chunk, GroupSampling, Message, Split
 from protocol.sessions import session_tag
 from services.broker.quotas import OffenceReason
 from services.broker.rows import Row
@@ -63,16 +63,28 @@ class GrantLease(Action, frozen=True, kw_only=True):
     split: Split
     task_index: int
     seed: int
+    sampling: GroupSampling
     num_tokens: int
     num_entries: int = 0
     """Of the journal."""
+    source: str = "train"
+    """Where the task is: "train", "eval", or "eval/" and the name of a set."""
 
 
 class DeliverBatch(Action, frozen=True, kw_only=True):
-    """Send batch ``index`` as it is recorded."""
+    """Send what batch ``index`` consists of as it is recorded, and its first part."""
 
     to: SessionKey
     index: int
+
+
+class DeliverParts(Action, frozen=True, kw_only=True):
+    """Send ``count`` parts of batch ``index``, from ``part`` on, as far as there are so many."""
+
+    to: SessionKey
+    index: int
+    part: int
+    count: int
 
 
 class Reshelve(Action, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from protocol.limits import MAX_COMPONENTS
-from protocol.messages import Checkpointed, Published, Trained
+from protocol.messages import Checkpointed, GroupSampling, Published, Trained, TrainingValues
 from services.broker.ledger.intake import check_published, check_trained
 from services.broker.ledger.lengths import length_stats
 from services.broker.rows import (
@@ -76,13 +76,31 @@ class Batches:
         """An assembled batch that no checkpoint covers, or the last one."""
         return self._batches.get(index)
 
-    def assemble(self, policy_version: int, groups: Sequence[Sequence[TrajectoryRow]]) -> BatchRow:
-        """Record the next batch."""
+    def assemble(
+        self,
+        policy_version: int,
+        groups: Sequence[Sequence[TrajectoryRow]],
+        samplings: Sequence[GroupSampling],
+        values: TrainingValues,
+        pass_rates: dict[str, float],
+        num_left_out_groups: int = 0,
+        num_left_out_tokens: int = 0,
+    ) -> BatchRow:
+        """Record the next batch, and what was left out while it filled. ``samplings``: how each of ``groups`` was
+        sampled."""
+        stats = batch_stats(policy_version, groups)
         row = BatchRow(
             index=self.num_assembled,
             policy_version=policy_version,
             group_ids=tuple(members[0].group_id for members in groups),
-            stats=batch_stats(policy_version, groups),
+            samplings=tuple(samplings),
+            values=values,
+            stats=replace(
+                stats,
+                pass_rates=pass_rates,
+                num_left_out_groups=num_left_out_groups,
+                num_left_out_tokens=num_left_out_tokens,
+            ),
         )
         self._batches[row.index] = row
         self.num_assembled += 1

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from protocol.messages import Chunk, Finish, Split
+from protocol.messages import Chunk, Finish, GroupSampling, Split
 from services.broker.ledger.actions import SessionKey
 from services.broker.ledger.admission import Outstanding
 from services.broker.ledger.intake import Growth, grown_row
@@ -94,7 +94,15 @@ class Groups:
     # --- transitions ----------------------------------------------------------------------------------------------
 
     def start(
-        self, split: Split, prompt: int, task_index: int, size: int, evaluation: int | None, *, replaces: int | None = None
+        self,
+        split: Split,
+        prompt: int,
+        task_index: int,
+        size: int,
+        evaluation: int | None,
+        *,
+        sampling: GroupSampling,
+        replaces: int | None = None,
     ) -> GroupRow:
         """A new group of ``size`` free trajectories (see ``members``); its id is the largest so far."""
         group = GroupRow(
@@ -104,6 +112,7 @@ class Groups:
             task_index=task_index,
             evaluation=evaluation,
             status="open",
+            sampling=sampling,
             replaces=replaces,
         )
         self._next_group_id += 1
@@ -184,6 +193,10 @@ class Groups:
 
     def drop(self, group_id: int, reason: DropReason) -> GroupRow:
         return replace(self._forget(group_id), status="dropped", drop_reason=reason)
+
+    def leave_out(self, group_id: int) -> GroupRow:
+        """A complete group teaches nothing: it leaves play."""
+        return replace(self._forget(group_id), status="left_out")
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

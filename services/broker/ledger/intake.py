@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from protocol.endpoints import require_endpoint
 from protocol.limits import MAX_ENTRIES, MAX_JOURNAL_BYTES, MAX_VERSION_STEP, TrajectoryLimits
-from protocol.messages import Chunk, Finish, Journal, Published, Trained
+from protocol.messages import Chunk, Finish, GroupSampling, Journal, Published, Trained
 from protocol.messages.base import require_rewards
 from protocol.messages.journal import pack_entry
 from services.broker.rows import NO_TURN, JournalRow, TrajectoryRow, VersionRow
@@ -61,8 +61,7 @@ def growth(
     *,
     newest: VersionRow,
     limits: TrajectoryLimits,
-    max_tokens: int,
-    max_episode_tokens: int,
+    sampling: GroupSampling,
 ) -> Growth:
     """What ``chunk`` adds to the trajectory of ``row``, which it follows without a gap.
 
@@ -74,10 +73,11 @@ def growth(
         )
     if chunk.offset == 0 and chunk.state is None:
         raise ValueError("state is missing from the first chunk: the trajectory could not be resumed")
-    turns = _turns(row, chunk, max_tokens)
+    turns = _turns(row, chunk, sampling.max_tokens)
     end = chunk.offset + chunk.num_tokens
-    if end > max_episode_tokens:
-        raise ValueError(f"{end} tokens in all sequences, {max_episode_tokens} allowed (sampling.max_episode_tokens)")
+    most = sampling.max_episode_tokens
+    if end > most:
+        raise ValueError(f"{end} tokens in all sequences, {most} allowed (sampling.max_episode_tokens)")
     several = len(turns.sequences) > 1
     num_runs, runs = _runs(row, chunk, newest.policy_version, several=several)
     for name, found, allowed in (

@@ -18,6 +18,7 @@ from protocol.messages import (
     Ack,
     AnyMessage,
     BatchFailed,
+    BatchPartRequest,
     BatchRequest,
     Checkpointed,
     Chunk,
@@ -41,12 +42,15 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.messages.base import shortened
+from protocol.releases import other_release
 from services.broker.ledger.actions import Action, Note, Offence, Reply, Save, SessionKey
+from services.broker.ledger.config import LedgerConfig
 from services.broker.ledger.fencing import NOBODY, Owner, Peer, Peers, PlaceTaken, SessionRefused, subjects_of
 from services.broker.ledger.fleet import Fleet
 from services.broker.ledger.intake import TokenFacts
 from services.broker.ledger.leases import HolderMessages, Leases
-from services.broker.ledger.state import LedgerConfig, State
+from services.broker.ledger.sampling import AddedTasks
+from services.broker.ledger.state import State
 from services.broker.ledger.status import status_of
 from services.broker.ledger.training import Training
 from services.broker.quotas import (
@@ -72,7 +76,7 @@ ATTEMPTS_SHARE: Final = 4
 """One rollout may use up this part of the failed attempts that end a run; more of them tell nothing about the run."""
 ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
     "rollout": (LeaseRequest, Chunk, Journal, Finish, Release, Heartbeat, Goodbye),
-    "learner": (BatchRequest, Published, Trained, BatchFailed, Checkpointed, Resume, Heartbeat, Goodbye),
+    "learner": (BatchRequest, BatchPartRequest, Published, Trained, BatchFailed, Checkpointed, Resume, Heartbeat, Goodbye),
     "operator": (StatusRequest, StopRequest, ReleaseRequest, Goodbye),
 }
 
@@ -109,17 +113,14 @@ class Ledger:
         self.peers.listen(now)
         sender = SessionKey(hello.peer, hello.session)
         if hello.protocol_version != PROTOCOL_VERSION:
-            reason = (
-                f"hello: protocol_version is {hello.protocol_version}, this broker speaks {PROTOCOL_VERSION}: "
-                "run the same release everywhere"
-            )
+            reason = f"hello: {other_release(hello.role, hello.peer, hello.protocol_version, 'broker')}"
             return [_refused(sender, reason, "hello", fatal=True)]
         if hello.fingerprint and hello.fingerprint != self.state.config.fingerprint:
             # Before it has a session: another run's process must not take the place of one of this run's.
             reason = (
                 f"hello: this broker's run has other settings (fingerprint {self.state.config.fingerprint}, sent was "
-                f"{hello.fingerprint}): run.seed, the model directory's name, [environment], reward.on_deadline, [agent], "
-                "[sampling] and [batch] must be the same everywhere; or is this the broker of another run on the same port?"
+                f"{hello.fingerprint}): run.seed, the model directory's name, [environment], reward.on_deadline, [agent] "
+                "and [batch] must be the same everywhere; or is this the broker of another run on the same port?"
             )
             return [_refused(sender, reason, "hello", fatal=True)]
         is_new = self.peers.get(sender) is None
@@ -215,6 +216,10 @@ class Ledger:
         """A batch could not be read or encoded for ``sender``."""
         return [*self.training.on_unreadable(sender, index, reason), *self._advance(now)]
 
+    def on_tasks_added(self, added: AddedTasks) -> list[Action]:
+        """More training tasks can be read."""
+        return self.state.add_tasks(added)
+
     def reshelve(self, contents: LedgerContents) -> None:
         """The answer to ``Reshelve``: everything that is on disk, once the round is."""
         self.state.reshelve(contents)
@@ -286,6 +291,8 @@ class Ledger:
         match message:
             case BatchRequest():
                 return self.training.on_batch_request(sender, message)
+            case BatchPartRequest():
+                return self.training.on_part_request(sender, message)
             case Published():
                 return self.training.on_published(sender, message)
             case Trained():
@@ -377,10 +384,10 @@ class Ledger:
 
     def _advance_after(self, message: Message, now: float) -> list[Action]:
         """Frequent messages complete no group: what else they may change is seen at the next tick."""
-        return [] if isinstance(message, (LeaseRequest, Chunk, Journal, Heartbeat)) else self._advance(now)
+        return [] if isinstance(message, (LeaseRequest, BatchPartRequest, Chunk, Journal, Heartbeat)) else self._advance(now)
 
     def _advance(self, now: float) -> list[Action]:
-        return [*self.state.start_evaluation_if_due(), *self.training.advance(now)]
+        return [*self.state.start_evaluations_that_are_due(), *self.training.advance(now)]
 
 
 def _refused(sender: SessionKey, reason: str, kind: str, *, fatal: bool = False, retry_s: float = 0.0) -> Reply:

@@ -1,12 +1,18 @@
-"""Measures of a set of trajectories for metrics.jsonl: how long their answers are, and how sure their mean reward is."""
+"""Measures of a set of trajectories for metrics.jsonl: how they were sampled, how long their answers are, and how sure their
+mean reward is.
+"""
 
 import math
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, get_args
 
-from services.broker.rows import LengthStats, TrajectoryRow
+from services.broker.rows import BatchRow, GroupRow, LengthStats, TrajectoryRow
 
 _SHARE: Final = 0.95
+Difficulty = Literal["new", "never", "seldom", "often", "always"]
+"""How a task did when its last batched group was sampled: it was not sampled before; none of the group's trajectories passed
+(had a positive reward); fewer than half; half or more; all."""
+DIFFICULTIES: Final[tuple[Difficulty, ...]] = get_args(Difficulty)
 
 
 def length_stats(rows: Sequence[TrajectoryRow]) -> LengthStats:
@@ -18,6 +24,42 @@ def length_stats(rows: Sequence[TrajectoryRow]) -> LengthStats:
         max=lengths[-1],
         cut_off=sum(row.finish_reason == "length" for row in rows) / len(rows),
     )
+
+
+def sampling_line(batch: BatchRow) -> dict[str, float]:
+    """How the batch's groups were sampled: the mean temperature and the largest limits, because groups that began before and
+    after a change can share a batch; and the clip widths, where these are scheduled.
+    """
+    samplings = batch.samplings
+    line = {
+        "sampling/temperature": sum(each.temperature for each in samplings) / len(samplings),
+        "sampling/max_turn_tokens": max(each.max_turn_tokens for each in samplings),
+        "sampling/max_tokens": max(each.max_tokens for each in samplings),
+    }
+    widths = {"clip/eps_low": batch.values.eps_low, "clip/eps_high": batch.values.eps_high}
+    return line | {name: width for name, width in widths.items() if width is not None}
+
+
+def passed(members: Sequence[TrajectoryRow]) -> float:
+    """The share of a group's trajectories that passed."""
+    return sum(row.reward > 0 for row in members) / len(members)
+
+
+def difficulty(before: float | None) -> Difficulty:
+    """That of a task whose last group passed with the share ``before``; None: it had none."""
+    if before is None:
+        return "new"
+    if before in (0, 1):
+        return "always" if before else "never"
+    return "seldom" if before < 0.5 else "often"
+
+
+def pass_rates(groups: Sequence[tuple[GroupRow, Sequence[TrajectoryRow]]], before: Mapping[int, float]) -> dict[str, float]:
+    """The mean share that passed of ``groups``, by difficulty; ``before``: how each task did the last time."""
+    found: dict[Difficulty, list[float]] = {}
+    for group, members in groups:
+        found.setdefault(difficulty(before.get(group.task_index)), []).append(passed(members))
+    return {name: sum(found[name]) / len(found[name]) for name in DIFFICULTIES if name in found}
 
 
 def standard_error(values: Sequence[float]) -> float | None:

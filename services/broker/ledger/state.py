@@ -1,50 +1,30 @@
 """The state that leases and training share: decides when the run ends, and what a failed attempt leads to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
 
 from protocol.limits import trajectory_limits
-from protocol.messages import Evaluated, LeaseEnded
+from protocol.messages import Evaluated, GroupSampling, LeaseEnded
 from protocol.messages.base import shortened
 from services.broker.ledger.actions import Action, Note, Reply, Save, SessionKey, WriteMetrics
 from services.broker.ledger.admission import Admission, Window
 from services.broker.ledger.batch_order import Batches
+from services.broker.ledger.config import LedgerConfig
 from services.broker.ledger.dead_letters import IN_A_ROW, DeadLetters, Failures, released_line
-from services.broker.ledger.evaluations import Evaluations, score_of
+from services.broker.ledger.evaluations import Evaluations, SetTerms, score_of
 from services.broker.ledger.group_states import Groups
-from services.broker.ledger.lengths import length_stats, standard_error
-from services.broker.ledger.task_order import TaskOrder
-from services.broker.quotas import MIN_PATIENCE_S
-from services.broker.rows import DropReason, EvaluationRow, LedgerContents, Row, TrajectoryRow
-
-
-@dataclass(frozen=True, kw_only=True)
-class LedgerConfig:
-    """The run's rules, as far as the ledger needs them; see services.runtime.settings.sections for what each means."""
-
-    run_id: str
-    fingerprint: str
-    seed: int
-    num_batches: int
-    group_size: int
-    groups_per_batch: int
-    max_lag: int
-    max_tokens: int
-    max_episode_tokens: int
-    lease_s: float
-    idle_lease_s: float
-    max_attempts: int
-    failure_budget: int
-    evaluate_every_batches: int
-    num_eval_tasks: int
-    """Held-out tasks per evaluation: at most as many as there are."""
-    num_train_tasks: int | None
-    """None: endless."""
-    min_patience_s: float = MIN_PATIENCE_S
-    """A lease that brings nothing for less than this holds nobody up."""
+from services.broker.ledger.lengths import passed
+from services.broker.ledger.sampling import (
+    MOST_PASSED_OVER,
+    AddedTasks,
+    Rests,
+    SourceShare,
+    TaskSchedule,
+    has_signal,
+)
+from services.broker.rows import DropReason, EvaluationRow, GroupRow, LedgerContents, Row, TrajectoryRow
 
 
 class State:
@@ -58,17 +38,23 @@ class State:
         self.batches = Batches(contents)
         self.evaluations = Evaluations(
             contents,
-            every_batches=config.evaluate_every_batches,
+            config.evaluation_sets
+            or [SetTerms(every_batches=config.evaluate_every_batches, num_tasks=config.num_eval_tasks)],
             num_batches=config.num_batches,
-            num_tasks=config.num_eval_tasks,
         )
         self.failures = Failures(contents)
         self.dead_letters = DeadLetters(contents)
-        self.order = TaskOrder(config.seed, config.num_train_tasks)
+        one = () if config.num_train_tasks is None else (SourceShare(name="", weight=1.0, num_tasks=config.num_train_tasks),)
+        self.schedule = TaskSchedule(config.seed, config.sources or one, contents.additions)
+        self.rests = Rests(
+            contents.tasks, after_groups=config.sampling.rest_after_groups, num_batches=config.sampling.rest_batches
+        )
         self.next_prompt = contents.next_prompt
         self.num_batched_groups = contents.num_batched_groups
         self.num_dropped: dict[str, int] = dict(contents.num_dropped)
-        self.run = contents.run
+        self.num_left_out_groups = contents.num_left_out_groups
+        self.task_passes = dict(contents.task_passes)
+        self.run = replace(contents.run, data_digest=config.data_digest)
 
     @property
     def stop_reason(self) -> str:
@@ -101,6 +87,13 @@ class State:
         """Nothing is left to do: every assembled batch is trained, and no more will be assembled."""
         return bool(self.end_reason) and self.batches.num_trained >= self.batches.num_assembled
 
+    @property
+    def next_sampling(self) -> GroupSampling:
+        """How a group is sampled that begins now: it is meant for the batch that comes after all groups under way."""
+        return self.config.schedules.sampling_at(
+            self.batches.num_assembled + self.groups.num_training // self.config.groups_per_batch
+        )
+
     def window(self) -> Window:
         """The admission window for the version of the next batch."""
         newest = self.batches.newest_version
@@ -115,13 +108,47 @@ class State:
             if shelved.oldest_version < self.oldest_allowed:
                 former = self.dead_letters.resample(shelved.group.group_id)
                 group = self.groups.start(
-                    "train", former.prompt, former.task_index, self.config.group_size, None, replaces=former.group_id
+                    "train",
+                    former.prompt,
+                    former.task_index,
+                    self.config.group_size,
+                    None,
+                    sampling=self.next_sampling,
+                    replaces=former.group_id,
                 )
                 return group.group_id, [Save(row=former), Save(row=group), *saves(self.groups.members(group.group_id))]
+        task_index, passed_over = self._next_task()
         prompt = self.next_prompt
         self.next_prompt += 1
-        group = self.groups.start("train", prompt, self.order.task_index(prompt), self.config.group_size, None)
-        return group.group_id, [Save(row=group), *saves(self.groups.members(group.group_id))]
+        size = self.config.group_size
+        group = self.groups.start("train", prompt, task_index, size, None, sampling=self.next_sampling)
+        return group.group_id, [Save(row=group), *saves(self.groups.members(group.group_id)), *passed_over]
+
+    @property
+    def next_draw(self) -> int:
+        """The draw of the task schedule that comes next: each was taken by a prompt, or passed over."""
+        return self.next_prompt + self.run.num_passed_over
+
+    def _next_task(self) -> tuple[int, list[Action]]:
+        """The next task that does not rest; if very many in a row do, the one of them that is back first."""
+        draw, batch = self.next_draw, self.batches.num_assembled
+        found: list[tuple[int, int]] = []
+        for number in range(MOST_PASSED_OVER):
+            task_index = self.schedule.task_index(draw + number)
+            until = self.rests.rests_until(task_index)
+            found.append((until, task_index))
+            if until <= batch:
+                break
+        else:
+            task_index = min(found)[1]
+        num_passed_over = self.run.num_passed_over + len(found) - 1
+        return task_index, self.change_run(num_passed_over=num_passed_over) if len(found) > 1 else []
+
+    def note_passes(self, groups: Sequence[GroupRow], members: Sequence[Sequence[TrajectoryRow]]) -> None:
+        """Remember how the tasks of a batch did, where tasks come again."""
+        if self.config.num_train_tasks is not None:
+            for group, rows in zip(groups, members, strict=True):
+                self.task_passes[group.task_index] = passed(rows)
 
     def drop_group(self, group_id: int, reason: DropReason) -> list[Action]:
         """Never train on the group. Its lengths are recorded, because long episodes are dropped more often."""
@@ -140,6 +167,50 @@ class State:
         ended = [lease_ended(member, f"its group was dropped: {reason}") for member in members if member.status == "leased"]
         note = Note(event="group_dropped", fields={"group_id": group_id, "reason": reason}, level="warning")
         return [Save(row=row), *ended, WriteMetrics(line=line), note]
+
+    def add_tasks(self, added: AddedTasks) -> list[Action]:
+        """The training set has more tasks from now on. Raises: ValueError when there is no such source."""
+        row = self.schedule.add(added, self.next_draw)
+        fields = {"number": row.number, "source": row.source, "name": row.name, "num_tasks": row.num_tasks}
+        line = {"event": "data_added", **fields, "prompt": self.next_prompt, "batch": self.batches.num_assembled}
+        return [Save(row=row), WriteMetrics(line=line), Note(event="data_added", fields=fields)]
+
+    def sift(self, group_id: int) -> list[Action]:
+        """Leave a group that is complete out of every batch if it teaches nothing, as long as the next batch may do so. Its
+        task may rest.
+        """
+        rules, members = self.config.sampling, self.groups.members(group_id)
+        signal = has_signal(members, rules)
+        task_index = self.groups.group(group_id).task_index
+        judged = saves(self.rests.judge(task_index, self.batches.num_assembled, signal=signal))
+        if self.run.left_out_groups >= rules.max_left_out or signal:
+            return judged
+        row = self.groups.leave_out(group_id)
+        self.num_left_out_groups += 1
+        left_out = self.run.left_out_groups + 1
+        line = {
+            "event": "left_out",
+            "reason": "no_signal",
+            "group_id": group_id,
+            "prompt": row.prompt,
+            "task_index": row.task_index,
+            "batch": self.batches.num_assembled,
+            "policy_version": self.batches.newest_version,
+            "reward": members[0].reward,
+            "num_tokens": [member.num_tokens for member in members],
+            "num_action_tokens": [member.num_action_tokens for member in members],
+        }
+        num_tokens = self.run.left_out_tokens + sum(member.num_tokens for member in members)
+        changed = self.change_run(left_out_groups=left_out, left_out_tokens=num_tokens)
+        note = Note(event="group_left_out", fields={"group_id": group_id, "reward": members[0].reward})
+        actions = [*judged, Save(row=row), *changed, WriteMetrics(line=line), note]
+        return [*actions, *self._left_out_enough()] if left_out == rules.max_left_out else actions
+
+    def _left_out_enough(self) -> list[Action]:
+        """The next batch may leave out no more groups: it takes those without signal, too, so that the run goes on."""
+        fields = {"batch": self.batches.num_assembled, "num_groups": self.run.left_out_groups}
+        note = Note(event="left_out_limit", fields=fields, level="warning")
+        return [WriteMetrics(line={"event": "left_out_limit", **fields}), note]
 
     def take_back(self, window: Window) -> list[Action]:
         """Put groups that an operator gave back among the complete ones: those that are fresh, if ``window`` has room."""
@@ -208,7 +279,7 @@ class State:
         if row.attempts + 1 < self.config.max_attempts:
             return [note, Save(row=self.groups.release(row.trajectory_id, failed=True))]
         if self.groups.group(row.group_id).split == "eval":
-            return [note, *saves(self.groups.give_up(row.trajectory_id)), *self.close_evaluation()]
+            return [note, *saves(self.groups.give_up(row.trajectory_id)), *self.close_evaluations()]
         self.groups.release(row.trajectory_id, failed=True)
         actions = [note, *self.drop_group(row.group_id, "failed")]
         failures = self.run.failures_in_a_row + 1
@@ -239,44 +310,38 @@ class State:
         self.run = run
         return [Save(row=run)]
 
-    def start_evaluation_if_due(self) -> list[Action]:
+    def start_evaluations_that_are_due(self) -> list[Action]:
         newest = self.batches.newest
-        if newest is None or self.stop_reason or not self.evaluations.is_due(newest):
+        if newest is None or self.stop_reason:
             return []
-        row = self.evaluations.start(newest)
-        rows: list[Row] = [row]
-        for index in range(row.num_tasks):
-            group = self.groups.start("eval", index, index, 1, row.evaluation_id)
-            rows += [group, *self.groups.members(group.group_id)]
-        fields = {"policy_version": row.policy_version, "batch": row.batch, "num_tasks": row.num_tasks}
-        return [*saves(rows), *self._tell_learner(row), Note(event="evaluation_started", fields=fields)]
+        actions: list[Action] = []
+        for terms in self.evaluations.due(newest):
+            row = self.evaluations.start(terms, newest)
+            rows: list[Row] = [row]
+            sampling = terms.sampling or self.config.schedules.sampling_at(row.batch)
+            for index in range(row.num_tasks):
+                group = self.groups.start("eval", index, index, row.samples, row.evaluation_id, sampling=sampling)
+                rows += [group, *self.groups.members(group.group_id)]
+            fields = {"policy_version": row.policy_version, "batch": row.batch, "num_tasks": row.num_tasks, "set": row.name}
+            actions += [*saves(rows), *self._tell_learner(row), Note(event="evaluation_started", fields=fields)]
+        return actions
 
-    def close_evaluation(self) -> list[Action]:
-        """Close the open evaluation if all its trajectories are done."""
-        row = self.evaluations.open
-        if row is None or any(group.status == "open" for group in self.groups.of_split("eval")):
+    def close_evaluations(self) -> list[Action]:
+        """Close the open evaluations all of whose trajectories are done."""
+        return [action for row in self.evaluations.open for action in self._close_if_done(row)]
+
+    def _close_if_done(self, row: EvaluationRow) -> list[Action]:
+        groups = [group for group in self.groups.of_split("eval") if group.evaluation == row.evaluation_id]
+        if any(group.status == "open" for group in groups):
             return []
-        group_ids = [group.group_id for group in self.groups.of_split("eval")]
-        members = [member for group_id in group_ids for member in self.groups.members(group_id)]
-        done = self.evaluations.close(row.evaluation_id, members)
-        line = {
-            "event": "eval",
-            "eval/reward": done.reward,
-            "policy_version": done.policy_version,
-            "batch": done.batch,
-            "num_finished": done.num_finished,
-            "num_failed": done.num_failed,
-        }
-        finished = [member for member in members if member.status == "finished"]
-        if finished:
-            line |= {"eval/reward_error": standard_error([member.reward for member in finished])}
-            line |= length_stats(finished).line("eval/")
-        closed = [*saves(self.groups.close(group_ids, None)), Save(row=done), WriteMetrics(line=line)]
-        return [*closed, *self._tell_learner(done), evaluation_note(done)]
+        tasks = {group.task_index: self.groups.members(group.group_id) for group in groups}
+        done, lines = self.evaluations.close(row.evaluation_id, tasks)
+        closed = [*saves(self.groups.close([group.group_id for group in groups], None)), Save(row=done)]
+        return [*closed, *(WriteMetrics(line=line) for line in lines), *self._tell_learner(done), evaluation_note(done)]
 
     def _tell_learner(self, row: EvaluationRow) -> list[Action]:
         """The learner decides by it which checkpoint to keep. One that is away hears it after its Resume."""
-        if not self.run.learner_session:
+        if not self.run.learner_session or not self.evaluations.decides(row):
             return []
         learner = SessionKey(self.run.learner_peer, self.run.learner_session)
         return [Reply(to=learner, message=Evaluated(scores=[score_of(row)]))]
@@ -294,4 +359,4 @@ def lease_ended(row: TrajectoryRow, reason: str) -> Reply:
 
 def evaluation_note(row: EvaluationRow) -> Note:
     fields = {"policy_version": row.policy_version, "batch": row.batch, "reward": row.reward, "num_failed": row.num_failed}
-    return Note(event="evaluation_done", fields=fields)
+    return Note(event="evaluation_done", fields={**fields, "set": row.name})

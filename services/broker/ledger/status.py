@@ -16,7 +16,7 @@ def status_of(state: State, peers: Peers, fleet: Fleet, training: Training, now:
     batches = state.batches
     last = batches.last
     evaluated = state.evaluations.last_done
-    evaluation = state.evaluations.open
+    evaluating = state.evaluations.open
     return {
         "run_id": state.config.run_id,
         "batches_trained": batches.num_trained,
@@ -29,11 +29,14 @@ def status_of(state: State, peers: Peers, fleet: Fleet, training: Training, now:
         "lag_max": last.stats.max_lag if last is not None else None,
         "eval_reward": evaluated.reward if evaluated is not None else None,
         "eval_policy_version": evaluated.policy_version if evaluated is not None else None,
-        "eval_open_version": evaluation.policy_version if evaluation is not None else None,
+        "eval_open_version": min((row.policy_version for row in evaluating), default=None),
+        "eval_open_sets": [row.name for row in evaluating if row.name],
         "tokens_per_s": training.tokens_per_s,
         "groups": groups_by_state(state),
         "dropped": dict(state.num_dropped),
         "set_aside": _set_aside(state),
+        "left_out": {"groups": state.run.left_out_groups, "limit": state.config.sampling.max_left_out},
+        "resting": state.rests.num_resting(state.batches.num_assembled),
         "prompts_started": state.next_prompt,
         "rollouts": [_rollout(state, peer, fleet, now) for peer in peers.of_role("rollout")],
         "rollouts_gone": fleet.gone,
@@ -81,6 +84,7 @@ def groups_by_state(state: State) -> dict[str, int]:
         "complete": complete,
         "batched": state.num_batched_groups,
         "dropped": sum(state.num_dropped.values()),
+        "left_out": state.num_left_out_groups,
         "set_aside": state.dead_letters.num_groups,
     }
 

@@ -6,6 +6,7 @@ import msgspec
 
 from protocol.messages import (
     BatchFailed,
+    BatchPartRequest,
     BatchPending,
     BatchRequest,
     Checkpointed,
@@ -23,6 +24,7 @@ from services.broker.ledger.actions import (
     Action,
     Announce,
     DeliverBatch,
+    DeliverParts,
     Note,
     Offence,
     Reply,
@@ -33,6 +35,7 @@ from services.broker.ledger.actions import (
 )
 from services.broker.ledger.admission import Choice
 from services.broker.ledger.leases import Leases
+from services.broker.ledger.lengths import pass_rates, sampling_line
 from services.broker.ledger.state import State, saves
 
 PENDING_INTERVAL_S: Final = 1.0
@@ -131,11 +134,16 @@ class Training:
                 "num_action_tokens": stats.num_action_tokens,
                 "num_trajectories": stats.num_trajectories,
                 "num_zero_variance_groups": stats.num_zero_variance_groups,
+                "num_left_out_groups": stats.num_left_out_groups,
+                "num_left_out_tokens": stats.num_left_out_tokens,
+                "num_resting_tasks": state.rests.num_resting(trained.index),
                 "train/reward": stats.mean_reward,
                 "lag/mean": stats.mean_lag,
                 "lag/max": stats.max_lag,
                 **{f"train/reward/{name}": mean for name, mean in stats.components.items()},
                 **({} if stats.lengths is None else stats.lengths.line("")),
+                **sampling_line(batch),
+                **{f"pass_rate/{name}": rate for name, rate in stats.pass_rates.items()},
             }
         fields = {"batch": trained.index, "reward": line.get("train/reward"), "lag": line.get("lag/mean"), "again": again}
         note = Note(event="batch_trained", fields=fields)
@@ -205,6 +213,19 @@ class Training:
         self._waiting = (sender, request)
         return survived
 
+    def on_part_request(self, sender: SessionKey, request: BatchPartRequest) -> list[Action]:
+        """The learner has room for parts of a batch that it was told of, maybe by a former life of this broker."""
+        batches = self._state.batches
+        if not batches.checkpointed <= request.index < batches.num_assembled:
+            reason = (
+                f"batch_part_request: index is {request.index}: a checkpoint covers the batches below "
+                f"{batches.checkpointed}, {batches.num_assembled} is the next new one"
+            )
+            return [_refuse(sender, reason, "batch_part_request")]
+        if self._state.dead_letters.reason(request.index):
+            return self._deliver(sender, request.index)
+        return [DeliverParts(to=sender, index=request.index, part=request.part, count=request.count)]
+
     # --- after every event -------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> list[Action]:
@@ -264,11 +285,13 @@ class Training:
         state = self._state
         batches = state.batches
         if request.index >= state.config.num_batches:
-            evaluation = state.evaluations.open
-            if evaluation is None:
+            evaluating = state.evaluations.open
+            if not evaluating:
                 return "the weights after the last batch to be published, for the final evaluation"
             done = sum(1 for group in state.groups.of_split("eval") if group.status == "complete")
-            return f"evaluation of version {evaluation.policy_version}: {done} of {evaluation.num_tasks} tasks done"
+            names = f" on {', '.join(row.name for row in evaluating)}" if evaluating[0].name else ""
+            total = sum(row.num_tasks for row in evaluating)
+            return f"evaluation of version {evaluating[0].policy_version}{names}: {done} of {total} tasks done"
         if batches.is_next_to_be_published(request.policy_version):
             return ""
         if batches.newest_version != request.policy_version:
@@ -309,13 +332,23 @@ class Training:
         version = state.batches.next_version
         members = [state.groups.members(group_id) for group_id in group_ids]
         assert all(state.admission.allows(row.min_version, version) for group in members for row in group)
-        batch = state.batches.assemble(version, members)
+        samplings = [state.groups.group(group_id).sampling for group_id in group_ids]
+        values = state.config.schedules.training_at(state.batches.num_assembled)
+        rates = pass_rates(
+            [(state.groups.group(group_id), state.groups.members(group_id)) for group_id in group_ids], state.task_passes
+        )
+        batch = state.batches.assemble(
+            version, members, samplings, values, rates, state.run.left_out_groups, state.run.left_out_tokens
+        )
         rows = state.groups.close(group_ids, batch.index)
+        state.note_passes(rows, members)
         for row, trajectories in zip(rows, members, strict=True):
             state.dead_letters.keep(row, trajectories)
         state.num_batched_groups += len(rows)
         fields = {"batch": batch.index, "policy_version": version, **msgspec.to_builtins(batch.stats)}
-        return [Save(row=batch), *saves(rows), Note(event="batch_assembled", fields=fields), *self._sweep()]
+        note = Note(event="batch_assembled", fields=fields)
+        counted = state.change_run(left_out_groups=0, left_out_tokens=0)
+        return [Save(row=batch), *saves(rows), *counted, note, *self._sweep()]
 
     def _sweep(self) -> list[Action]:
         """Drop groups that are too old for any batch to come, and take back leases whose tokens would be.

@@ -24,7 +24,15 @@ from services.broker.store.damage import (
 from services.broker.store.inspection import has_content, mark_ledger, recorded, require_whole
 from services.broker.store.lock import lock_holder
 from services.broker.store.mark import MARK_FILE
-from services.broker.store.payload import Payload, StoredChunk, chunk_checksum, chunk_header, join, stored_chunk
+from services.broker.store.payload import (
+    Payload,
+    StoredChunk,
+    checked_chunks,
+    chunk_checksum,
+    chunk_header,
+    join,
+    stored_chunk,
+)
 from services.broker.store.reader import (
     LEDGER_FILE,
     NoLedger,
@@ -66,6 +74,7 @@ __all__ = [
     "StoreUnavailable",
     "StoredChunk",
     "accept_loss",
+    "checked_chunks",
     "checked_columns",
     "chunk_checksum",
     "chunk_header",

@@ -5,6 +5,7 @@ from pathlib import Path
 from services.broker.store.damage import Evidence, Loss, Recorded, StoreDamaged, loss_of, loss_without_ledger, read_evidence
 from services.broker.store.mark import MARK_FILE, Mark, MarkFile
 from services.broker.store.reader import EmptyDatabase, NoLedger, OtherSchema, Reader, StoreCorrupt, reading_file
+from services.broker.store.schema import SCHEMA_VERSION
 
 WAY_ON = (
     "Nothing was written: copy the directory away before anything else. Then put back a backup of the ledger with what "
@@ -36,7 +37,8 @@ def inspect(ledger: Path) -> Loss:
     if not has_content(ledger):
         return loss_without_ledger(evidence)
     try:
-        with reading_file(ledger) as connection:
+        # A ledger of the schema before says the same of itself as a whole; it is brought forward when it is whole.
+        with reading_file(ledger, also=SCHEMA_VERSION - 1) as connection:
             return loss_of(evidence, recorded(Reader(ledger, connection), evidence))
     except OtherSchema:
         return Loss()

@@ -1,9 +1,9 @@
 """Tokens as they are stored and joined again: chunks on disk <-> leases and batches on the wire."""
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 import msgspec
@@ -12,6 +12,8 @@ import numpy as np
 from protocol.codec import Array
 from protocol.messages import Chunk, Plain, Segment, VersionRun
 from protocol.messages.base import require_plain
+
+CHUNK_COLUMNS: Final = "trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum"
 
 
 class ChunkHeader(msgspec.Struct, frozen=True, array_like=True):
@@ -39,6 +41,11 @@ class StoredChunk:
     logprobs: bytes
     checksum: int
     """Checksum of all the others, taken as they came in: SQLite does not notice when a disk changes a byte of them."""
+
+
+def chunk_of_row(values: tuple[Any, ...]) -> StoredChunk:
+    """A chunk from CHUNK_COLUMNS."""
+    return StoredChunk(**dict(zip(CHUNK_COLUMNS.split(", "), values, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +100,21 @@ def chunk_header(header: bytes) -> ChunkHeader:
         raise ValueError(f"not a chunk's header: {error}") from error
 
 
+def checked_chunks(chunks: Iterable[StoredChunk], start: int) -> Iterator[tuple[StoredChunk, ChunkHeader]]:
+    """Each chunk with its header, where the first starts at ``start`` and each goes on from the one before.
+
+    Raises: ValueError when there is a gap between them, or they are not what was stored.
+    """
+    for chunk in chunks:
+        if chunk.start != start:
+            raise ValueError(f"trajectory {chunk.trajectory_id}: a chunk starts at {chunk.start}, {start} expected")
+        place = (chunk.trajectory_id, chunk.start, chunk.epoch, chunk.num_tokens)
+        if chunk_checksum(place, chunk.header, chunk.token_ids, chunk.logprobs) != chunk.checksum:
+            raise ValueError(f"trajectory {chunk.trajectory_id}: the chunk at {chunk.start} was changed on the disk")
+        start += chunk.num_tokens
+        yield chunk, chunk_header(chunk.header)
+
+
 def join(chunks: Sequence[StoredChunk]) -> Payload:
     """One trajectory from its chunks in order.
 
@@ -103,15 +125,7 @@ def join(chunks: Sequence[StoredChunk]) -> Payload:
     state: Plain | None = None
     turn_done = False
     turn_rewards: list[float] = []
-    num_tokens = 0
-    for chunk in chunks:
-        if chunk.start != num_tokens:
-            raise ValueError(f"trajectory {chunk.trajectory_id}: a chunk starts at {chunk.start}, {num_tokens} expected")
-        place = (chunk.trajectory_id, chunk.start, chunk.epoch, chunk.num_tokens)
-        if chunk_checksum(place, chunk.header, chunk.token_ids, chunk.logprobs) != chunk.checksum:
-            raise ValueError(f"trajectory {chunk.trajectory_id}: the chunk at {chunk.start} was changed on the disk")
-        num_tokens += chunk.num_tokens
-        header = chunk_header(chunk.header)
+    for _, header in checked_chunks(chunks, 0):
         segments += header.segments
         runs += header.version_runs
         state = state if header.state is None else header.state

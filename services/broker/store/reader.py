@@ -13,6 +13,7 @@ import msgspec
 
 from services.broker.ledger import REMEMBERED
 from services.broker.rows import (
+    AdditionRow,
     ArchivedRow,
     ArchiveRow,
     BatchRow,
@@ -26,14 +27,15 @@ from services.broker.rows import (
     Row,
     RunRow,
     SetAsideRow,
+    TaskRow,
     TrainedRow,
     TrajectoryRow,
     VersionRow,
 )
 from services.broker.store.archive_file import ArchiveDamaged, ArchivedGroup, ArchiveFiles
 from services.broker.store.commits import Commit, commit_in_past, newest_commit
-from services.broker.store.payload import Payload, StoredChunk, join
-from services.broker.store.schema import RUN_KEY, SCHEMA_VERSION, TABLES, row_checksum
+from services.broker.store.payload import CHUNK_COLUMNS, Payload, StoredChunk, chunk_of_row, join
+from services.broker.store.schema import DROPPED, LAST_BATCH, RUN_KEY, SCHEMA_VERSION, TABLES, TASK_PASSES, row_checksum
 from services.runtime.errors import DiskDamageError
 
 LEDGER_FILE: Final = "ledger.sqlite3"
@@ -44,7 +46,6 @@ SELECT group_id FROM groups WHERE status IN ('set_aside', 'released') UNION
 SELECT value FROM batches, json_each(batches.group_ids) WHERE batches.batch >= ?
 """
 """Groups that may be set aside, or given back; the parameter is the first batch that no checkpoint covers."""
-CHUNK_COLUMNS: Final = "trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum"
 GROUP_STATUSES: Final = get_args(GroupStatus)
 MOST_GROWTH: Final = 2**30
 """Bytes by which a write-ahead log may grow beside one reader."""
@@ -110,8 +111,8 @@ def reading(directory: Path) -> Iterator[sqlite3.Connection]:
 
 
 @contextmanager
-def reading_file(path: Path) -> Iterator[sqlite3.Connection]:
-    """The same for a ledger's file, which is there."""
+def reading_file(path: Path, also: int = SCHEMA_VERSION) -> Iterator[sqlite3.Connection]:
+    """The same for a ledger's file, which is there. ``also``: another schema that the reader understands."""
     with TemporaryDirectory(prefix="gspo-ledger-") as scratch:
         connection = _transaction_on(path)
         if connection is None:
@@ -123,7 +124,7 @@ def reading_file(path: Path) -> Iterator[sqlite3.Connection]:
         if connection is None:
             raise NoLedger(f"{path}: cannot be opened, and neither can a copy of it; is there room in {scratch}?")
         try:
-            _require_schema(path, connection)
+            _require_schema(path, connection, also)
             _give_way(connection, path.with_name(path.name + WAL_SUFFIX))
             yield connection
         except sqlite3.OperationalError as error:
@@ -167,14 +168,14 @@ def _transaction_on(path: Path) -> sqlite3.Connection | None:
     return connection
 
 
-def _require_schema(path: Path, connection: sqlite3.Connection) -> None:
+def _require_schema(path: Path, connection: sqlite3.Connection, also: int) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version == 0:
         raise EmptyDatabase(f"{path}: an empty database, not a ledger")
-    if version != SCHEMA_VERSION:
-        raise OtherSchema(
-            f"{path}: schema {version}, this release reads {SCHEMA_VERSION}: use the release that began the run"
-        )
+    if version not in (SCHEMA_VERSION, also):
+        newer = ", or start its broker once with this one, which brings it forward" * (version == SCHEMA_VERSION - 1)
+        text = f"schema {version}, this release reads {SCHEMA_VERSION}: use the release that began the run"
+        raise OtherSchema(f"{path}: {text}{newer}")
 
 
 class Reader:
@@ -189,34 +190,32 @@ class Reader:
 
     def contents(self) -> LedgerContents:
         """What a ledger is restored from: the rows alone."""
-        groups = self.rows(GroupRow, "WHERE status IN ('open', 'complete') ORDER BY group_id")
         in_play = "(SELECT group_id FROM groups WHERE status IN ('open', 'complete'))"
-        trajectories = self.rows(TrajectoryRow, f"WHERE group_id IN {in_play} ORDER BY trajectory_id")
         self._require_known_statuses()
         checkpointed = max((row.next_batch for row in self.rows(CheckpointedRow, "")), default=0)
-        last = int(self.number("SELECT max(batch) FROM batches", default=0))
-        versions = self.rows(VersionRow, f"ORDER BY policy_version DESC LIMIT {REMEMBERED}")
-        trained = self.rows(TrainedRow, f"ORDER BY policy_version DESC, batch DESC LIMIT {REMEMBERED}")
         shelved = f"group_id IN ({SHELVED})"
-        dropped = self._select("SELECT drop_reason, count(*) FROM groups WHERE status = 'dropped' GROUP BY drop_reason")
         return LedgerContents(
-            groups=tuple(groups),
-            trajectories=tuple(trajectories),
-            batches=tuple(self.rows(BatchRow, "WHERE batch >= ? ORDER BY batch", (min(checkpointed, last),))),
-            versions=tuple(reversed(versions)),
-            trained=tuple(reversed(trained)),
+            groups=tuple(self.rows(GroupRow, "WHERE status IN ('open', 'complete') ORDER BY group_id")),
+            trajectories=tuple(self.rows(TrajectoryRow, f"WHERE group_id IN {in_play} ORDER BY trajectory_id")),
+            batches=tuple(self.rows(BatchRow, f"WHERE batch >= min(?, {LAST_BATCH}) ORDER BY batch", (checkpointed,))),
+            versions=tuple(reversed(self.rows(VersionRow, f"ORDER BY policy_version DESC LIMIT {REMEMBERED}"))),
+            trained=tuple(reversed(self.rows(TrainedRow, f"ORDER BY policy_version DESC, batch DESC LIMIT {REMEMBERED}"))),
             evaluations=tuple(self.rows(EvaluationRow, "ORDER BY evaluation_id")),
             failures=tuple(self.rows(FailureRow, "WHERE batch >= ? ORDER BY batch", (checkpointed,))),
             set_aside=tuple(self.rows(SetAsideRow, "ORDER BY batch")),
             shelved_groups=tuple(self.rows(GroupRow, f"WHERE {shelved} ORDER BY group_id", (checkpointed,))),
             shelved_trajectories=tuple(self.rows(TrajectoryRow, f"WHERE {shelved} ORDER BY trajectory_id", (checkpointed,))),
+            tasks=tuple(self.rows(TaskRow, "ORDER BY task_index")),
+            additions=tuple(self.rows(AdditionRow, "ORDER BY number")),
             run=self._run(),
             next_batch_checkpointed=checkpointed,
             next_group_id=int(self.number("SELECT max(group_id) + 1 FROM groups", default=0)),
             next_trajectory_id=int(self.number("SELECT max(trajectory_id) + 1 FROM trajectories", default=0)),
             next_prompt=int(self.number("SELECT max(prompt) + 1 FROM groups WHERE split = 'train'", default=0)),
             num_batched_groups=int(self.number("SELECT count(*) FROM groups WHERE status = 'batched'", default=0)),
-            num_dropped=dict(dropped),
+            num_left_out_groups=self.number("SELECT count(*) FROM groups WHERE status = 'left_out'"),
+            task_passes=dict(self._select(TASK_PASSES)),
+            num_dropped=dict(self._select(DROPPED)),
         )
 
     def _require_known_statuses(self) -> None:
@@ -284,14 +283,16 @@ class Reader:
         """What a trajectory goes on from: its tokens and its journal. Raises: StoreCorrupt."""
         return self.payload(trajectory_id), self.journal(trajectory_id)
 
-    def chunks(self, trajectory_id: int) -> list[StoredChunk]:
-        """A trajectory's chunks in order, from the ledger or from the archive. Raises: StoreCorrupt."""
-        rows = self._select(f"SELECT {CHUNK_COLUMNS} FROM chunks WHERE trajectory_id = ? ORDER BY start", (trajectory_id,))
+    def chunks(self, trajectory_id: int, begin: int = 0, end: int = 2**62) -> list[StoredChunk]:
+        """A trajectory's chunks in order, from ledger or archive: those of tokens [begin, end). Raises: StoreCorrupt."""
+        where = "WHERE trajectory_id = ?1 AND start < ?3 AND start + num_tokens > ?2 ORDER BY start"
+        rows = self._select(f"SELECT {CHUNK_COLUMNS} FROM chunks {where}", (trajectory_id, begin, end))
         if rows:
-            return [_stored(values) for values in rows]
-        in_archive = "WHERE group_id = (SELECT group_id FROM trajectories WHERE trajectory_id = ?)"
-        archived = self.rows(ArchivedRow, in_archive, (trajectory_id,))
-        return self.archived_chunks(archived[0], trajectory_id) if archived else []
+            return [chunk_of_row(values) for values in rows]
+        where = "WHERE group_id = (SELECT group_id FROM trajectories WHERE trajectory_id = ?)"
+        archived = self.rows(ArchivedRow, where, (trajectory_id,))
+        found = self.archived_chunks(archived[0], trajectory_id) if archived else []
+        return [chunk for chunk in found if chunk.start < end and chunk.start + chunk.num_tokens > begin]
 
     def archived_chunks(self, place: ArchivedRow, trajectory_id: int) -> list[StoredChunk]:
         """The chunks of a trajectory whose group is archived. Raises: StoreCorrupt."""
@@ -311,15 +312,18 @@ class Reader:
         members = self.rows(TrajectoryRow, "WHERE group_id = ? ORDER BY trajectory_id", (group_id,))
         return ArchivedGroup(group=group, members=[(row, self.chunks(row.trajectory_id)) for row in members])
 
+    def batch_row(self, index: int) -> BatchRow:
+        """A recorded batch. Raises: StoreCorrupt when it is not there."""
+        for row in self.rows(BatchRow, "WHERE batch = ?", (index,)):
+            return row
+        raise StoreCorrupt(f"{self.path}: batch {index} is not there")
+
     def batch(self, index: int) -> tuple[BatchRow, list[tuple[TrajectoryRow, Payload]]]:
         """A recorded batch with its trajectories, in its order.
 
         Raises: StoreCorrupt when a trajectory's tokens are not what its row says.
         """
-        rows = self.rows(BatchRow, "WHERE batch = ?", (index,))
-        if not rows:
-            raise StoreCorrupt(f"{self.path}: batch {index} is not there")
-        (row,) = rows
+        row = self.batch_row(index)
         return row, self.members(row.group_ids)
 
     def members(self, group_ids: Sequence[int]) -> list[tuple[TrajectoryRow, Payload]]:
@@ -394,7 +398,3 @@ class Reader:
         if value is not None and not isinstance(value, int):
             raise StoreCorrupt(f"{self.path}: {value!r:.100} where a number should be ({query})")
         return default if value is None else value
-
-
-def _stored(values: tuple[Any, ...]) -> StoredChunk:
-    return StoredChunk(**dict(zip(CHUNK_COLUMNS.split(", "), values, strict=True)))

@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -43,8 +43,7 @@ def rewrite_ledger(ledger: Path, *, run_id: str, rewind_to: tuple[int, int] | No
         if rewind_to is None:
             run = replace(run, learner_peer="", learner_session="")
         else:
-            _Rewind(reader, connection, *rewind_to).carry_out()
-            run = RunRow()
+            run = _Rewind(reader, connection, *rewind_to).carry_out()
         write_identity(connection, run, run_id)
         _begin_again(reader, connection, run_id)
         connection.execute("COMMIT")
@@ -87,8 +86,8 @@ class _Rewind:
         self._next_batch = next_batch
         self._policy_version = policy_version
 
-    def carry_out(self) -> None:
-        """In the caller's transaction. Raises: StoreMismatch, StoreCorrupt."""
+    def carry_out(self) -> RunRow:
+        """In the caller's transaction. Returns what is known of the run then. Raises: StoreMismatch, StoreCorrupt."""
         reader, next_batch = self._reader, self._next_batch
         if not self._policy_version:
             newest = f"SELECT max(policy_version) FROM versions WHERE trained_batches <= {next_batch:d}"
@@ -98,7 +97,7 @@ class _Rewind:
         last_record = self._last_record()
         kept = {group_id for row in reader.rows(BatchRow, "WHERE batch < ?", (next_batch,)) for group_id in row.group_ids}
         evaluations = self._kept_evaluations(last_record)
-        dropped = self._dropped(last_record)
+        over = self._over(last_record)
         groups = reader.rows(GroupRow, "ORDER BY group_id")
         last_prompt = max((row.prompt for row in groups if row.group_id in kept), default=-1)
         again, gone = [], []
@@ -106,7 +105,7 @@ class _Rewind:
             if row.group_id in kept or (row.split == "eval" and row.evaluation in evaluations):
                 continue
             if row.split == "train" and row.prompt <= last_prompt:
-                if row.group_id not in dropped:
+                if row.group_id not in over:
                     again.append(row)
             else:
                 gone.append(row.group_id)
@@ -124,6 +123,8 @@ class _Rewind:
             ("trained", "policy_version = ?", 0),
             ("versions", "policy_version > ?", version),
             ("records", "record > ?", last_record),
+            # What rests is found out anew.
+            ("tasks", "task_index >= ?", 0),
         ):
             self._connection.execute(f"DELETE FROM {table} WHERE {condition}", (value,))
         self._connection.execute(
@@ -131,6 +132,9 @@ class _Rewind:
         )
         self._shorten_archives()
         write_rows(self._connection, [CheckpointedRow(next_batch=next_batch)])
+        since = [line for line in self._lines_until(last_record, "left_out") if line["batch"] >= next_batch]
+        num_tokens = sum(sum(line["num_tokens"]) for line in since)
+        return RunRow(left_out_groups=len(since), left_out_tokens=num_tokens)
 
     def _require_simple(self) -> None:
         given_back = self._reader.number("SELECT count(*) FROM groups WHERE status IN ('released', 'resampled')")
@@ -152,15 +156,16 @@ class _Rewind:
 
     def _kept_evaluations(self, last_record: int) -> set[int]:
         """Evaluations whose result is among the lines that stay."""
-        lines = self._lines_until(last_record, "eval")
-        known = {(line["policy_version"], line["batch"]) for line in lines}
-        query = "SELECT evaluation_id, policy_version, batch FROM evaluations WHERE status = 'done'"
-        return {number for number, version, batch in self._connection.execute(query) if (version, batch) in known}
+        lines = [*self._lines_until(last_record, "eval"), *self._lines_until(last_record, "evaluation")]
+        known = {(line["policy_version"], line["batch"], line.get("set", "")) for line in lines}
+        query = "SELECT evaluation_id, policy_version, batch, name FROM evaluations WHERE status = 'done'"
+        return {number for number, *of_row in self._connection.execute(query) if tuple(of_row) in known}
 
-    def _dropped(self, last_record: int) -> set[int]:
-        return {line["group_id"] for line in self._lines_until(last_record, "dropped")}
+    def _over(self, last_record: int) -> set[int]:
+        """Groups that were dropped or left out by then."""
+        return {line["group_id"] for event in ("dropped", "left_out") for line in self._lines_until(last_record, event)}
 
-    def _lines_until(self, last_record: int, event: str) -> list[dict[str, int]]:
+    def _lines_until(self, last_record: int, event: str) -> list[dict[str, Any]]:
         lines = (json.loads(text) for number, text in self._connection.execute(LINES) if number <= last_record)
         return [line for line in lines if line.get("event") == event]
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from services.broker.rows import (
+    AdditionRow,
     ArchivedRow,
     ArchiveRow,
     BatchRow,
@@ -18,19 +19,34 @@ from services.broker.rows import (
     JournalRow,
     Row,
     SetAsideRow,
+    TaskRow,
     TrainedRow,
     TrajectoryRow,
     VersionRow,
 )
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
+DROPPED: Final = "SELECT drop_reason, count(*) FROM groups WHERE status = 'dropped' GROUP BY drop_reason"
+TASK_PASSES: Final = """
+SELECT task_index, passed FROM (
+    SELECT g.task_index, g.group_id, max(g.group_id) OVER (PARTITION BY g.task_index) AS last,
+        avg((SELECT total(value) FROM json_each(t.turn_rewards)) > 0) AS passed
+    FROM groups g JOIN trajectories t USING (group_id)
+    WHERE g.split = 'train' AND g.batch IS NOT NULL
+        AND EXISTS (SELECT 1 FROM groups WHERE split = 'train' AND task_index != prompt) GROUP BY g.group_id
+) WHERE group_id = last
+"""
+"""By training task: the share of its newest batched group whose reward is positive. Nothing where each prompt is a task of
+its own, which never comes again."""
+LAST_BATCH: Final = "(SELECT coalesce(max(batch), 0) FROM batches)"
 RECENT_COMMITS: Final = 4096
 """Commits whose digests the ledger keeps: more than a mark beside it can be behind after a power loss."""
 CREATE: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE groups (
     group_id INTEGER PRIMARY KEY, split TEXT NOT NULL, prompt INTEGER NOT NULL, task_index INTEGER NOT NULL,
-    evaluation INTEGER, status TEXT NOT NULL, batch INTEGER, drop_reason TEXT, replaces INTEGER, checksum INTEGER NOT NULL
+    evaluation INTEGER, status TEXT NOT NULL, sampling TEXT NOT NULL, batch INTEGER, drop_reason TEXT, replaces INTEGER,
+    checksum INTEGER NOT NULL
 );
 CREATE INDEX groups_by_status ON groups (status);
 CREATE TABLE trajectories (
@@ -54,7 +70,7 @@ CREATE TABLE journal (
 ) WITHOUT ROWID;
 CREATE TABLE batches (
     batch INTEGER PRIMARY KEY, policy_version INTEGER NOT NULL, group_ids TEXT NOT NULL, stats TEXT NOT NULL,
-    checksum INTEGER NOT NULL
+    samplings TEXT NOT NULL, vals TEXT NOT NULL, checksum INTEGER NOT NULL
 );
 CREATE TABLE versions (
     policy_version INTEGER PRIMARY KEY, endpoint TEXT NOT NULL, digest TEXT NOT NULL, num_bytes INTEGER NOT NULL,
@@ -74,7 +90,14 @@ CREATE TABLE set_aside (
 CREATE TABLE evaluations (
     evaluation_id INTEGER PRIMARY KEY, policy_version INTEGER NOT NULL, batch INTEGER NOT NULL,
     num_tasks INTEGER NOT NULL, status TEXT NOT NULL, reward REAL, num_finished INTEGER NOT NULL,
-    num_failed INTEGER NOT NULL, checksum INTEGER NOT NULL
+    num_failed INTEGER NOT NULL, name TEXT NOT NULL, samples INTEGER NOT NULL, score REAL, checksum INTEGER NOT NULL
+);
+CREATE TABLE tasks (
+    task_index INTEGER PRIMARY KEY, num_silent INTEGER NOT NULL, rests_until INTEGER NOT NULL, checksum INTEGER NOT NULL
+);
+CREATE TABLE additions (
+    number INTEGER PRIMARY KEY, source TEXT NOT NULL, name TEXT NOT NULL, digest TEXT NOT NULL, first_task INTEGER NOT NULL,
+    num_tasks INTEGER NOT NULL, at_draw INTEGER NOT NULL, checksum INTEGER NOT NULL
 );
 CREATE TABLE archives (
     archive INTEGER PRIMARY KEY, name TEXT NOT NULL, num_bytes INTEGER NOT NULL, sha256 TEXT NOT NULL,
@@ -175,7 +198,7 @@ CHECKSUM: Final = "checksum"
 TABLES: Final[dict[type[Row], Table]] = {
     table.row_type: table
     for table in (
-        _table("groups", GroupRow),
+        _table("groups", GroupRow, json_fields=("sampling",)),
         _table(
             "trajectories",
             TrajectoryRow,
@@ -183,14 +206,16 @@ TABLES: Final[dict[type[Row], Table]] = {
             real_fields=("reward_size",),
         ),
         _table("journal", JournalRow),
-        _table("batches", BatchRow, json_fields=("group_ids", "stats"), index="batch"),
+        _table("batches", BatchRow, json_fields=("group_ids", "stats", "samplings", "values"), index="batch", values="vals"),
         _table("versions", VersionRow),
         _table("trained", TrainedRow, index="batch"),
         _table("failures", FailureRow, index="batch"),
         _table("set_aside", SetAsideRow, index="batch"),
+        _table("tasks", TaskRow),
+        _table("additions", AdditionRow),
         _table("archives", ArchiveRow),
         _table("archived", ArchivedRow),
-        _table("evaluations", EvaluationRow, real_fields=("reward",)),
+        _table("evaluations", EvaluationRow, real_fields=("reward", "score")),
         _table("checkpointed", CheckpointedRow),
     )
 }

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from services.broker.rows import ArchiveRow
 from services.broker.store.archive_file import ARCHIVE_DIRECTORY, file_digest, held
-from services.broker.store.payload import chunk_checksum
-from services.broker.store.reader import CHUNK_COLUMNS, Reader, StoreCorrupt
+from services.broker.store.payload import CHUNK_COLUMNS, chunk_checksum
+from services.broker.store.reader import Reader, StoreCorrupt
 from services.broker.store.schema import checked_columns, row_checksum
 
 ROWS: Final = 256

@@ -19,6 +19,7 @@ from services.broker.store.commits import Commit, first_commit, write_commit
 from services.broker.store.inspection import require_whole
 from services.broker.store.lock import LedgerLock, LockHeldError, lock_path
 from services.broker.store.mark import MARK_FILE, Mark, MarkFile
+from services.broker.store.migration import bring_forward, other_schema
 from services.broker.store.payload import StoredChunk
 from services.broker.store.reader import Reader, StoreMismatch
 from services.broker.store.schema import CREATE, RUN_KEY, SCHEMA_VERSION, TABLES, row_checksum
@@ -66,11 +67,14 @@ class Store(Reader):
         self.path = path
         self.mark_error = ""
         """Why the newest commit's mark could not be written; empty when it was."""
+        self.kept: Path | None = None
+        """The ledger as it was before it was brought forward to this release's schema; None when it had it."""
         self._mark: MarkFile | None = None
         self._lock = self._locked()
         try:
             if self._lock is not None:
                 require_whole(path)
+                self.kept = self._brought_forward()
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=2.0)
         except sqlite3.OperationalError as error:
             self._unlock()
@@ -122,6 +126,19 @@ class Store(Reader):
             text = f"{self.path}: cannot be written: {lock_path(self.path)}: {error.strerror}; {way_out}"
             raise StoreUnavailable(text) from error
 
+    def _brought_forward(self) -> Path | None:
+        """Raises: StoreMismatch when the ledger of an earlier release cannot be one of this release, and stays as it is."""
+        try:
+            return bring_forward(self.path)
+        except ValueError as error:
+            raise StoreMismatch(
+                f"{self.path}: is of an earlier release and was not brought forward: {error}; continue with that release"
+            ) from error
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            return None  # Not a ledger, or damaged: whoever opens it says so.
+
     def _unlock(self) -> None:
         if self._lock is not None:
             self._lock.release()
@@ -143,15 +160,12 @@ class Store(Reader):
             write_commit(self._connection, first_commit(run_id))
         self._connection.execute("COMMIT")
         if version not in (0, SCHEMA_VERSION):
-            raise StoreMismatch(
-                f"{self.path}: schema {version}, this release uses {SCHEMA_VERSION}: continue the run with the release that "
-                "began it, or choose another run.directory"
-            )
+            raise StoreMismatch(f"{self.path}: {other_schema(version)}")
         found = self.meta_value("fingerprint")
         if found != fingerprint:
             raise StoreMismatch(
                 f"{self.path}: the run in it has fingerprint {found}, the configuration {fingerprint}: seed, "
-                "model, environment, reward.on_deadline, sampling or batch settings were changed. Change them back or "
+                "model, environment, reward.on_deadline or batch settings were changed. Change them back or "
                 "choose another directory"
             )
         self.run_id = self.meta_value("run_id")

@@ -14,6 +14,7 @@ from protocol.messages import (
     BatchRequest,
     Chunk,
     Finish,
+    GroupSampling,
     Heartbeat,
     Hello,
     LeaseRequest,
@@ -23,6 +24,7 @@ from protocol.messages import (
     Role,
     Segment,
     Trained,
+    TrainingValues,
     VersionRun,
 )
 from services.broker.ledger.actions import (
@@ -45,6 +47,19 @@ from services.broker.store.store import RowChanges, Store
 from tests.support.broker.peers import VOCABULARY, logprobs_of, tokens_of
 
 LEARNER = SessionKey("learner", "first")
+SAMPLING = GroupSampling(temperature=1.0, max_turn_tokens=63, max_tokens=64, max_episode_tokens=64)
+
+
+class ConstantSchedules:
+    """Nothing changes within the run."""
+
+    def sampling_at(self, batch: int) -> GroupSampling:
+        return SAMPLING
+
+    def training_at(self, batch: int) -> TrainingValues:
+        return TrainingValues()
+
+
 CONFIG = LedgerConfig(
     run_id="run",
     fingerprint="f",
@@ -53,8 +68,7 @@ CONFIG = LedgerConfig(
     group_size=2,
     groups_per_batch=2,
     max_lag=1,
-    max_tokens=64,
-    max_episode_tokens=64,
+    schedules=ConstantSchedules(),
     lease_s=10.0,
     idle_lease_s=600.0,
     max_attempts=2,

@@ -10,12 +10,14 @@ from typing import Any, Final
 import numpy as np
 
 from gspo.diagnostics import LAG_BUCKETS
-from protocol.messages import Chunk, Segment, VersionRun
+from protocol.messages import Chunk, GroupSampling, Segment, VersionRun
 from services.broker.rows import BatchRow, BatchStats, EvaluationRow, GroupRow, TrainedRow, TrajectoryRow, VersionRow
 from services.broker.store import LEDGER_FILE, MARK_FILE, RowChanges, Store, chunk_checksum, row_checksum, stored_chunk
 from services.broker.store.schema import TABLES
 from services.runtime.settings import write_run_settings
 from services.runtime.settings.sections import BatchSection, Run, Settings
+
+SAMPLING: Final = GroupSampling(1.0, 16, 256, 256)
 
 GROUP_SIZE: Final = 8
 GROUPS_PER_BATCH: Final = 32
@@ -92,7 +94,11 @@ def _batch(index: int) -> BatchRow:
         num_zero_variance_groups=0,
     )
     return BatchRow(
-        index=index, policy_version=index + 1, group_ids=tuple(range(first, first + GROUPS_PER_BATCH)), stats=stats
+        index=index,
+        policy_version=index + 1,
+        group_ids=tuple(range(first, first + GROUPS_PER_BATCH)),
+        stats=stats,
+        samplings=(SAMPLING,) * GROUPS_PER_BATCH,
     )
 
 
@@ -110,6 +116,7 @@ def _group(group_id: int) -> GroupRow:
         task_index=group_id % NUM_TASKS,
         evaluation=None,
         status="batched",
+        sampling=SAMPLING,
         batch=group_id // GROUPS_PER_BATCH,
     )
 
@@ -122,6 +129,7 @@ def _held_out(first: int, evaluation: int, task: int) -> GroupRow:
         task_index=task,
         evaluation=evaluation,
         status="evaluated",
+        sampling=SAMPLING,
     )
 
 

@@ -39,8 +39,7 @@ class HolderMessages:
                 facts,
                 newest=newest,
                 limits=state.trajectory_limits,
-                max_tokens=state.config.max_tokens,
-                max_episode_tokens=state.config.max_episode_tokens,
+                sampling=state.groups.group(row.group_id).sampling,
             )
         except ValueError as error:
             return self._refuse(sender, row, "chunk", str(error))
@@ -80,8 +79,8 @@ class HolderMessages:
             actions += state.change_run(failures_in_a_row=0)
             rewards = [member.reward for member in state.groups.members(row.group_id)]
             fields = {"group_id": row.group_id, "mean_reward": sum(rewards) / len(rewards)}
-            actions.append(Note(event="group_complete", fields=fields))
-        return [*actions, *state.close_evaluation()]
+            actions += [Note(event="group_complete", fields=fields), *state.sift(row.group_id)]
+        return [*actions, *state.close_evaluations()]
 
     def on_release(self, sender: SessionKey, release: Release) -> list[Action]:
         row = self._leases.held(sender, release.trajectory_id, release.epoch)

@@ -1,5 +1,6 @@
 """Decides which rollout may extend which trajectory, and for how long."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Final, Literal
 
@@ -16,10 +17,10 @@ from protocol.messages.base import shortened
 from services.broker.ledger.actions import Action, GrantLease, Note, Offence, Reply, Save, SessionKey
 from services.broker.ledger.admission import Window
 from services.broker.ledger.fencing import LISTENING_S
+from services.broker.ledger.sampling import trajectory_seed
 from services.broker.ledger.state import State, lease_ended
-from services.broker.ledger.task_order import trajectory_seed
 from services.broker.quotas import Progress
-from services.broker.rows import TrajectoryRow
+from services.broker.rows import GroupRow, TrajectoryRow
 
 NoLeaseReason = Literal["window_full", "version_too_old", "no_prompts", "stopping", "not_serving", "slowed"]
 RETRY_SOON_S: Final = 0.25
@@ -47,7 +48,8 @@ class Leases:
     def on_lease_request(
         self, sender: SessionKey, request: LeaseRequest, now: float, *, is_serving: bool = True
     ) -> list[Action]:
-        """Grant up to ``capacity`` leases: held-out trajectories first, then unfinished ones, then new groups.
+        """Grant up to ``capacity`` leases: a share of them to evaluations, the others to unfinished trajectories, then to
+        new groups; what training has no use for goes to evaluations as well.
 
         ``is_serving``: the rollout has said that its engine serves a verified version.
         """
@@ -69,7 +71,11 @@ class Leases:
         actions: list[Action] = []
         window = state.window()
         left = request.capacity
-        for row in state.groups.free():
+        free = state.groups.free()
+        waiting = [row for row in free if state.groups.group(row.group_id).split == "eval"]
+        held_out = [row for row in waiting if self._may_grant(window, row, request.policy_version)]
+        first = self._num_for_evaluation(len(held_out), request.capacity)
+        for row in [*held_out[:first], *free[len(waiting) :]]:  # Held-out ones come first.
             if not left:
                 break
             if self._may_grant(window, row, request.policy_version):
@@ -82,6 +88,9 @@ class Leases:
             for row in state.groups.members(group_id)[:left]:
                 actions += self._grant(sender, row, request.policy_version, now)
                 left -= 1
+        for row in held_out[first : first + left]:
+            actions += self._grant(sender, row, request.policy_version, now)
+            left -= 1
         if left:
             reason = self._unfilled(request)
             if reason == "window_full":
@@ -101,13 +110,21 @@ class Leases:
             return 0
         return sum(sender == (row.holder_peer, row.holder_session) for row in groups.leased())
 
+    def _num_for_evaluation(self, num_waiting: int, capacity: int) -> int:
+        """How many of ``capacity`` leases go to evaluations before training has been asked: their share of all leases, so
+        that they get on while training could use every lease, and never take the engines from it."""
+        groups = self._state.groups
+        if not num_waiting:
+            return 0
+        held = sum(groups.group(row.group_id).split == "eval" for row in groups.leased())
+        most = math.ceil(self._state.config.evaluation_share * (groups.num_leased + capacity))
+        return min(num_waiting, capacity, max(0, most - held))
+
     def _may_grant(self, window: Window, row: TrajectoryRow, version: int) -> bool:
         state = self._state
         group = state.groups.group(row.group_id)
         if group.evaluation is not None:
-            evaluation = state.evaluations.open
-            assert evaluation is not None
-            return version >= evaluation.policy_version
+            return version >= state.evaluations.row(group.evaluation).policy_version
         return window.extend(state.groups.oldest_possible_version(row.group_id, state.batches.newest_version), version)
 
     def _may_admit(self, window: Window, version: int) -> bool:
@@ -125,12 +142,19 @@ class Leases:
             epoch=row.epoch,
             group_id=row.group_id,
             split=group.split,
+            source=self._source(group),
             task_index=group.task_index,
             seed=trajectory_seed(state.config.seed, row.trajectory_id),
+            sampling=group.sampling,
             num_tokens=row.num_tokens,
             num_entries=row.num_entries,
         )
         return [Save(row=row), grant]
+
+    def _source(self, group: GroupRow) -> str:
+        """Where the task of a group is."""
+        name = "" if group.evaluation is None else self._state.evaluations.row(group.evaluation).name
+        return f"{group.split}/{name}" if name else group.split
 
     def _begin(self, row: TrajectoryRow, now: float) -> None:
         self._deadlines[row.trajectory_id] = now + self._state.config.lease_s

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from protocol.codec import decode, encode
 from protocol.limits import MAX_CHUNK_TOKENS, MAX_VERSION, MAX_VERSION_STEP, TrajectoryLimits, trajectory_limits
-from protocol.messages import Chunk, Published, Refused, Segment, Status, Trained, VersionRun
+from protocol.messages import Chunk, GroupSampling, Published, Refused, Segment, Status, Trained, VersionRun
 from services.broker.ledger.intake import Growth, TokenFacts, check_published, check_trained, growth
 from services.broker.rows import TrajectoryRow, VersionRow
-from tests.support.broker.ledger import chunk, replies
+from tests.support.broker.ledger import SAMPLING, chunk, replies
 from tests.support.broker.ledger_leases import R1, harness
 from tests.support.broker.ledger_training import generate, train_one
 from tests.support.broker.ledger_training import harness as learners_harness
@@ -41,9 +41,7 @@ def a_chunk(row: TrajectoryRow, segments: list[Segment], runs: list[VersionRun],
 
 
 def grown(row: TrajectoryRow, sent: Chunk, *, largest: int = 99, limits: TrajectoryLimits = WIDE) -> Growth:
-    return growth(
-        row, sent, TokenFacts(largest_token_id=largest), newest=NEWEST, limits=limits, max_tokens=64, max_episode_tokens=64
-    )
+    return growth(row, sent, TokenFacts(largest_token_id=largest), newest=NEWEST, limits=limits, sampling=SAMPLING)
 
 
 @given(data=st.data(), turns=st.integers(1, 4))
@@ -211,8 +209,7 @@ def test_a_long_chunk_of_the_highest_version_is_stored_and_shown() -> None:
         TokenFacts(largest_token_id=9),
         newest=last,
         limits=WIDE,
-        max_tokens=MAX_CHUNK_TOKENS,
-        max_episode_tokens=MAX_CHUNK_TOKENS,
+        sampling=GroupSampling(1.0, MAX_CHUNK_TOKENS - 1, MAX_CHUNK_TOKENS, MAX_CHUNK_TOKENS),
     )
     # SQLite holds 64 bits, and what reads Status as JSON may hold 53.
     assert MAX_VERSION * (MAX_CHUNK_TOKENS - 1) == found.version_sum < 2**53

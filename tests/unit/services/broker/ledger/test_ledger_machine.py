@@ -29,7 +29,7 @@ from protocol.messages import (
 from services.broker.ledger.actions import Action, GrantLease, SessionKey
 from services.broker.ledger.fencing import LEARNER_LEASE_S
 from services.broker.ledger.ledger import Ledger
-from tests.support.broker.ledger import LedgerHarness, chunk, config_with, delivered, replies
+from tests.support.broker.ledger import SAMPLING, LedgerHarness, chunk, config_with, delivered, replies
 from tests.support.broker.peers import logprobs_of, tokens_of
 
 WEATHER: Counter[str] = Counter()
@@ -118,7 +118,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def send_tokens(self, rollout: Rollout, lease: GrantLease, num_tokens: int) -> None:
         key = (lease.trajectory_id, lease.epoch)
         offset = rollout.sent[key]
-        if offset + num_tokens > CONFIG.max_tokens:
+        if offset + num_tokens > SAMPLING.max_tokens:
             return
         actions = self.harness.send(rollout.key, chunk(lease, offset, num_tokens, rollout.version))
         if self.accepted(actions):
@@ -198,6 +198,7 @@ class LedgerMachine(RuleBasedStateMachine):
             split="train",
             task_index=0,
             seed=0,
+            sampling=SAMPLING,
             num_tokens=0,
         )
         before = durable_state(self.harness.restored())

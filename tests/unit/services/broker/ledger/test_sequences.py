@@ -12,13 +12,11 @@ from msgspec.structs import replace
 from protocol.codec import decode, encode
 from protocol.errors import ProtocolError
 from protocol.limits import MAX_SEQUENCES, TrajectoryLimits, trajectory_limits
-from protocol.messages import Batch, Chunk, Finish, Segment, VersionRun
-from services.broker.ledger import batch_stats
+from protocol.messages import Chunk, Finish, GroupSampling, Segment, VersionRun
+from protocol.messages.pieces import Pieces
 from services.broker.ledger.intake import Growth, TokenFacts, check_finish, grown_row, growth
-from services.broker.outgoing import batch_message
-from services.broker.rows import NO_TURN, BatchRow, TrajectoryRow, VersionRow
-from services.broker.store import Payload
-from services.learner.broker.batches import groups_of
+from services.broker.rows import NO_TURN, TrajectoryRow, VersionRow
+from tests.support.broker.made_batches import Made, groups_of, made_batch
 
 NEWEST = VersionRow(policy_version=9, endpoint="tcp://w:1", digest="d", num_bytes=1, trained_batches=0, vocabulary=100)
 NEW = TrajectoryRow(trajectory_id=1, group_id=1, status="leased", epoch=1, lease_version=2)
@@ -92,7 +90,7 @@ def num_completed(tokens: list[Token]) -> int:
 def grown(row: TrajectoryRow, sent: Chunk, *, limits: TrajectoryLimits | None = None, max_tokens: int = 99) -> Growth:
     limits = trajectory_limits(1) if limits is None else limits
     facts = TokenFacts(largest_token_id=9)
-    return growth(row, sent, facts, newest=NEWEST, limits=limits, max_tokens=max_tokens, max_episode_tokens=99)
+    return growth(row, sent, facts, newest=NEWEST, limits=limits, sampling=GroupSampling(1.0, 98, max_tokens, 99))
 
 
 def appended(row: TrajectoryRow, sent: Chunk) -> TrajectoryRow:
@@ -231,18 +229,13 @@ def test_only_the_end_of_an_episode_says_what_is_discarded() -> None:
 def test_a_batch_says_which_segments_are_discarded_and_the_learner_trains_none_of_them() -> None:
     segments = [Segment("observation", 0, 2), Segment("action", 0, 1), Segment("observation", 1, 1), Segment("action", 1, 2)]
     runs = [VersionRun(-1, 2), VersionRun(3, 1), VersionRun(-1, 1), VersionRun(3, 2)]
-    payload = Payload(
-        token_ids=np.arange(6, dtype="<i4"), logprobs=np.full(6, -0.5, dtype="<f4"), segments=segments, version_runs=runs,
-        state=None, turn_done=False, turn_rewards=[0.0],
+    made = Made(
+        trajectory_id=1, group_id=1, token_ids=np.arange(6, dtype="<i4"), logprobs=np.full(6, -0.5, dtype="<f4"),
+        pieces=Pieces(segments, runs, [0.0, 1.0]), discarded_turns=(0,), cuts=(3,),
     )  # fmt: skip
-    row = replace(
-        BEGUN, num_tokens=6, num_action_tokens=3, status="finished", finish_reason="done", turn_rewards=(0.0, 1.0),
-        discarded_turns=(0,),
-    )  # fmt: skip
-    stats = batch_stats(3, [[replace(row, version_sum=9, min_version=3)]])
-    batch = BatchRow(index=0, policy_version=3, group_ids=(1,), stats=stats)
-    received = decode(encode(*batch_message(batch, [(row, payload)], 1.0)))
-    assert isinstance(received.message, Batch)
-    ((group),) = groups_of(received.message, received.arrays)
-    assert group.sequences[0].action_mask.tolist() == [False, False, False, False, True, True]
-    assert group.sequences[0].token_ids.tolist() == list(range(6))
+    batch = made_batch([made], policy_version=3)
+    assert batch.arrays["sequences"].tolist() == [[6, 2]]
+    (group,) = groups_of(batch)
+    sequence = group.sequences[0].loaded()
+    assert sequence.action_mask.tolist() == [False, False, False, False, True, True]
+    assert sequence.token_ids.tolist() == list(range(6))

@@ -14,6 +14,7 @@ from services.broker.store.payload import join, merge_runs, merge_segments, stor
 from services.broker.store.reader import StoreCorrupt, StoreMismatch
 from services.broker.store.schema import SCHEMA_VERSION
 from services.broker.store.store import RowChanges, Store, StoreUnavailable
+from tests.support.broker.ledger import SAMPLING
 
 
 def open_store(path: Path, fingerprint: str = "f") -> Store:
@@ -21,7 +22,9 @@ def open_store(path: Path, fingerprint: str = "f") -> Store:
 
 
 def group(group_id: int = 0) -> GroupRow:
-    return GroupRow(group_id=group_id, split="train", prompt=group_id, task_index=9, evaluation=None, status="open")
+    return GroupRow(
+        group_id=group_id, split="train", prompt=group_id, task_index=9, evaluation=None, status="open", sampling=SAMPLING
+    )
 
 
 def chunk_of(trajectory_id: int, offset: int, num_tokens: int, state: dict[str, int] | None = None) -> Chunk:
@@ -112,7 +115,7 @@ def test_a_batch_whose_tokens_do_not_match_its_rows_is_an_error(tmp_path: Path) 
         max_lag=0,
         num_zero_variance_groups=1,
     )
-    batch = BatchRow(index=0, policy_version=1, group_ids=(0,), stats=stats)
+    batch = BatchRow(index=0, policy_version=1, group_ids=(0,), stats=stats, samplings=(SAMPLING,))
     with open_store(tmp_path / "ledger.sqlite3") as store:
         row = TrajectoryRow(trajectory_id=3, group_id=0, num_tokens=4)
         store.commit(RowChanges(rows=[group(), row, batch], chunks=[stored_chunk(chunk_of(3, 0, 3), *arrays(3))]))

@@ -73,7 +73,7 @@ async def flooded(tmp_path: Path, num_bytes: int) -> tuple[Flood, float]:
         clock,
         clock.now,
         commit_interval_s=0.0,
-        temperature=1.0,
+        part_tokens=2**18,
     )
     stop = asyncio.Event()
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:

@@ -1,0 +1,134 @@
+"""The demo with and without dynamic sampling, on several seeds: batches and tokens to a held-out reward of 0.85.
+
+make bench-dynamic-sampling    # or: python -m benchmarks.data.dynamic_sampling --seeds 0 1 2 --batches 24
+
+A directory that holds a finished run is only measured. Batches and tokens do not depend on how busy the machine is.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from services.runs.audit import audit_run
+
+TARGET: Final = 0.85
+LATE_FROM: Final = 0.5
+"""Late batches are those from this share of the run on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One run. Tokens are those that the policy sampled for training groups, trained or left out."""
+
+    seed: int
+    dynamic: bool
+    batches_to_target: int | None
+    tokens_to_target: int | None
+    best_reward: float
+    silent_share: float
+    """Groups without signal among those that were trained..."""
+    late_silent_share: float
+    """...and in late batches alone."""
+    left_out_share: float
+    """Groups left out, of all that became complete."""
+    left_out_tokens: int
+    audit: str
+
+
+def main() -> None:
+    """Run, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=Path("examples/arithmetic.toml"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--batches", type=int, default=24)
+    parser.add_argument("--directory", type=Path, default=Path("runs/dynamic_sampling"))
+    parser.add_argument("--model", type=Path, help="start every seed from this model, and not from one of its own")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    arguments = parser.parse_args()
+    outcomes = []
+    for seed in arguments.seeds:
+        for dynamic in (False, True):
+            directory = arguments.directory / f"{'dynamic' if dynamic else 'plain'}-{seed}"
+            if not finished(directory, arguments.batches):
+                run(arguments, seed, directory, dynamic=dynamic)
+            outcomes.append(measure(directory, seed, dynamic=dynamic))
+            print(table(outcomes), flush=True)
+    (arguments.directory / "outcomes.json").write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n")
+
+
+def finished(directory: Path, num_batches: int) -> bool:
+    """Whether the run in ``directory`` has trained all its batches."""
+    path = directory / "metrics.jsonl"
+    return path.is_file() and sum(row["event"] == "batch" for row in lines(directory)) >= num_batches
+
+
+def run(arguments: argparse.Namespace, seed: int, directory: Path, *, dynamic: bool) -> None:
+    """One run of the demo. A directory that holds a part of it is resumed."""
+    gspo = [sys.executable, "-m", "services.cli.main"]
+    model = arguments.model
+    if model is None:
+        model = arguments.directory / f"model-{seed}"
+        subprocess.run([*gspo, "model", "tiny", str(model), "--seed", str(seed), "--if-missing"], check=True)
+    settings = [
+        f"run.seed={seed}", f"run.directory={directory}", f"run.num_batches={arguments.batches}", f"model.path={model}",
+        "evaluation.every_batches=2", f"data.dynamic_sampling={str(dynamic).lower()}", *arguments.overrides,
+    ]  # fmt: skip
+    flags = [word for setting in settings for word in ("--set", setting)]
+    subprocess.run([*gspo, "run", str(arguments.config), "--plain", *flags], check=True)
+
+
+def lines(directory: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def measure(directory: Path, seed: int, *, dynamic: bool) -> Outcome:
+    """Read what a finished run recorded."""
+    rows = lines(directory)
+    batches = [row for row in rows if row["event"] == "batch"]
+    left_out = [row for row in rows if row["event"] == "left_out"]
+    evals = [row for row in rows if row["event"] == "eval"]
+    reached = next((row["batch"] for row in evals if row["eval/reward"] >= TARGET), None)
+    tokens = None
+    if reached is not None:
+        tokens = sum(row["num_action_tokens"] for row in batches if row["batch"] < reached)
+        tokens += sum(sum(row["num_action_tokens"]) for row in left_out if row["batch"] < reached)
+    audit = audit_run(directory)
+    num_trained = sum(outcome.groups for outcome in audit.outcomes if outcome.status == "trained")
+    late = [row for row in batches if row["batch"] >= LATE_FROM * len(batches)]
+    silent, late_silent = (sum(row["num_zero_variance_groups"] for row in part) for part in (batches, late))
+    return Outcome(
+        seed=seed,
+        dynamic=dynamic,
+        batches_to_target=reached,
+        tokens_to_target=tokens,
+        best_reward=max(row["eval/reward"] for row in evals),
+        silent_share=silent / num_trained,
+        late_silent_share=late_silent * len(batches) / num_trained / len(late),
+        left_out_share=len(left_out) / (num_trained + len(left_out)),
+        left_out_tokens=sum(sum(row["num_action_tokens"]) for row in left_out),
+        audit="clean" if audit.clean and audit.left_out == len(left_out) and not audit.dropped else str(audit.problems),
+    )
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """Markdown."""
+    head = (
+        "| seed | dynamic | batches to 0.85 | tokens to 0.85 | best | no signal, trained | late | left out | audit |\n"
+        + "|---" * 9 + "|"
+    )  # fmt: skip
+    rows = [
+        f"| {each.seed} | {'yes' if each.dynamic else 'no'} | {each.batches_to_target or '-'} | "
+        f"{each.tokens_to_target or '-'} | {each.best_reward:.2f} | {each.silent_share:.1%} | "
+        f"{each.late_silent_share:.1%} | {each.left_out_share:.1%} | {each.audit} |"
+        for each in outcomes
+    ]
+    return "\n".join([head, *rows])
+
+
+if __name__ == "__main__":
+    main()

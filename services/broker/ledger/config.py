@@ -1,0 +1,55 @@
+"""What the ledger is told of a run: its rules, and the values that its schedules give."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from protocol.messages import GroupSampling, TrainingValues
+from services.broker.ledger.evaluations import SetTerms
+from services.broker.ledger.sampling import SamplingRules, SourceShare
+from services.broker.quotas import MIN_PATIENCE_S
+
+
+class Schedules(Protocol):
+    """The values that change within a run, by batch."""
+
+    def sampling_at(self, batch: int) -> GroupSampling:
+        """How a group is sampled that begins for ``batch``."""
+        ...
+
+    def training_at(self, batch: int) -> TrainingValues:
+        """What ``batch`` is trained with, as far as it is scheduled."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerConfig:
+    """The run's rules, as far as the ledger needs them; see services.runtime.settings.sections for what each means."""
+
+    run_id: str
+    fingerprint: str
+    seed: int
+    num_batches: int
+    group_size: int
+    groups_per_batch: int
+    max_lag: int
+    schedules: Schedules
+    lease_s: float
+    idle_lease_s: float
+    max_attempts: int
+    failure_budget: int
+    evaluate_every_batches: int
+    num_eval_tasks: int
+    """Held-out tasks per evaluation: at most as many as there are."""
+    evaluation_sets: tuple[SetTerms, ...] = ()
+    """Named sets, in place of the run's own held-out tasks."""
+    evaluation_share: float = 1.0
+    """The share of leases that evaluations may have while training has use for the others."""
+    num_train_tasks: int | None
+    """None: endless."""
+    min_patience_s: float = MIN_PATIENCE_S
+    """A lease that brings nothing for less than this holds nobody up."""
+    sampling: SamplingRules = field(default_factory=SamplingRules)
+    sources: tuple[SourceShare, ...] = ()
+    """The sources of the training tasks; none: one, of ``num_train_tasks``."""
+    data_digest: str = ""
+    """Of the identities of the training tasks; empty where they have none."""

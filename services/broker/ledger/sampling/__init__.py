@@ -1,0 +1,18 @@
+"""Which tasks are sampled next, and which groups are worth a place in a batch."""
+
+from services.broker.ledger.sampling.rests import MOST_PASSED_OVER, Rests
+from services.broker.ledger.sampling.schedule import AddedTasks, SourceShare, TaskSchedule
+from services.broker.ledger.sampling.signal import SamplingRules, has_signal
+from services.broker.ledger.sampling.task_order import TaskOrder, trajectory_seed
+
+__all__ = [
+    "MOST_PASSED_OVER",
+    "AddedTasks",
+    "Rests",
+    "SamplingRules",
+    "SourceShare",
+    "TaskOrder",
+    "TaskSchedule",
+    "has_signal",
+    "trajectory_seed",
+]

@@ -1,0 +1,74 @@
+"""Bugs in dynamic sampling."""
+
+from tests.simulation.audit.sampling import AWAKE, BOUNDED, COUNTED, NO_SIGNAL, RESTS, SIFTED
+from tests.simulation.bugs.planting import Bug
+from tests.simulation.plan import Event
+
+
+def _the_broker_dies_often() -> tuple[Event, ...]:
+    return tuple(Event(at=at, kind="kill", target=("broker",), seconds=0.2) for at in (2.0, 4.0, 6.0, 8.0, 11.0, 14.0))
+
+
+SAMPLING = (
+    Bug(
+        name="a group that could teach something is left out",
+        module="services.broker.ledger.sampling.signal",
+        old="    return len({row.reward for row in members}) > 1",
+        new="    return len({row.reward for row in members[1:]}) > 1",
+        invariants=(NO_SIGNAL,),
+    ),
+    Bug(
+        name="a batch leaves out groups without end",
+        module="services.broker.ledger.state",
+        old="if self.run.left_out_groups >= rules.max_left_out or signal:",
+        new="if not rules.max_left_out or signal:",
+        invariants=(BOUNDED, "liveness"),
+    ),
+    Bug(
+        name="a broker that starts again forgets what the batch has left out",
+        module="services.broker.store.reader",
+        old="return RunRow() if found is None else msgspec.json.decode(found, type=RunRow)",
+        new="return RunRow() if found is None else msgspec.structs.replace(msgspec.json.decode(found, type=RunRow), "
+        "left_out_groups=0)",
+        invariants=(COUNTED, BOUNDED, "the ledger is whole", "restore"),
+    ),
+    Bug(
+        name="what is left out is not counted",
+        module="services.broker.ledger.training",
+        old="        counted = state.change_run(left_out_groups=0, left_out_tokens=0)\n",
+        new="        counted: list[Action] = []\n",
+        invariants=(COUNTED, BOUNDED, SIFTED),
+    ),
+    Bug(
+        name="a group without signal takes its place in the batch",
+        module="services.broker.ledger.leases.holders",
+        old="*state.sift(row.group_id)]",
+        new="*(state.sift(row.group_id) if row.trajectory_id % 3 else [])]",
+        invariants=(SIFTED,),
+        seed=58,
+    ),
+    Bug(
+        name="a task that rests is sampled",
+        module="services.broker.ledger.state",
+        old="            if until <= batch:\n                break\n",
+        new="            break\n",
+        invariants=(AWAKE,),
+        seed=13,
+    ),
+    Bug(
+        name="a broker that starts again forgets which tasks rest",
+        module="services.broker.store.reader",
+        old='tasks=tuple(self.rows(TaskRow, "ORDER BY task_index")),',
+        new="tasks=(),",
+        invariants=(AWAKE, RESTS),
+        weather=_the_broker_dies_often(),
+        seed=13,
+    ),
+    Bug(
+        name="a task rests one group too late",
+        module="services.broker.ledger.sampling.rests",
+        old="if num_silent >= self._after_groups:",
+        new="if num_silent > self._after_groups:",
+        invariants=(RESTS,),
+    ),
+)

@@ -1,0 +1,158 @@
+"""Groups without signal are left out while a batch fills, up to a limit, and nothing about them is lost."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.messages import Release
+from services.broker.ledger import Note, SamplingRules
+from services.broker.ledger.sampling import has_signal
+from services.broker.rows import GroupRow, TrajectoryRow
+from tests.support.broker.ledger import LEARNER, LedgerHarness, delivered
+from tests.support.broker.ledger_training import R1, generate, group_ids, harness, train_one
+
+
+def sampled(world: LedgerHarness, *rewards: float, version: int = 1) -> int:
+    """One more group whose trajectories have these rewards; returns its id."""
+    leases = world.lease(R1, len(rewards), version)
+    for lease, reward in zip(leases, rewards, strict=True):
+        world.episode(R1, lease, version, reward)
+    return leases[0].group_id
+
+
+def dynamic(max_left_out: int = 4, **changes: Any) -> LedgerHarness:
+    return harness(sampling=SamplingRules(max_left_out=max_left_out), **changes)
+
+
+def status_of(world: LedgerHarness, group_id: int) -> str:
+    (row,) = world.store.rows(GroupRow, "WHERE group_id = ?", (group_id,))
+    return row.status
+
+
+def members(*rewards: tuple[float, ...], num_tokens: int = 3) -> list[TrajectoryRow]:
+    return [
+        TrajectoryRow(trajectory_id=index, group_id=0, turn_rewards=each, num_tokens=num_tokens)
+        for index, each in enumerate(rewards)
+    ]
+
+
+def test_a_group_has_a_signal_when_its_rewards_differ() -> None:
+    rules = SamplingRules(max_left_out=1)
+    assert not has_signal(members((1.0,), (1.0,)), rules)
+    assert has_signal(members((1.0,), (0.5,)), rules)
+
+
+def test_where_turns_get_advantages_rewards_of_equal_sum_are_a_signal() -> None:
+    equal_sums = members((1.0, 0.0), (0.0, 1.0))
+    assert not has_signal(equal_sums, SamplingRules(max_left_out=1))
+    assert has_signal(equal_sums, SamplingRules(max_left_out=1, by_turn=True))
+    assert not has_signal(members((1.0, 0.0), (1.0, 0.0)), SamplingRules(max_left_out=1, by_turn=True))
+
+
+def test_a_group_whose_rewards_the_learner_will_change_is_kept() -> None:
+    rules = SamplingRules(max_left_out=1, shaped_from_tokens=10)
+    assert not has_signal(members((1.0,), (1.0,), num_tokens=10), rules)
+    assert has_signal(members((1.0,), (1.0,), num_tokens=11), rules)
+
+
+def test_a_batch_is_made_of_groups_with_a_signal_and_counts_the_others() -> None:
+    world = dynamic()
+    first = sampled(world, 0.0, 1.0)
+    silent = sampled(world, 1.0, 1.0)
+    assert not delivered(world.request_batch(0, 1)), "one group is missing"
+    second = sampled(world, 1.0, 0.0)
+    assert group_ids(world, 0) == (first, second)
+    assert status_of(world, silent) == "left_out"
+    world.trained(0, 1)
+    left_out, batch = world.lines
+    assert {name: left_out[name] for name in ("event", "reason", "group_id", "batch", "reward", "num_tokens")} == {
+        "event": "left_out", "reason": "no_signal", "group_id": silent, "batch": 0, "reward": 1.0, "num_tokens": [3, 3],
+    }  # fmt: skip
+    assert (batch["num_left_out_groups"], batch["num_left_out_tokens"], batch["num_zero_variance_groups"]) == (1, 6, 0)
+
+
+def test_without_dynamic_sampling_every_group_is_trained() -> None:
+    world = harness()
+    generate(world, 4, 1, reward=1.0)
+    train_one(world, 0, 1)
+    (line,) = world.lines
+    assert (line["num_left_out_groups"], line["num_zero_variance_groups"]) == (0, 2)
+
+
+def test_a_batch_takes_groups_without_signal_once_it_has_left_out_as_many_as_it_may() -> None:
+    world = dynamic(max_left_out=3)
+    ids = [sampled(world, 1.0, 1.0) for _ in range(5)]
+    assert group_ids_of_next(world) == tuple(ids[3:])
+    events = [line["event"] for line in world.lines]
+    assert events == ["left_out"] * 3 + ["left_out_limit"], "named once"
+    assert world.lines[-1]["num_groups"] == 3
+
+
+def group_ids_of_next(world: LedgerHarness) -> tuple[int, ...]:
+    assert delivered(world.request_batch(0, 1)) == [0]
+    return group_ids(world, 0)
+
+
+def test_the_limit_is_said_as_a_warning() -> None:
+    world = dynamic(max_left_out=1)
+    first, second = world.lease(R1, 2, 1)
+    world.episode(R1, first, 1, reward=0.0)
+    world.grow(R1, second, 3, 1)
+    notes = [action for action in world.finish(R1, second, 3, reward=0.0) if isinstance(action, Note)]
+    assert [(note.event, note.level) for note in notes][-2:] == [("group_left_out", "info"), ("left_out_limit", "warning")]
+
+
+def test_each_batch_may_leave_out_as_many_again_and_a_restart_does_not_change_that() -> None:
+    world = dynamic(max_left_out=2)
+    sampled(world, 1.0, 1.0)
+    world.restart()
+    world.hello(R1)
+    world.hello(LEARNER, "learner")
+    assert world.ledger.state.run.left_out_groups == 1
+    assert world.ledger.state.num_left_out_groups == 1
+    sampled(world, 1.0, 1.0)
+    kept = sampled(world, 0.0, 0.0)
+    assert status_of(world, kept) == "complete"
+    sampled(world, 0.0, 1.0)
+    assert group_ids_of_next(world)[0] == kept
+    assert world.ledger.state.run.left_out_groups == 0
+    assert status_of(world, sampled(world, 1.0, 1.0)) == "left_out"
+
+
+def test_held_out_groups_are_never_left_out() -> None:
+    world = dynamic(evaluate_every_batches=1, num_eval_tasks=2)
+    generate(world, 2, 1, reward=1.0)
+    (line,) = world.lines
+    assert (line["event"], line["num_finished"]) == ("eval", 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    signal=st.lists(st.booleans(), min_size=80, max_size=80),
+    order=st.randoms(use_true_random=False),
+    max_lag=st.integers(0, 2),
+    max_left_out=st.integers(1, 5),
+)
+def test_every_run_ends_and_nothing_becomes_too_old(signal: list[bool], order: Any, max_lag: int, max_left_out: int) -> None:
+    """Groups become complete in any order; a batch waits for no more groups than the limit and its own."""
+    world = dynamic(max_left_out, max_lag=max_lag, num_batches=3)
+    version = 1
+    for index in range(3):
+        world.request_batch(index, version)
+        waiting = world.lease(R1, 64, version)
+        for _ in range(200):
+            if world.ledger.state.batches.num_assembled > index:
+                break
+            waiting += world.lease(R1, 64, version)
+            lease = waiting.pop(order.randrange(len(waiting)))
+            reward = float(lease.trajectory_id % 2) if signal[lease.group_id % len(signal)] else 0.0
+            world.episode(R1, lease, version, reward)
+        assert world.ledger.state.batches.num_assembled == index + 1, "the batch never fills"
+        for lease in waiting:
+            world.send(R1, Release(trajectory_id=lease.trajectory_id, epoch=lease.epoch, reason="", failed=False))
+        world.trained(index, version)
+        version += 1
+        world.publish(version, index + 1)
+    assert world.ledger.state.num_dropped == {}
+    assert world.ledger.state.num_left_out_groups <= 3 * max_left_out

@@ -1,0 +1,178 @@
+"""Tasks are added from files while a run goes on: whole files only, each once, and as they were after a restart."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.broker.ledger import AddedTasks, SourceShare
+from services.broker.refresh import INCOMING, REFUSED, Refresh, read_additions
+from services.broker.rows import ADDED_DIRECTORY, AdditionRow, GroupRow
+from services.environments import MixedTasks, create_task_set
+from services.runtime.errors import ConfigurationError
+from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with
+from tests.support.broker.ledger_training import R1, generate
+
+
+def written(path: Path, *numbers: int, end: str = "\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [json.dumps({"question": f"{number}?", "answer": str(number)}) for number in numbers]
+    path.write_text("\n".join(rows) + end)
+    return path
+
+
+def tasks_of(directory: Path, **sources: tuple[int, ...]) -> MixedTasks:
+    named = sources or {"first": (0, 1)}
+    options: dict[str, Any] = {
+        "answer_marker": "",
+        "sources": [{"path": str(written(directory / f"{name}.jsonl", *rows))} for name, rows in named.items()],
+    }
+    tasks = create_task_set("dataset", options).tasks("train")
+    assert isinstance(tasks, MixedTasks)
+    return tasks
+
+
+def looked(refresh: Refresh) -> AddedTasks | None:
+    """Two looks: a file that stands still is taken at the second. What cannot be added is refused as in a run."""
+    assert refresh._next_file() is None
+    path = refresh._next_file()
+    if path is None:
+        return None
+    try:
+        return refresh._add(path)
+    except ValueError as error:
+        refresh._refuse(path, str(error))
+        return None
+
+
+def row_of(number: int, added: AddedTasks, at_draw: int = 0) -> AdditionRow:
+    return AdditionRow(number=number, at_draw=at_draw, **vars(added))
+
+
+def test_a_file_that_stands_still_is_copied_and_its_tasks_follow_the_others(tmp_path: Path) -> None:
+    tasks = tasks_of(tmp_path)
+    refresh = Refresh(tmp_path, tasks, ())
+    written(tmp_path / INCOMING / "more.jsonl", 2, 3, 4)
+    added = looked(refresh)
+    assert added is not None
+    assert (added.source, added.name, added.first_task, added.num_tasks) == ("first", "000001-more.jsonl", 2, 3)
+    assert (tmp_path / ADDED_DIRECTORY / added.name).is_file()
+    assert [tasks.task(index)["answer"] for index in range(tasks.num_tasks)] == ["0", "1", "2", "3", "4"]
+
+
+def test_a_file_that_still_grows_is_waited_for(tmp_path: Path) -> None:
+    refresh = Refresh(tmp_path, tasks_of(tmp_path), ())
+    path = written(tmp_path / INCOMING / "more.jsonl", 2)
+    assert refresh._next_file() is None
+    written(path, 2, 3)
+    assert refresh._next_file() is None, "it has changed since"
+    assert refresh._next_file() == path
+
+
+def test_a_half_written_file_is_waited_for_by_name_and_taken_when_it_is_whole(tmp_path: Path) -> None:
+    refresh = Refresh(tmp_path, tasks_of(tmp_path), ())
+    path = written(tmp_path / INCOMING / "more.jsonl", 2, 3, end='\n{"question": "4')
+    assert [refresh._next_file() for _ in range(4)] == [None] * 4
+    assert refresh._unfinished == {path}
+    written(path, 2, 3, 4)
+    added = looked(refresh)
+    assert added is not None
+    assert added.num_tasks == 3
+
+
+def test_names_that_begin_with_a_dot_are_not_there_yet(tmp_path: Path) -> None:
+    refresh = Refresh(tmp_path, tasks_of(tmp_path), ())
+    written(tmp_path / INCOMING / ".more.jsonl", 2)
+    assert looked(refresh) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("bad.jsonl", "{}\n", r'bad.jsonl, line 1: no column "question"'),
+        ("again.jsonl", '{"question": "1?", "answer": "1"}\n', "again.jsonl, line 1: it has the identity"),
+        ("half.parquet", "PAR1", "half.parquet is not a Parquet file"),
+        ("other/a.jsonl", '{"question": "5?", "answer": "5"}\n', 'there is no source "other": the run has first'),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_by_name_and_adds_nothing(
+    tmp_path: Path, name: str, text: str, reason: str
+) -> None:
+    tasks = tasks_of(tmp_path)
+    path = tmp_path / INCOMING / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    assert looked(Refresh(tmp_path, tasks, ())) is None
+    assert not path.exists()
+    assert reason in (tmp_path / REFUSED / f"{path.name}.reason.txt").read_text()
+    assert (tmp_path / REFUSED / path.name).read_text() == text
+    assert tasks.num_tasks == 2
+    assert not list((tmp_path / ADDED_DIRECTORY).glob("*"))
+
+
+def test_a_broker_killed_before_it_removed_the_file_does_not_add_it_twice(tmp_path: Path) -> None:
+    path = written(tmp_path / INCOMING / "more.jsonl", 2)
+    added = looked(Refresh(tmp_path, tasks_of(tmp_path), ()))
+    assert added is not None
+    rows = [row_of(1, added)]
+    tasks = tasks_of(tmp_path)
+    read_additions(tmp_path, tasks, rows)
+    assert looked(Refresh(tmp_path, tasks, rows)) is None
+    assert not path.exists()
+    assert not (tmp_path / REFUSED).exists(), "it is no mistake of anybody"
+    assert tasks.num_tasks == 3
+
+
+def test_a_broker_killed_before_the_ledger_had_it_adds_it_again(tmp_path: Path) -> None:
+    written(tmp_path / INCOMING / "more.jsonl", 2)
+    first = looked(Refresh(tmp_path, tasks_of(tmp_path), ()))
+    assert first is not None
+    assert looked(Refresh(tmp_path, tasks_of(tmp_path), ())) == first
+
+
+def test_another_source_has_a_folder_of_its_name(tmp_path: Path) -> None:
+    refresh = Refresh(tmp_path, tasks_of(tmp_path, easy=(0,), hard=(1,)), ())
+    written(tmp_path / INCOMING / "hard" / "more.jsonl", 2)
+    added = looked(refresh)
+    assert added is not None
+    assert (added.source, added.first_task) == ("hard", 2)
+
+
+@pytest.mark.parametrize("damage", ["changed", "gone", "other base"])
+def test_a_run_does_not_go_on_with_other_tasks_than_were_added(tmp_path: Path, damage: str) -> None:
+    written(tmp_path / INCOMING / "more.jsonl", 2)
+    added = looked(Refresh(tmp_path, tasks_of(tmp_path), ()))
+    assert added is not None
+    path = tmp_path / ADDED_DIRECTORY / added.name
+    if damage == "changed":
+        written(path, 3)
+    elif damage == "gone":
+        path.unlink()
+    tasks = tasks_of(tmp_path, **({"first": (0, 1, 5)} if damage == "other base" else {}))
+    with pytest.raises(ConfigurationError, match=r"000001-more\.jsonl .*put it back from a backup"):
+        read_additions(tmp_path, tasks, [row_of(1, added)])
+
+
+def test_the_ledger_gives_added_tasks_to_later_prompts_alone_and_the_same_after_a_restart() -> None:
+    config = config_with(
+        sources=(SourceShare(name="first", weight=1.0, num_tasks=3),), groups_per_batch=8, max_lag=3, num_batches=60
+    )
+    world = LedgerHarness(config)
+    world.hello(LEARNER, "learner")
+    world.hello(R1)
+    world.publish(1, 0)
+    generate(world, 8, 1)
+    added = AddedTasks(source="first", name="000001-x", digest="d", first_task=3, num_tasks=2)
+    world._carry_out(world.ledger.on_tasks_added(added), {})
+    assert world.lines[-1] == {
+        "event": "data_added", "number": 1, "source": "first", "name": "000001-x", "num_tasks": 2, "prompt": 4, "batch": 0,
+    }  # fmt: skip
+    tasks = [world.ledger.state.schedule.task_index(prompt) for prompt in range(30)]
+    assert max(tasks[:4]) < 3
+    assert set(tasks[4:14]) == set(range(5))
+    world.restart()
+    assert [world.ledger.state.schedule.task_index(prompt) for prompt in range(30)] == tasks
+    world.hello(R1)
+    generate(world, 12, 1)
+    assert [row.task_index for row in world.store.rows(GroupRow, "ORDER BY group_id")] == tasks[:10]
