@@ -2,41 +2,83 @@
 
 Alternating rounds of the same script: in boxes of this machine, one run after the other in each; by a bare ``python -I``.
 A box is started for each problem in training, and runs all of its tests; what a start costs is measured as well.
+The processor time of a run counts the caller, the keeper and all processes of the run. Unlike the rate it means something on
+a busy machine as well: one that is idle does no more than ``cores / time`` runs a second.
 """
 
 import argparse
 import asyncio
 import os
+import resource
 import tempfile
 import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from services.sandbox import LocalOptions, LocalSandbox, SandboxLimits
+import psutil
+from prometheus_client import CollectorRegistry
+
+from services.sandbox import Box, LocalOptions, LocalSandbox, Sandbox, SandboxLimits
+from services.sandbox.remote import RemoteOptions, RemoteSandbox
+from services.sandbox_server.boxes import BoxBounds
+from services.sandbox_server.metrics import SandboxMetrics
+from services.sandbox_server.server import SandboxServer
 
 SCRIPT = b"a, b = map(int, input().split())\nprint(a + b)\n"
 LIMITS = SandboxLimits(wall_s=10, cpu_s=5)
 ROUNDS = 5
 
 
-async def in_boxes(sandbox: LocalSandbox, num_boxes: int, num_runs: int) -> float:
-    """Seconds for so many runs, on so many boxes at once."""
+@dataclass
+class Cost:
+    """Of many runs together, in seconds."""
 
-    async def part() -> None:
-        async with sandbox.box() as box:
-            await box.put({"sum.py": SCRIPT})
-            for index in range(num_runs // num_boxes):
-                outcome = await box.run(["python", "sum.py"], LIMITS, f"{index} 1".encode())
-                assert outcome.stdout == f"{index + 1}\n".encode()
+    wall_s: float = 0.0
+    processor_s: float = 0.0
 
-    begin = time.perf_counter()
+    def text(self, what: str, num_runs: int) -> str:
+        """One line."""
+        rate, each = num_runs / self.wall_s, 1000 * self.processor_s / num_runs
+        return f"{what:16s} {rate:6.0f} runs/s   {each:6.2f} ms of a processor each"
+
+
+def own_s() -> float:
+    """Processor time of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def ended_s() -> float:
+    """Processor time of children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def living_s() -> float:
+    """Processor time of everything that this process has started and that goes on, and of what that has started."""
+    return sum(sum(child.cpu_times()[:4]) for child in psutil.Process().children(recursive=True))
+
+
+async def in_boxes(boxes: Sequence[Box], num_runs: int, cost: Cost) -> None:
+    """So many runs, on all boxes at once."""
+
+    async def part(box: Box) -> None:
+        for index in range(num_runs // len(boxes)):
+            outcome = await box.run(["python", "sum.py"], LIMITS, f"{index} 1".encode())
+            assert outcome.stdout == f"{index + 1}\n".encode()
+
+    begin, used = time.perf_counter(), own_s() + living_s()
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(num_boxes):
-            tasks.create_task(part())
-    return time.perf_counter() - begin
+        for box in boxes:
+            tasks.create_task(part(box))
+    cost.wall_s += time.perf_counter() - begin
+    cost.processor_s += own_s() + living_s() - used
 
 
-async def bare(script: Path, at_once: int, num_runs: int) -> float:
-    """Seconds for so many bare processes."""
+async def bare(script: Path, at_once: int, num_runs: int, cost: Cost) -> None:
+    """So many bare processes."""
 
     async def part() -> None:
         for index in range(num_runs // at_once):
@@ -46,11 +88,12 @@ async def bare(script: Path, at_once: int, num_runs: int) -> float:
             said, _ = await process.communicate(f"{index} 1".encode())
             assert said == f"{index + 1}\n".encode()
 
-    begin = time.perf_counter()
+    begin, used = time.perf_counter(), own_s() + ended_s()
     async with asyncio.TaskGroup() as tasks:
         for _ in range(at_once):
             tasks.create_task(part())
-    return time.perf_counter() - begin
+    cost.wall_s += time.perf_counter() - begin
+    cost.processor_s += own_s() + ended_s() - used
 
 
 async def starts(sandbox: LocalSandbox, num: int) -> float:
@@ -63,21 +106,47 @@ async def starts(sandbox: LocalSandbox, num: int) -> float:
     return (time.perf_counter() - begin) / num
 
 
+@asynccontextmanager
+async def over_http(sandbox: LocalSandbox, places: int) -> AsyncIterator[RemoteSandbox]:
+    """The same sandbox through a server and a client, both in this process."""
+    bounds = BoxBounds(max_wall_s=60, max_memory_bytes=4 << 30, idle_s=600)
+    server = SandboxServer(sandbox, SandboxMetrics(CollectorRegistry()), bounds, places=places, max_waiting=places)
+    host, port = await server.start("127.0.0.1", 0)
+    try:
+        async with RemoteSandbox(RemoteOptions(urls=[f"http://{host}:{port}"])).opened() as remote:
+            yield remote
+    finally:
+        await server.stop(5)
+
+
+async def boxes_of(sandbox: Sandbox, num: int, stack: AsyncExitStack) -> list[Box]:
+    """So many boxes with the script, and with the first runs behind them."""
+    boxes = [await stack.enter_async_context(sandbox.box()) for _ in range(num)]
+    for box in boxes:
+        await box.put({"sum.py": SCRIPT})
+    await in_boxes(boxes, 2 * num, Cost())
+    return boxes
+
+
 async def measure(num_runs: int) -> None:
     """Print the rates."""
     cores = os.cpu_count() or 1
-    boxed = unboxed = started = 0.0
+    boxed, served, unboxed, started = Cost(), Cost(), Cost(), 0.0
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "sum.py"
         script.write_bytes(SCRIPT)
-        async with LocalSandbox(LocalOptions(places=cores, spare=0)).opened() as sandbox:
-            await in_boxes(sandbox, cores, 2 * cores)
+        async with LocalSandbox(LocalOptions(places=2 * cores + 1, spare=0)).opened() as sandbox, AsyncExitStack() as stack:
+            remote = await stack.enter_async_context(over_http(sandbox, cores + 1))
+            boxes, remote_boxes = await boxes_of(sandbox, cores, stack), await boxes_of(remote, cores, stack)
             for _ in range(ROUNDS):
-                boxed += await in_boxes(sandbox, cores, num_runs)
-                unboxed += await bare(script, cores, num_runs)
+                await in_boxes(boxes, num_runs, boxed)
+                await in_boxes(remote_boxes, num_runs, served)
+                await bare(script, cores, num_runs, unboxed)
                 started += await starts(sandbox, 10)
-    rate, bare_rate = ROUNDS * num_runs / boxed, ROUNDS * num_runs / unboxed
-    print(f"{cores} at once: {rate:.0f} runs/s in boxes, {bare_rate:.0f} bare processes/s, {rate / bare_rate:.2f} times")
+    print(boxed.text(f"{cores} boxes", ROUNDS * num_runs))
+    print(served.text(f"{cores} over HTTP", ROUNDS * num_runs))
+    print(unboxed.text(f"{cores} bare at once", ROUNDS * num_runs))
+    print(f"boxes beside bare: {unboxed.wall_s / boxed.wall_s:.2f} times the rate")
     print(f"a box and its first run: {1000 * started / ROUNDS:.0f} ms")
 
 

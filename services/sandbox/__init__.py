@@ -1,5 +1,6 @@
 """Programs that nobody has read, such as a model's, run here: without a network, without rights, within limits."""
 
+from services.sandbox.choosing import local_options, num_places, open_configured
 from services.sandbox.interface import (
     Box,
     LimitName,
@@ -13,6 +14,6 @@ from services.sandbox.interface import (
 from services.sandbox.local import LocalOptions, LocalSandbox
 
 __all__ = [
-    "Box", "LimitName", "LocalOptions", "LocalSandbox", "ProgramRefused", "RunOutcome", "Sandbox", "SandboxError",
-    "SandboxLimits", "SandboxUnavailable",
+    "Box", "LimitName", "LocalOptions", "LocalSandbox", "ProgramRefused", "RunOutcome",
+    "Sandbox", "SandboxError", "SandboxLimits", "SandboxUnavailable", "local_options", "num_places", "open_configured",
 ]  # fmt: skip

@@ -136,7 +136,7 @@ WAY_OUT: Final = (
     "Code of a model runs only in a sandbox. Install bubblewrap (Debian: apt-get install bubblewrap) and allow user "
     "namespaces (sysctl kernel.unprivileged_userns_clone=1, on Ubuntu also kernel.apparmor_restrict_unprivileged_userns=0), "
     "or run "
-    "`gspo sandbox` where both are there and set sandbox.url"
+    "`gspo sandbox` where both are there and set sandbox.urls"
 )
 
 
@@ -155,12 +155,17 @@ class LocalSandbox:
         self._spare: list[tuple[LocalBox, int]] = []
         self._num_starting = 0
         self._tasks: asyncio.TaskGroup | None = None
+        self._commands: dict[int, list[str]] = {}
+        """What starts a keeper of each user."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator["LocalSandbox"]:
         """Serve until the end of the block, after which nothing of it runs. Raises: SandboxUnavailable."""
         if shutil.which("bwrap") is None:
             raise SandboxUnavailable(f"bwrap is not found in PATH\n{WAY_OUT}")
+        python, is_root = self._options.python, os.geteuid() == 0
+        folders = [*folders_of(python), *self._options.read_only]
+        self._commands = {user: bubblewrap_command(python, folders, user if is_root else None) for user in self._users}
         failure: BaseException | None = None
         self._spare.append(await self._start())
         try:
@@ -208,11 +213,9 @@ class LocalSandbox:
 
     async def _start(self) -> tuple[LocalBox, int]:
         user = self._users.pop(0)
-        folders = [*folders_of(self._options.python), *self._options.read_only]
-        command = bubblewrap_command(self._options.python, folders, user if os.geteuid() == 0 else None)
         box = None
         try:
-            box = LocalBox(await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE))
+            box = LocalBox(await asyncio.create_subprocess_exec(*self._commands[user], stdin=PIPE, stdout=PIPE, stderr=PIPE))
             await box.ready()
         except BaseException:
             self._users.append(user)

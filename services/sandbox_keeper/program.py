@@ -1,15 +1,20 @@
 """The processes of one run, from the keeper's fork to the program."""
 
+import _thread
+import atexit
 import json
 import os
+import random
 import resource
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from .namespaces import LIBC, PR_SET_DUMPABLE, drop_rights, enter_namespaces
+from .namespaces import LIBC, PR_SET_DUMPABLE, clone, drop_rights, enter, fork
 
 
 def set_limits(limits: dict[str, Any]) -> None:
@@ -19,7 +24,7 @@ def set_limits(limits: dict[str, Any]) -> None:
         (resource.RLIMIT_AS, 2 * limits["memory_bytes"]),
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
         (resource.RLIMIT_NOFILE, limits["open_files"]),
-        (resource.RLIMIT_NPROC, limits["processes"] + 2),  # besides the two that watch
+        (resource.RLIMIT_NPROC, limits["processes"] + 1),  # besides the one that watches
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(name, (value, value))
@@ -41,40 +46,61 @@ def become(argv: list[str], python: bool, streams: Sequence[int], limits: dict[s
 
 
 def run_python(argv: list[str]) -> NoReturn:
-    """A script by the interpreter that already runs: that is what makes a start cheap."""
-    import runpy
+    """A script by the interpreter that already runs: that is what makes a start cheap.
 
-    code = 1
+    Its streams are the keeper's own, which an interpreter has made for these numbers and nobody has used.
+    """
+    module = types.ModuleType("__main__")
+    module.__file__ = argv[0]
+    sys.modules["__main__"] = module
+    sys.argv = argv
+    sys.path.insert(0, os.path.dirname(argv[0]) or ".")
+    random.seed()
+    code = exit_code(lambda: run_script(argv[0], module))
+    # As an interpreter ends: it waits for threads, and calls what was registered.
+    if _thread._count():
+        code = exit_code(threading._shutdown) or code  # type: ignore[attr-defined]
+    if atexit._ncallbacks():
+        code = exit_code(atexit._run_exitfuncs) or code
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            code = code or 120
+    os._exit(code & 255)
+
+
+def run_script(path: str, module: types.ModuleType) -> None:
+    """Its text as the module ``__main__``."""
+    with open(path, "rb") as file:
+        text = file.read()
+    exec(compile(text, path, "exec", dont_inherit=True), vars(module))
+
+
+def exit_code(call: Callable[[], object]) -> int:
+    """What an interpreter that ended with this call would exit with; an error is told on standard error."""
     try:
-        sys.argv = argv
-        sys.path.insert(0, os.path.dirname(argv[0]) or ".")
-        sys.stdin, sys.stdout, sys.stderr = (
-            open(number, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-            for number, mode in ((0, "r"), (1, "w"), (2, "w"))
-        )
-        runpy.run_path(argv[0], run_name="__main__")
-        code = 0
+        call()
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-        if not isinstance(end.code, (int, type(None))):
-            sys.stderr.write(f"{end.code}\n")
-    except BaseException:  # noqa: BLE001
-        traceback.print_exc()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError):
-                code = code or 1
-        os._exit(code & 255)
+        if isinstance(end.code, (int, type(None))):
+            return end.code or 0
+        sys.stderr.write(f"{end.code}\n")
+        return 1
+    except BaseException as error:  # noqa: BLE001
+        own = error.__traceback__
+        while own is not None and own.tb_frame.f_code.co_filename == __file__:
+            own = own.tb_next
+        traceback.print_exception(type(error), error, own)
+        return 1
+    return 0
 
 
-def first_process(request: dict[str, Any], streams: Sequence[int], report: int) -> NoReturn:
+def watch_program(request: dict[str, Any], streams: Sequence[int], report: int) -> NoReturn:
     """Process 1 of the namespace: when it ends, the kernel ends everything that the program has left."""
     drop_rights()
     # The program has the same user: it may neither read nor trace this process.
     LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    program = os.fork()
+    program = fork()
     if program == 0:
         try:
             become(request["argv"], request["python"], streams, request["limits"])
@@ -98,27 +124,22 @@ def say(report: int, what: dict[str, Any]) -> None:
 
 
 def start(request: dict[str, Any]) -> tuple[int, int, int, int, int]:
-    """Start the program; gives the process that makes its namespaces, and the ends of its streams and of its report."""
+    """Start the program; gives the first process of its namespaces, and the ends of its streams and of its report."""
     inside_in, to_in = os.pipe()
     from_out, inside_out = os.pipe()
     from_err, inside_err = os.pipe()
     from_report, report = os.pipe()
-    maker = os.fork()
-    if maker == 0:
-        code = 0
+    uid, gid = os.getuid(), os.getgid()
+    first = clone()
+    if first == 0:
         try:
             for fd in (to_in, from_out, from_err, from_report):
                 os.close(fd)
-            enter_namespaces(request["limits"], request["prepares"])
-            first = os.fork()
-            if first == 0:
-                first_process(request, (inside_in, inside_out, inside_err), report)
-            # Ending here gives the first process to the keeper, which adopts orphans.
-            say(report, {"first": first})
+            enter(uid, gid, request["limits"], request["prepares"])
+            watch_program(request, (inside_in, inside_out, inside_err), report)
         except BaseException as error:  # noqa: BLE001
             say(report, {"failed": str(error)})
-            code = 1
-        os._exit(code)
+        os._exit(1)
     for fd in (inside_in, inside_out, inside_err, report):
         os.close(fd)
-    return maker, to_in, from_out, from_err, from_report
+    return first, to_in, from_out, from_err, from_report

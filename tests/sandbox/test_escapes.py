@@ -276,3 +276,12 @@ async def test_signals_and_exit_codes_are_told_apart(box: Box) -> None:
     missing = await box.run(["no-such-program"], LIMITS)
     assert missing.exit_code == 127
     assert b"no-such-program" in missing.stderr
+
+
+async def test_memory_that_a_run_shares_meets_no_later_run(box: Box) -> None:
+    text = """
+import ctypes
+libc = ctypes.CDLL(None)
+print(libc.shmget(4711, 100, 0o666) >= 0, libc.shmget(4711, 100, 0o1666) >= 0)
+"""
+    assert [(await python(box, text)).stdout for _ in range(2)] == [b"False True\n"] * 2

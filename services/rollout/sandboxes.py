@@ -1,0 +1,29 @@
+"""The sandbox in which a rollout runs the programs of its policy."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gspo.environments import TaskSet
+from services.runtime.errors import ConfigurationError
+from services.runtime.settings import SandboxSection
+from services.sandbox import Sandbox, open_configured
+
+
+@asynccontextmanager
+async def open_sandbox(section: SandboxSection, environment: TaskSet) -> AsyncIterator[Sandbox | None]:
+    """The configured sandbox for an environment that scores programs; None for any other.
+
+    Raises: ConfigurationError with the way out where programs cannot be separated, or a server refuses.
+    """
+    if not any(probe.grader for probe in environment.reward_probes):
+        yield None
+        return
+    opened = False
+    try:
+        async with open_configured(section) as sandbox:
+            opened = True
+            yield sandbox
+    except ConfigurationError as error:
+        raise error if opened else ConfigurationError(f"the environment runs programs of the policy: {error}") from error

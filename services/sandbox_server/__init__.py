@@ -1,0 +1,1 @@
+"""``gspo sandbox``: sandboxes of this machine for rollouts on others."""

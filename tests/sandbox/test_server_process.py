@@ -1,0 +1,69 @@
+"""A real ``gspo sandbox``: killed amid a run, started again, stopped."""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from services.sandbox.remote import RemoteOptions, RemoteSandbox
+from services.sandbox.wire import KEY_VARIABLE
+from tests.sandbox.conftest import LIMITS, below
+
+pytestmark = pytest.mark.sandbox
+
+KEY = "the-key-of-this-test"
+START_S = 120
+NUM_PROCESSES = 5
+"""Two of bubblewrap, the keeper, the run's first process and its program."""
+Starts = Callable[[int], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def starts() -> Iterator[Starts]:
+    """A function that starts a server on a port."""
+    servers: list[subprocess.Popen[bytes]] = []
+
+    def start(port: int) -> "subprocess.Popen[bytes]":
+        settings = (f"sandbox.port={port}", "sandbox.metrics_port=0", "sandbox.places=1", "sandbox.spare=0")
+        words = [word for setting in settings for word in ("--set", setting)]
+        command = [sys.executable, "-m", "services.sandbox_server", *words]
+        servers.append(subprocess.Popen(command, env={**os.environ, KEY_VARIABLE: KEY}))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.kill()
+        server.wait()
+
+
+async def test_a_server_that_is_killed_amid_a_run_leaves_nothing_and_costs_time_alone(
+    starts: Starts, unused_tcp_port: int
+) -> None:
+    first = starts(unused_tcp_port)
+    options = RemoteOptions(urls=[f"http://127.0.0.1:{unused_tcp_port}"], key=KEY, patience_s=START_S)
+    async with RemoteSandbox(options).opened() as sandbox, sandbox.box() as box, asyncio.TaskGroup() as tasks:
+        await box.put({"script.py": b"import time\ntime.sleep(2)\nprint(open('/box/made').read(), input())"})
+        await box.put({"make.py": b"open('/box/made', 'w').write('it is made')"})
+        assert (await box.prepare(["python", "make.py"], LIMITS)).succeeded
+        run = tasks.create_task(box.run(["python", "script.py"], replace(LIMITS, wall_s=60), b"and run"))
+        until = time.monotonic() + START_S
+        while len(found := below(first.pid)) < NUM_PROCESSES:
+            assert time.monotonic() < until, found
+            await asyncio.sleep(0)
+        ends = [os.pidfd_open(pid) for pid in found]
+        first.kill()
+        for end in ends:
+            assert select.select([end], [], [], 20)[0], "a process goes on"
+            os.close(end)
+        second = starts(unused_tcp_port)
+        outcome = await run
+    assert (outcome.exit_code, outcome.stdout) == (0, b"it is made and run\n")
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(timeout=30) == 0

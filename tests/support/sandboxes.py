@@ -1,0 +1,95 @@
+"""A sandbox whose boxes do what a test says, for faults of servers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from prometheus_client import CollectorRegistry
+
+from services.sandbox import Box, RunOutcome, Sandbox, SandboxError, SandboxLimits
+from services.sandbox_server.boxes import BoxBounds
+from services.sandbox_server.metrics import SandboxMetrics
+from services.sandbox_server.server import SandboxServer
+
+BOUNDS = BoxBounds(max_wall_s=20, max_memory_bytes=1 << 30, idle_s=30)
+
+
+class ScriptedBox:
+    """Remembers what is done in it. Commands: "echo" says its files and input; "hang" waits; "fail" fails as a box does."""
+
+    def __init__(self, sandbox: "ScriptedSandbox") -> None:
+        self._sandbox = sandbox
+        self.files: dict[str, bytes] = {}
+        self.prepared: list[str] = []
+
+    async def put(self, files: Mapping[str, bytes]) -> None:
+        self.files |= files
+
+    async def prepare(self, command: list[str], limits: SandboxLimits) -> RunOutcome:
+        self.prepared.append(" ".join(command))
+        return outcome(0 if self._sandbox.prepares else 1)
+
+    async def run(self, command: list[str], limits: SandboxLimits, stdin: bytes = b"") -> RunOutcome:
+        self._sandbox.num_runs += 1
+        self._sandbox.running.set()
+        if command[0] == "hang":
+            try:
+                await self._sandbox.goes_on.wait()
+            except asyncio.CancelledError:
+                self._sandbox.cancelled.set()
+                raise
+        if command[0] == "fail":
+            raise SandboxError("the keeper has ended")
+        return outcome(0, f"{sorted(self.files)} {self.prepared} {stdin!r}".encode())
+
+
+class ScriptedSandbox:
+    """See ``Sandbox``."""
+
+    def __init__(self, places: int = 2, *, prepares: bool = True) -> None:
+        """``prepares``: whether preparations end well."""
+        self.prepares = prepares
+        self._free = asyncio.Semaphore(places)
+        self.num_boxes = 0
+        self.num_open = 0
+        self.num_runs = 0
+        self.running, self.goes_on, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.full = asyncio.Event()
+        """Somebody waits for a box."""
+
+    @asynccontextmanager
+    async def box(self) -> AsyncIterator[Box]:
+        if self._free.locked():
+            self.full.set()
+        async with self._free:
+            self.num_boxes += 1
+            self.num_open += 1
+            try:
+                yield ScriptedBox(self)
+            finally:
+                self.num_open -= 1
+
+
+def outcome(code: int, stdout: bytes = b"") -> RunOutcome:
+    """A run that ended by itself."""
+    return RunOutcome(exit_code=code, signal=None, limit=None, stdout=stdout, stderr=b"", wall_s=0.1, cpu_s=0.1)
+
+
+@asynccontextmanager
+async def serving(
+    sandbox: Sandbox,
+    *,
+    port: int = 0,
+    places: int = 2,
+    max_waiting: int = 2,
+    key: str = "",
+    bounds: BoxBounds = BOUNDS,
+) -> AsyncIterator[tuple[SandboxServer, str, SandboxMetrics]]:
+    """A real server of boxes: itself, its URL and its metrics."""
+    metrics = SandboxMetrics(CollectorRegistry())
+    server = SandboxServer(sandbox, metrics, bounds, places=places, max_waiting=max_waiting, key=key)
+    host, port = await server.start("127.0.0.1", port)
+    try:
+        yield server, f"http://{host}:{port}", metrics
+    finally:
+        await server.stop(0.05)
