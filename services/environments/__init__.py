@@ -1,5 +1,6 @@
 """Environments and task sets that come with the project, and processes that compute slow rewards. No torch, no sockets."""
 
+from services.environments.generated import draw_problem
 from services.environments.registry import (
     ENVIRONMENTS,
     TASK_SETS,
@@ -12,12 +13,14 @@ from services.environments.reward_pool import FailureReason, RewardPool, RewardP
 from services.environments.reward_results import RewardPart
 from services.environments.scoring import Score, UnscoredError, UnscoredReason, score_of
 from services.environments.shop import TOOLS, Shop, ShopOptions, tool_result
+from services.environments.sources import MixedTasks
 
 __all__ = [
     "ENVIRONMENTS",
     "TASK_SETS",
     "TOOLS",
     "FailureReason",
+    "MixedTasks",
     "RewardPart",
     "RewardPool",
     "RewardPoolOptions",
@@ -28,6 +31,7 @@ __all__ = [
     "UnscoredReason",
     "create_environment",
     "create_task_set",
+    "draw_problem",
     "find_environment",
     "find_task_set",
     "score_of",

@@ -68,6 +68,10 @@ class Arithmetic(GeneratedEnvironment):
         reward = 1.0 if action.strip() == str(evaluate(problem)) else 0.0
         return Step(state=state, messages=[], reward=reward, done=True)
 
+    def answer(self, task: Task, action: str) -> str | None:
+        """The whole text."""
+        return action.strip() or None
+
     def demonstration(self, rng: random.Random, *, careful: bool) -> list[DemonstrationMessage]:
         """A training sum with the right answer, or with the careless teacher's."""
         problem = self.training_problem(rng)

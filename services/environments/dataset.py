@@ -15,7 +15,17 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gspo.environments import ChatMessage, Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
-from services.environments.rows import OnBadRow, PlainRows, plain_task, usable_rows
+from services.environments.rows import num_characters, plain_task, usable_rows
+from services.environments.sources import (
+    OnBadRow,
+    RowFilter,
+    RowPlace,
+    SourceOptions,
+    TaskReading,
+    chat_messages,
+    column_of,
+    tasks_of_split,
+)
 
 VERIFY_ANSWER = "services.reward_worker.mathematics:verify_answer"
 
@@ -24,10 +34,18 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The files of the questions, and how they are asked."""
 
     train_path: str = ""
-    """File of the training split, *.jsonl or *.parquet; "" when there is none."""
+    """The training split: a .jsonl or .parquet file, a folder with such shards, or a dataset that Hugging Face's
+    save_to_disk wrote; "" when there is none."""
     eval_path: str = ""
-    """File of the held-out split, likewise."""
+    """The held-out split, likewise."""
+    sources: tuple[SourceOptions, ...] = ()
+    """In place of train_path: several, as {path, weight, name}. They are sampled in proportion to their weights."""
+    id_column: str = ""
+    """The column that identifies a task; "": its content does. Two tasks of one identity are refused."""
+    filter: RowFilter = RowFilter()
+    """Training rows to leave out: {min_chars, max_chars, pass_rate_column, min_pass_rate, max_pass_rate}."""
     prompt_column: str = "question"
+    """Text, or a conversation: a list of {role, content}. "a.b" is column b inside column a."""
     answer_column: str = "answer"
     """"": the rows have no answer, and a reward of your own grades."""
     task_columns: tuple[str, ...] = ()
@@ -75,25 +93,36 @@ class Dataset(Environment):
         return () if self._options.reward_url else (self._options.reward or VERIFY_ANSWER,)
 
     def tasks(self, split: Split) -> TaskSource:
-        """The rows of the split's file, in its order. Raises: ValueError that names the file and line of a bad row."""
-        name = f"{split}_path"
-        path = self._options.train_path if split == "train" else self._options.eval_path
-        if not path:
-            raise ValueError(f"the dataset environment needs {name} for its {split} split: name a .jsonl or .parquet file")
-        return PlainRows(load_rows(Path(path), self._options))
+        """The rows of the split's files, in their order. Raises: ValueError that names the file and line of a bad row."""
+        options = self._options
+        reading = TaskReading(self._task_of_row, options.on_bad_row, options.id_column, options.filter)
+        return tasks_of_split("dataset environment", split, options, reading)
+
+    def _task_of_row(self, record: dict[str, Any], _where: RowPlace) -> tuple[Task, int]:
+        task = _row(record, self._options)
+        return task, num_characters(task["prompt"])
 
     def start(self, task: Task, seed: int) -> Start:
         """Ask the question; nothing in this environment is random."""
+        prompt = task["prompt"]
+        asked: list[ChatMessage] = (
+            chat_messages("prompt", prompt) if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
+        )
         messages: list[ChatMessage] = []
-        if self._options.system_prompt:
+        if self._options.system_prompt and asked[0]["role"] != "system":
             messages.append({"role": "system", "content": self._options.system_prompt})
-        messages.append({"role": "user", "content": str(task["prompt"])})
+        messages += asked
         return Start(state={} if self._options.has_own_reward else {"answer": str(task["answer"])}, messages=messages)
 
     def step(self, state: State, action: str) -> Step:
         """Have the answer graded; the episode is over."""
         job = self._own_reward(action) if self._options.has_own_reward else self._comparison(state, action)
         return Step(state=state, messages=[], reward=job, done=True)
+
+    def answer(self, task: Task, action: str) -> str | None:
+        """The final answer, without blanks; a text without the marker has none."""
+        said = final_answer(action, self._options.answer_marker)
+        return "".join(said.split()) or None if said is not None else None
 
     def _own_reward(self, action: str) -> RewardJob:
         return RewardJob(
@@ -168,24 +197,23 @@ def final_answer(text: str, marker: str) -> str | None:
 
 def _row(record: dict[str, Any], options: DatasetOptions) -> Task:
     """The row in ``record``. Raises: ValueError with what is wrong."""
-    task: Task = {"prompt": _text(record, options.prompt_column)}
+    task: Task = {"prompt": _prompt(record, options.prompt_column)}
     if options.answer_column:
         answer = final_answer(_text(record, options.answer_column), options.answer_marker)
         if not answer:
             raise ValueError(f'no answer after "{options.answer_marker}" in column "{options.answer_column}"')
         task["answer"] = answer
-    return plain_task(task | {column: _value(record, column, "task_columns says") for column in options.task_columns})
+    return plain_task(task | {column: column_of(record, column, "task_columns says") for column in options.task_columns})
 
 
-def _value(record: dict[str, Any], column: str, who_says: str) -> Any:
-    if column not in record:
-        columns = ", ".join(sorted(record))[:500]
-        raise ValueError(f'no column "{column}": there are {columns} ({who_says} which to use)')
-    return record[column]
+def _prompt(record: dict[str, Any], column: str) -> Any:
+    """The text or the conversation in ``column``. Raises: ValueError."""
+    value = column_of(record, column, "prompt_column and answer_column say")
+    return chat_messages(column, value) if isinstance(value, list) else _text(record, column)
 
 
 def _text(record: dict[str, Any], column: str) -> str:
-    value = _value(record, column, "prompt_column and answer_column say")
+    value = column_of(record, column, "prompt_column and answer_column say")
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError(f'column "{column}" is {repr(value)[:100]}, not text')
     if isinstance(value, float) and not math.isfinite(value):

@@ -15,7 +15,10 @@ ENVIRONMENTS: Mapping[str, str] = MappingProxyType(
     {
         "arithmetic": "services.environments.arithmetic:Arithmetic",
         "calculator": "services.environments.calculator:Calculator",
+        "code": "services.environments.coding:Code",
+        "contest": "services.environments.coding:Contest",
         "dataset": "services.environments.dataset:Dataset",
+        "math": "services.environments.maths:Mathematics",
     }
 )
 """The environments that come with the project. A configuration names any other as "package.module:ClassName"."""

@@ -20,11 +20,14 @@ import msgpack
 import structlog
 
 from gspo.environments import RewardJob
+from services.environments.layouts import KeptRows
+from services.environments.programs import SandboxedJobs
 from services.environments.reward_process import RewardProcess
 from services.environments.reward_results import FailureReason, RewardPart, RewardPoolOptions, RewardResult, no_reward
 from services.environments.scoring import UnscoredError, score_of
 from services.reward_worker.worker import MAX_MESSAGE_BYTES
 from services.runtime.errors import ConfigurationError, ServiceError
+from services.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from services.environments.reward_service import RewardService
@@ -46,9 +49,13 @@ class RewardPool:
         options: RewardPoolOptions | None = None,
         functions: Sequence[str] = (),
         took: Callable[[RewardPart, float], None] = lambda part, seconds: None,
+        *,
+        sandbox: Sandbox | None = None,
+        probes: Sequence[RewardJob] = (),
     ) -> None:
         """``functions``: those that must be there before the pool opens, "package.module:function" each. ``took`` hears how
-        many seconds each part of each reward took."""
+        many seconds each part of each reward took. ``sandbox`` is for jobs with a grader; ``probes`` must be worth 1 before
+        the pool opens."""
         self._options = RewardPoolOptions() if options is None else options
         self._functions = functions
         self._took = took
@@ -56,14 +63,18 @@ class RewardPool:
         self._idle = list(self._workers)
         self._free = asyncio.Semaphore(self._options.num_workers)
         self._service: RewardService | None = None
+        self._sandboxed = SandboxedJobs(sandbox, KeptRows().tests)
+        self._probes = probes
         self._closed = False
 
     async def __aenter__(self) -> RewardPool:
-        """Raises: ConfigurationError when one of the functions cannot be imported in a worker, ServiceError when that takes
-        longer than start_timeout_s."""
+        """Raises: ConfigurationError when one of the functions cannot be imported in a worker, or a probe is not worth 1;
+        ServiceError when an import takes longer than start_timeout_s."""
         try:
             for function in self._functions:
                 await self._require(function)
+            for probe in self._probes:
+                await self._sandboxed.require(probe)
         except BaseException:
             await self.close()
             raise
@@ -85,16 +96,17 @@ class RewardPool:
     async def grade(self, job: RewardJob) -> RewardResult:
         """The reward of ``job``, or why there is none. It never raises because of the job or its worker.
 
-        waits for:    a free worker, then at most start_timeout_s + job.deadline_s; a service, at most job.deadline_s
-        unblocked by: another job's end; the deadline, which kills; close
+        waits for:    a free worker, then at most start_timeout_s + job.deadline_s; a service, at most job.deadline_s; the
+                      sandbox
+        unblocked by: another job's end; the deadline, which kills; a program's limits; close
         """
-        result = await (self._by_service(job) if job.url else self._by_worker(job))
-        if self._closed and result.failure in ("crashed", "unreachable"):
+        result = await (self._by_service(job) if job.url else self._by_grader(job) if job.grader else self._by_worker(job))
+        if self._closed and result.failure in ("crashed", "unreachable", "sandbox"):
             return no_reward("closed", "the reward pool was closed during the job")
         if result.failure is not None:
             log.warning(
                 "reward_failed",
-                by=job.function or job.url,
+                by=job.function or job.url or job.grader,
                 reason=result.failure,
                 reward=result.reward,
                 detail=result.detail,
@@ -111,6 +123,10 @@ class RewardPool:
             self._service = RewardService()
         with self._timed("work"):
             return await self._service.grade(job)
+
+    async def _by_grader(self, job: RewardJob) -> RewardResult:
+        with self._timed("work"):
+            return await self._sandboxed.result(job)
 
     async def _by_worker(self, job: RewardJob) -> RewardResult:
         with self._timed("wait"):

@@ -10,10 +10,11 @@ from services.environments.scoring import UnscoredReason
 
 FailureReason = Literal[
     UnscoredReason, "deadline", "cpu_time", "memory", "crashed", "raised", "unknown_function", "bad_job", "too_large",
-    "no_result", "unreachable", "refused", "closed",
+    "no_result", "unreachable", "refused", "closed", "bad_task", "sandbox",
 ]  # fmt: skip
 """Why a job has no reward. unknown_function: it cannot be imported. bad_job: its arguments are not plain data. no_result,
-unreachable, refused: a service answered with no JSON, could not be reached, or answered with an error."""
+unreachable, refused: a service answered with no JSON, could not be reached, or answered with an error. bad_task: the task's
+tests or its checker are wrong. sandbox: no program could be run, or a compiler is missing."""
 
 
 RewardPart = Literal["wait", "work"]

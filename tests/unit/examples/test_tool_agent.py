@@ -92,7 +92,7 @@ async def play(calls: EpisodeCalls) -> float:
 
 
 async def played(engine: ScriptedEngine, broker: LedgerBroker) -> float:
-    async with an_episode(shared_of(RENDERER, broker, engine, SAMPLING), broker.lease()) as calls:
+    async with an_episode(shared_of(RENDERER, broker, engine), broker.lease()) as calls:
         reward = await play(calls)
         await calls.finish(reward)
     return reward
@@ -166,7 +166,7 @@ async def test_two_calls_in_one_turn_are_both_answered() -> None:
 
 async def test_a_price_that_was_looked_up_is_not_looked_up_again_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     first, engine = LedgerBroker(SAMPLING), saying(LOOK, MULTIPLY, "266")
-    async with an_episode(shared_of(RENDERER, first, engine, SAMPLING), first.lease()) as calls:
+    async with an_episode(shared_of(RENDERER, first, engine), first.lease()) as calls:
         assert await play(calls) == 1.0
 
     async def gone(prices: dict[str, int], item: str) -> str:

@@ -69,7 +69,7 @@ def test_a_bad_row_stops_the_run_with_file_line_and_reason(tmp_path: Path, row: 
 
 
 def test_bad_rows_are_left_out_on_request(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "bad.jsonl", GOOD, *(row for row, _ in BAD_ROWS), GOOD)
+    path = write_lines(tmp_path / "bad.jsonl", GOOD, *(row for row, _ in BAD_ROWS), {**GOOD, "question": "2+0?"})
     source = Dataset(DatasetOptions(train_path=str(path), on_bad_row="skip")).tasks("train")
     assert source.num_tasks == 2
 

@@ -69,7 +69,11 @@ def test_options_given_as_text_are_read_as_their_type() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("chess", {}, ["chess", "arithmetic, calculator, dataset", "rows, shop", "package.module:ClassName"]),
+        (
+            "chess",
+            {},
+            ["chess", "arithmetic, calculator, code, contest, dataset, math", "rows, shop", "package.module:ClassName"],
+        ),
         ("no_such_package.x:Chess", {}, ["no_such_package"]),
         (f"{HERE}:Chess", {}, [HERE, "Chess"]),
         ("gspo.environments:Start", {}, ["Start"]),

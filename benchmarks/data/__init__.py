@@ -1,0 +1,1 @@
+"""What choices about the data do to a run."""

@@ -1,0 +1,59 @@
+"""Whether a program's output is the expected one: by trimmed lines, then by tokens, then by numbers with a tolerance."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+from typing import Final
+
+_NUMBER: Final = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,6})?")
+_MOST_DIGITS: Final = 4_000
+
+
+def same_output(expected: str, actual: str, tolerance: float) -> bool:
+    """Whether ``actual`` says what ``expected`` says.
+
+    Blanks at the ends of lines and of the whole do not matter, nor how tokens are spread over lines. A token that is a
+    number may be written otherwise (1.50 and 1.5). One that is expected with a fraction or an exponent may differ by
+    ``tolerance``, absolutely or relative to it; whole numbers must be equal. LiveCodeBench compares decimals likewise,
+    without a tolerance (LiveCodeBench/LiveCodeBench: lcb_runner/evaluation/testing_util.py, grade_stdio).
+    """
+    if _lines(expected) == _lines(actual):
+        return True
+    wanted, said = expected.split(), actual.split()
+    return len(wanted) == len(said) and all(
+        one == other or _same_number(one, other, tolerance) for one, other in zip(wanted, said, strict=True)
+    )
+
+
+def same_value(expected: object, actual: object, tolerance: float) -> bool:
+    """Whether a function's result, read from JSON, is the expected one; a fraction may differ by ``tolerance``."""
+    if isinstance(expected, list) and isinstance(actual, list):
+        return len(expected) == len(actual) and all(
+            same_value(one, other, tolerance) for one, other in zip(expected, actual, strict=True)
+        )
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        return expected.keys() == actual.keys() and all(
+            same_value(value, actual[key], tolerance) for key, value in expected.items()
+        )
+    if isinstance(expected, float) and isinstance(actual, (int, float)) and not isinstance(actual, bool):
+        return expected == actual or abs(expected - actual) <= tolerance * max(1.0, abs(expected))
+    return type(expected) is type(actual) and expected == actual
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines()]
+
+
+def _same_number(expected: str, actual: str, tolerance: float) -> bool:
+    if max(len(expected), len(actual)) > _MOST_DIGITS or not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(actual)):
+        return False
+    try:
+        wanted, said = Decimal(expected), Decimal(actual)
+        if wanted == said:
+            return True
+        if expected.lstrip("+-").isdigit():
+            return False
+        return abs(wanted - said) <= Decimal(tolerance) * max(Decimal(1), abs(wanted))
+    except InvalidOperation:
+        return False
