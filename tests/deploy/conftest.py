@@ -14,13 +14,19 @@ from tests.deploy.kustomizations import FILE
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cpu": ("overlays/cpu", ()),
     "cpu-monitored": ("overlays/cpu", ("monitoring", "autoscaling-hpa")),
+    "cpu-openshift": ("overlays/cpu", ("private-registry", "openshift")),
+    "single-gpu-node-reachable": ("overlays/single-gpu-node", ("reachable",)),
+    "another-run-scaled": ("overlays/another-run", ("monitoring", "autoscaling-keda")),
+    "cpu-sandbox": ("overlays/cpu", ("sandbox",)),
     "single-gpu-node": ("overlays/single-gpu-node", ()),
     "single-gpu-node-scaled": ("overlays/single-gpu-node", ("peer-weights", "monitoring", "autoscaling-keda", "spot")),
     "qwen3-30b-a3b": ("overlays/qwen3-30b-a3b", ()),
     "qwen3-30b-a3b-full": ("overlays/qwen3-30b-a3b", ("rdma", "spot", "peer-weights", "monitoring", "autoscaling-hpa")),
-    "qwen3-30b-a3b-lws": ("overlays/qwen3-30b-a3b", ("learner-lws", "rdma-lws", "monitoring", "autoscaling-keda")),
+    "qwen3-30b-a3b-lws": ("overlays/qwen3-30b-a3b", ("learner-lws", "rdma-lws", "kueue", "monitoring", "autoscaling-keda")),
 }
 """By variant: the overlay, and the components added to its own; learner-lws replaces learner-nodes."""
+SHARED: dict[str, str] = {"monitoring": "monitoring", "kueue": "kueue"}
+"""By component: the directory of cluster/ that it needs beside cluster/priorities, which every run needs."""
 
 
 def write_variant(k8s: Path, name: str) -> Path:
@@ -39,6 +45,12 @@ def write_variant(k8s: Path, name: str) -> Path:
     return directory
 
 
+def shared_by_runs(k8s: Path, name: str) -> list[Object]:
+    """What a variant's cluster has already: the objects that all runs share."""
+    wanted = ["priorities", *(SHARED[component] for component in VARIANTS[name][1] if component in SHARED)]
+    return [item for part in wanted for item in render(k8s / "cluster" / part)]
+
+
 def copy_manifests(to: Path) -> Path:
     """Copy deploy/ and add keys as ``gspo keys`` makes them. Returns the copy's deploy/k8s."""
     shutil.copytree(K8S.parent, to / "deploy")
@@ -55,13 +67,13 @@ def manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def rendered(manifests: Path) -> Callable[[str], tuple[Path, list[Object]]]:
-    """A function that returns directory and objects of a variant; it renders each variant once."""
+    """A function that returns directory and objects of a variant, with what its cluster has; each is rendered once."""
     cache: dict[str, tuple[Path, list[Object]]] = {}
 
     def get(name: str) -> tuple[Path, list[Object]]:
         if name not in cache:
             directory = write_variant(manifests, name)
-            cache[name] = directory, render(directory)
+            cache[name] = directory, [*render(directory), *shared_by_runs(manifests, name)]
         return cache[name]
 
     return get

@@ -170,7 +170,10 @@ OBJECT_MISTAKES = {
         ),
     ),
     "a startup probe that succeeds before SGLang has started": Mistake(
-        "cpu", "probes", "before SGLang", lambda c: container(c, "rollout")["startupProbe"].pop("initialDelaySeconds")
+        "cpu",
+        "probes",
+        "/startupz",
+        lambda c: container(c, "rollout")["startupProbe"]["httpGet"].update(path="/healthz"),
     ),
     "a start that is killed before its timeout": Mistake(
         "single-gpu-node",

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from tests.deploy.cluster import Cluster, Object, Pods, matches, quantity, title
 
-CLUSTER_SCOPED = ("Namespace", "PriorityClass")
+CLUSTER_SCOPED = ("Namespace", "PriorityClass", "ResourceFlavor", "ClusterQueue")
+SHARED_NAMESPACE = "monitoring"
+"""Where the alerts and dashboards of all runs are."""
 PORT_NAME = re.compile(r"(?=.*[a-z])[a-z0-9]([a-z0-9-]{0,13}[a-z0-9])?")
 BUILT_IN_PRIORITIES = ("system-cluster-critical", "system-node-critical")
 
@@ -16,7 +18,8 @@ def namespaces(cluster: Cluster) -> Iterator[str]:
     (namespace,) = (item["metadata"]["name"] for item in cluster.of_kind("Namespace"))
     for item in cluster.objects:
         found = item["metadata"].get("namespace")
-        if item["kind"] not in CLUSTER_SCOPED and found != namespace:
+        shared = found == SHARED_NAMESPACE and item["kind"] in ("PrometheusRule", "ConfigMap")
+        if item["kind"] not in CLUSTER_SCOPED and found != namespace and not shared:
             yield f"{title(item)} is in namespace {found}, not {namespace}"
     for name, count in Counter(title(item) for item in cluster.objects).items():
         if count > 1:
@@ -159,15 +162,16 @@ def services_of_stateful_sets(cluster: Cluster) -> Iterator[str]:
 
 
 def scaling(cluster: Cluster) -> Iterator[str]:
-    """Autoscalers scale an object of the set that does not set its own replicas, between sensible bounds, slowly."""
+    """No apply sets the number of rollouts. Autoscalers scale an object of the set, between sensible bounds, slowly."""
+    rollouts = cluster.role("rollout").owner
+    if "replicas" in rollouts["spec"]:
+        yield f"{title(rollouts)} sets replicas, so every apply would set back what an autoscaler or `kubectl scale` chose"
     for item in cluster.of_kind("HorizontalPodAutoscaler", "ScaledObject"):
         spec = item["spec"]
         reference = spec["scaleTargetRef"]
         target = cluster.find(reference.get("kind", "Deployment"), reference["name"])
         if target is None:
             yield f"{title(item)} scales {reference}, which is not there"
-        elif "replicas" in target["spec"]:
-            yield f"{title(item)}: {title(target)} sets replicas, so every apply would set the number back"
         keda = item["kind"] == "ScaledObject"
         low, high = (
             (spec["minReplicaCount"], spec["maxReplicaCount"]) if keda else (spec["minReplicas"], spec["maxReplicas"])
@@ -175,9 +179,7 @@ def scaling(cluster: Cluster) -> Iterator[str]:
         if not 1 <= low < high:
             yield f"{title(item)}: bounds {low} and {high} are not sensible"
         behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] if keda else spec["behavior"]
-        startup = cluster.role("rollout").main["startupProbe"]
-        most_s = startup["initialDelaySeconds"] + 60
-        if behavior["scaleDown"]["stabilizationWindowSeconds"] < max(most_s, 600):
+        if behavior["scaleDown"]["stabilizationWindowSeconds"] < 600:
             yield f"{title(item)}: scales down before new rollouts can have started"
 
 

@@ -14,6 +14,8 @@ from referencing import Registry, Resource
 from tests.deploy.cluster import Cluster, Object, title
 
 KUBERNETES = "1.34"
+OLDEST = "1.28"
+"""The oldest version that the docs promise."""
 CRDS = Path(__file__).with_name("crds")
 KEPT = (
     "type", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "required",
@@ -22,27 +24,27 @@ KEPT = (
 
 
 @cache
-def _schema_directory() -> Path:
+def _schema_directory(kubernetes: str) -> Path:
     # Finds the package without importing it: its own validator reads 1.5 MB for each object.
     found = importlib.util.find_spec("kubernetes_validate")
     assert found is not None, "kubernetes-validate is not installed: make test-deploy"
     assert found.submodule_search_locations
-    return Path(found.submodule_search_locations[0]) / "kubernetes-json-schema" / f"v{KUBERNETES}.0-local-strict"
+    return Path(found.submodule_search_locations[0]) / "kubernetes-json-schema" / f"v{kubernetes}.0-local-strict"
 
 
 @cache
-def _registry() -> Registry[Any]:
-    definitions = Resource.from_contents(json.loads((_schema_directory() / "_definitions.json").read_text()))
+def _registry(kubernetes: str) -> Registry[Any]:
+    definitions = Resource.from_contents(json.loads((_schema_directory(kubernetes) / "_definitions.json").read_text()))
     return definitions @ Registry()
 
 
 @cache
-def _validator(api_version: str, kind: str) -> "jsonschema.Draft202012Validator | None":
+def _validator(kubernetes: str, api_version: str, kind: str) -> "jsonschema.Draft202012Validator | None":
     group, _, version = api_version.rpartition("/")
     name = f"{kind.lower()}-{group.partition('.')[0]}-{version}.json" if group else f"{kind.lower()}-{version}.json"
-    path = _schema_directory() / name
+    path = _schema_directory(kubernetes) / name
     if path.is_file():
-        return jsonschema.Draft202012Validator(json.loads(path.read_text()), registry=_registry())
+        return jsonschema.Draft202012Validator(json.loads(path.read_text()), registry=_registry(kubernetes))
     schema = _custom_resources().get((api_version, kind))
     return None if schema is None else jsonschema.Draft202012Validator(schema)
 
@@ -86,6 +88,7 @@ def schema(cluster: Cluster) -> Iterator[str]:
     """The API server would accept every object. A kind without a schema is an error."""
     for item in cluster.objects:
         yield from _errors(title(item), item)
+        yield from _errors(f"on {OLDEST}: {title(item)}", item, OLDEST)
         if item["kind"] == "LeaderWorkerSet":
             for key in ("leaderTemplate", "workerTemplate"):
                 template = item["spec"]["leaderWorkerTemplate"][key]
@@ -93,8 +96,8 @@ def schema(cluster: Cluster) -> Iterator[str]:
                 yield from _errors(f"{title(item)}/{key}", wrapped)
 
 
-def _errors(name: str, item: Object) -> Iterator[str]:
-    validator = _validator(item["apiVersion"], item["kind"])
+def _errors(name: str, item: Object, kubernetes: str = KUBERNETES) -> Iterator[str]:
+    validator = _validator(kubernetes, item["apiVersion"], item["kind"])
     if validator is None:
         yield f"{name}: no schema for {item['apiVersion']} {item['kind']}"
         return

@@ -14,7 +14,7 @@ from services.runtime.settings.sections import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy" / "docker"
-IMAGES = ("broker", "cpu", "learner", "rollout")
+IMAGES = ("broker", "cpu", "learner", "rollout", "sandbox")
 RENDEZVOUS = 29500
 
 
@@ -111,11 +111,13 @@ def test_exposed_ports_are_the_default_ports() -> None:
     broker = {port["work"], port["batch"], settings.broker.metrics_port}
     learner = {port["weights"], settings.learner.metrics_port}
     rollout = {settings.rollout.metrics_port}
+    sandbox = {settings.sandbox.port, settings.sandbox.metrics_port}
     wanted = {"broker": broker, "learner": learner | {RENDEZVOUS}, "rollout": rollout, "cpu": learner | rollout}
+    wanted["sandbox"] = sandbox
     assert {image: {int(p) for p in dict(final_stage(image))["EXPOSE"].split()} for image in IMAGES} == wanted
 
 
-@pytest.mark.parametrize("name", ["broker.txt", "learner.txt", "rollout-gpu.txt"])
+@pytest.mark.parametrize("name", ["broker.txt", "learner.txt", "rollout-gpu.txt", "sandbox.txt"])
 def test_an_image_has_the_tested_versions(name: str) -> None:
     tested = pins("cpu.txt")
     assert {key: tested.get(key) for key in pins(name)} == pins(name)
@@ -156,6 +158,9 @@ for name in ENVIRONMENTS:
 """
 
 
+SANDBOX_IMPORTS = f"{IMPORTS.partition('import services')[0]}import services.sandbox_server.__main__, services.cli.main"
+
+
 def hidden_modules(installed: set[str]) -> list[str]:
     """Top-level modules of this environment that an image with the packages ``installed`` lacks."""
     owners = {
@@ -171,3 +176,19 @@ def test_the_brokers_image_has_everything_that_it_imports(left_out: str | None, 
     assert {"torch", "matplotlib"} <= set(hidden)
     done = subprocess.run([sys.executable, "-c", IMPORTS, *hidden], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == status, done.stderr[-800:]
+
+
+@pytest.mark.parametrize(("left_out", "status"), [(None, 0), ("aiohttp", 1)])
+def test_the_image_of_sandboxes_has_everything_that_it_imports(left_out: str | None, status: int) -> None:
+    hidden = hidden_modules(set(pins("sandbox.txt")) - {left_out})
+    assert {"torch", "zmq", "pyarrow"} <= set(hidden)
+    done = subprocess.run(
+        [sys.executable, "-c", SANDBOX_IMPORTS, *hidden], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+    assert done.returncode == status, done.stderr[-800:]
+
+
+def test_the_image_of_sandboxes_has_bubblewrap_and_a_compiler() -> None:
+    installed = [arguments for word, arguments in final_stage("sandbox") if word == "RUN" and "apt-get install" in arguments]
+    assert len(installed) == 1
+    assert {"bubblewrap", "g++"} <= set(installed[0].split())

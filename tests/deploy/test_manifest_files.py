@@ -14,13 +14,14 @@ from tests.deploy.program import metric_names
 
 ROOT = K8S.parents[1]
 KEYS = K8S / "components" / "keys"
+SITE = K8S / "overlays" / "rollouts-elsewhere"
 DIRECTORIES = sorted(path.parent for path in K8S.rglob(FILE))
 CONFIGS = sorted(K8S.rglob("run.toml"))
 
 
 def test_there_are_overlays_and_configurations_to_check() -> None:
     assert {"base", "cpu", "single-gpu-node", "qwen3-30b-a3b", "learner-lws"} <= {path.name for path in DIRECTORIES}
-    assert len(CONFIGS) == 3
+    assert len(CONFIGS) == 4
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.parent.name)
@@ -34,6 +35,7 @@ def test_gspo_check_accepts_every_configuration(path: Path) -> None:
 def test_every_file_is_named_by_its_kustomization_and_every_name_is_a_file(directory: Path) -> None:
     named = files_of(directory)
     made_later = {KEYS / "files" / name for role in KEY_ROLES for name in (f"{role}.secret", f"{role}.public")}
+    made_later |= {path for path in named if path.parent == SITE / "files"}
     assert [path for path in sorted(named - made_later) if not path.exists()] == []
     there = {path for path in directory.iterdir() if path.is_file() and path.name not in (FILE, ".gitignore")}
     assert there - named == set()
@@ -55,7 +57,7 @@ def test_the_secrets_are_the_files_that_gspo_keys_makes() -> None:
 
 def test_every_dashboard_is_deployed() -> None:
     monitoring = ROOT / "deploy" / "monitoring"
-    assert monitoring in [*parts(K8S / "components" / "monitoring")]
+    assert monitoring in [*parts(K8S / "cluster" / "monitoring")]
     there = set((monitoring / "grafana").glob("*.json"))
     assert there
     assert there <= files_of(monitoring)
@@ -65,8 +67,10 @@ def test_every_dashboard_is_deployed() -> None:
 
 def test_overlays_set_the_namespace_of_their_components_objects() -> None:
     for overlay in (K8S / "overlays").iterdir():
-        assert read(overlay)["namespace"] == read(K8S / "base")["namespace"] == "gspo"
+        other = {"another-run": "gspo-another"}
+        assert read(overlay)["namespace"] == other.get(overlay.name, read(K8S / "base")["namespace"])
         assert K8S / "base" in list(parts(overlay))
+        assert read(overlay)["replacements"] == read(K8S / "overlays" / "cpu")["replacements"]
 
 
 def test_both_autoscalers_use_the_same_query() -> None:

@@ -90,6 +90,18 @@ class Node:
             changed.append(self.start(f"rollout-6f9c-{count}", "rollout"))
         return changed
 
+    def update(self) -> list[Pod]:
+        """``kubectl apply`` of objects that have changed, as the StatefulSet controller takes it: it replaces its pods, and
+        with OrderedReady none that is not ready. Returns the pods that are asked to end.
+        """
+        ended = []
+        for pod in list(self.pods.values()):
+            parallel = pod.pods.owner["spec"].get("podManagementPolicy") == "Parallel"
+            if pod.pods.kind == "StatefulSet" and (parallel or self.is_ready(pod)):
+                self.delete(pod)
+                ended.append(pod)
+        return ended
+
     def delete(self, pod: Pod) -> None:
         """``kubectl delete pod``: sends SIGTERM; ``look`` does the rest."""
         pod.deleted = True

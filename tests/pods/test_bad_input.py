@@ -124,3 +124,21 @@ def test_a_second_learner_is_refused_and_the_first_continues(start_node: Callabl
         assert node.metrics(broker)[refused] > 0
         assert first.process.poll() is None
         assert node.get(first, READY)[0] == 200
+
+
+def test_pods_that_crash_for_a_broken_configuration_heal_with_the_mended_one(
+    start_node: Callable[[Cluster], Node], plain: Cluster
+) -> None:
+    edit(plain, "max_lag = 2", "max_lags = 2")
+    with start_node(plain) as node:
+        broker, learner = node.start("broker-0", "broker"), node.start("learner-0", "learner")
+        broken = (broker, learner)
+        until(node, "both crash again and again", lambda: all(pod.num_restarts >= 2 for pod in broken), START_S)
+        assert {status for pod in broken for status in pod.statuses} == {2}
+        assert "max_lags: unknown key" in events(broker, "cannot_start")[0]["error"]
+        edit(plain, "max_lags = 2", "max_lag = 2")
+        assert node.update() == [broker, learner]
+        until(node, "new pods", lambda: all(node.pods.get(pod.name) not in (None, pod) for pod in broken), START_S)
+        until(node, "a published version", lambda: bool(events(node.pods["broker-0"], "version_published")), START_S)
+        assert node.is_ready(node.pods["broker-0"])
+        assert [node.pods[pod.name].num_restarts for pod in broken] == [0, 0]

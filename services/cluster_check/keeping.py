@@ -1,0 +1,111 @@
+"""What keeps a run alive beside others: one ledger, priorities, budgets of disruption, replicas."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from services.cluster_check.model import (
+    ClusterFault,
+    ClusterModel,
+    PodTemplate,
+    at,
+    matches,
+    namespace_of,
+    number_at,
+    process_container,
+    process_of,
+    settings_of,
+)
+from services.cluster_check.references import KNOWN_CLASSES
+
+CORE: Final = ("broker", "learner")
+
+
+def _process(pods: PodTemplate) -> str:
+    container = process_container(pods)
+    return "" if container is None else process_of(container)
+
+
+def numbers(cluster: ClusterModel) -> Iterator[ClusterFault]:
+    """One broker, as many pods of the learner as nodes, and rollouts whose number nothing sets back."""
+    for pods in cluster.pods:
+        process, way = _process(pods), ("spec", "replicas")
+        if process == "broker" and pods.count != 1:
+            text = f"{pods.count} brokers: each has a ledger of its own, and peers reach one or another by chance"
+            yield ClusterFault(item=pods.owner, way=way, text=text, way_out="write replicas: 1; more brokers are more runs")
+        if process == "rollout" and at(pods.owner, "spec", "replicas") != {}:
+            text = f"sets replicas to {pods.count}: every apply sets back what `kubectl scale` or an autoscaler chose"
+            yield ClusterFault(
+                item=pods.owner, way=way, text=text, way_out="remove replicas, and scale after the first apply"
+            )
+    learners = [pods for pods in cluster.pods if _process(pods) == "learner"]
+    settings = next((found for pods in learners if (found := settings_of(cluster, pods))), None)
+    made = sum(pods.count or 1 for pods in learners)
+    if settings is not None and made != settings.learner.num_nodes:
+        owner = learners[-1].owner
+        yield ClusterFault(
+            item=owner,
+            way=("spec", "leaderWorkerTemplate", "size") if owner["kind"] == "LeaderWorkerSet" else ("spec", "replicas"),
+            text=f"the learner has {made} pods, and learner.num_nodes is {settings.learner.num_nodes}",
+            way_out="make them the same number",
+        )
+    for pods in learners:
+        gpus = at(pods.main[0].data, "resources", "limits", "nvidia.com/gpu")
+        if settings is not None and gpus and number_at({"n": int(gpus)}, "n", default=0) != settings.learner.num_ranks:
+            yield ClusterFault(
+                item=pods.owner,
+                way=(*pods.main[0].way, "resources", "limits", "nvidia.com/gpu"),
+                text=f"{gpus} GPUs, and learner.num_ranks, the ranks on each node, is {settings.learner.num_ranks}",
+                way_out="make them the same number",
+            )
+
+
+def priorities(cluster: ClusterModel) -> Iterator[ClusterFault]:
+    """Where room is short, rollouts go first: broker and learner stop the whole run."""
+    values = dict(KNOWN_CLASSES)
+    for item in cluster.of_kind("PriorityClass"):
+        values[str(at(item, "metadata", "name"))] = int(number_at(item, "value", default=0))
+    by_pods = [(pods, values.get(at(pods.spec, "priorityClassName") or "", 0)) for pods in cluster.pods]
+    rollouts = [value for pods, value in by_pods if _process(pods) == "rollout"]
+    for pods, value in by_pods:
+        if _process(pods) in CORE and rollouts and value <= max(rollouts):
+            own = cluster.find("PriorityClass", at(pods.spec, "priorityClassName") or "")
+            yield ClusterFault(
+                item=pods.owner,
+                way=(*pods.way, "spec", "priorityClassName"),
+                text=f"priority {value}, and rollouts have {max(rollouts)}: a rollout that needs room can end the "
+                f"{_process(pods)}, and with it the run" + (f" (PriorityClass/{own['metadata']['name']})" if own else ""),
+                way_out="write gspo-core, and give that class the higher value",
+            )
+
+
+def budgets(cluster: ClusterModel) -> Iterator[ClusterFault]:
+    """Drains move rollouts by themselves, and wait for a person with broker and learner."""
+    found = cluster.of_kind("PodDisruptionBudget")
+    for pods in cluster.pods:
+        process = _process(pods)
+        own = [
+            item
+            for item in found
+            if namespace_of(item) == pods.namespace and matches(at(item, "spec", "selector"), pods.labels)
+        ]
+        if process and len(own) != 1:
+            text = f"{len(own)} disruption budgets select its pods" + (": an eviction is refused" if own else "")
+            way_out = "have one PodDisruptionBudget for each workload"
+            yield ClusterFault(
+                item=own[0] if own else pods.owner, way=("spec", "selector"), text=text, way_out=way_out,
+                status="fail" if own or process != "rollout" else "warn",
+            )  # fmt: skip
+        for item in own:
+            shut = str(at(item, "spec", "maxUnavailable")) in ("0", "0%") or str(at(item, "spec", "minAvailable")) == "100%"
+            if shut and process == "rollout":
+                yield ClusterFault(
+                    item=item,
+                    way=("spec", "maxUnavailable" if "maxUnavailable" in item["spec"] else "minAvailable"),
+                    text="no rollout may ever be evicted: a drain of their nodes waits for ever",
+                    way_out="write maxUnavailable: 25%; a rollout hands its work back",
+                )
+            if not shut and process in CORE:
+                yield ClusterFault(
+                    item=item, way=("spec",), text=f"a drain may end the {process} at any time: minutes for the run",
+                    way_out="write maxUnavailable: 0, and delete the pod when you choose", status="warn",
+                )  # fmt: skip

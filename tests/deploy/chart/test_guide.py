@@ -1,0 +1,83 @@
+"""docs/guide/kubernetes.md: its order, and every command in it that needs no cluster."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+
+from tests.deploy.cluster import Cluster, render, title
+from tests.deploy.conftest import copy_manifests
+from tests.deploy.kustomizations import FILE
+
+pytestmark = pytest.mark.deploy
+ROOT: Final = Path(__file__).parents[3]
+GUIDE: Final = ROOT / "docs" / "guide" / "kubernetes.md"
+NOT_EXECUTED: Final = "# not executed"
+COMMAND: Final = re.compile(r"^ {4,}((?:kubectl|gspo|python|mkdir|make|helm|kind|docker) .*)$", re.MULTILINE)
+ORDER: Final = ["Install", "First run", "Second run", "GPUs", "Scaling", "Monitoring", "Upgrades", "Failures"]
+
+
+def commands() -> list[str]:
+    return [command for command in COMMAND.findall(GUIDE.read_text()) if not command.startswith("make test-")]
+
+
+def test_the_page_goes_in_the_order_of_the_work() -> None:
+    headings = re.findall(r"^## (.*)$", GUIDE.read_text(), re.MULTILINE)
+    assert headings[: len(ORDER)] == ORDER
+
+
+def test_every_command_without_a_mark_is_executed_here(tmp_path: Path) -> None:
+    """In the page's order, in a copy of deploy/."""
+    copy_manifests(tmp_path)
+    shutil.rmtree(tmp_path / "deploy" / "k8s" / "components" / "keys" / "files")
+    program = tmp_path / "bin" / "gspo"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m services.cli.main "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    executed = [command for command in commands() if NOT_EXECUTED not in command]
+    for command in executed:
+        done = subprocess.run(
+            ["bash", "-ec", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    assert (tmp_path / "dist" / "gspo" / "values.yaml").is_file()
+    assert "https://git.example.com" in (tmp_path / "deploy" / "monitoring" / "prometheusrule.yaml").read_text()
+    assert len(executed) >= 5
+
+
+def test_commands_with_a_mark_are_those_that_need_something(tmp_path: Path) -> None:
+    marked = [command for command in commands() if NOT_EXECUTED in command]
+    assert len(marked) >= 15
+    needs = re.compile(r"kubectl (?!kustomize)|helm install|kind |make images")
+    assert [command for command in marked if not needs.match(command)] == []
+
+
+def test_directories_and_files_in_commands_are_there() -> None:
+    named = {word.rstrip(".,)") for word in re.findall(r"deploy/[\w./-]+", GUIDE.read_text())}
+    made = {"deploy/k8s/components/keys/files"}
+    assert len(named) > 8
+    assert [name for name in sorted(named - made) if not (ROOT / name).exists()] == []
+
+
+def test_the_patch_for_another_storage_class_reaches_every_claim(tmp_path: Path) -> None:
+    text = GUIDE.read_text()
+    block = text[text.index("    patches:\n") :].split("\n\n", 1)[0]
+    overlay = copy_manifests(tmp_path) / "overlays" / "single-gpu-node"
+    content = yaml.safe_load((overlay / FILE).read_text())
+    content |= yaml.safe_load("\n".join(line[4:] for line in block.splitlines()))
+    (overlay / FILE).write_text(yaml.safe_dump(content))
+    cluster = Cluster(render(overlay))
+    claims = cluster.of_kind("PersistentVolumeClaim")
+    templates = cluster.one("StatefulSet", "broker")["spec"]["volumeClaimTemplates"]
+    assert {title(item): item["spec"].get("storageClassName") for item in claims} == dict.fromkeys(
+        ("PersistentVolumeClaim/model", "PersistentVolumeClaim/learner-run"), "fast"
+    )
+    assert [item["spec"]["storageClassName"] for item in templates] == ["fast"]
