@@ -2,11 +2,13 @@
 
 import math
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.broker.answer_metrics import AnswerMetrics
 from services.broker.ledger import ALLOWED, STATES, Ledger, groups_by_state
 from services.broker.quotas import QUOTAS
 from services.runtime.net import AUTHENTICATOR_REASONS, AuthenticatorCounters
@@ -54,6 +56,10 @@ class BrokerMetrics:
         self.leases_granted = counter("leases_granted_total", "Leases granted")
         self.leases_ended = counter("leases_ended_total", "LeaseEnded sent: expired, fenced, refused or dropped")
         self.dropped = counter("dropped_groups_total", "Groups dropped, by reason", ("reason",))
+        self.left_out, self.left_out_tokens = (
+            counter(f"left_out_{kind}_total", f"Left out by dynamic sampling, for want of a signal: {kind}")
+            for kind in ("groups", "tokens")
+        )
         self.set_aside = counter("set_aside_batches_total", "Batches set aside, because they ended their learner")
         self.commit_failures = counter("commit_failures_total", "Commits that failed and were tried again")
         self.archived_trajectories = counter(
@@ -82,11 +88,7 @@ class BrokerMetrics:
         self.trained = gauge("batches_trained", "Batches that the newest weights were trained on")
         self.checkpointed = gauge("batches_checkpointed", "Batches covered by a checkpoint")
         self.version = gauge("policy_version", "Newest published policy version")
-        self.train_reward = gauge("train_reward", "Mean reward of the last batch")
-        self.reward_components = gauge(
-            "train_reward_component", "Mean of each component of the last batch's rewards, without weights", ("name",)
-        )
-        self.eval_reward = gauge("eval_reward", "Mean reward of the last evaluation on held-out tasks")
+        self._add_rewards(gauge)
         self.lag_mean = gauge("lag_mean_versions", "Mean lag of the last batch's trajectories")
         self.lag_max = gauge("lag_max_versions", "Largest lag of an action token of the last batch")
         self.max_lag = gauge("max_lag_versions", "Largest lag that may be trained on (batch.max_lag)")
@@ -112,6 +114,7 @@ class BrokerMetrics:
         self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes of the file system that holds the ledger")
         self.disk_bytes = gauge("disk_bytes", "Size of the file system that holds the ledger")
         self.stopping = gauge("stopping", "1 while the run stops or is finished")
+        self.answers = AnswerMetrics(registry)
         for unknown in (self.train_reward, self.eval_reward, self.lag_mean, self.lag_max, self.zero_variance_groups):
             # NaN until there is a batch: 0 would be a reward.
             unknown.set(math.nan)
@@ -121,6 +124,14 @@ class BrokerMetrics:
             self.trajectory_tokens.labels(reason)
         self._show_zeros()
         register_process(registry, "broker")
+
+    def _add_rewards(self, gauge: Callable[..., Gauge]) -> None:
+        self.train_reward = gauge("train_reward", "Mean reward of the last batch")
+        self.reward_components = gauge(
+            "train_reward_component", "Mean of each component of the last batch's rewards, without weights", ("name",)
+        )
+        self.eval_reward = gauge("eval_reward", "Mean reward of the last evaluation on held-out tasks")
+        self.eval_score = gauge("eval_score", "Metrics of each evaluation set, of its last evaluation", ("set", "metric"))
 
     def _show_zeros(self) -> None:
         """A series that appears with its first event has no rate of increase."""
@@ -147,6 +158,20 @@ class BrokerMetrics:
             refused=lambda reason: self.refused_connections.labels(reason).inc(),
             connections=lambda outcome: self.connections.labels(outcome).inc(),
         )
+
+    def count(self, line: Mapping[str, Any], wall_s: float) -> None:
+        """Count what a new line of metrics.jsonl tells; ``wall_s``: the time, in seconds since 1970."""
+        if line["event"] == "batch":
+            self.last_batch.set(wall_s)
+        elif line["event"] == "set_aside":
+            self.set_aside.inc()
+        elif line["event"] == "left_out":
+            self.left_out.inc()
+            self.left_out_tokens.inc(sum(line["num_tokens"]))
+        elif line["event"] == "dropped":
+            self.dropped.labels(line["reason"]).inc()
+            for num_tokens in line["num_tokens"]:
+                self.trajectory_tokens.labels(line["reason"]).observe(num_tokens)
 
     def observe(self, ledger: Ledger, queue_messages: int, queue_bytes: int, now: float) -> None:
         """Copy the ledger's state at ``now``, on the ledger's clock."""
@@ -186,9 +211,14 @@ class BrokerMetrics:
             self.lag_mean.set(last.stats.mean_lag)
             self.lag_max.set(last.stats.max_lag)
             self.zero_variance_groups.set(last.stats.num_zero_variance_groups)
+            self.answers.observe(last)
         evaluated = state.evaluations.last_done
         if evaluated is not None and evaluated.reward is not None:
             self.eval_reward.set(evaluated.reward)
+        for name, estimates in state.evaluations.latest.items():
+            for each in estimates:
+                # A rating without a maximum is not shown: its bound would look like a value.
+                self.eval_score.labels(name, each.metric).set(math.nan if each.value is None else each.value)
 
 
 def _disk(directory: Path) -> tuple[float, float]:

@@ -42,8 +42,8 @@ FAULTS: dict[str, Fault] = {
         minutes=28,
         quiet_minutes=21,
         summary="There is no learner",
-        description='Prometheus knows no target with component="learner": nothing can be trained.',
-        labels={"component": "learner"},
+        description='Of this run Prometheus has other targets, and none with component="learner": nothing can be trained.',
+        labels={**RUN, "component": "learner"},
     ),
     "GspoLearnerAway": Fault(
         {series("gspo_broker_peers", 'role="learner"', BROKER): then("1", 20, 0)},

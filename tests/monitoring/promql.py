@@ -37,6 +37,8 @@ def _labels(node: object, known: Vocabulary) -> set[str]:
             inner = set().union(*(_labels(argument, known) for argument in node.args))
             if node.func.name == "histogram_quantile" and "le" not in inner:
                 raise Unknown(f"histogram_quantile of a series that has no le: {node}")
+            if node.func.name == "label_replace":
+                return inner | {str(node.args[1].val)}
             return inner - {"le"} if node.func.name == "histogram_quantile" else inner
         case promql.AggregateExpr():
             return _aggregated(node, _labels(node.expr, known))
