@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -23,6 +25,13 @@ from services.runtime.settings.sections import Learner
 from tests.support.loss.sequences import random_sequence
 
 NUM_TOKENS, NUM_SEQUENCES, NUM_STEPS = 16_384, 8, 4
+
+
+def random_row(num_sequences: int, length: int, vocab_size: int) -> PackedBatch:
+    """Random sequences of this length in one packed row, each with an advantage of 1."""
+    sequences = [random_sequence(length, seed, vocab_size=vocab_size) for seed in range(num_sequences)]
+    advantages = np.ones(length, dtype=np.float32)
+    return pack([replace(sequence, advantages=advantages) for sequence in sequences], policy_version=0)
 
 
 def policy_gradient(packed: PackedBatch, result: TokenLogProbs) -> Tensor:
@@ -45,8 +54,7 @@ def main(config: Qwen3Config, offload: Literal["none", "optimizer", "optimizer_a
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     engine = LearnerEngine.from_model(model, settings)
     length = NUM_TOKENS // NUM_SEQUENCES
-    sequences = [random_sequence(length, seed, vocab_size=config.vocab_size) for seed in range(NUM_SEQUENCES)]
-    packed = pack(sequences, policy_version=0)
+    packed = random_row(NUM_SEQUENCES, length, config.vocab_size)
     times = []
     for _ in range(NUM_STEPS + 1):
         step = engine.train_mini_batch([packed], policy_gradient)

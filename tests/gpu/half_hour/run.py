@@ -1,0 +1,58 @@
+"""A whole run on one GPU: broker, learner and SGLang beside each other, and what its metrics say.
+
+python -m tests.gpu.half_hour.run CONFIG DIRECTORY [SECTION.KEY=VALUE ...]; both halves share the device.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gspo.runs import Run
+
+ENGINE_ARGUMENTS = ["--attention-backend", "triton", "--sampling-backend", "pytorch", "--moe-runner-backend", "triton"]
+"""What needs no compiled attention kernels, and stores experts as they were sent."""
+
+MEDIANS = (
+    "tokens_per_s", "train_s", "publish_s", "num_tokens", "lag/mean", "mismatch/all", "mismatch_kl/all", "mismatch_sigma",
+    "log_ratio_error/all", "clip_fraction/all", "experts_changed/all", "entropy/all", "grad_norm",
+)  # fmt: skip
+
+
+def train(config: Path, directory: Path, settings: list[str], *, limit_s: float) -> dict[str, Any]:
+    """Run it, audit it, and read its metrics. Raises: RuntimeError with the end of the output when it fails."""
+    command = [sys.executable, "-m", "services.cli.main", "run", str(config), "--plain"]
+    for setting in [f"run.directory={json.dumps(str(directory))}", *settings]:
+        command += ["--set", setting]
+    begin = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the run ended with status {done.returncode}:\n{(done.stdout + done.stderr)[-6000:]}")
+    seconds = time.monotonic() - begin
+    audit = subprocess.run(
+        [sys.executable, "-m", "services.cli.main", "audit", str(directory)],
+        capture_output=True, text=True, timeout=limit_s, check=False,
+    )  # fmt: skip
+    return {"seconds": round(seconds, 1), "audit": audit.returncode} | summary(directory)
+
+
+def summary(directory: Path) -> dict[str, Any]:
+    """First and last held-out reward, and medians over the batches but the first two."""
+    run = Run.open(directory)
+    batches = run.metrics()
+    rewards = [round(evaluation.reward, 3) for evaluation in run.evaluations()]
+    found: dict[str, Any] = {"batches": len(batches), "held_out": rewards[:1] + rewards[-1:]}
+    for name in MEDIANS:
+        values = [batch.measures[name] for batch in batches[2:] if name in batch.measures]
+        if values:
+            found[name] = float(f"{median(values):.4g}")
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(train(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:], limit_s=540)))
