@@ -1,4 +1,4 @@
-"""How much the demo clips, synchronous against asynchronous, with each anchor of the ratio.
+"""How much the demo clips, synchronous against asynchronous, and at which lag, with each anchor and clip range.
 
 make demo-clip             # or: python benchmarks/demo_clip.py --seeds 0 1 --batches 40
 """
@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from math import nan
 from pathlib import Path
 from statistics import fmean
 
@@ -18,14 +19,20 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-BEHAVIOUR = ("objective.anchor=behaviour", "objective.noise_z=0")
+BEHAVIOUR = ("objective.clip_calibration=off", "objective.noise_z=0")
+CALIBRATED = ("objective.clip_calibration=widen", "batch.max_lag=2")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "synchronous, the paper's clip range": (*BEHAVIOUR, "objective.clip_range_growth=0", "batch.max_lag=0"),
     "asynchronous, the paper's clip range": (*BEHAVIOUR, "objective.clip_range_growth=0", "batch.max_lag=2"),
     "asynchronous, clip range widened by lag (c = 1)": (*BEHAVIOUR, "objective.clip_range_growth=1", "batch.max_lag=2"),
-    "asynchronous, proximal anchor": ("objective.anchor=proximal", "batch.max_lag=2"),
+    "asynchronous, proximal anchor": ("objective.anchor=proximal", "objective.mismatch_cap=2", "batch.max_lag=2"),
+    "asynchronous, calibrated (the default)": CALIBRATED,
+    "asynchronous, calibrated, eps x 100": (*CALIBRATED, "objective.eps_low=0.03", "objective.eps_high=0.04"),
 }
 NUM_PARTS = 4
+LAG_PAIRS = (("lag_0", "lag_1"), ("lag_1", "lag_2"))
+LEAST_SEQUENCES = 10
+"""Sequences with a signal that a batch needs of both lags to count in their comparison."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,10 @@ class Outcome:
     batches_to_target: int | None
     last_reward: float
     dropped: int
+    mean_reward: float
+    """Held out, over the evaluations after the start."""
+    clipped_by_lag: list[tuple[float, float, int]]
+    """For each pair of lags: the clipped shares of both in the same batches, and how many batches had both."""
 
 
 TARGET = 0.85
@@ -61,6 +72,8 @@ def main() -> None:
     ]
     print(f"{arguments.config}, {datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {platform.python_version()}\n")
     print(table(outcomes))
+    print()
+    print(table_by_lag(outcomes))
     plot(outcomes, arguments.plot)
     record = arguments.directory / "clip.json"
     record.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
@@ -78,6 +91,8 @@ def run(config: Path, root: Path, variant: str, seed: int, batches: int) -> Outc
     trained = [row for row in rows if row["event"] == "batch"]
     evals = [row for row in rows if row["event"] == "eval"]
     return Outcome(
+        mean_reward=fmean(row["eval/reward"] for row in evals[1:]),
+        clipped_by_lag=[clipped_in_same_batches(trained, *pair) for pair in LAG_PAIRS],
         variant=variant,
         seed=seed,
         clip_fractions=[row["clip_fraction/all"] for row in trained],
@@ -86,6 +101,25 @@ def run(config: Path, root: Path, variant: str, seed: int, batches: int) -> Outc
         last_reward=evals[-1]["eval/reward"],
         dropped=sum(row["event"] == "dropped" for row in rows),
     )
+
+
+def clipped_in_same_batches(trained: list[dict[str, float]], young: str, old: str) -> tuple[float, float, int]:
+    """Return the clipped shares of two lags, of sequences with a signal, over the batches that have both.
+
+    The share falls as the policy becomes certain, and lag 0 is there at the start only. So lags are compared within batches;
+    a batch weighs by the rarer lag.
+    """
+    weights, shares = [], []
+    for row in trained:
+        signal = [row.get(f"signal_sequences/{lag}", 0) for lag in (young, old)]
+        if min(signal) >= LEAST_SEQUENCES:
+            weights.append(min(signal))
+            clipped = [row[f"clip_fraction/{lag}"] * row[f"sequences/{lag}"] for lag in (young, old)]
+            shares.append([each / number for each, number in zip(clipped, signal, strict=True)])
+    if not weights:
+        return (nan, nan, 0)
+    first, second = (sum(w * share[k] for w, share in zip(weights, shares, strict=True)) / sum(weights) for k in (0, 1))
+    return first, second, len(weights)
 
 
 def parts(values: list[float]) -> list[float]:
@@ -110,14 +144,23 @@ def table(outcomes: list[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def table_by_lag(outcomes: list[Outcome]) -> str:
+    """Return Markdown: the clipped shares of two lags in the same batches, for each run."""
+    lines = ["| run | seed | lag 0 / lag 1 (batches) | lag 1 / lag 2 (batches) | reward, mean over run |", "|" + "---|" * 5]
+    for each in sorted(outcomes, key=lambda outcome: list(VARIANTS).index(outcome.variant)):
+        cells = " | ".join(f"{young:.2f} / {old:.2f} ({number})" for young, old, number in each.clipped_by_lag)
+        lines.append(f"| {each.variant} | {each.seed} | {cells} | {each.mean_reward:.3f} |")
+    return "\n".join(lines)
+
+
 def plot(outcomes: list[Outcome], path: Path) -> None:
     """Plot the clip fraction by batch, mean over seeds, smoothed over 3 batches."""
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for (variant, _), style in zip(VARIANTS.items(), ("-", "--", ":", "-."), strict=True):
+    for (variant, _), style in zip(VARIANTS.items(), ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1))), strict=True):
         runs = [outcome.clip_fractions for outcome in outcomes if outcome.variant == variant]
         means = [fmean(values) for values in zip(*runs, strict=True)]
         smooth = [fmean(means[max(0, index - 1) : index + 2]) for index in range(len(means))]
-        axes.plot(range(1, len(smooth) + 1), smooth, style, label=variant)
+        axes.plot(range(1, len(smooth) + 1), smooth, linestyle=style, label=variant)
     axes.set_xlabel("batch")
     axes.set_ylabel("clipped share of the tokens")
     axes.set_ylim(0, 1)

@@ -44,13 +44,17 @@ class DemonstrationMessage(NamedTuple):
 class RewardJob(msgspec.Struct, frozen=True, kw_only=True):
     """A reward still to be computed: ``function(**arguments)``, sync or async, in a worker process that can be killed.
 
-    The function returns a number, or a map of named components. Raises: ValueError when the fields are no job.
+    The function returns a number, or a map of named components. A service or a grader may stand in its place.
+    Raises: ValueError when the fields are no job.
     """
 
     function: str = ""
     """Where to find it: "package.module:function"."""
     url: str = ""
     """In place of a function: a service that gets the arguments as JSON by POST and answers {"reward": ...}."""
+    grader: str = ""
+    """In place of a function: "programs", which runs a program in the sandbox against tests. Its limits are in its
+    arguments, and ``deadline_s`` does not count."""
     arguments: dict[str, Plain]
     with_task: bool = False
     """Add the episode's task to the arguments, as ``task``. A state that held it would travel with every chunk."""
@@ -60,9 +64,10 @@ class RewardJob(msgspec.Struct, frozen=True, kw_only=True):
     """For a function that returns named components: what each counts, and each must be there. None: each counts once."""
 
     def __post_init__(self) -> None:
-        if bool(self.function) == bool(self.url):
+        if [bool(self.function), bool(self.url), bool(self.grader)].count(True) != 1:
             raise ValueError(
-                f"a reward job has a function or a url, and not both: function is {self.function!r}, url is {self.url!r}"
+                f"a reward job has a function, a url or a grader, and one of them: function is {self.function!r}, url is "
+                f"{self.url!r}, grader is {self.grader!r}"
             )
         if not 0 < self.deadline_s < math.inf:
             raise ValueError(f"deadline_s of a reward job is {self.deadline_s}: expected seconds, above 0")
@@ -129,6 +134,12 @@ class TaskSet(ABC):
         """Functions of its reward jobs, "package.module:function" each: a rollout starts only when they can be imported."""
         return ()
 
+    @property
+    def reward_probes(self) -> Sequence[RewardJob]:
+        """Jobs with a grader that are worth 1 where everything is there that it needs: a rollout starts only when they
+        are."""
+        return ()
+
     @abstractmethod
     def tasks(self, split: Split) -> TaskSource:
         """The tasks to train on, or the held-out ones; the two have no task in common."""
@@ -147,6 +158,18 @@ class Environment(TaskSet):
 
         Raises: ValueError when ``state`` is not one of this environment's.
         """
+
+    def answer(self, task: Task, action: str) -> str | None:
+        """What an episode whose last turn is ``action`` votes for (maj@k): equal texts are equal answers. None: for nothing.
+
+        An environment without votes leaves this as it is.
+        """
+        return None
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether its episodes can vote."""
+        return type(self).answer is not Environment.answer
 
 
 class DemonstratingEnvironment(Environment):

@@ -24,12 +24,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gspo.calibration import Calibration, require_calibration
+from gspo.calibration import Calibration
 from gspo.diagnostics import UNKNOWN_GROUP, SequenceStats
 from gspo.inputs.loss_inputs import LossInputs, loss_inputs
 from gspo.inputs.units import segment_mean, segment_sum
 from gspo.inputs.validation import require_finite, require_not_negative, require_vector, trusted_values
-from gspo.mismatch import MismatchWeights, mismatch_log_cap, mismatch_weights, sequence_mismatch
+from gspo.mismatch import MismatchWeights, mismatch_weights, sequence_mismatch
 from gspo.options.aggregation import PER_SEQUENCE, Reduction
 from gspo.options.dual_clip import beyond_dual_clip
 from gspo.options.penalties import reference_kl, token_penalties
@@ -242,9 +242,9 @@ def objective_loss(
 
     Arguments as in ``gspo_loss``. lag_S comes from ``sequence_lag`` (None: lag 0, and a row of statistics for each sequence
     up to the last one with action tokens), sigma from ``MismatchTracker`` (0 without one), clip_scale from ``AdaptiveClip``
-    (1 without one; the loss itself does not adapt), calibration from ``LagCalibration`` (only for ``clip_calibration`` and
-    "truncate_by_lag"). proximal_logprobs_T: the log-probs of the weights at the start of the batch, for anchor "proximal"
-    only; in the batch's first step ``logprobs_T.detach()`` is the same. reference_logprobs_T: those of the reference model,
+    (1 without one; the loss itself does not adapt), calibration from ``LagCalibration.current`` (the paper's clip without
+    one). proximal_logprobs_T: the log-probs of the weights at the start of the batch, for anchor "proximal" only; in the
+    batch's first step ``logprobs_T.detach()`` is the same. reference_logprobs_T: those of the reference model,
     for a KL in the loss only. The mismatch KL compares the engine with the proximal log-probs where they are given, else
     with ``logprobs_T`` (exact in the first mini-batch). entropy_T (nats, read at action tokens) feeds the statistics, and
     the entropy bonus, for which it carries a gradient. group_ids_S (int64) only feeds the statistics. num_tokens: action
@@ -267,7 +267,6 @@ def objective_loss(
             num_local,
             mode=objective.weight_mode,
             cap=objective.weight_cap,
-            log_cap_S=_log_cap(objective, calibration, lag_S, mask_T, sequence_ids_T),
         )
     output = gspo_loss(
         logprobs_T,
@@ -333,21 +332,10 @@ def _measured(
     return stats
 
 
-def _log_cap(
-    objective: Objective, calibration: Calibration | None, lag_S: Tensor, mask_T: Tensor, sequence_ids_T: Tensor
-) -> Tensor | None:
-    if objective.weight_mode != "truncate_by_lag":
-        return None
-    known = require_calibration(calibration, "mismatch_mode 'truncate_by_lag'")
-    ids_T = torch.where(mask_T, sequence_ids_T, 0).long()
-    num_tokens_S = segment_sum(mask_T.double(), ids_T, lag_S.shape[0])
-    return mismatch_log_cap(known, lag_S, num_tokens_S, z=objective.mismatch_z)
-
-
 _MISSING_PROXIMAL = (
     "proximal_logprobs_T is missing with anchor 'proximal'; give the log-probs of the weights at the start of the batch: "
     "logprobs_T.detach() in the batch's first step, and for later steps those of a pass without gradient before it. "
-    "An objective with anchor 'behaviour', such as Objective.gspo(), needs none"
+    "An objective with anchor 'behaviour', such as Objective(), needs none"
 )
 _UNUSED_PROXIMAL = "proximal_logprobs_T is given with anchor 'behaviour'; leave it out, or give it with anchor 'proximal'"
 

@@ -9,7 +9,6 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from gspo.calibration import Calibration
 from gspo.inputs.units import segment_mean, segment_sum
 from gspo.inputs.validation import (
     require_finite,
@@ -43,11 +42,9 @@ def mismatch_weights(
     *,
     mode: MismatchMode,
     cap: float,
-    log_cap_S: Tensor | None = None,
 ) -> MismatchWeights:
     """Return exp(mean(log pi_prox - log mu)) per sequence: min(., cap) for "truncate", 0 outside [1/cap, cap] for "reject".
 
-    "truncate_by_lag" takes each sequence's own cap, exp(log_cap_S) of ``mismatch_log_cap``, instead of ``cap``.
     "truncate_tokens": min(pi_prox / mu, cap) per token (V-trace's truncated weights, IMPALA, arXiv 1802.01561).
     "truncate_product": min(prod pi_prox / mu, cap) per sequence, the importance weight of the whole sequence.
 
@@ -65,11 +62,6 @@ def mismatch_weights(
         return MismatchWeights(torch.ones_like(log_weight_S), rejected_S)
     if mode == "truncate":
         return MismatchWeights(log_weight_S.exp().clamp(max=cap), rejected_S)
-    if mode == "truncate_by_lag":
-        if log_cap_S is None:
-            raise ValueError("log_cap_S is missing with mode 'truncate_by_lag'; give mismatch_log_cap(...)")
-        require_vector("log_cap_S", log_cap_S, num_sequences)
-        return MismatchWeights(torch.minimum(log_weight_S, log_cap_S.to(log_weight_S.dtype)).exp(), rejected_S)
     if mode == "truncate_tokens":
         weights_T = delta_T.clamp(max=math.log(cap), min=-MAX_LOG_WEIGHT).exp()
         weights_S = segment_mean(weights_T, mask_T, ids_T, num_sequences)
@@ -82,18 +74,6 @@ def mismatch_weights(
         raise ValueError(f"mode is {mode!r}; choose one of {', '.join(get_args(MismatchMode))}")
     rejected_S = log_weight_S.abs() > math.log(cap)
     return MismatchWeights(torch.where(rejected_S, 0.0, log_weight_S.exp()), rejected_S)
-
-
-def mismatch_log_cap(calibration: Calibration, lag_S: Tensor, num_tokens_S: Tensor, *, z: float) -> Tensor:
-    """Return the largest ordinary log-weight for these lags and lengths, float64 [S]: b(d) + z sqrt(A(d) + V(d) / n).
-
-    With the proximal anchor the log-weight is what ``gspo.calibration`` measures, so the same estimates say which weights
-    are ordinary. It is at least 0: a weight of 1 is never cut.
-    """
-    require_number("z", z, low=0.0)
-    location_S, between_S, token_S = calibration.at(lag_S)
-    deviation_S = (between_S + token_S / num_tokens_S.double().clamp(min=1)).sqrt()
-    return (location_S + z * deviation_S).clamp(min=0.0, max=MAX_LOG_WEIGHT)
 
 
 @dataclass(frozen=True)

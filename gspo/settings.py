@@ -15,9 +15,9 @@ RatioUnit = Literal["sequence", "turn", "token"]
 Anchor = Literal["behaviour", "proximal"]
 """The denominator of the ratio: the engine's log-probs, or the learner's own at the start of the batch."""
 
-MismatchMode = Literal["truncate", "truncate_by_lag", "truncate_tokens", "truncate_product", "reject", "off"]
+MismatchMode = Literal["truncate", "truncate_tokens", "truncate_product", "reject", "off"]
 
-ClipCalibration = Literal["off", "widen", "recentre"]
+ClipCalibration = Literal["off", "widen"]
 
 Aggregation = Literal["sequence", "token", "constant"]
 """What the sum over a sequence's tokens is divided by: see ``gspo.options.aggregation``."""
@@ -69,10 +69,9 @@ _FRACTION = Range(low=0.0, high=1.0, low_open=True)
 class Objective:
     """The GSPO-token objective of a run; ValueError names the field, its value and the way out.
 
-    The defaults are the paper's clip (arXiv 2507.18071: 3e-4 below, 4e-4 above, on sequence ratios) around the learner's
-    own log-probs at the start of the batch, with a truncated weight for the engine's mismatch: of the objectives that
-    docs/evidence/study.md compares, only this one clips stale sequences as it clips fresh ones. With
-    ``anchor="behaviour"`` no forward pass is added, and the clip range is widened by one standard deviation of engine noise.
+    The defaults are the paper's clip (arXiv 2507.18071: 3e-4 below, 4e-4 above, on sequence ratios) against the engine's
+    log-probs, widened for each lag by the drift and noise that are measured for it. No forward pass is added.
+    docs/evidence/study.md says why. ``Objective(anchor="proximal")`` makes that pass, and weights the engine's mismatch.
     ``Objective.gspo()`` and ``Objective.grpo()`` are the papers' own; ``dataclasses.replace`` changes a field of either.
     """
 
@@ -89,36 +88,33 @@ class Objective:
     clip_range_growth: Annotated[float, Range()] = 0.0
     """c, for the behaviour anchor: the clip range of a sequence of lag d is g(d) times as wide, in log space. For c >= 0,
     g(d) = 1 + c * d (old sequences may have drifted further); for c < 0, g(d) = 1 / (1 + |c| * d) (old sequences are
-    trusted less). 0 ignores lag: c is a guess, and clip_calibration measures instead."""
+    trusted less). 0 adds nothing: c is a guess, and clip_calibration measures instead."""
 
     noise_z: Annotated[float, Range(low=0.0)] = 1.0
-    """z, for the behaviour anchor: the clip range of a ratio over n tokens is z * sigma / sqrt(n) wider on both sides, where
-    sigma is the measured mismatch between engine and learner. 0 ignores engine noise."""
+    """z, for the behaviour anchor: how many measured deviations the clip range is wider on both sides. With clip_calibration
+    the deviation is that of the sequence's lag and length; without it, sigma / sqrt(n) for n tokens, where sigma is the
+    mismatch between engine and learner. 0 ignores both."""
 
-    clip_calibration: ClipCalibration = "off"
-    """For the behaviour anchor: take the margin from what is measured for each lag, at the start of every batch, instead of
-    clip_range_growth and sigma. widen: by noise_z deviations of that lag's drift and noise, on both sides. recentre: the
-    same, with both bounds shifted by that lag's location."""
+    clip_calibration: ClipCalibration | None = None
+    """For the behaviour anchor. widen: the clip range is wider by noise_z deviations of the drift and noise that are
+    measured for each lag, at the start of every batch. off: by clip_range_growth and sigma. Not set: widen with the
+    behaviour anchor, unless clip_range_growth is given; off with the proximal anchor."""
 
-    anchor: Anchor = "proximal"
-    """The denominator of the ratio. proximal: the learner's own log-probs at the start of the batch, for one more forward
-    pass; mismatch_mode then handles the engine's mismatch, and the clip sees only the batch's own updates. behaviour: the
-    engine's log-probs. docs/evidence/study.md says why proximal is the default."""
+    anchor: Anchor = "behaviour"
+    """The denominator of the ratio. behaviour: the engine's log-probs, as the paper proposes. proximal: the learner's own
+    log-probs at the start of the batch, for one more forward pass; mismatch_mode then handles the engine's mismatch, and the
+    clip sees only the batch's own updates. docs/evidence/study.md compares them."""
 
     mismatch_mode: MismatchMode | None = None
     """For the proximal anchor. truncate: weight sequences by exp(mean(log pi_prox - mu)), at most mismatch_cap.
-    truncate_by_lag: the same, with a cap for each lag, from what is measured for it (mismatch_z). truncate_tokens:
-    weight each token by its own pi_prox / mu, at most mismatch_token_cap. truncate_product: weight sequences by the product
-    of these over their tokens, at most mismatch_product_cap. reject: give weight 0 to sequences outside
-    [1 / mismatch_cap, mismatch_cap]. off: none of these. Not set: truncate. The behaviour anchor accepts only off, or not
-    set, which then means off: the ratio already holds the mismatch, and a weight would count it twice."""
+    truncate_tokens: weight each token by its own pi_prox / mu, at most mismatch_token_cap. truncate_product: weight
+    sequences by the product of these over their tokens, at most mismatch_product_cap. reject: give weight 0 to sequences
+    outside [1 / mismatch_cap, mismatch_cap]. off: none of these. Not set: truncate. The behaviour anchor accepts only off,
+    or not set, which then means off: the ratio already holds the mismatch, and a weight would count it twice."""
 
     mismatch_cap: Annotated[float, Range(low=1.0, low_open=True)] = 1.1
     """Largest mismatch factor (and 1 / smallest, with reject). It bounds the exponential of a mean per token, so it lies
     near 1 for long sequences: 1.1 is 0.1 nat per token. Answers of a few tokens need a larger one."""
-
-    mismatch_z: Annotated[float, Range(low=0.0)] = 2.0
-    """For truncate_by_lag: how many measured deviations above the location of its lag a log-weight is ordinary."""
 
     mismatch_token_cap: Annotated[float, Range(low=1.0, low_open=True)] = 2.0
     """For truncate_tokens: the largest factor of one token."""
@@ -178,7 +174,7 @@ class Objective:
             ratio_unit=ratio_unit,
             eps_low=3e-4,
             eps_high=4e-4,
-            clip_range_growth=0.0,
+            clip_calibration="off",
             noise_z=0.0,
             anchor="behaviour",
             mismatch_mode="off",
@@ -191,7 +187,7 @@ class Objective:
             ratio_unit="token",
             eps_low=0.2,
             eps_high=0.27,
-            clip_range_growth=0.0,
+            clip_calibration="off",
             noise_z=0.0,
             anchor="behaviour",
             mismatch_mode="off",
@@ -212,12 +208,12 @@ class Objective:
                 "be clipped, by noise. 3e-4 / 4e-4 are for sequence ratios, which are means. Set eps_low = 0.2 and "
                 "eps_high = 0.27, as Objective.grpo() does (the GSPO paper's values for GRPO), or ratio_unit 'sequence'"
             )
-        if self.clip_calibration != "off" and self.anchor != "behaviour":
+        if self.clip_calibration == "widen" and self.anchor != "behaviour":
             raise ValueError(
                 f"clip_calibration is {self.clip_calibration!r} with anchor 'proximal': that ratio holds neither drift nor "
-                "noise, so there is nothing to widen. Set anchor = 'behaviour', or mismatch_mode = 'truncate_by_lag'"
+                "noise, so there is nothing to widen. Set anchor = 'behaviour', or leave clip_calibration out"
             )
-        if self.clip_calibration != "off" and self.clip_range_growth != 0:
+        if self.clip_calibration == "widen" and self.clip_range_growth != 0:
             raise ValueError(
                 f"clip_calibration is {self.clip_calibration!r} and clip_range_growth is {self.clip_range_growth}: one "
                 "measures the drift of a lag, the other guesses it. Leave one of them out"
@@ -230,6 +226,14 @@ class Objective:
         _require_one_aggregation(self)
         _require_dual_clip_in_reach(self)
         _require_useful_kl(self)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the clip range is widened by what ``gspo.calibration`` measures: ``clip_calibration``, or what not setting
+        it means."""
+        if self.clip_calibration is not None:
+            return self.clip_calibration == "widen"
+        return self.anchor == "behaviour" and self.clip_range_growth == 0
 
     @property
     def weight_mode(self) -> MismatchMode:

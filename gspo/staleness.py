@@ -11,12 +11,12 @@ With d = 0, sigma = 0 and k = 1 it is the clip of the GSPO paper (arXiv 2507.180
 leaves the noise margin alone: the mean of n independent per-token errors of deviation sigma has the deviation
 sigma / sqrt(n), whatever the clip.
 
-The calibrated clip range takes both from what was measured for the lag (``gspo.calibration``: location b, variance A between
-sequences, variance V of a token) instead of guessing them:
+The calibrated clip range takes both from what was measured for the lag (``gspo.calibration``: variance A between sequences,
+variance V of a token) instead of guessing them:
 
     k * (log(1 - eps_low), log(1 + eps_high))   widened on both sides by   z * sqrt(A(d_i) + V(d_i) / n)
 
-and shifted by b(d_i) when it is re-centred. Where nothing has drifted and there is no noise it is the paper's.
+Where nothing has drifted and there is no noise it is the paper's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gspo.calibration import Calibration, require_calibration
+from gspo.calibration import NOTHING_MEASURED, Calibration, require_calibration
 from gspo.inputs.units import segment_mean
 from gspo.inputs.validation import (
     INTEGER_DTYPES,
@@ -128,42 +128,35 @@ def calibrated_clip_range(
     eps_high: float,
     z: float = 1.0,
     scale: float = 1.0,
-    recentre: bool = False,
 ) -> ClipRange:
     """Build the calibrated clip range of the module docstring, from ``LagCalibration.current``.
 
-    z: how many deviations of drift and noise the bounds lie further out. recentre: shift both bounds by the location.
-    Raises: ValueError as ``clip_range``.
+    z: how many deviations of drift and noise the bounds lie further out. Raises: ValueError as ``clip_range``.
     """
     plain = clip_range(lag_S, eps_low=eps_low, eps_high=eps_high, noise_z=z, scale=scale)
-    location_S, between_S, token_S = (values.to(plain.log_lo_S.dtype) for values in calibration.at(plain.lag_S))
-    return replace(
-        plain,
-        log_lo_S=plain.log_lo_S + location_S if recentre else plain.log_lo_S,
-        log_hi_S=plain.log_hi_S + location_S if recentre else plain.log_hi_S,
-        measured_S=(z * z * between_S, z * z * token_S),
-    )
+    _, between_S, token_S = (values.to(plain.log_lo_S.dtype) for values in calibration.at(plain.lag_S))
+    return replace(plain, measured_S=(z * z * between_S, z * z * token_S))
 
 
 def objective_clip_range(
     objective: Objective, lag_S: Tensor, sigma: float, scale: float = 1.0, calibration: Calibration | None = None
 ) -> ClipRange:
     """Return the clip range that ``objective`` asks for; ``scale`` comes from its ``AdaptiveClip`` and is 1 without one,
-    ``calibration`` from ``LagCalibration.current``, for an objective with ``clip_calibration``.
+    ``calibration`` from ``LagCalibration.current``. Without a calibration nothing is measured and the clip is the paper's,
+    as before a run's first batch; an objective that sets ``clip_calibration`` needs one.
 
     With the proximal anchor (decoupled PPO, arXiv 2110.00641) the ratio starts at exactly 1 in every batch. It contains
     neither engine noise nor the drift of the versions since sampling (the mismatch weight does), so the clip range is the
     plain one.
     """
-    if objective.clip_calibration != "off":
+    if objective.is_calibrated:
         return calibrated_clip_range(
             lag_S,
-            require_calibration(calibration, f"clip_calibration {objective.clip_calibration!r}"),
+            _calibration_of(objective, calibration),
             eps_low=objective.eps_low,
             eps_high=objective.eps_high,
             z=objective.noise_z,
             scale=scale,
-            recentre=objective.clip_calibration == "recentre",
         )
     proximal = objective.anchor == "proximal"
     return clip_range(
@@ -175,3 +168,9 @@ def objective_clip_range(
         sigma=sigma,
         scale=scale,
     )
+
+
+def _calibration_of(objective: Objective, calibration: Calibration | None) -> Calibration:
+    if calibration is None and objective.clip_calibration is None:
+        return NOTHING_MEASURED
+    return require_calibration(calibration, f"clip_calibration {objective.clip_calibration!r}")

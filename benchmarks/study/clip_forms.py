@@ -1,5 +1,8 @@
 """The clip ranges and mismatch weights of a run, with the controls of the calibrated ones.
 
+Two forms are the study's own, because it found nothing for them: bounds shifted by the location of each lag ("recentre"),
+and a cap of the mismatch weight for each lag ("truncate_by_lag").
+
 A calibrated clip range is wider for old sequences. It could be better only because it is wider, or only because widths
 differ. So two controls have the widths without the reason for them: "matched" gives every sequence of a micro-batch the mean
 of their widths, and "shuffled" deals the same widths to its sequences at random.
@@ -7,6 +10,7 @@ of their widths, and "shuffled" deals the same widths to its sequences at random
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -15,7 +19,7 @@ from torch import Tensor
 from benchmarks.study.config import RunConfig
 from gspo.calibration import Calibration
 from gspo.inputs.units import segment_sum
-from gspo.mismatch import MismatchWeights, mismatch_log_cap, mismatch_weights
+from gspo.mismatch import MAX_LOG_WEIGHT, MismatchWeights, mismatch_weights
 from gspo.model.packing import PackedBatch
 from gspo.staleness import ClipRange, calibrated_clip_range, clip_range
 
@@ -46,11 +50,13 @@ def study_clip_range(
             sigma=sigma,
             scale=scale,
         )
-    recentre = config.clip_form == "recentre"
     eps = {"eps_low": config.eps_low, "eps_high": config.eps_high}
-    measured = calibrated_clip_range(lag_S, calibration, **eps, z=config.noise_z, scale=scale, recentre=recentre)
-    if config.clip_form in ("widen", "recentre"):
+    measured = calibrated_clip_range(lag_S, calibration, **eps, z=config.noise_z, scale=scale)
+    if config.clip_form == "widen":
         return measured
+    if config.clip_form == "recentre":
+        location_S = calibration.at(measured.lag_S)[0].to(measured.log_lo_S.dtype)
+        return replace(measured, log_lo_S=measured.log_lo_S + location_S, log_hi_S=measured.log_hi_S + location_S)
     assert measured.measured_S is not None
     between_S, token_S = measured.measured_S
     width_S = (between_S + token_S / num_tokens_S.clamp(min=1)).sqrt()
@@ -61,23 +67,35 @@ def study_clip_range(
     return replace(measured, measured_S=(width_S.square(), torch.zeros_like(width_S)))
 
 
+def ordinary_log_weight(calibration: Calibration, lag_S: Tensor, num_tokens_S: Tensor, *, z: float) -> Tensor:
+    """Return the largest ordinary log-weight for these lags and lengths, float64 [S]: b(d) + z sqrt(A(d) + V(d) / n).
+
+    With the proximal anchor the log-weight is what ``gspo.calibration`` measures. It is at least 0: a weight of 1 is never
+    cut.
+    """
+    location_S, between_S, token_S = calibration.at(lag_S)
+    deviation_S = (between_S + token_S / num_tokens_S.double().clamp(min=1)).sqrt()
+    return (location_S + z * deviation_S).clamp(min=0.0, max=MAX_LOG_WEIGHT)
+
+
 def study_weights(
     config: RunConfig, packed: PackedBatch, start_logprobs_T: Tensor, calibration: Calibration, lag_S: Tensor
 ) -> MismatchWeights:
     """Return the mismatch weights of a run with the proximal anchor."""
-    log_cap_S = None
-    if config.mismatch_mode == "truncate_by_lag":
-        log_cap_S = mismatch_log_cap(calibration, lag_S, tokens_of(packed), z=config.mismatch_z)
-    return mismatch_weights(
+    by_lag = config.mismatch_mode == "truncate_by_lag"
+    weights = mismatch_weights(
         start_logprobs_T,
         packed.behaviour_T,
         packed.mask_T,
         packed.sequence_ids_T,
         packed.num_sequences,
-        mode=config.mismatch_mode,
-        cap=config.mismatch_cap,
-        log_cap_S=log_cap_S,
+        mode="truncate" if config.mismatch_mode == "truncate_by_lag" else config.mismatch_mode,
+        cap=math.exp(MAX_LOG_WEIGHT) if by_lag else config.mismatch_cap,
     )
+    if by_lag:
+        caps_S = ordinary_log_weight(calibration, lag_S, tokens_of(packed), z=config.mismatch_z).exp()
+        weights = replace(weights, weights_S=torch.minimum(weights.weights_S, caps_S.to(weights.weights_S.dtype)))
+    return weights
 
 
 def tokens_of(packed: PackedBatch) -> Tensor:

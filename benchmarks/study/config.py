@@ -51,7 +51,7 @@ class RunConfig:
     clip_range_growth: float = 0.0
     noise_z: float = 0.0
     anchor: Anchor = "behaviour"
-    mismatch_mode: MismatchMode = "off"
+    mismatch_mode: MismatchMode | Literal["truncate_by_lag"] = "off"
     mismatch_cap: float = 1.1
     mismatch_z: float = 2.0
     clip_form: ClipForm = "given"

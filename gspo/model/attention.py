@@ -8,7 +8,9 @@ loop over scaled_dot_product_attention, bit-identical to single sequences.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -72,11 +74,20 @@ def segment_attention(
     return torch.cat(segments, dim=2).transpose(1, 2).contiguous(), None
 
 
+@cache
+def _asks_for_grouped_heads() -> bool:
+    """Whether variable-length attention must be told of fewer key heads; before PyTorch 2.12 it took them as they came."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
 def _flash(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Sequence[int], scaling: float | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     boundaries = torch.tensor(cu_seqlens, dtype=torch.int32, device=query.device)
     longest = max(end - start for start, end in pairwise(cu_seqlens))
+    grouped: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]} if _asks_for_grouped_heads() else {}
     output = varlen_attn(
         query.squeeze(0).transpose(0, 1),
         key.squeeze(0).transpose(0, 1),
@@ -87,7 +98,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Sequence[int],
         longest,
         scale=scaling,
         window_size=(-1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **grouped,
     )
     assert isinstance(output, Tensor)
     return output.unsqueeze(0)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -95,6 +95,15 @@ class TrainSequence:
     def num_action_tokens(self) -> int:
         return int(self.action_mask.sum())
 
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest version that made an action token; None without any."""
+        return min(self.versions[self.action_mask].tolist(), default=None)
+
+    def loaded(self) -> TrainSequence:
+        """Return this sequence: see ``BatchSequence``."""
+        return self
+
     def with_advantages(self, advantages_L: NDArray[np.float32]) -> TrainSequence:
         """Return the same sequence with these advantages, [L].
 
@@ -107,12 +116,30 @@ class TrainSequence:
         return other
 
 
+class BatchSequence(Protocol):
+    """A sequence of a batch, as every rank knows it. Only the rank that trains it need have its tokens."""
+
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_action_tokens(self) -> int: ...
+    @property
+    def oldest_version(self) -> int | None:
+        """At most the oldest version that made an action token; None without any."""
+
+    def loaded(self) -> TrainSequence:
+        """Return the sequence with its tokens. Raises: ValueError when this rank does not have them."""
+
+
+S_co = TypeVar("S_co", bound=BatchSequence, covariant=True)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TrainGroup:
+class SequenceGroup(Generic[S_co]):
     """The episodes sampled for one prompt, with their rewards. Groups enter and leave a batch whole."""
 
     group_id: str
-    sequences: tuple[TrainSequence, ...]
+    sequences: tuple[S_co, ...]
     """Those of the first episode, then those of the second, and so on."""
     rewards: NDArray[np.float64]
     """[G]; one reward per episode."""
@@ -120,6 +147,8 @@ class TrainGroup:
     """The rewards of each episode's turns; None where credit goes to whole episodes."""
     sequences_per_episode: tuple[int, ...] | None = None
     """[G]; None: each sequence is an episode of its own."""
+    max_tokens: int | None = None
+    """The most tokens that a sequence of the group could have when it was sampled; None: not known."""
 
     def __post_init__(self) -> None:
         if not self.sequences:
@@ -143,7 +172,16 @@ class TrainGroup:
         return len(self.sequences if self.sequences_per_episode is None else self.sequences_per_episode)
 
 
-def episode_ids(groups: Sequence[TrainGroup]) -> NDArray[np.int64]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainGroup(SequenceGroup[TrainSequence]):
+    """A group whose sequences have their tokens."""
+
+
+BatchGroup = SequenceGroup[BatchSequence]
+"""A group of a batch of which this rank may have a part only."""
+
+
+def episode_ids(groups: Sequence[BatchGroup]) -> NDArray[np.int64]:
     """Return the episode of each sequence of a batch, int64 [M], counted from 0 over all groups."""
     counts = [
         np.ones(len(group.sequences), dtype=np.int64) if group.sequences_per_episode is None else group.sequences_per_episode

@@ -17,13 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def overlong_penalties(num_tokens_M: NDArray[np.integer], *, max_tokens: int, buffer_tokens: int) -> NDArray[np.float64]:
-    """Return what is added to each reward, in [-1, 0]. num_tokens_M: counted as ``max_tokens`` is.
+def overlong_penalties(
+    num_tokens_M: NDArray[np.integer], *, max_tokens: int | NDArray[np.integer], buffer_tokens: int
+) -> NDArray[np.float64]:
+    """Return what is added to each reward, in [-1, 0]. num_tokens_M: counted as ``max_tokens`` is, one or one for each.
 
     Raises: ValueError unless 1 <= buffer_tokens <= max_tokens.
     """
-    if not 1 <= buffer_tokens <= max_tokens:
-        raise ValueError(f"buffer_tokens is {buffer_tokens}; give a number from 1 to max_tokens, which is {max_tokens}")
+    smallest = int(np.min(max_tokens))
+    if not 1 <= buffer_tokens <= smallest:
+        raise ValueError(f"buffer_tokens is {buffer_tokens}; give a number from 1 to max_tokens, which is {smallest}")
     excess_M = (np.asarray(num_tokens_M, dtype=np.float64) - (max_tokens - buffer_tokens)) / buffer_tokens
     return -np.clip(excess_M, 0.0, 1.0)
 

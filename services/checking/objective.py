@@ -28,13 +28,14 @@ def objective_findings(situation: Situation, model: ReadModel) -> Iterator[Findi
     noise = _noise(settings.sampling.max_turn_tokens / 2)
     clip = max(objective.eps_low, objective.eps_high)
     text = f"{objective.anchor} anchor, {objective.ratio_unit} ratios, eps {objective.eps_low:g} / {objective.eps_high:g}"
-    if learner.dtype == "bfloat16" and objective.anchor == "proximal" and objective.ratio_unit != "token" and noise > clip:
+    measures_noise = objective.anchor == "behaviour" and objective.noise_z > 0
+    if learner.dtype == "bfloat16" and not measures_noise and objective.ratio_unit != "token" and noise > clip:
         if objective.adaptive_clip_target is None:
             yield Finding(
                 check="objective", status="warn", basis="estimated",
                 text=f"{text}: in bfloat16 rounding alone moves a sequence's mean log-ratio by some {noise:.1g}: more",
-                way_out="watch log_ratio_error; set objective.adaptive_clip_target = 0.15, a larger eps, or learner.dtype = "
-                '"float32"',
+                way_out='set objective.anchor = "behaviour", whose clip range is widened by the measured noise, or '
+                'objective.adaptive_clip_target = 0.15, or learner.dtype = "float32"; watch log_ratio_error',
             )  # fmt: skip
         else:
             yield Finding(check="objective", status="ok", text=f"{text}, steered by adaptive_clip_target")

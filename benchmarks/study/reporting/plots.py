@@ -13,6 +13,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
+from benchmarks.study.questions.settled import CALIBRATED, MATCHED, RECENTRED, SHUFFLED
 from benchmarks.study.reporting.summary import Interval, RunSummary, interval
 from benchmarks.study.results import Results
 
@@ -33,6 +34,7 @@ def draw_all(results: Results, probes: Sequence[dict[str, Any]], directory: Path
         ("volatility", lambda: _volatility(probes), bool(probes)),
         ("precision", lambda: _precision(results), bool(results.rows("c"))),
         ("staleness", lambda: _staleness(results), bool(results.rows("d-short"))),
+        ("settled", lambda: _settled(results), bool(results.rows("f"))),
         ("groups", lambda: _groups(results), bool(results.rows("e"))),
         ("paper", lambda: _paper(results), bool(results.rows("g"))),
     ]
@@ -44,6 +46,26 @@ def draw_all(results: Results, probes: Sequence[dict[str, Any]], directory: Path
             plt.close(figure)
             drawn.append(path)
     return drawn
+
+
+def _settled(results: Results) -> Any:
+    """Width of the clip range and clipped share by lag, for the arms without a pass over the batch."""
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    for index, arm in enumerate(("fixed", "c = 1", CALIBRATED, RECENTRED, MATCHED, SHUFFLED)):
+        found = list(results.at("f", arm, "chosen").values())
+        for plot, name in zip(axes, ("width", "clip"), strict=True):
+            lags = [lag for lag in range(9) if any(f"{name}_lag_{lag}" in run.means for run in found)]
+            means = [
+                interval([run.means[key] for run in found if (key := f"{name}_lag_{lag}") in run.means]) for lag in lags
+            ]
+            if lags:
+                _points(plot, index, arm, lags, means)
+    labels = ("width of the clip range, low and high together", "clipped share of sequences")
+    for plot, label in zip(axes, labels, strict=True):
+        plot.set(xlabel="lag (versions)", ylabel=label)
+    axes[0].set_yscale("log")
+    axes[1].legend(fontsize=8)
+    return figure
 
 
 def _curve(runs: Sequence[RunSummary], at: Callable[[RunSummary, int], float]) -> tuple[list[float], list[float]]:

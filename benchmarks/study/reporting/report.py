@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.study.reporting import tables
+from benchmarks.study.reporting import settled, tables
 from benchmarks.study.reporting.paper import paper
 from benchmarks.study.reporting.plots import draw_all
 from benchmarks.study.results import Results, load_probes, load_summaries
@@ -47,6 +47,9 @@ def write_report() -> None:
         "eps": lambda: tables.wider_eps(results),
         "proximal": lambda: tables.proximal_pair(results, {"d-short": "short", "d-long": "long"}),
         "groups": lambda: tables.groups(results),
+        "settled-tuning": lambda: settled.tuning(results),
+        "settled": lambda: settled.comparison(results),
+        "settled-by-lag": lambda: settled.by_lag(results),
         "paper": lambda: paper(results),
     }
     drawn = draw_all(results, probes, IMAGES)

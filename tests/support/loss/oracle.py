@@ -70,6 +70,16 @@ class OracleSequence:
         return [t for t, action in enumerate(self.mask) if action]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What was measured for the lags 0, 1, ...; older ones are as the last."""
+
+    between: Sequence[float] = (0.0,)
+    """A: variance between sequences."""
+    token: Sequence[float] = (0.0,)
+    """V: variance of a token."""
+
+
 @dataclass(frozen=True)
 class OracleResult:
     """-J, and its gradients by the log-probs and by the entropies of every token."""
@@ -86,6 +96,7 @@ def oracle_loss(
     spare: int = 0,
     sigma: float = 0.0,
     clip_scale: float = 1.0,
+    measured: Measurement = Measurement(),
 ) -> OracleResult:
     """Return -J of a whole optimizer step, in which ``spare`` sequences without action tokens are counted as well."""
     num_counted = len({s.episode for s in sequences}) + spare
@@ -99,7 +110,7 @@ def oracle_loss(
                 "token": lambda: 1 / num_tokens,
                 "constant": lambda: 1 / num_counted / (objective.aggregation_tokens or 0),
             }[objective.aggregation]()
-            J = J + _term(objective, sequence, i, t, sigma, clip_scale) * share
+            J = J + _term(objective, sequence, i, t, sigma, clip_scale, measured) * share
     loss = J * -1.0
     return OracleResult(
         loss.value,
@@ -108,7 +119,7 @@ def oracle_loss(
     )
 
 
-def _term(objective: Objective, y: OracleSequence, i: int, t: int, sigma: float, k: float) -> Number:
+def _term(objective: Objective, y: OracleSequence, i: int, t: int, sigma: float, k: float, measured: Measurement) -> Number:
     """What token t of sequence i adds to J, before its share."""
     clamp = objective.log_ratio_clamp
     anchor = y.proximal if objective.anchor == "proximal" else y.behaviour
@@ -116,7 +127,7 @@ def _term(objective: Objective, y: OracleSequence, i: int, t: int, sigma: float,
     log_s_u = _clamped(math.fsum(y.logprobs[u] - anchor[u] for u in unit) / len(unit), clamp)
     logp = Number(y.logprobs[t], {("logprob", i, t): 1.0})
     s = (logp - sg(logp) + log_s_u).exp()
-    log_lo, log_hi = _bounds(objective, y, len(unit), sigma, k)
+    log_lo, log_hi = _bounds(objective, y, len(unit), sigma, k, measured)
     weighted = y.advantages[t] * _weight(objective, y, t)
     unclipped = s * weighted
     clipped = _number(min(max(s.value, math.exp(log_lo)), math.exp(log_hi)) * weighted)
@@ -156,12 +167,23 @@ def _clamped(value: float, bound: float) -> float:
     return max(-bound, min(bound, value))
 
 
-def _bounds(objective: Objective, y: OracleSequence, num_tokens: int, sigma: float, k: float) -> tuple[float, float]:
+def _bounds(
+    objective: Objective, y: OracleSequence, num_tokens: int, sigma: float, k: float, measured: Measurement
+) -> tuple[float, float]:
     c, z = objective.clip_range_growth, objective.noise_z
     g, margin = (1 + c * y.lag if c >= 0 else 1 / (1 + abs(c) * y.lag)), z * sigma / math.sqrt(num_tokens)
+    if objective.clip_calibration == "widen" or (objective.clip_calibration is None and c == 0):
+        margin = z * math.sqrt(_at(measured.between, y.lag) + _at(measured.token, y.lag) / num_tokens)
     if objective.anchor == "proximal":
         g, margin = 1.0, 0.0
     return k * g * math.log(1 - objective.eps_low) - margin, k * g * math.log(1 + objective.eps_high) + margin
+
+
+def _at(values: Sequence[float], lag: float) -> float:
+    """The value at a lag between two that were measured lies on the line between them."""
+    lag = min(lag, len(values) - 1)
+    below = math.floor(lag)
+    return values[below] + (lag - below) * (values[math.ceil(lag)] - values[below])
 
 
 def _weight(objective: Objective, y: OracleSequence, t: int) -> float:

@@ -1,4 +1,4 @@
-"""The clip range and the mismatch weights that follow what was measured for each lag."""
+"""The clip range that follows what was measured for each lag."""
 
 import math
 from dataclasses import replace
@@ -9,8 +9,8 @@ import torch
 
 from gspo.calibration import Calibration, LagCalibration, Measured
 from gspo.loss import LossOutput, objective_loss
-from gspo.mismatch import mismatch_log_cap, mismatch_weights, sequence_mismatch
-from gspo.settings import ClipCalibration, Objective
+from gspo.mismatch import sequence_mismatch
+from gspo.settings import Objective
 from gspo.staleness import calibrated_clip_range, clip_range, objective_clip_range
 
 EPS = {"eps_low": 3e-4, "eps_high": 4e-4}
@@ -27,7 +27,7 @@ def bounds(calibration: Calibration, lag: float, num_tokens: float, **options: f
 
 def test_without_drift_and_noise_it_is_the_papers_clip() -> None:
     paper = clip_range(torch.zeros(1, dtype=torch.float64), **EPS).bounds(torch.tensor([0]), torch.tensor([7.0]))
-    assert bounds(DRIFT, 0.0, 7.0, recentre=True) == tuple(bound.item() for bound in paper)
+    assert bounds(DRIFT, 0.0, 7.0) == tuple(bound.item() for bound in paper)
 
 
 def test_the_margin_is_z_deviations_of_what_was_measured_for_the_lag_and_length() -> None:
@@ -35,18 +35,15 @@ def test_the_margin_is_z_deviations_of_what_was_measured_for_the_lag_and_length(
     low, high = math.log1p(-3e-4), math.log1p(4e-4)
     assert bounds(DRIFT, 1.0, 100.0) == pytest.approx((low - deviation, high + deviation), rel=1e-12)
     assert bounds(DRIFT, 1.0, 100.0, z=2.0, scale=3.0) == pytest.approx((3 * low - 2 * deviation, 3 * high + 2 * deviation))
-    recentred = (low - deviation - 0.01, high + deviation - 0.01)
-    assert bounds(DRIFT, 1.0, 100.0, recentre=True) == pytest.approx(recentred, rel=1e-12)
     assert bounds(DRIFT, 1.0, 0.0) == bounds(DRIFT, 1.0, 1.0), "an empty unit counts as one token"
 
 
-@pytest.mark.parametrize("form", ["widen", "recentre"])
-def test_an_objective_asks_for_its_form_of_the_calibrated_clip_range(form: ClipCalibration) -> None:
-    objective = Objective(anchor="behaviour", clip_calibration=form, noise_z=2.0)
+def test_an_objective_asks_for_its_calibrated_clip_range() -> None:
+    objective = replace(WIDEN, noise_z=2.0)
     lag_S = torch.tensor([1.0], dtype=torch.float64)
     clip = objective_clip_range(objective, lag_S, sigma=9.0, scale=3.0, calibration=DRIFT)
     found = tuple(bound.item() for bound in clip.bounds(torch.tensor([0]), torch.tensor([100.0], dtype=torch.float64)))
-    assert found == bounds(DRIFT, 1.0, 100.0, z=2.0, scale=3.0, recentre=form == "recentre")
+    assert found == bounds(DRIFT, 1.0, 100.0, z=2.0, scale=3.0)
 
 
 def loss(
@@ -85,12 +82,11 @@ def test_the_clipped_share_of_drifted_sequences_is_even_over_lags_where_a_fixed_
         clipped_S = stats.clipped_high_S + stats.clipped_low_S
         return [clipped_S[lag_S == lag].mean().item() for lag in range(lags)]
 
-    fixed = share_of_lags(Objective(anchor="behaviour"))
+    fixed = share_of_lags(Objective(clip_calibration="off"))
     assert min(fixed[1:]) > fixed[0] + 0.2
-    for form in ("widen", "recentre"):
-        shares = share_of_lags(replace(WIDEN, clip_calibration=form))  # type: ignore[arg-type]
-        assert shares[0] == fixed[0], "at lag 0 nothing has drifted"
-        assert max(shares[1:]) - min(shares[1:]) < 0.05, form
+    shares = share_of_lags(WIDEN)
+    assert shares[0] == fixed[0], "at lag 0 nothing has drifted"
+    assert max(shares[1:]) - min(shares[1:]) < 0.05
 
 
 def test_the_statistics_say_the_clip_range_and_what_was_measured() -> None:
@@ -115,54 +111,21 @@ def test_the_mismatch_of_a_sequence_is_the_mean_and_variance_of_its_tokens() -> 
     assert not found.mean_S.requires_grad
 
 
-def test_weights_are_cut_where_their_lag_calls_them_extraordinary() -> None:
-    lag_S, tokens_S = torch.tensor([0.0, 1.0, 1.0]), torch.tensor([100.0, 100.0, 1.0])
-    log_cap_S = mismatch_log_cap(DRIFT, lag_S, tokens_S, z=2.0)
-    deviations = [0.0, math.sqrt(0.0009 + 0.0004), math.sqrt(0.0009 + 0.04)]
-    expected = [0.0, -0.01 + 2 * deviations[1], -0.01 + 2 * deviations[2]]
-    assert log_cap_S.tolist() == pytest.approx(expected)
-    behaviour_T = torch.full((3,), -5.0, dtype=torch.float64)
-    pair = (behaviour_T + 1.0, behaviour_T, torch.ones(3, dtype=torch.bool), torch.arange(3), 3)
-    weights_S = mismatch_weights(*pair, mode="truncate_by_lag", cap=1.1, log_cap_S=log_cap_S).weights_S
-    assert weights_S.log().tolist() == pytest.approx(expected)
-    below = (behaviour_T - 1.0, *pair[1:])
-    untouched = mismatch_weights(*below, mode="truncate_by_lag", cap=1.1, log_cap_S=log_cap_S).weights_S
-    assert untouched.log().tolist() == pytest.approx([-1.0] * 3)
-    falling = Calibration(*torch.tensor([[-0.5], [0.0], [0.0]], dtype=torch.float64))
-    assert mismatch_log_cap(falling, lag_S, tokens_S, z=2.0).tolist() == [0.0] * 3, "a weight of 1 is never cut"
-
-
-def test_an_objective_with_caps_by_lag_uses_them() -> None:
-    objective = Objective(mismatch_mode="truncate_by_lag", mismatch_z=2.0)
-    behaviour_T = torch.full((2,), -5.0, dtype=torch.float64)
-    arguments = (behaviour_T + 1.0, behaviour_T, torch.ones(2).double(), torch.ones(2, dtype=torch.bool), torch.arange(2))
-    output = objective_loss(
-        objective,
-        *arguments,
-        num_sequences=2,
-        lag_S=torch.tensor([0.0, 1.0]),
-        calibration=DRIFT,
-        proximal_logprobs_T=behaviour_T + 1.0,
-    )
-    assert output.stats.weight_S.log().tolist() == pytest.approx([0.0, -0.01 + 2 * math.sqrt(0.0009 + 0.04)])
-
-
-@pytest.mark.parametrize("objective", [WIDEN, Objective(mismatch_mode="truncate_by_lag")])
-def test_an_objective_that_needs_a_calibration_says_what_to_give(objective: Objective) -> None:
+def test_an_objective_that_needs_a_calibration_says_what_to_give() -> None:
     values = torch.zeros(1).double()
-    proximal = {"proximal_logprobs_T": torch.full((4,), -30.0).double()} if objective.needs_proximal_logprobs else {}
     with pytest.raises(ValueError, match=r"calibration is missing with .*give LagCalibration\.current"):
-        loss(objective, values, values, values, **proximal)
+        loss(WIDEN, values, values, values)
 
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"clip_calibration": "widen"}, "with anchor 'proximal': that ratio holds neither drift nor noise"),
-        ({"clip_calibration": "recentre", "anchor": "behaviour", "clip_range_growth": 1.0}, "the other guesses it"),
-        ({"clip_calibration": "wide"}, "clip_calibration is 'wide'; choose one of off, widen, recentre"),
-        ({"mismatch_mode": "truncate_by_lag", "anchor": "behaviour"}, "would count it twice"),
-        ({"mismatch_z": -1.0}, "mismatch_z is -1.0"),
+        (
+            {"clip_calibration": "widen", "anchor": "proximal"},
+            "with anchor 'proximal': that ratio holds neither drift nor noise",
+        ),
+        ({"clip_calibration": "widen", "anchor": "behaviour", "clip_range_growth": 1.0}, "the other guesses it"),
+        ({"clip_calibration": "wide"}, "clip_calibration is 'wide'; choose one of off, widen"),
     ],
 )
 def test_contradictions_are_named_with_the_way_out(settings: dict[str, object], reason: str) -> None:

@@ -51,7 +51,7 @@ def test_a_positive_advantage_does_not_feel_the_dual_clip() -> None:
 def test_each_mode_has_a_cap_of_its_own() -> None:
     caps = {"mismatch_cap": 1.5, "mismatch_token_cap": 2.5, "mismatch_product_cap": 3.5}
     for mode, cap in (("truncate", 1.5), ("reject", 1.5), ("truncate_tokens", 2.5), ("truncate_product", 3.5)):
-        assert Objective(mismatch_mode=mode, **caps).weight_cap == cap  # type: ignore[arg-type]
+        assert Objective(anchor="proximal", mismatch_mode=mode, **caps).weight_cap == cap  # type: ignore[arg-type]
 
 
 def test_weights_of_tokens_are_each_tokens_own_and_their_mean_is_the_sequences() -> None:

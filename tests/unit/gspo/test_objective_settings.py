@@ -16,8 +16,25 @@ from gspo.settings import MismatchMode, Objective
 def test_the_defaults_are_the_papers_clip_values() -> None:
     objective = Objective()
     assert (objective.ratio_unit, objective.eps_low, objective.eps_high) == ("sequence", 3e-4, 4e-4)
-    assert (objective.anchor, objective.weight_mode, objective.mismatch_cap) == ("proximal", "truncate", 1.1)
-    assert Objective(anchor="behaviour").weight_mode == "off"
+    assert (objective.anchor, objective.weight_mode, objective.noise_z) == ("behaviour", "off", 1.0)
+    assert Objective(anchor="proximal").weight_mode == "truncate"
+
+
+@pytest.mark.parametrize(
+    ("settings", "calibrated"),
+    [
+        ({}, True),
+        ({"clip_calibration": "widen"}, True),
+        ({"clip_calibration": "off"}, False),
+        ({"clip_range_growth": 1.0}, False),
+        ({"anchor": "proximal"}, False),
+    ],
+)
+def test_the_clip_range_is_calibrated_unless_something_else_was_asked_for(
+    settings: dict[str, Any], calibrated: bool
+) -> None:
+    assert Objective(**settings).is_calibrated is calibrated
+    assert not any(objective.is_calibrated for objective in (Objective.gspo(), Objective.grpo()))
 
 
 def test_the_presets_are_the_papers_objectives() -> None:

@@ -144,11 +144,20 @@ def test_lag_and_sigma_are_0_unless_they_are_given() -> None:
     assert objective_loss(objective, *nothing, num_sequences=1).stats.num_tokens_S.tolist() == [0.0]
 
 
-def test_the_default_objective_without_proximal_log_probs_says_what_to_give() -> None:
+def test_the_default_objective_is_the_papers_in_a_loop_that_measures_nothing() -> None:
     _, packed = rows_and_packed()
     arguments = (packed.logprobs_T, packed.anchor_T, packed.advantages_T, packed.mask_T, packed.sequence_ids_T)
-    with pytest.raises(ValueError, match=r"logprobs_T\.detach\(\) in the batch's first step.*Objective\.gspo\(\)"):
-        objective_loss(Objective(), *arguments, num_sequences=4)
-    first_step = objective_loss(Objective(), *arguments, num_sequences=4, proximal_logprobs_T=packed.logprobs_T.detach())
+    plain, papers = (objective_loss(each, *arguments, num_sequences=4) for each in (Objective(), Objective.gspo()))
+    assert torch.equal(packed.gradient(plain), packed.gradient(papers))
+    assert plain.stats.clip_high_S.tolist() == papers.stats.clip_high_S.tolist()
+
+
+def test_the_proximal_anchor_without_proximal_log_probs_says_what_to_give() -> None:
+    _, packed = rows_and_packed()
+    arguments = (packed.logprobs_T, packed.anchor_T, packed.advantages_T, packed.mask_T, packed.sequence_ids_T)
+    proximal = Objective(anchor="proximal")
+    with pytest.raises(ValueError, match=r"logprobs_T\.detach\(\) in the batch's first step.*Objective\(\)"):
+        objective_loss(proximal, *arguments, num_sequences=4)
+    first_step = objective_loss(proximal, *arguments, num_sequences=4, proximal_logprobs_T=packed.logprobs_T.detach())
     assert first_step.stats.log_ratio_S.tolist() == [0.0] * 4
     assert packed.gradient(first_step).abs().sum().item() > 0

@@ -29,7 +29,7 @@ def the_mismatch_is_counted_once(gspo: Gspo, step: Step) -> None:
         plain = step.with_sequences([replace(s, weight=1.0) for s in step.sequences])
         flat = pack(step.sequences, F64)
         objective = settings.Objective(
-            ratio_unit=unit, clip_range_growth=step.clip_range_growth, noise_z=2.0, anchor="behaviour", **eps
+            ratio_unit=unit, clip_calibration="off", clip_range_growth=step.clip_range_growth, noise_z=2.0, **eps
         )
         output = objective_loss(gspo, objective, step, flat, sigma=step.noise / 2, clip_scale=step.scale)
         agrees(flat, output, plain.reference(unit, **eps), f"behaviour anchor, unit {unit}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from random import Random
 
 import pytest
@@ -12,6 +13,7 @@ from tests.support.loss.option_cases import (
     ALONE_AND_IN_PAIRS,
     EPISODES,
     OPTIONS,
+    PROXIMAL,
     Case,
     fast_loss,
     objective_of,
@@ -55,13 +57,14 @@ def test_a_step_without_action_tokens_is_zero_with_a_live_graph(name: str) -> No
 
 def test_the_random_steps_are_clipped_on_both_sides_and_weighted() -> None:
     """An option says nothing about a case that it never meets."""
-    objective = objective_of(())
     high = low = weighted = capped = 0.0
-    for seed in range(100):
+    for seed, name in product(range(100), ((), (PROXIMAL,))):
+        objective = objective_of(name)
         case = random_case(Random(seed), objective, episodes=False)
         (output,) = fast_loss(objective, case, [list(range(len(case.sequences)))]).outputs
-        high += output.stats.clipped_high_S.sum().item()
-        low += output.stats.clipped_low_S.sum().item()
+        if not name:
+            high += output.stats.clipped_high_S.sum().item()
+            low += output.stats.clipped_low_S.sum().item()
         weighted += (output.stats.weight_S != 1.0).sum().item()
         capped += (output.stats.weight_S == objective.mismatch_cap).sum().item()
     assert min(high, low, capped) > 10
