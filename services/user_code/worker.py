@@ -137,23 +137,25 @@ class UserWorker:
         with ours, theirs:
             reader, writer = await asyncio.open_connection(sock=ours)
             self._writer = writer
-            settings = {
-                "function": self._function, "agents": gspo.agents.__file__, "descriptor": theirs.fileno(),
-                "limits": process_limits(self._options), "heartbeat_s": self._options.heartbeat_s,
-                "output_chars": self._options.output_chars,
-            }  # fmt: skip
-            command = worker_command(self._options.python or sys.executable, json.dumps(settings))
-            await self._process.start(command, environment, [theirs.fileno()])
-            theirs.close()
-            if self._verdict is not None:
-                return
             try:
-                await self._hear(reader)
+                await self._start(environment, theirs)
+                if self._verdict is None:
+                    await self._hear(reader)
             except BadWorkerMessage as error:
                 self.end("bad_message", str(error))
             finally:
                 self._spent = True  # who enters from here on would only hear of its end
                 writer.transport.abort()
+
+    async def _start(self, environment: dict[str, str], theirs: socket.socket) -> None:
+        settings = {
+            "function": self._function, "agents": gspo.agents.__file__, "descriptor": theirs.fileno(),
+            "limits": process_limits(self._options), "heartbeat_s": self._options.heartbeat_s,
+            "output_chars": self._options.output_chars,
+        }  # fmt: skip
+        command = worker_command(self._options.python or sys.executable, json.dumps(settings))
+        await self._process.start(command, environment, [theirs.fileno()])
+        theirs.close()
 
     async def _hear(self, reader: StreamReader) -> None:
         loop = asyncio.get_running_loop()

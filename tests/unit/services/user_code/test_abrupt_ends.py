@@ -1,6 +1,7 @@
 """What is left of agents when this side ends without a word."""
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -10,7 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from services.user_code import AgentPool, AgentPoolOptions
+from services.user_code import AgentPool, AgentPoolOptions, UserOutput
+from services.user_code.worker import UserWorker
 from tests.support.agent_pools import agent_task
 
 PARENT = """
@@ -90,3 +92,13 @@ def life() -> asyncio.Task[Any]:
     """The task of the only worker."""
     (found,) = [task for task in asyncio.all_tasks() if task.get_name() == "user-worker"]
     return found
+
+
+async def test_a_worker_that_is_ended_before_its_connection_is_open_leaves_none() -> None:
+    worker = UserWorker("tests.support.agents:act", AgentPoolOptions(), UserOutput(None), lambda: None)
+    worker.end("closed", "nobody waits for it any more")
+    async with asyncio.timeout(60):
+        await worker.run()
+    del worker
+    # An open connection warns as it is collected, and a warning is an error here.
+    gc.collect()
