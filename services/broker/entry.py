@@ -204,7 +204,7 @@ def sampling_rules(settings: Settings) -> SamplingRules:
 
 
 def tasks_of(settings: Settings) -> dict[str, TaskSource]:
-    """The tasks to train on, and the held-out ones if no named set takes their place.
+    """The tasks to train on, and the held-out ones if they are asked for and no named set takes their place.
 
     Raises: ConfigurationError when the environment cannot give them.
     """
@@ -212,7 +212,7 @@ def tasks_of(settings: Settings) -> dict[str, TaskSource]:
     try:
         source = create(settings.environment.name, settings.environment.options)
         tasks = {"train": source.tasks("train")}
-        if not settings.evaluation.sets:
+        if settings.evaluation.every_batches and not settings.evaluation.sets:
             tasks["eval"] = source.tasks("eval")
     except (ValueError, OSError) as error:
         raise ConfigurationError(f"environment: {error}") from error

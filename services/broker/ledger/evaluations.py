@@ -180,11 +180,15 @@ def _set_line(
     if rows:
         sampled = sum(each.num_action_tokens for each in rows)
         line |= {f"{prefix}num_action_tokens": sampled, f"{prefix}num_tokens": sum(each.num_tokens for each in rows)}
-        # Engines may have got newer weights meanwhile.
-        versions = sum(each.version_sum for each in rows) / max(1, sampled)
-        line |= {f"{prefix}versions_newer": max(0.0, versions - row.policy_version) if sampled else 0.0}
+        line |= {f"{prefix}versions_newer": _versions_newer(row, rows)}
         line |= length_stats(rows).line(prefix)
     return line
+
+
+def _versions_newer(row: EvaluationRow, rows: Sequence[TrajectoryRow]) -> float:
+    """By how many versions the sampled tokens are newer, on average, than the evaluated weights: engines went on meanwhile."""
+    sampled = sum(each.num_action_tokens for each in rows)
+    return max(0.0, sum(each.version_sum for each in rows) / sampled - row.policy_version) if sampled else 0.0
 
 
 def _held_out_line(row: EvaluationRow, terms: SetTerms, finished: Mapping[int, Sequence[TrajectoryRow]]) -> dict[str, Any]:
@@ -196,7 +200,7 @@ def _held_out_line(row: EvaluationRow, terms: SetTerms, finished: Mapping[int, S
     if rows:
         # Samples of one task are related, so tasks are what is independent.
         means = [sum(each.reward for each in of_task) / len(of_task) for of_task in finished.values() if of_task]
-        line |= {"eval/reward_error": standard_error(means)}
+        line |= {"eval/reward_error": standard_error(means), "eval/versions_newer": _versions_newer(row, rows)}
         line |= length_stats(rows).line("eval/")
     return line
 

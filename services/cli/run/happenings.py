@@ -88,7 +88,8 @@ class Happenings:
         half = half_interval(reward, error, finished)
         best, self._best = reward > self._best, max(reward, self._best)
         mark = ", the best so far" if best and self._best > -math.inf else ""
-        return Happening(text=f"evaluation after {row.get('batch')} batches: {reward:.3f} ± {half:.3f}{mark}{lost}")
+        text = f"evaluation after {row.get('batch')} batches: {reward:.3f} ± {half:.3f}{mark}{_blur(row, 'eval/')}{lost}"
+        return Happening(text=text)
 
     def _best_of_set(self, row: Row) -> list[Happening]:
         """The score by which the best checkpoint is chosen, if it is the best so far; the set's own line says the rest."""
@@ -158,8 +159,15 @@ def _set_evaluated(row: Row) -> list[Happening]:
     (tokens,) = column([row], f"eval/{scores.name}/num_action_tokens")
     cost = "" if math.isnan(tokens) else f"; {tokens:,.0f} tokens sampled"
     lost = f"; {scores.num_failed} samples failed" if scores.num_failed else ""
-    text = f"{scores.name} after {scores.batch} batches: {', '.join(parts) or 'nothing measured'}{cost}{lost}"
+    blur = _blur(row, f"eval/{scores.name}/")
+    text = f"{scores.name} after {scores.batch} batches: {', '.join(parts) or 'nothing measured'}{blur}{cost}{lost}"
     return [Happening(text=text, is_problem=not parts)]
+
+
+def _blur(row: Row, prefix: str) -> str:
+    """Whether the tokens are newer than the weights that the evaluation is named after; less than half a version is not."""
+    (newer,) = column([row], f"{prefix}versions_newer")
+    return f" (its tokens are {newer:.1f} versions newer on average)" if newer >= 0.5 else ""
 
 
 def _shown(value: float) -> str:

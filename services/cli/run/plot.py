@@ -151,8 +151,11 @@ def _reward(axes: Any, recorded: RecordedCurves) -> None:
         for values in zip(rewards, column(shown, "eval/reward_error"), column(shown, "num_finished"), strict=True)
     ]
     if rewards:
+        # To the right: how much newer than the evaluated weights the tokens are on average.
+        newer = [value if value >= 0.5 else 0.0 for value in column(shown, "eval/versions_newer")]
         axes.errorbar(
-            column(shown, "batch"), rewards, yerr=errors, color=RED, marker="o", markersize=6, elinewidth=1.6, capsize=3,
+            column(shown, "batch"), rewards, yerr=errors, xerr=[[0.0] * len(newer), newer], color=RED, marker="o",
+            markersize=6, elinewidth=1.6, capsize=3,
             label="held out, 95 % interval" if any(errors) else "held out",
         )  # fmt: skip
     values = _set_curves(axes, recorded.sets)

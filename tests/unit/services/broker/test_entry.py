@@ -1,5 +1,6 @@
 """What the broker refuses before it begins, and where its tasks come from."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,15 @@ def test_without_an_agent_tasks_alone_are_refused_before_anything_is_written() -
     assert set(tasks_of(settings_of("arithmetic"))) == {"train", "eval"}
     with pytest.raises(ConfigurationError, match=r'"shop" has tasks and nothing that plays them: name an agent'):
         tasks_of(settings_of("shop"))
+
+
+def test_a_run_without_evaluations_needs_no_held_out_tasks(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "1+1", "answer": "#### 2"}\n')
+    environment = {"name": "dataset", "options": {"train_path": str(rows)}}
+    assert set(tasks_of(validated({"environment": environment, "evaluation": {"every_batches": 0}}, "test"))) == {"train"}
+    with pytest.raises(ConfigurationError, match="the dataset environment needs eval_path"):
+        tasks_of(validated({"environment": environment}, "test"))
 
 
 def a_run_of(groups: int, size: int, tokens: int) -> Any:

@@ -42,6 +42,13 @@ def test_evaluations_come_with_their_interval_and_the_best_is_named() -> None:
     ]
 
 
+def test_an_evaluation_says_when_its_tokens_are_newer_than_the_weights_it_is_named_after() -> None:
+    rows = [an_eval(0, 0.5, **{"eval/versions_newer": 0.4}), an_eval(5, 0.75, **{"eval/versions_newer": 2.25})]
+    first, second = texts(Happenings(max_lag=2).of_rows(rows))
+    assert "newer" not in first
+    assert second.endswith("the best so far (its tokens are 2.2 versions newer on average)")
+
+
 def test_drops_are_summed_up_and_batches_set_aside_are_named() -> None:
     news = Happenings(max_lag=2)
     news.skip([{"event": "dropped", "reason": "stale"}])

@@ -67,9 +67,8 @@ def test_values_that_nobody_would_write_do_not_stop_the_picture(tmp_path: Path) 
     rows = []
     for index, value in enumerate(["x", None, [], {}, 1e308, -1e308, True]):
         rows.append({key: value if key not in ("event", "batch") else each for key, each in a_batch(index).items()})
-        rows.append(
-            {"event": "eval", "batch": value, "eval/reward": value, "num_finished": value, "eval/reward_error": value}
-        )
+        keys = ("batch", "eval/reward", "num_finished", "eval/reward_error", "eval/versions_newer")
+        rows.append({"event": "eval", **dict.fromkeys(keys, value)})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert write_plot(tmp_path).is_file()
 

@@ -1,5 +1,7 @@
 """Evaluations on held-out tasks: when, at which version, and that none is lost."""
 
+import pytest
+
 from protocol.messages import BatchPending, EndOfRun, Evaluated, Resume, VersionScore
 from tests.support.broker.ledger import LEARNER, replies
 from tests.support.broker.ledger_training import R1, generate, harness, train_one
@@ -23,6 +25,7 @@ def test_held_out_tasks_are_evaluated_first_at_their_version_and_reported_with_f
         "num_finished": 2,
         "num_failed": 1,
         "eval/reward_error": 0.5,
+        "eval/versions_newer": 0.0,
         "eval/length/mean": line["eval/length/max"],
         "eval/length/p95": line["eval/length/max"],
         "eval/length/max": line["eval/length/max"],
@@ -30,6 +33,19 @@ def test_held_out_tasks_are_evaluated_first_at_their_version_and_reported_with_f
     }
     assert line == expected
     assert world.ledger.state.num_dropped == {}
+
+
+def test_an_evaluation_says_how_much_newer_its_tokens_are() -> None:
+    world = harness(evaluate_every_batches=2, num_eval_tasks=2, num_batches=5)
+    held_out = world.lease(R1, 2, 1)
+    generate(world, 4, 1)
+    train_one(world, 0, 1)
+    generate(world, 4, 2)
+    train_one(world, 1, 2)
+    world.episode(R1, held_out[0], 1, num_tokens=2)
+    world.episode(R1, held_out[1], 3, num_tokens=6)
+    assert world.lines[-1]["policy_version"] == 1
+    assert world.lines[-1]["eval/versions_newer"] == pytest.approx(5 / 3), "5 of 6 sampled tokens are two versions newer"
 
 
 def test_an_evaluation_waits_for_engines_that_serve_its_version() -> None:
