@@ -186,7 +186,7 @@ def _set_line(
 
 
 def _versions_newer(row: EvaluationRow, rows: Sequence[TrajectoryRow]) -> float:
-    """By how many versions the sampled tokens are newer, on average, than the evaluated weights: engines went on meanwhile."""
+    """By how many versions the sampled tokens are newer on average than the evaluated weights: engines go on meanwhile."""
     sampled = sum(each.num_action_tokens for each in rows)
     return max(0.0, sum(each.version_sum for each in rows) / sampled - row.policy_version) if sampled else 0.0
 
