@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tests.monitoring.series import BROKER, LEARNER, OTHER, ROLLOUT, Series, gone_after, rising, series, steady, then
+from tests.monitoring.series import BROKER, LEARNER, OTHER, ROLLOUT, SANDBOX, Series, gone_after, rising, series, steady, then
 
 RUN = {"namespace": "run"}
 TARGET = {**RUN, "component": "rollout", "pod": "rollout-1", "instance": "rollout-1:1", "job": "gspo"}
@@ -271,6 +271,19 @@ FAULTS: dict[str, Fault] = {
         summary="The learner refuses connections: unknown_key",
         description="3 connections in 10 minutes, reason: unknown_key.",
         labels={**RUN, "component": "learner", "reason": "unknown_key"},
+    ),
+    "GspoSandboxesFail": Fault(
+        {series("gspo_sandbox_runs_total", 'ending="failed"', SANDBOX): rising(100)},
+        minutes=20,
+        summary="Sandboxes fail",
+        description="4000 boxes or programs failed in 10 minutes by the sandbox's own fault: programs wait for another.",
+    ),
+    "GspoSandboxesFull": Fault(
+        {series("gspo_sandbox_waiting", "", SANDBOX): then("0", 20, 3)},
+        minutes=31,
+        quiet_minutes=29,
+        summary="Programs wait for a sandbox",
+        description="3 clients have waited for a box for 10 minutes: rewards come late, and rollouts hold their episodes.",
     ),
 }
 

@@ -33,7 +33,9 @@ def target(name: str) -> str:
     return f'namespace="run",component="{component}",pod="{name}",instance="{name}:1",job="gspo"'
 
 
-BROKER, LEARNER, ROLLOUT, OTHER = (target(name) for name in ("broker-0", "learner-0", "rollout-0", "rollout-1"))
+BROKER, LEARNER, ROLLOUT, OTHER, SANDBOX = (
+    target(name) for name in ("broker-0", "learner-0", "rollout-0", "rollout-1", "sandbox-0")
+)
 
 
 def series(metric: str, labels: str, of: str) -> str:
@@ -42,7 +44,7 @@ def series(metric: str, labels: str, of: str) -> str:
 
 def healthy() -> Series:
     """A healthy run: two rollouts, 20 groups a batch, a batch a minute; the learner waits a third of its time."""
-    made: Series = {series("up", "", of): steady(1) for of in (BROKER, LEARNER, ROLLOUT, OTHER)}
+    made: Series = {series("up", "", of): steady(1) for of in (BROKER, LEARNER, ROLLOUT, OTHER, SANDBOX)}
     gauges: dict[str, float] = {
         "gspo_broker_stopping": 0,
         "gspo_broker_lag_mean_versions": 1.2,
@@ -83,6 +85,10 @@ def healthy() -> Series:
         ("optimizer_steps", "", 4),
     ):
         made[series("gspo_learner_diagnostic", f'name="{name}",bucket="{bucket}"', LEARNER)] = steady(value)
+    for ending, a_sample in {"exit": 1500, "wall": 30, "failed": 0.01}.items():
+        made[series("gspo_sandbox_runs_total", f'ending="{ending}"', SANDBOX)] = rising(a_sample)
+    made[series("gspo_sandbox_turned_away_total", 'reason="failed"', SANDBOX)] = rising(0.01)
+    made[series("gspo_sandbox_waiting", "", SANDBOX)] = steady(0)
     for of in (ROLLOUT, OTHER):
         made[series("gspo_rollout_status", 'status="serving"', of)] = steady(1)
         made[series("gspo_rollout_policy_version", "", of)] = steady(29)

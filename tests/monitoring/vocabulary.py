@@ -20,13 +20,14 @@ from services.learner.trainer import train_batch
 from services.rollout.endpoint import EndpointMetrics
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.sglang.metrics import ENGINE_METRICS, EngineMetrics
+from services.sandbox_server.metrics import SandboxMetrics
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.loss.sequences import random_groups
 
 TARGET_LABELS = frozenset({"namespace", "pod", "component", "instance", "job"})
 """Labels that the scrape adds to every sample: in deploy/monitoring/monitor.py, and in the PodMonitor of deploy/k8s."""
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
-COMPONENTS = ("broker", "learner", "rollout")
+COMPONENTS = ("broker", "learner", "rollout", "sandbox")
 
 
 @dataclass
@@ -49,7 +50,7 @@ def vocabulary() -> Vocabulary:
         "up": Samples(set(TARGET_LABELS), [{"component": name} for name in COMPONENTS]),
         "ALERTS": Samples({"alertname", "alertstate", "severity"} | TARGET_LABELS, alerts),
     }
-    for make in (BrokerMetrics, LearnerMetrics, RolloutMetrics, EndpointMetrics):
+    for make in (BrokerMetrics, LearnerMetrics, RolloutMetrics, EndpointMetrics, SandboxMetrics):
         registry = CollectorRegistry()
         made = make(registry)
         if isinstance(made, LearnerMetrics):
