@@ -19,13 +19,14 @@ SET = "sandbox"
 
 
 def with_gvisor(manifests: Path) -> Path:
-    """A copy of the set with the component that its last lines offer."""
+    """A copy of the set with the components that its last lines offer."""
     directory = manifests / "sandbox-with-gvisor"
     if not directory.exists():
         shutil.copytree(manifests / SET, directory)
         text = (directory / FILE).read_text()
-        (directory / FILE).write_text(text.replace("# components:\n#   - ", "components:\n  - "))
-        assert yaml.safe_load((directory / FILE).read_text())["components"] == ["../components/sandbox-gvisor"]
+        (directory / FILE).write_text(text.replace("# components:\n", "components:\n").replace("\n#   - ", "\n  - "))
+        offered = yaml.safe_load((directory / FILE).read_text())["components"]
+        assert offered == ["../components/sandbox-gvisor", "../components/monitoring"]
     return directory
 
 
