@@ -2,7 +2,19 @@
 
 from dataclasses import dataclass, field
 
-from tests.monitoring.series import BROKER, LEARNER, OTHER, ROLLOUT, SANDBOX, Series, gone_after, rising, series, steady, then
+from tests.monitoring.series import (
+    BROKER,
+    LEARNER,
+    OTHER,
+    ROLLOUT,
+    SANDBOX,
+    Series,
+    gone_after,
+    rising,
+    series,
+    steady,
+    then,
+)
 
 RUN = {"namespace": "run"}
 TARGET = {**RUN, "component": "rollout", "pod": "rollout-1", "instance": "rollout-1:1", "job": "gspo"}
