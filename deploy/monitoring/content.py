@@ -189,7 +189,7 @@ FLEET = Dashboard(
                   (Query(total("gspo_sandbox_used_places"), "in use"),
                    Query(total("gspo_sandbox_waiting"), "waited for"),
                    Query(total("gspo_sandbox_places"), "places"))),
-            Panel("Programs", "/s", "By how they ended: by themselves, by a signal, over a limit; failed: the sandbox's own fault.",
+            Panel("Programs", "/s", "By how they ended; failed: by the sandbox's own fault, and they run again elsewhere.",
                   (Query(rate("gspo_sandbox_runs_total", by="ending"), "{{ending}}"),)),
             Panel("Time of a program", "s", "Wall-clock time of a program, and time until a client has a box; 95 %.",
                   (Query(quantile(0.95, "gspo_sandbox_run_seconds"), "program"),
