@@ -33,7 +33,7 @@ from tests.sandbox.conftest import LIMITS
 LIMITS = replace(LIMITS, wall_s=100, cpu_s=100)
 async def main():
     async with LocalSandbox(LocalOptions(places=1, spare=1)).opened() as sandbox, sandbox.box() as box:
-        await box.put({"script.py": b"import os\\nos.fork()\\nprint(input(), flush=True)\\nwhile True: pass"})
+        await box.put({"script.py": b"import os\\nprint(input(), flush=True)\\nos.fork()\\nwhile True: pass"})
         run = asyncio.ensure_future(box.run(["python", "script.py"], LIMITS, b"began"))
         print("running", flush=True)
         await run
