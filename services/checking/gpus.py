@@ -33,9 +33,12 @@ def named_hardware(name: str, num_devices: int) -> Hardware:
     return Hardware(device=device, num_devices=num_devices, cores=NAMED_CORES, is_named=True)
 
 
-def hardware_here() -> Hardware:
-    """What this machine has. Without nvidia-smi, or with CUDA_VISIBLE_DEVICES empty, it has no GPU."""
-    devices = _devices(_visible())
+def hardware_here(*, for_cuda: bool) -> Hardware:
+    """What this machine has. Without nvidia-smi, with CUDA_VISIBLE_DEVICES empty, or with builds for CPUs it has no GPU.
+
+    ``for_cuda``: the run's builds of torch can use a GPU.
+    """
+    devices = _devices(_visible()) if for_cuda else []
     return Hardware(
         device=devices[0] if devices else None,
         num_devices=len(devices),

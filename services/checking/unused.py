@@ -8,6 +8,8 @@ from typing import Final
 from services.checking.findings import Finding
 from services.checking.situation import ReadModel, Situation, is_for_several_hosts
 from services.estimates import work_of
+from services.placement import Machine, placement_of, require_pythons, this_machine
+from services.runtime.errors import ConfigurationError
 from services.runtime.settings import SCHEDULED, Evaluation, Scheduled, curves
 
 MANY_MICRO_BATCHES: Final = 64
@@ -149,9 +151,21 @@ def _crowded(situation: Situation) -> Iterator[Finding]:
             check="slow", status="note",
             text=f"{servers} servers and {ranks} ranks on {hardware.cores} cores: more processes than cores gain nothing",
         )  # fmt: skip
-    if hardware.num_devices > 1 and servers and not hardware.is_named:
-        yield Finding(
-            check="placement", status="warn",
-            text=f"`gspo run` starts every server on the first of {hardware.num_devices} GPUs, where rank 0 is",
-            way_out="start `gspo broker`, `gspo learner` and each `gspo rollout` by itself, with CUDA_VISIBLE_DEVICES set",
-        )  # fmt: skip
+    yield from _places(situation)
+
+
+def _places(situation: Situation) -> Iterator[Finding]:
+    """Where ``gspo run`` would put the processes, on this machine or on one that was named."""
+    settings, hardware = situation.settings, situation.hardware
+    # Of a machine that was only named, any core may be.
+    cores = tuple({*settings.learner.cores, *settings.rollout.cores}) if hardware.is_named else this_machine().cores
+    machine = Machine(gpus=tuple(map(str, range(hardware.num_devices))), cores=cores)
+    try:
+        require_pythons(settings)
+        placement = placement_of(settings, machine)
+    except ConfigurationError as error:
+        text, _, way_out = str(error).rpartition(": ")
+        yield Finding(check="placement", status="fail", text=text, way_out=way_out)
+        return
+    if placement.text:
+        yield Finding(check="placement", status="note", text=placement.text)

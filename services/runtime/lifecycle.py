@@ -19,13 +19,13 @@ PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-def module_command(module: str, *arguments: str) -> list[str]:
-    """The command line of a process that runs ``module``.
+def module_command(module: str, *arguments: str, python: str = "") -> list[str]:
+    """The command line of a process that runs ``module``, in the interpreter ``python``; empty: in this one.
 
     ``-P`` keeps the working directory off the import path, where a user's random.py or gspo folder would hide the module of
     that name.
     """
-    return [sys.executable, "-P", "-m", module, *arguments]
+    return [python or sys.executable, "-P", "-m", module, *arguments]
 
 
 def run_process(service: Callable[[asyncio.Event], Awaitable[None]]) -> int:

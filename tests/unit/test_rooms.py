@@ -50,7 +50,7 @@ def is_room(package: str) -> bool:
     return names[0] == "services" and (len(names) > 2 or (len(names) == 2 and package in WITH_A_DOOR))
 
 
-WITH_A_DOOR = {"services.weights", "services.environments", "services.estimates", "services.scores"}
+WITH_A_DOOR = {"services.weights", "services.environments", "services.estimates", "services.placement", "services.scores"}
 
 
 def passes_by_the_door(importer: str, imported: str) -> bool:

@@ -16,6 +16,7 @@ from services.cli.run.ports import moved_ports
 from services.cli.run.processes import process_specs, tracker_specs
 from services.cli.run.report import summary_table
 from services.cli.run.supervisor import ProcessSpec, Supervisor
+from services.placement import machine_of, placement_of, require_pythons
 from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.errors import ConfigurationError, ServiceError
 from services.runtime.lifecycle import run_process, until_stopped
@@ -35,9 +36,13 @@ def run_command(config: Path, overrides: Sequence[str], *, look: Look) -> int:
     configure_logging("run", usual_level="warning")
     settings, overrides = with_free_ports(config, overrides, look)
     require_model(settings.model.path)
+    require_pythons(settings)
+    placement = placement_of(settings, machine_of(settings))
     forwarded = forwarded_arguments(config, overrides)
-    specs = [*process_specs(settings, forwarded), *tracker_specs(settings, forwarded)]
+    specs = [*process_specs(settings, forwarded, placement), *tracker_specs(settings, forwarded)]
     console = PlainConsole()
+    if placement.text and look != "quiet":
+        console.print(f"places: {placement.text}", soft_wrap=True)
     status = run_process(lambda stop: run_processes(settings, specs, console, stop, look=look))
     _report(settings.run.directory, console, look)
     return status

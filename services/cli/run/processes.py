@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from services.cli.run.supervisor import ProcessSpec
+from services.placement import Placement, ProcessPlace
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings import Settings
 from services.tracking import find_client
@@ -16,11 +17,12 @@ LEARNER_GRACE_S: Final = 600.0
 """A learner that is told to stop finishes its batch and saves a checkpoint; at the end of a run it exports the model."""
 
 
-def process_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessSpec]:
+def process_specs(settings: Settings, forwarded: Sequence[str], placement: Placement | None = None) -> list[ProcessSpec]:
     """Broker, learner and ``num_servers`` rollouts. ``forwarded``: the configuration file and overrides.
 
-    Rollouts stop first, because they hand their trajectories to the broker. Then the learner saves a checkpoint and tells
-    the broker, which stops last. Raises: ConfigurationError for several rollouts on one server.
+    ``placement``: their GPUs and cores; None: what this process may use. Rollouts stop first, because they hand their
+    trajectories to the broker. Then the learner saves a checkpoint and tells the broker, which stops last. Raises:
+    ConfigurationError for several rollouts on one server.
     """
     rollout = settings.rollout
     if rollout.num_servers > 1 and (rollout.server_url or rollout.server_port):
@@ -45,6 +47,8 @@ def process_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessS
             stop_order=1,
             grace_s=LEARNER_GRACE_S,
             ends_by_itself=False,
+            place=ProcessPlace() if placement is None else placement.learner,
+            python=settings.learner.python,
         ),
     ]
     for index in range(rollout.num_servers):
@@ -61,6 +65,8 @@ def process_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessS
                 arguments=arguments,
                 stop_order=0,
                 grace_s=rollout.drain_s + GRACE_S,
+                place=ProcessPlace() if placement is None else placement.rollouts[index],
+                python=rollout.python,
             )
         )
     return specs

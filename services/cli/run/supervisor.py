@@ -14,6 +14,7 @@ from typing import BinaryIO, Final
 
 import structlog
 
+from services.placement import ProcessPlace
 from services.runtime.clock import Clock
 from services.runtime.errors import EXIT_CONFIGURATION, EXIT_NO_ROOM, EXIT_OCCUPIED, EXIT_REPLACED, ServiceError
 from services.runtime.lifecycle import die_with_parent, module_command, until_stopped
@@ -59,6 +60,15 @@ class ProcessSpec:
     grace_s: float
     ends_by_itself: bool = True
     is_essential: bool = True
+    place: ProcessPlace = field(default_factory=ProcessPlace)
+    python: str = ""
+    """Its interpreter; empty: this one's."""
+
+    def enter(self, parent_pid: int) -> None:
+        """Called in the new process before its program: it does not outlive the parent, and stays on its cores."""
+        die_with_parent(parent_pid=parent_pid)
+        if self.place.cores is not None:
+            os.sched_setaffinity(0, self.place.cores)
 
 
 @dataclass(kw_only=True)
@@ -200,16 +210,19 @@ class Supervisor:
         log_file = LogFile(path=child.log_path, limits=self._log_limits)
         with _opened(child.log_path) as output:
             child.process = await asyncio.create_subprocess_exec(
-                *module_command(spec.module, *spec.arguments),
+                *module_command(spec.module, *spec.arguments, python=spec.python),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 # A session of its own: Ctrl-C reaches only this process, which then stops the others in order.
                 start_new_session=True,
                 # The others do not outlive this process, however it ends.
-                preexec_fn=partial(die_with_parent, parent_pid=os.getpid()),
-                env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **log_file.environment()},
-            )
+                preexec_fn=partial(spec.enter, os.getpid()),
+                env={
+                    **os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+                    **spec.place.environment, **log_file.environment(),
+                },
+            )  # fmt: skip
         child.state = "running"
         if self._stopping.is_set():
             await self._end(child)  # It was being started while the others were stopped.

@@ -18,6 +18,7 @@ from typing import Final, Self
 import psutil
 import structlog
 
+from services.placement import this_machine
 from services.rollout.sglang.http import EngineHttp, EngineUnreachable
 from services.rollout.sglang.output import ServerOutput
 from services.runtime.lifecycle import module_command
@@ -127,7 +128,7 @@ class EngineServer:
         if self._process is not None:
             raise ValueError(f"the server at {self.url} was started already: make a new EngineServer")
         self._port = _claim_port(self._options.host, self._options.port)
-        cuda = cuda_visible(os.environ)
+        cuda = bool(this_machine(os.environ).gpus)
         command = server_command(self._options, port=self._port, cuda=cuda)
         try:
             self._options.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -240,13 +241,6 @@ class EngineServer:
         if not found <= self._load_files:
             self._load_files |= found
             (self.temporary / _LISTED).write_text("\n".join(map(str, sorted(self._load_files))), encoding="utf-8")
-
-
-def cuda_visible(environment: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
-    """Whether this process would see a CUDA device; does not import torch."""
-    if environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
-        return False
-    return any(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia[0-9]*"))
 
 
 def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str]:

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from services.cli.run.supervisor import MAX_RESTARTS, RESTART_WINDOW_S, ROOM_BYTES, ProcessSpec, Supervisor
+from services.placement import ProcessPlace
 from services.runtime.errors import EXIT_NO_ROOM, EXIT_OCCUPIED, EXIT_REPLACED, ServiceError, flatten
 from services.runtime.log_files import LogLimits
 from tests.support.clocks import VirtualClock
@@ -113,6 +114,26 @@ async def test_a_killed_process_is_restarted_and_keeps_its_log(pipe: Pipe, tmp_p
         assert child.log_path.read_text().count("broker says hello") >= 1
     assert child.state == "stopped"
     assert not psutil.pid_exists(second)
+
+
+async def test_a_process_has_its_place_and_its_python_also_after_a_restart(pipe: Pipe, tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    own = dataclasses.replace(
+        spec(pipe, "rollout-0", "crash-once", str(tmp_path / "crashed")),
+        place=ProcessPlace(gpus=("2", "GPU-5d3a"), cores=(core,)), python=str(tmp_path / "own-python"),
+    )  # fmt: skip
+    (tmp_path / "own-python").write_text(f'#!/bin/sh\nSTARTED_BY=own-python exec {sys.executable} "$@"\n')
+    (tmp_path / "own-python").chmod(0o755)
+    async with supervised(pipe, [own, spec(pipe, "broker", "serve")]):
+        started = [await pipe.started() for _ in range(3)]
+        placed, free = (
+            psutil.Process([pid for name, pid in started if name == whose][-1]) for whose in ("rollout-0", "broker")
+        )
+        wanted = {"CUDA_VISIBLE_DEVICES": "2,GPU-5d3a", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "STARTED_BY": "own-python"}
+        assert wanted.items() <= placed.environ().items()
+        assert placed.cpu_affinity() == [core]
+        assert not wanted.keys() & free.environ().keys()
+        assert set(free.cpu_affinity() or ()) == os.sched_getaffinity(0)
 
 
 async def test_a_process_that_keeps_crashing_ends_the_run_with_the_end_of_its_log(pipe: Pipe, tmp_path: Path) -> None:

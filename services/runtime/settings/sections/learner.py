@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from services.runtime.settings.sections.section import Port, Section
+from services.runtime.settings.sections.section import Number, Port, Section
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -14,6 +14,13 @@ class Learner(Section):
 
     num_ranks: int = Field(1, ge=1)
     """Processes that ``gspo learner`` starts on this machine (gloo on CPU, nccl on GPU)."""
+    gpus: list[Number] = Field([])
+    """GPUs of this machine for the ranks that ``gspo run`` starts, one each. Empty: the first of those that rollout.gpus
+    does not name."""
+    cores: list[Number] = Field([])
+    """Processor cores for these ranks, which share them. Empty: all."""
+    python: str = ""
+    """The interpreter for the learner that ``gspo run`` starts. Empty: the one that runs ``gspo run``."""
     num_nodes: int = Field(1, ge=1)
     """Machines that train together. ``gspo learner`` runs on each, and each has num_ranks processes."""
     node_rank: int = Field(0, ge=0)

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from services.runtime.settings.sections.section import Port, PositiveSeconds, Section
+from services.runtime.settings.sections.section import Number, Port, PositiveSeconds, Section
 
 
 class Rollout(Section):
@@ -13,6 +13,15 @@ class Rollout(Section):
 
     num_servers: int = Field(2, ge=0)
     """How many rollouts ``gspo run`` starts on this machine. Others may join at any time."""
+    gpus: list[Number] = Field([])
+    """GPUs of this machine for the servers that ``gspo run`` starts, one each; several servers may share one in equal
+    numbers, and then server_args must have --mem-fraction-static. Numbers as nvidia-smi has them, among those of
+    CUDA_VISIBLE_DEVICES. Empty: the GPUs that the learner leaves."""
+    cores: list[Number] = Field([])
+    """Processor cores for these servers, dealt in equal parts. Empty: all."""
+    python: str = ""
+    """The interpreter for the rollouts that ``gspo run`` starts, and their servers, such as /opt/sglang/bin/python: it may
+    have another build of torch than the learner's. Empty: the one that runs ``gspo run``."""
     server_url: str = ""
     """URL of an SGLang server that already runs; the rollout then starts none. It must see weights_directory."""
     server_port: Port = 0

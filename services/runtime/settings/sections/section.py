@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
+Number = Annotated[int, Field(ge=0)]
+"""Of a GPU or a core, which count from 0."""
 
 
 class Section(BaseModel):

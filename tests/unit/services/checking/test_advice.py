@@ -109,6 +109,16 @@ def test_one_gpu_for_both_halves_is_told_which_share_the_server_may_take(project
     assert "engine memory" in by_check(project.findings(gpus("H100", 1), code=False), "ok")
 
 
+def test_where_each_process_would_be_is_said_before_a_gpu_is_booked(project: Project) -> None:
+    project.keys |= {"learner.num_ranks": 2, "rollout.num_servers": 2}
+    (finding,) = [each for each in project.findings(gpus("H100", 4), code=False) if each.check == "placement"]
+    assert (finding.status, finding.text) == ("note", "learner: GPUs 0, 1; rollout-0: GPU 2; rollout-1: GPU 3")
+    project.keys["rollout.num_servers"] = 3
+    (finding,) = [each for each in project.findings(gpus("H100", 4), code=False) if each.check == "placement"]
+    assert finding.status == "fail"
+    assert finding.way_out.startswith("lower learner.num_ranks or rollout.num_servers")
+
+
 def test_hardware_that_nobody_named_gets_needs_and_no_verdict(project: Project) -> None:
     project.configure_model(**QWEN3_8B)
     (project.model / "model.safetensors").unlink()

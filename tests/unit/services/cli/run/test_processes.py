@@ -3,6 +3,7 @@
 import pytest
 
 from services.cli.run.processes import process_specs
+from services.placement import Placement, ProcessPlace
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings.configuration import load_settings
 
@@ -49,3 +50,16 @@ def test_two_rollouts_on_one_server_are_refused_with_what_to_do(override: str) -
 
 def test_a_run_may_start_no_rollout_of_its_own() -> None:
     assert list(specs_of("rollout.num_servers=0")) == ["broker", "learner"]
+
+
+def test_each_side_has_its_place_and_its_python_and_the_broker_none() -> None:
+    overrides = ["rollout.num_servers=2", "learner.python=/opt/learner/bin/python", "rollout.python=/opt/sglang/bin/python"]
+    places = [ProcessPlace(gpus=(name,)) for name in ("0", "1", "2")]
+    placement = Placement(learner=places[0], rollouts=(places[1], places[2]))
+    specs = process_specs(load_settings(None, overrides, {}), (), placement)
+    assert [(spec.name, spec.place, spec.python) for spec in specs] == [
+        ("broker", ProcessPlace(), ""),
+        ("learner", places[0], "/opt/learner/bin/python"),
+        ("rollout-0", places[1], "/opt/sglang/bin/python"),
+        ("rollout-1", places[2], "/opt/sglang/bin/python"),
+    ]

@@ -17,7 +17,6 @@ from services.rollout.sglang.server import (
     EngineServer,
     ServerError,
     ServerOptions,
-    cuda_visible,
     load_files,
     server_command,
     server_environment,
@@ -120,17 +119,6 @@ def test_a_server_of_ours_stays_on_this_host(arguments: tuple[str, ...]) -> None
     assert value(server_command(options(), port=1234, cuda=True), "--host") == "127.0.0.1"
     with pytest.raises(ServerError, match=r"set --host.*set rollout\.server_url"):
         server_command(options(extra_args=arguments), port=1234, cuda=True)
-
-
-def test_a_cuda_device_is_seen_unless_it_is_hidden(tmp_path: Path) -> None:
-    (tmp_path / "nvidiactl").touch()
-    (tmp_path / "nvidia-uvm").touch()
-    assert not cuda_visible({}, tmp_path)
-    (tmp_path / "nvidia1").touch()
-    assert cuda_visible({}, tmp_path)
-    assert cuda_visible({"CUDA_VISIBLE_DEVICES": "0"}, tmp_path)
-    assert not cuda_visible({"CUDA_VISIBLE_DEVICES": ""}, tmp_path)
-    assert not cuda_visible({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path)
 
 
 async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""What this process may use of its machine."""
+
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+DEVICES: Final = Path("/dev")
+_CUDA: Final = re.compile(r"^cuda\b.*=\s*(\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a run may hand out."""
+
+    gpus: tuple[str, ...]
+    """Their names for CUDA_VISIBLE_DEVICES: numbers, or UUIDs where that variable already has them."""
+    cores: tuple[int, ...]
+
+
+def this_machine(
+    environment: Mapping[str, str] | None = None, *, devices: Path = DEVICES, for_cuda: bool | None = None
+) -> Machine:
+    """The GPUs that CUDA_VISIBLE_DEVICES names, or all whose device files are here, and the cores of this process.
+
+    Neither a driver nor torch is asked, so this takes no time. ``for_cuda``: whether torch can use them; None: as this
+    Python's torch was built, so with a build for CPUs no machine has a GPU.
+    """
+    named = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+    present = sum(path.name.removeprefix("nvidia").isdecimal() for path in devices.glob("nvidia[0-9]*"))
+    names = map(str, range(present)) if named is None else (word.strip() for word in named.split(","))
+    usable = present and (torch_is_for_cuda() if for_cuda is None else for_cuda)
+    gpus = tuple(name for name in names if name not in ("", "-1")) if usable else ()
+    return Machine(gpus=gpus, cores=tuple(sorted(os.sched_getaffinity(0))))
+
+
+def torch_is_for_cuda(package: Path | None = None) -> bool:
+    """Whether torch, of this Python or in ``package``, was built for CUDA. It is not imported: that takes a second."""
+    if package is None:
+        found = importlib.util.find_spec("torch")
+        if found is None or not found.submodule_search_locations:
+            return False
+        package = Path(found.submodule_search_locations[0])
+    try:
+        build = _CUDA.search((package / "version.py").read_text(encoding="utf-8"))
+    except OSError:
+        return True  # A layout that we do not know: the device files have the last word.
+    return build is None or build[1] != "None"
