@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import shutil
-import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Final
 
 from services.checking.findings import Finding
 from services.checking.situation import ReadModel, Situation
-from services.cli.run import port_ranges
+from services.cli.run import can_bind, port_ranges
 from services.estimates import gib
 from services.runtime.errors import ConfigurationError
 from services.runtime.net import Security
@@ -198,7 +196,7 @@ def _ports(situation: Situation) -> Iterator[Finding]:
         where = "other machines" if situation.elsewhere else "the run that goes on in run.directory"
         yield Finding(check="ports", status="note", text=f"{len(places)}, on {where}: not tried")
         return
-    taken = {key: port for key, (host, port) in places.items() if _is_taken(host, port)}
+    taken = {key: port for key, (host, port) in places.items() if not can_bind(host, port)}
     moving = {each.key for each in port_ranges(settings)}
     stuck = {key: port for key, port in taken.items() if key.partition(" ")[0] not in moving}
     if stuck:
@@ -222,18 +220,6 @@ def _is_running(situation: Situation) -> bool:
     from services.broker.store import LEDGER_FILE, lock_holder
 
     return lock_holder(situation.settings.run.directory / LEDGER_FILE) is not None
-
-
-def _is_taken(host: str, port: int) -> bool:
-    host = "" if host in ("*", "0.0.0.0", "::") else host
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return error.errno in (errno.EADDRINUSE, errno.EACCES)
-    return False
 
 
 def _keys(situation: Situation) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from services.cli.operator import Operator, connection
 from services.cli.run.display import Display, Look
 from services.cli.run.news import News
 from services.cli.run.plot import write_plot
-from services.cli.run.ports import moved_ports
+from services.cli.run.ports import PortClaims, moved_ports
 from services.cli.run.processes import process_specs, tracker_specs
 from services.cli.run.report import summary_table
 from services.cli.run.supervisor import ProcessSpec, Supervisor
@@ -34,7 +34,8 @@ def run_command(config: Path, overrides: Sequence[str], *, look: Look) -> int:
     """Run all processes that ``config`` asks for. Returns the exit status."""
     # What its own connection to the broker logs would stand between the lines for people.
     configure_logging("run", usual_level="warning")
-    settings, overrides = with_free_ports(config, overrides, look)
+    claims = PortClaims()
+    settings, overrides = with_free_ports(config, overrides, look, claims)
     require_model(settings.model.path)
     require_pythons(settings)
     placement = placement_of(settings, machine_of(settings))
@@ -44,17 +45,18 @@ def run_command(config: Path, overrides: Sequence[str], *, look: Look) -> int:
     if placement.text and look != "quiet":
         console.print(f"places: {placement.text}", soft_wrap=True)
     status = run_process(lambda stop: run_processes(settings, specs, console, stop, look=look))
+    claims.close()
     _report(settings.run.directory, console, look)
     return status
 
 
-def with_free_ports(config: Path, overrides: Sequence[str], look: Look) -> tuple[Settings, list[str]]:
+def with_free_ports(config: Path, overrides: Sequence[str], look: Look, claims: PortClaims) -> tuple[Settings, list[str]]:
     """The settings, and the overrides of ``config`` that give them: where ports are taken, with others that are free.
 
     Raises: ConfigurationError.
     """
     settings = load_settings(config, overrides)
-    moved = moved_ports(settings)
+    moved = moved_ports(settings, claims)
     if moved and look != "quiet":
         PlainConsole().print(f"ports are taken, by another run perhaps; this one has {', '.join(moved)}", soft_wrap=True)
     own = [*overrides, *moved]

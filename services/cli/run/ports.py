@@ -2,12 +2,14 @@
 
 Only ports that nobody else can have been told move: endpoints on the loopback, and those of metrics, whose doctor and
 Prometheus file are made from the run's settings. What moved is printed, and settings.json in the run's directory has it.
+
+A process binds its port seconds after it was found free. Until then the run's claim keeps it from other runs.
 """
 
+import errno
 import re
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,25 +59,64 @@ def port_ranges(settings: Settings) -> Iterator[PortRange]:
     )
 
 
-def moved_ports(settings: Settings, is_free: Callable[[str, int], bool] | None = None) -> list[str]:
+class PortClaims:
+    """Ports that this process has claimed among the runs of its host, until it closes them or ends.
+
+    A claim is the name of a Unix socket without a file, so the kernel forgets it with the process. Such names belong to a
+    network namespace, as ports do.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, socket.socket] = {}
+
+    def claim(self, host: str, port: int) -> bool:
+        """Whether the port could be bound and is this process's now."""
+        if port in self._held:
+            return True
+        name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            name.bind(f"\0gspo-port-{port}")
+        except OSError:
+            name.close()
+            return False
+        if not can_bind(host, port):
+            name.close()
+            return False
+        self._held[port] = name
+        return True
+
+    def keep_only(self, ports: Collection[int]) -> None:
+        """Give up all other claims."""
+        for port in self._held.keys() - set(ports):
+            self._held.pop(port).close()
+
+    def close(self) -> None:
+        """Give up all claims."""
+        self.keep_only(())
+
+
+def moved_ports(settings: Settings, claims: PortClaims) -> list[str]:
     """Overrides that give this run free ports in place of those that are taken; none when all are free.
 
-    While a broker of this very run is alive none moves: it must be found, and says that the run goes on elsewhere.
+    ``claims`` has all of its fixed ports afterwards. While a broker of this very run is alive none moves: it must be found,
+    and says that the run goes on elsewhere.
     Raises: ConfigurationError when there is none in reach.
     """
     if lock_holder(settings.run.directory / LEDGER_FILE) is not None:
         return []
-    free = is_free or can_bind
+    free = claims.claim
     ranges = [each for each in port_ranges(settings) if each.first]
     # Whatever moves keeps clear of what this run has elsewhere.
     taken = {each.first + offset for each in ranges for offset in range(each.count)}
-    overrides = []
+    overrides, own = [], set[int]()
     for each in ranges:
-        if all(free(each.host, each.first + offset) for offset in range(each.count)):
-            continue
-        first = _first_free(each, taken, free)
-        taken.update(range(first, first + each.count))
-        overrides.append(each.override(first))
+        first = each.first
+        if not all(free(each.host, first + offset) for offset in range(each.count)):
+            first = _first_free(each, taken, free)
+            taken.update(range(first, first + each.count))
+            overrides.append(each.override(first))
+        own.update(range(first, first + each.count))
+    claims.keep_only(own)
     return overrides
 
 
@@ -91,15 +132,17 @@ def _first_free(each: PortRange, taken: set[int], free: Callable[[str, int], boo
 
 
 def can_bind(host: str, port: int) -> bool:
-    """Whether a socket can be bound. A host that is none is left to the process that binds it, whose error says more."""
+    """Whether no other process has the port. A host that is not this one is left to who binds it: its error says more."""
+    host = "0.0.0.0" if host in ("", "*") else host
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError:
         return True
     with socket.socket(family, kind, protocol) as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with suppress(OSError):
+        try:
             tried.bind(address)
             tried.listen(1)
-            return True
-    return False
+        except OSError as error:
+            return error.errno not in (errno.EADDRINUSE, errno.EACCES)
+    return True

@@ -9,6 +9,7 @@ from typing import Any
 from services.cli.console import PlainConsole
 from services.cli.run.command import run_processes, with_free_ports
 from services.cli.run.display import Look
+from services.cli.run.ports import PortClaims
 from services.cli.run.processes import GRACE_S, process_specs
 from services.cli.run.supervisor import ProcessSpec
 from services.runtime.errors import ConfigurationError
@@ -21,13 +22,15 @@ def record_command(config: Path, overrides: Sequence[str], out: Path, num_groups
     """Record. Returns the exit status."""
     configure_logging("record")
     settings, own = recording_settings(config, overrides, out, num_groups)
-    settings, own = with_free_ports(config, [*overrides, *own], look)
+    claims = PortClaims()
+    settings, own = with_free_ports(config, [*overrides, *own], look, claims)
     require_model(settings.model.path)
     wanted = settings.run.num_batches * settings.batch.groups_per_batch
     specs = recording_specs(settings, forwarded_arguments(config, own))
     console = PlainConsole()
     done = partial(_is_complete, wanted=wanted)
     status = run_process(lambda stop: run_processes(settings, specs, console, stop, look=look, done=done))
+    claims.close()
     if status == 0 and look != "quiet":
         console.print(f"recorded in {out}: `gspo audit {out}` checks it, `gspo replay {out}` trains on it", soft_wrap=True)
     return status
