@@ -9,12 +9,13 @@ applied to one parameter at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gspo.model.lora import AdaptedWeight, adapted_weights, is_lora, lora_name, merged, plain_name
 from gspo.moe.expert_layout import checkpoint_tensors
 
 Gathered = Callable[[Tensor], AbstractContextManager[Tensor | None]]
@@ -35,33 +36,41 @@ def serving_tensors(model: Any, name: str, tensor: Tensor) -> Iterator[tuple[str
 
 
 def serving_weights(
-    model: Any, *, gathered: Gathered, emit: bool = True, dtype: torch.dtype | None = None
+    model: Any, *, gathered: Gathered, emit: bool = True, dtype: torch.dtype | None = None, with_adapters: bool = True
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield all weights under their serving names, one parameter at a time, as ``save_pretrained`` would write them.
 
-    Tied embeddings appear once, under the name of the input embedding. Persistent buffers are included.
+    Tied embeddings appear once, under the name of the input embedding. Persistent buffers are included. Weights with an
+    adapter (``gspo.model.lora``) are served with it, under the names that they have without.
 
     Args:
         model: a Hugging Face model, partitioned or not.
         gathered: see ``Gathered``; ``contextlib.nullcontext`` for a model that is not partitioned.
         emit: False on ranks that only take part in collectives: they get nothing and must still exhaust the iterator.
         dtype: floating-point tensors are cast to it; None keeps their dtype.
+        with_adapters: False yields the weights as they are without adapters.
 
     The tensors are contiguous, and valid only until the next one is requested: copy what you keep.
     Raises: ValueError when two parameters share a serving name: the conversion then needs both at once.
     """
+    adapters = adapted_weights(model) if with_adapters else {}
     seen: dict[str, str] = {}
     visited: set[int] = set()
-    for name, value in model.state_dict(keep_vars=True).items():
-        if id(value) in visited:
+    for own_name, value in model.state_dict(keep_vars=True).items():
+        if id(value) in visited or is_lora(own_name):
             continue
         visited.add(id(value))
-        with gathered(value) as found:
+        name = plain_name(own_name)
+        with ExitStack() as held:
+            found = held.enter_context(gathered(value))
+            change = _gathered_adapter(adapters.get(name), gathered, held)
             if not emit:
                 continue
             assert found is not None, f"{name} was not gathered on a rank that emits"
             whole = found.detach()
-            if dtype is not None and whole.is_floating_point():
+            if change is not None:
+                whole = merged(whole, *change).to(whole.dtype if dtype is None else dtype)
+            elif dtype is not None and whole.is_floating_point():
                 whole = whole.to(dtype)
             for serving_name, tensor in serving_tensors(model, name, whole):
                 if serving_name in seen:
@@ -71,6 +80,27 @@ def serving_weights(
                     )
                 seen[serving_name] = name
                 yield serving_name, tensor.contiguous()
+
+
+def lora_weights(model: Any, *, gathered: Gathered, emit: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """Yield the matrices of a model's adapters, under the names of peft's files without their prefix. See
+    ``serving_weights``."""
+    for name, value in model.named_parameters():
+        if is_lora(name):
+            with gathered(value) as found:
+                if emit:
+                    assert found is not None, f"{name} was not gathered on a rank that emits"
+                    yield lora_name(name), found.detach().contiguous()
+
+
+def _gathered_adapter(
+    adapted: AdaptedWeight | None, gathered: Gathered, held: ExitStack
+) -> tuple[AdaptedWeight, Tensor, Tensor] | None:
+    """The whole matrices of an adapter until ``held`` ends; None where there is none, or on ranks that emit nothing."""
+    if adapted is None:
+        return None
+    lora_a, lora_b = (held.enter_context(gathered(matrix)) for matrix in (adapted.lora_a, adapted.lora_b))
+    return None if lora_a is None or lora_b is None else (adapted, lora_a.detach(), lora_b.detach())
 
 
 def is_partitioned(value: Tensor) -> bool:

@@ -1,0 +1,185 @@
+"""Low-rank adapters (LoRA) of a Hugging Face model, with peft: which weights have one, and what they are with it.
+
+    adapted weight = W + alpha / rank * B A        A random, B zero at first
+
+A weight of experts [E, out, in] has an A and a B for each. peft wraps the modules, so that ``q_proj.weight`` becomes
+``q_proj.base_layer.weight`` beside ``q_proj.lora_A.default.weight``; *plain* names are those without peft.
+
+The product is computed in float64 and rounded once: the order of its sums, which depends on device and threads, is lost in
+the rounding. So a version can be compared bit by bit with what an export computes later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+MODULES: Final[Mapping[str, tuple[str, ...]]] = {
+    "attention": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    "mlp": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+}
+"""Linear layers of a decoder's layer by target. A model must have all of a target's: peft would adapt those that it has."""
+PARAMETERS: Final[Mapping[str, tuple[str, ...]]] = {"experts": ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")}
+"""Stacked parameters by target."""
+TARGETS: Final = (*MODULES, *PARAMETERS)
+_NAME: Final = "default"
+_WRAPPED: Final = ".base_layer"
+_OWN: Final = (".lora_A.", ".lora_B.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraPlan:
+    """Which adapters a model gets."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    """Of TARGETS."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptedWeight:
+    """The adapter of one weight."""
+
+    name: str
+    """Of the adapter's matrices, up to ``lora_A`` and ``lora_B``: as peft's files have it, without its prefix."""
+    lora_a: nn.Parameter
+    lora_b: nn.Parameter
+    scale: float
+    num_experts: int
+    """0: a matrix. Otherwise the weight is a stack of so many, and lora_a and lora_b hold theirs side by side."""
+    transposed: bool
+    """Whether the stack is [E, in, out]."""
+
+
+def inject_lora(model: nn.Module, plan: LoraPlan, *, seed: int) -> None:
+    """Give ``model`` adapters that change nothing yet, and freeze everything else. The same on every rank.
+
+    Raises: ValueError when a target matches nothing, or peft is not installed.
+    """
+    try:
+        from peft import inject_adapter_in_model
+    except ModuleNotFoundError as error:
+        raise ValueError(f"adapters need peft ({error}); install peft==0.21.2, or set lora.rank = 0") from error
+
+    for target in plan.targets:
+        if not _has(model, target):
+            found = [each for each in TARGETS if _has(model, each)]
+            raise ValueError(
+                f"lora.targets names {target!r}, and {type(model).__name__} has no such weights; name those that it has: "
+                f"{', '.join(found) or 'none that can be adapted'}"
+            )
+    # Elsewhere random numbers are drawn as without adapters.
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        inject_adapter_in_model(lora_config(plan), model)
+    freeze_all_but_lora(model)
+
+
+def lora_config(plan: LoraPlan) -> Any:
+    """peft's own configuration, which its files hold, too."""
+    from peft import LoraConfig
+
+    modules = [re.escape(name) for target in plan.targets for name in MODULES.get(target, ())]
+    parameters = [name for target in plan.targets for name in PARAMETERS.get(target, ())]
+    return LoraConfig(
+        r=plan.rank,
+        lora_alpha=plan.alpha,
+        # A regular expression: a list of modules beside one of parameters is ignored in part.
+        target_modules=rf".*\.(?:{'|'.join(modules)})" if modules else [],
+        target_parameters=parameters or None,
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def freeze_all_but_lora(model: nn.Module) -> None:
+    """Let only the adapters be trained; parameters that somebody made since would be trained as well."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(is_lora(name))
+
+
+def is_lora(name: str) -> bool:
+    """Tell whether a parameter of this name belongs to an adapter."""
+    return any(part in name for part in _OWN)
+
+
+def plain_name(name: str) -> str:
+    """The name that a parameter has without adapters."""
+    return name.replace(_WRAPPED, "")
+
+
+def lora_name(name: str) -> str:
+    """The name of an adapter's matrix without that of the adapter."""
+    return name.replace(f".{_NAME}", "")
+
+
+def adapted_weights(model: nn.Module) -> dict[str, AdaptedWeight]:
+    """The adapters of ``model`` by the plain name of their weight; empty when it has none."""
+    found = {}
+    for path, module in model.named_modules():
+        if "lora_A" not in module._modules:
+            continue
+        wrapper: Any = module
+        # peft wraps a stacked parameter by another class than a linear layer.
+        parameter = getattr(wrapper, "parameter_name", None)
+        found[f"{plain_name(path)}.{parameter or 'weight'}"] = AdaptedWeight(
+            name=path,
+            lora_a=wrapper.lora_A[_NAME].weight,
+            lora_b=wrapper.lora_B[_NAME].weight,
+            scale=float(wrapper.scaling[_NAME]),
+            num_experts=0 if parameter is None else int(wrapper.num_experts),
+            transposed=parameter is not None and not wrapper._did_swap_in_out_features,
+        )
+    return found
+
+
+def merged(weight: Tensor, adapted: AdaptedWeight, lora_a: Tensor, lora_b: Tensor) -> Tensor:
+    """float32: the adapted weight, for the whole values of ``weight``, A and B. Holds one expert in float64 at a time."""
+    if not adapted.num_experts:
+        return add_change(weight, change(adapted, lora_a, lora_b))
+    result = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
+    for expert, its_change in enumerate(_changes(adapted, lora_a, lora_b)):
+        result[expert] = add_change(weight[expert], its_change)
+    return result
+
+
+def change(adapted: AdaptedWeight, lora_a: Tensor, lora_b: Tensor) -> Tensor:
+    """float64, in the weight's shape: what the adapter adds to it."""
+    if adapted.num_experts:
+        return torch.stack(list(_changes(adapted, lora_a, lora_b)))
+    return lora_b.double() @ lora_a.double() * adapted.scale
+
+
+def add_change(weight: Tensor, change: Tensor) -> Tensor:
+    """float32: ``weight`` and a float64 change of it, rounded once."""
+    return (weight.double() + change).float()
+
+
+def _changes(adapted: AdaptedWeight, lora_a: Tensor, lora_b: Tensor) -> Iterator[Tensor]:
+    """float64, for each expert. peft lays A out by expert and rank, B by rank and expert."""
+    a_ERI = lora_a.double().reshape(adapted.num_experts, -1, lora_a.shape[-1])
+    b_ORE = lora_b.double().reshape(lora_b.shape[0], -1, adapted.num_experts)
+    for expert in range(adapted.num_experts):
+        product_OI = b_ORE[:, :, expert] @ a_ERI[expert] * adapted.scale
+        yield product_OI.T if adapted.transposed else product_OI
+
+
+def _has(model: nn.Module, target: str) -> bool:
+    """Whether the model has all kinds of weights that belong to a target."""
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    stacked = [name for name, _ in model.named_parameters()]
+    return (
+        all(
+            any(name.endswith(f".{wanted}") for name in names)
+            for names, kinds in ((linear, MODULES), (stacked, PARAMETERS))
+            for wanted in kinds.get(target, ())
+        )
+        and target in TARGETS
+    )
