@@ -16,7 +16,7 @@ from typing import Any, Final
 from services.checking.findings import Finding
 from services.checking.situation import ReadModel, Situation
 from services.estimates import ShapeError, shape_of
-from services.learner.start import parallelism_of, read_model_config, require_supported
+from services.learner.start import parallelism_of, read_model_config, require_adaptable, require_supported
 from services.runtime.settings import Scheduled, critical_batches
 
 TRIED: Final = frozenset({"qwen3", "qwen3_moe"})
@@ -58,6 +58,7 @@ def model_findings(situation: Situation, model: ReadModel) -> Iterator[Finding]:
         return
     yield _architecture(model)
     yield from _ranks(situation, model)
+    yield from _adapters(situation, model)
     yield from _weights(situation, model)
     yield from _positions(situation, model)
 
@@ -160,6 +161,7 @@ def _ranks(situation: Situation, model: ReadModel) -> Iterator[Finding]:
             load_balance=settings.objective.load_balance_coefficient > 0,
         )
         require_supported(plan)
+        require_adaptable(model.config, settings.lora, learner)
     except (ValueError, TypeError) as error:
         text, _, way_out = str(error).partition(";")
         yield Finding(
@@ -173,6 +175,18 @@ def _ranks(situation: Situation, model: ReadModel) -> Iterator[Finding]:
     yield Finding(
         check="ranks", status="ok", text=f"{situation.num_ranks}, ZeRO {learner.zero_stage}{share}, {learner.dtype}"
     )
+
+
+def _adapters(situation: Situation, model: ReadModel) -> Iterator[Finding]:
+    """What is trained of the model, where it is not all of it."""
+    settings = situation.settings
+    if not settings.lora.is_used or model.shape is None:
+        return
+    trained = model.shape.lora_parameters(settings.lora.rank, settings.lora.targets)
+    text = f"rank {settings.lora.rank} on {', '.join(settings.lora.targets)}: {count(trained)} parameters are trained"
+    if settings.model.dtype == "bfloat16":
+        text += "; engines get the sum of weights and adapters rounded to bfloat16 (docs/guide/lora.md)"
+    yield Finding(check="adapters", status="note" if settings.model.dtype == "bfloat16" else "ok", text=text)
 
 
 @dataclass(frozen=True)

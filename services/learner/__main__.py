@@ -20,6 +20,7 @@ from services.learner.start import (
     is_rank,
     parallelism_of,
     read_model_config,
+    require_adaptable,
     require_supported,
     run_ranks,
 )
@@ -76,14 +77,16 @@ def _require_trainable(settings: Settings) -> None:
     require_model(settings.model.path)
     learner = settings.learner
     try:
+        model_config = read_model_config(settings.model.path)
         plan = parallelism_of(
-            read_model_config(settings.model.path),
+            model_config,
             num_ranks=int(os.environ["WORLD_SIZE"]) if is_rank() else learner.num_ranks * learner.num_nodes,
             expert_parallel=learner.expert_parallel,
             routing_replay=settings.objective.routing_replay,
             load_balance=settings.objective.load_balance_coefficient > 0,
         )
         require_supported(plan)
+        require_adaptable(model_config, settings.lora, learner)
     except ValueError as error:
         raise ConfigurationError(f"the model in {settings.model.path} cannot be trained: {error}") from error
 

@@ -1,5 +1,6 @@
 """Checkpoints: their format, how they are written during training, and how they are verified."""
 
+from services.learner.checkpoints.base_model import BaseDigest
 from services.learner.checkpoints.canary import canary_batch, require_canary, write_canary
 from services.learner.checkpoints.digests import FileDigest, find_damage
 from services.learner.checkpoints.format import CheckpointError, CheckpointState, DamagedCheckpoint, read_metadata
@@ -12,6 +13,7 @@ from services.learner.checkpoints.versions import Versions
 
 __all__ = [
     "Background",
+    "BaseDigest",
     "CheckpointError",
     "CheckpointSaver",
     "CheckpointScrub",

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from protocol.messages import Count, Version
 from services.learner.checkpoints.digests import FileDigest, find_damage, take_digests, text_digest
+from services.learner.checkpoints.layout import layout_problem
 from services.runtime.errors import ServiceError
 
 _FORMAT: Final = 3
@@ -180,7 +181,8 @@ def load_checkpoint(engine: CheckpointEngine, path: Path) -> CheckpointState:
     are not those that were saved.
     """
     metadata = _verified(engine, path)
-    _require_same_layout(path, metadata["layout"], engine.layout())
+    if problem := layout_problem(metadata["layout"], engine.layout()):
+        raise CheckpointError(f"{path} {problem}")
     # If there are more ranks than before, they take the states in turn.
     num_saved = sum(1 for name in metadata["files"] if name.startswith(_RANDOM))
     own_random_state = _read_random_state(path / random_name(engine.rank % max(1, num_saved)))
@@ -283,12 +285,6 @@ def write_metadata(partial: Path, state: CheckpointState, layout: dict[str, Any]
 
 def _canonical(metadata: Mapping[str, Any]) -> str:
     return json.dumps(metadata, sort_keys=True)
-
-
-def _require_same_layout(path: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:
-    for key, value in present.items():
-        if saved.get(key) != value:
-            raise CheckpointError(f"{path} was saved with {key} = {saved.get(key)}, this learner has {value}; use the same")
 
 
 def complete_checkpoints(root: Path) -> list[Path]:

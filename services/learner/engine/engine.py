@@ -19,31 +19,33 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from gspo.model.logprobs import TokenLogProbs
+from gspo.model.lora import freeze_all_but_lora, inject_lora
 from gspo.model.packing import PackedBatch
 from gspo.model.policy import load_policy, prepare_policy
-from gspo.model.serving import serving_weights
 from gspo.moe.experts import ExpertPicks, ExpertRecorder
 from gspo.moe.load_balance import RouterLogits, load_balancing_loss
 from gspo.moe.routing_replay import RoutingReplay
-from protocol.digests import tensor_digest
-from services.learner.checkpoints import EngineCopy, canary_batch, require_canary, state_digest, write_canary
+from services.learner.checkpoints import EngineCopy, canary_batch, require_canary, write_canary
 from services.learner.engine.configuration import deepspeed_config
-from services.learner.engine.expert_parallel import expert_shares, gathered
+from services.learner.engine.expert_parallel import expert_shares
 from services.learner.engine.gradients import (
     GradientWatch,
     MissingGradientError,
     NonFiniteGradientError,
     NonFiniteLossError,
 )
+from services.learner.engine.lora import lora_layout, lora_plan, trained_parameters
 from services.learner.engine.optimizer_state import OPTIMIZER, OptimizerState
 from services.learner.engine.process_group import init_distributed, limit_waiting
 from services.learner.engine.reference import FrozenReference
 from services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_batch_loss
+from services.learner.engine.weights import EngineWeights
 from services.learner.profiling import NO_PROFILE, ModelCost, Phases, model_cost
 from services.learner.start import (
     EngineSettings,
     parallelism_of,
     read_model_config,
+    require_adaptable,
     require_supported,
 )
 from services.learner.weights import DTYPES, copy_weights
@@ -52,7 +54,13 @@ from services.learner.weights import DTYPES, copy_weights
 class LearnerEngine:
     """A policy in training. ``create`` or ``from_model`` makes one, ``close`` ends it."""
 
-    def __init__(self, engine: Any, settings: EngineSettings, reference: FrozenReference | None = None) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        settings: EngineSettings,
+        reference: FrozenReference | None = None,
+        model_dir: Path | None = None,
+    ) -> None:
         self._engine = engine
         self.settings = settings
         self.model: Any = engine.module
@@ -62,14 +70,20 @@ class LearnerEngine:
         self.token_budget = settings.learner.token_budget
         self.max_sequence_tokens = settings.max_sequence_tokens
         self._shares = expert_shares(self.model)
-        self._watch = GradientWatch(self.model.named_parameters())
+        self._lora, self._model_dir = lora_plan(settings.lora), model_dir
+        trained = trained_parameters(self.model, self._lora)
+        self._watch = GradientWatch(trained)
         self._experts = ExpertRecorder(self.model)
         self._balance = RouterLogits(self.model) if settings.load_balance_coefficient > 0 else None
         self._replay = RoutingReplay(self.model) if settings.routing_replay else None
-        self._state = OptimizerState(engine, settings.learner.zero_stage, self._shares)
+        self._state = OptimizerState(
+            engine, settings.learner.zero_stage, self._shares, trained=None if self._lora is None else trained
+        )
         self._coverage_known = False
         self._reference = reference
         self.profile: Phases = NO_PROFILE
+        self._weights = EngineWeights(self.model, self._shares, rank=self.rank, has_lora=self._lora is not None)
+        self._base_digest = self._weights.base_digest(self.broadcast)
 
     @classmethod
     def create(cls, model_dir: Path, settings: EngineSettings) -> LearnerEngine:
@@ -89,11 +103,21 @@ class LearnerEngine:
             partition_while_loading = HfDeepSpeedConfig(deepspeed_config(settings, model_config))
         model = load_policy(model_dir, DTYPES[settings.learner.dtype])
         del partition_while_loading
-        return cls.from_model(model, settings, reference)
+        return cls.from_model(model, settings, reference, model_dir=model_dir)
 
     @classmethod
-    def from_model(cls, model: Any, settings: EngineSettings, reference: FrozenReference | None = None) -> LearnerEngine:
-        """Train a model that is in memory, the same on all ranks. Changes the model in place. Collective."""
+    def from_model(
+        cls,
+        model: Any,
+        settings: EngineSettings,
+        reference: FrozenReference | None = None,
+        *,
+        model_dir: Path | None = None,
+    ) -> LearnerEngine:
+        """Train a model that is in memory, the same on all ranks. Changes the model in place. Collective.
+
+        ``model_dir``: where it was read from, for checkpoints that refer to it.
+        """
         init_distributed(settings.device, settings.learner.collective_timeout_s)
         model_config = model.config.to_dict()
         _require_supported(model_config, settings)
@@ -103,6 +127,9 @@ class LearnerEngine:
             logprob_chunk_tokens=settings.learner.logprob_chunk_tokens,
             activation_checkpointing=settings.learner.activation_checkpointing,
         )
+        plan = lora_plan(settings.lora)
+        if plan is not None:
+            inject_lora(model, plan, seed=settings.seed)
         warmup = max(1, settings.learner.warmup_steps)
         engine, *_ = deepspeed.initialize(
             model=model,
@@ -114,7 +141,10 @@ class LearnerEngine:
             dist_init_required=False,
         )
         limit_waiting(settings.learner.collective_timeout_s)
-        return cls(engine, settings, reference)
+        if plan is not None:
+            # DeepSpeed makes experts anew where ranks share them.
+            freeze_all_but_lora(engine.module)
+        return cls(engine, settings, reference, model_dir)
 
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
         """Log-probs of one micro-batch under the current weights, without gradient. Collective."""
@@ -271,23 +301,17 @@ class LearnerEngine:
 
         A tensor is valid only until the next one is asked for: see ``gspo.model.serving.serving_weights``.
         """
-        return serving_weights(
-            self.model, gathered=lambda value: gathered(value, self._shares), emit=self.rank == 0, dtype=dtype
-        )
+        return self._weights.serving(dtype)
 
-    def weights_digest(self, dtype: torch.dtype | None = None) -> str:
-        """Hexadecimal digest of all serving weights with their names and shapes, in any layout; the same on every rank.
-        Collective."""
-        found = []
-        for name, tensor in self.serving_weights(dtype):
-            data = tensor.cpu().reshape(-1).view(torch.uint8).numpy().data
-            found.append((name, str(tensor.dtype), tuple(tensor.shape), tensor_digest(data)))
-        digest = torch.tensor(list(state_digest(found)), dtype=torch.uint8)
-        return bytes(self.broadcast(digest).tolist()).hex()
+    def weights_digest(self) -> str:
+        """Hexadecimal digest of the weights that are trained, with their names and shapes, in any layout; the same on every
+        rank. Collective."""
+        return self._weights.digest(self.broadcast)
 
     def cost(self) -> ModelCost:
         """The cost of a token, for a profile."""
-        return model_cost(self._state.shapes(), self.model.config.to_dict())
+        every_parameter = OptimizerState(self._engine, self.settings.learner.zero_stage, self._shares)
+        return model_cost(every_parameter.shapes(), self.model.config.to_dict())
 
     def layout(self) -> dict[str, Any]:
         """What a checkpoint and the engine that loads it must have in common, as plain JSON values."""
@@ -299,6 +323,7 @@ class LearnerEngine:
             "parameters": shapes.hexdigest(),
             "dtype": self.settings.learner.dtype,
             "optimizer": OPTIMIZER,
+            **lora_layout(self._lora, self._model_dir, self._base_digest),
         }
 
     def save_state(self, directory: Path) -> list[Path]:
@@ -318,7 +343,7 @@ class LearnerEngine:
             canary=self._canary(),
             files=self._state.copy(),
             num_steps=self._state.num_steps,
-            weights=copy_weights(self.serving_weights()),
+            weights=copy_weights(self._weights.trained()),
         )
 
     def load_state(self, directory: Path) -> None:
@@ -367,6 +392,7 @@ def _require_supported(model_config: Mapping[str, Any], settings: EngineSettings
             load_balance=settings.load_balance_coefficient > 0,
         )
     )
+    require_adaptable(model_config, settings.lora, settings.learner)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ drops it before the next. A learner with another stage, number of ranks or exper
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -43,12 +43,22 @@ class _Fragment:
 
 
 class OptimizerState:
-    """The state of one DeepSpeed engine with torch's AdamW, in any ZeRO stage."""
+    """The state of one DeepSpeed engine with torch's AdamW, in any ZeRO stage: of the parameters that are trained."""
 
-    def __init__(self, engine: Any, zero_stage: int, shares: Mapping[int, ExpertShare]) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        zero_stage: int,
+        shares: Mapping[int, ExpertShare],
+        *,
+        trained: Sequence[tuple[str, nn.Parameter]] | None = None,
+    ) -> None:
+        """``trained``: the optimizer's parameters, where others are frozen, which belong to the model that training began
+        with, as do all buffers. None: every parameter is trained, and buffers are saved, too."""
         self._engine = engine
         self._zero_stage = zero_stage
         self._shares = shares
+        self._trained = trained
 
     @property
     def num_steps(self) -> int:
@@ -117,9 +127,11 @@ class OptimizerState:
         self._weights_from_masters()
 
     def _parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return list(self._engine.module.named_parameters())
+        return list(self._engine.module.named_parameters() if self._trained is None else self._trained)
 
     def _buffers(self) -> dict[str, Tensor]:
+        if self._trained is not None:
+            return {}
         values = self._engine.module.state_dict(keep_vars=True)
         return {name: value for name, value in values.items() if not isinstance(value, nn.Parameter) and value.dim() > 0}
 

@@ -1,5 +1,6 @@
 """What is decided and started before torch is loaded."""
 
+from services.learner.start.adapters import require_adaptable
 from services.learner.start.engine_settings import Device, EngineSettings, engine_settings_of
 from services.learner.start.parallelism import (
     autoep_config,
@@ -21,6 +22,7 @@ __all__ = [
     "offload_config",
     "parallelism_of",
     "read_model_config",
+    "require_adaptable",
     "require_supported",
     "run_ranks",
 ]

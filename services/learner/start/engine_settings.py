@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from services.runtime.settings import Learner, Settings
+from services.runtime.settings import Learner, LoraSection, Settings
 
 Device = Literal["cpu", "cuda"]
 
@@ -27,6 +27,8 @@ class EngineSettings:
     """The entropies of a training pass carry a gradient, for an entropy bonus."""
     load_balance_coefficient: float = 0.0
     """Weight of the auxiliary loss of ``gspo.moe.load_balance``; a dense model is refused."""
+    lora: LoraSection = field(default_factory=LoraSection)
+    """With a rank above 0 only adapters are trained; the weights that leave the engine have them merged."""
     adam_eps: float = 1e-8
     zero3_persistence_elements: int = 100_000
     """ZeRO-3 keeps parameters below this size whole on every rank: fewer gathers for more memory."""
@@ -44,4 +46,5 @@ def engine_settings_of(settings: Settings, device: Device) -> EngineSettings:
         load_balance_coefficient=settings.objective.load_balance_coefficient,
         keeps_reference=settings.objective.kl_coefficient > 0,
         entropy_gradient=settings.objective.entropy_coefficient > 0,
+        lora=settings.lora,
     )

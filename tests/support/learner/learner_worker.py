@@ -38,7 +38,7 @@ from services.learner.profiling.report import as_json
 from services.learner.start.engine_settings import EngineSettings
 from services.learner.trainer import train_batch
 from services.runtime.clock import MonotonicClock
-from services.runtime.settings.sections import Learner
+from services.runtime.settings.sections import Learner, LoraSection
 from tests.support.loss.sequences import load_groups
 
 SETTINGS: dict[str, Any] = {
@@ -55,7 +55,9 @@ OBJECTIVE = Objective(eps_low=0.003, eps_high=0.003, noise_z=0.5, anchor="behavi
 NUM_MINI_BATCHES = 2
 
 
-def settings(*, routing_replay: bool = False, with_penalties: bool = False, **changes: Any) -> EngineSettings:
+def settings(
+    *, routing_replay: bool = False, with_penalties: bool = False, lora: dict[str, Any] | None = None, **changes: Any
+) -> EngineSettings:
     """``SETTINGS`` and ``changes`` of the section learner, on CPU, for a tiny model."""
     return EngineSettings(
         learner=Learner(**(SETTINGS | changes)),
@@ -66,6 +68,7 @@ def settings(*, routing_replay: bool = False, with_penalties: bool = False, **ch
         keeps_reference=with_penalties,
         entropy_gradient=with_penalties,
         load_balance_coefficient=0.001 if with_penalties else 0.0,
+        lora=LoraSection(**(lora or {})),
         adam_eps=ADAM_EPS,
         zero3_persistence_elements=500,
     )

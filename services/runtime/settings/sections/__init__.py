@@ -9,7 +9,7 @@ from services.runtime.settings.sections.agent import AgentSection
 from services.runtime.settings.sections.broker import Broker
 from services.runtime.settings.sections.data import DataSection
 from services.runtime.settings.sections.evaluation import ONLY_SET, Evaluation, EvaluationSet
-from services.runtime.settings.sections.learner import Learner
+from services.runtime.settings.sections.learner import Learner, LoraSection
 from services.runtime.settings.sections.objective import ObjectiveSettings
 from services.runtime.settings.sections.reward import RewardSection
 from services.runtime.settings.sections.rollout import Rollout
@@ -40,6 +40,7 @@ __all__ = [
     "Evaluation",
     "EvaluationSet",
     "Learner",
+    "LoraSection",
     "Model",
     "ObjectiveSettings",
     "RewardSection",

@@ -1,11 +1,12 @@
-"""The section of the learner."""
+"""The sections of the learner: how it trains, and which weights."""
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from services.runtime.settings.sections.section import Number, Port, Section
 
+LoraTarget = Literal["attention", "mlp", "experts"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -124,3 +125,31 @@ class Learner(Section):
                 "HOST:PORT of machine 0, such as learner-0:29500"
             )
         return self
+
+
+class LoraSection(Section):
+    """Train low-rank adapters (LoRA) instead of all weights: see docs/guide/lora.md. Off by default.
+
+    The model stays as it is. What is learnt is W + alpha / rank * B A, with small matrices A and B for each adapted weight.
+    """
+
+    rank: int = Field(0, ge=0)
+    """Rank of A and B. 0: no adapters, all weights are trained. 8 to 64 is usual; the adapters' size grows with it."""
+    alpha: float = Field(32.0, gt=0)
+    """B A is scaled by alpha / rank, so that the same learning rate suits all ranks."""
+    targets: list[LoraTarget] = Field(["attention"], min_length=1)
+    """What is adapted. attention: the projections of queries, keys, values and outputs. mlp: those of dense MLPs. experts:
+    those of a mixture's experts, each with matrices of its own. The router, norms and embeddings never are."""
+
+    @field_validator("targets")
+    @classmethod
+    def _each_once(cls, targets: list[LoraTarget]) -> list[LoraTarget]:
+        again = sorted({target for target in targets if targets.count(target) > 1})
+        if again:
+            raise ValueError(f"lora.targets names {', '.join(again)} more than once; name each once")
+        return targets
+
+    @property
+    def is_used(self) -> bool:
+        """Whether adapters are trained instead of all weights."""
+        return self.rank > 0

@@ -8,7 +8,7 @@ from services.runtime.settings.sections.agent import AgentSection
 from services.runtime.settings.sections.broker import Broker
 from services.runtime.settings.sections.data import DataSection
 from services.runtime.settings.sections.evaluation import Evaluation, EvaluationSet
-from services.runtime.settings.sections.learner import Learner
+from services.runtime.settings.sections.learner import Learner, LoraSection
 from services.runtime.settings.sections.objective import ObjectiveSettings
 from services.runtime.settings.sections.reward import RewardSection
 from services.runtime.settings.sections.rollout import Rollout
@@ -45,6 +45,7 @@ class Settings(BaseModel):
     broker: Broker = Broker()
     rollout: Rollout = Rollout()
     learner: Learner = Learner()
+    lora: LoraSection = LoraSection()
     security: SecuritySection = SecuritySection()
     trackers: TrackersSection = TrackersSection()
 

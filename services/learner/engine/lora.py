@@ -1,0 +1,32 @@
+"""Adapters in the engine: what is trained of a model, and what a checkpoint of it refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gspo.model.lora import LoraPlan, is_lora
+from services.runtime.settings import LoraSection
+
+
+def lora_plan(section: LoraSection) -> LoraPlan | None:
+    """The adapters that the settings ask for; None: all weights are trained."""
+    if not section.is_used:
+        return None
+    return LoraPlan(rank=section.rank, alpha=section.alpha, targets=tuple(section.targets))
+
+
+def trained_parameters(model: nn.Module, plan: LoraPlan | None) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that training changes, frozen by mistake or not: all, or those of the adapters."""
+    return [(name, parameter) for name, parameter in model.named_parameters() if plan is None or is_lora(name)]
+
+
+def lora_layout(plan: LoraPlan | None, base_path: Path | None, base_digest: str) -> Mapping[str, Any]:
+    """What a checkpoint of adapters adds to its layout, as plain JSON values; nothing without adapters."""
+    if plan is None:
+        return {}
+    lora = {"rank": plan.rank, "alpha": plan.alpha, "targets": sorted(plan.targets)}
+    return {"lora": lora, "base": base_digest, "base_path": "" if base_path is None else str(base_path)}

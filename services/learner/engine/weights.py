@@ -1,0 +1,63 @@
+"""The weights of an engine: as inference engines load them, as a checkpoint has them, and their digests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gspo.model.serving import lora_weights, serving_weights
+from protocol.digests import tensor_digest
+from services.learner.checkpoints import BaseDigest, state_digest
+from services.learner.engine.expert_parallel import ExpertShare, gathered
+
+Broadcast = Callable[[Tensor], Tensor]
+"""Rank 0's tensor on every rank. Collective."""
+
+
+class EngineWeights:
+    """The weights of one model, whose parameters may be partitioned, or be shared by ranks. All methods are collective."""
+
+    def __init__(self, model: Any, shares: Mapping[int, ExpertShare], *, rank: int, has_lora: bool) -> None:
+        self._model = model
+        self._shares = shares
+        self._emit = rank == 0
+        self._has_lora = has_lora
+
+    def serving(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """All weights, adapters merged: see ``gspo.model.serving.serving_weights``."""
+        return serving_weights(self._model, gathered=self._gathered, emit=self._emit, dtype=dtype)
+
+    def trained(self) -> Iterator[tuple[str, Tensor]]:
+        """What a checkpoint has of the weights: all as they are served, or the adapters' matrices alone."""
+        if not self._has_lora:
+            return self.serving()
+        return lora_weights(self._model, gathered=self._gathered, emit=self._emit)
+
+    def digest(self, broadcast: Broadcast) -> str:
+        """Hexadecimal digest of ``trained``, in any layout; the same on every rank."""
+        return _shared(state_digest(_described(self.trained())), broadcast)
+
+    def base_digest(self, broadcast: Broadcast) -> str:
+        """Hexadecimal digest of the model below the adapters; the same on every rank. Empty without adapters."""
+        if not self._has_lora:
+            return ""
+        base = BaseDigest()
+        base.add_all(serving_weights(self._model, gathered=self._gathered, emit=self._emit, with_adapters=False))
+        return _shared(base.digest(), broadcast)
+
+    def _gathered(self, value: Tensor) -> AbstractContextManager[Tensor | None]:
+        return gathered(value, self._shares)
+
+
+def _described(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str, tuple[int, ...], str]]:
+    for name, tensor in weights:
+        data = tensor.cpu().reshape(-1).view(torch.uint8).numpy().data
+        yield name, str(tensor.dtype), tuple(tensor.shape), tensor_digest(data)
+
+
+def _shared(digest: bytes, broadcast: Broadcast) -> str:
+    return bytes(broadcast(torch.tensor(list(digest), dtype=torch.uint8)).tolist()).hex()

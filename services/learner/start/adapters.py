@@ -1,0 +1,44 @@
+"""Which adapters a model can have with these settings, decided before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.runtime.settings import Learner, LoraSection
+
+
+def require_adaptable(model_config: Mapping[str, Any], lora: LoraSection, learner: Learner) -> None:
+    """Raises: ValueError, which names the value and the way out, when ``lora`` cannot be trained.
+
+    ``model_config``: the model's config.json, or ``config.to_dict()``.
+    """
+    if not lora.is_used:
+        return
+    kind, there = str(model_config.get("model_type", "")), _kinds(model_config)
+    for target in lora.targets:
+        if target not in there:
+            raise ValueError(
+                f"lora.targets names {target!r} and a {kind} model of this configuration has none; name some of "
+                f"{', '.join(there)}"
+            )
+    size = learner.expert_parallel
+    if size > 1 and "experts" in lora.targets:
+        raise ValueError(
+            f"lora.targets names 'experts' and expert_parallel is {size}: peft does not find the experts that DeepSpeed "
+            "shares out; use expert_parallel = 1, or leave 'experts' out"
+        )
+    if size > 1 and learner.zero_stage in (1, 2):
+        raise ValueError(
+            f"lora.rank is {lora.rank}, expert_parallel is {size} and zero_stage is {learner.zero_stage}: DeepSpeed wants "
+            "experts in the optimizer there, and they are frozen; use zero_stage = 3 or 0, or expert_parallel = 1"
+        )
+
+
+def _kinds(config: Mapping[str, Any]) -> list[str]:
+    """The targets that a decoder of this configuration has."""
+    if not (config.get("num_experts") or config.get("num_local_experts")):
+        return ["attention", "mlp"]
+    # As in services/estimates/shape.py: a layer without experts has a dense MLP.
+    has_dense = bool(config.get("mlp_only_layers")) or int(config.get("decoder_sparse_step") or 1) > 1
+    return ["attention", *(["mlp"] if has_dense else []), "experts"]

@@ -1,0 +1,56 @@
+"""Which adapters are refused before a model is loaded."""
+
+from typing import Any
+
+import pytest
+
+from services.learner.start import require_adaptable
+from services.runtime.settings import Learner, LoraSection
+
+MOE = {"model_type": "qwen3_moe", "num_experts": 8}
+DENSE = {"model_type": "qwen3"}
+MIXED = MOE | {"mlp_only_layers": [0]}
+
+
+def refusal(config: dict[str, Any], targets: list[str], rank: int = 8, **learner: Any) -> str:
+    try:
+        lora = LoraSection.model_validate({"rank": rank, "targets": targets})
+        require_adaptable(config, lora, Learner.model_validate(learner))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("config", "targets", "learner"),
+    [
+        (MOE, ["attention", "experts"], {}),
+        (DENSE, ["attention", "mlp"], {"zero_stage": 2}),
+        (MIXED, ["mlp", "experts"], {"zero_stage": 3}),
+        (MOE | {"decoder_sparse_step": 2}, ["mlp"], {}),
+        ({"model_type": "mixtral", "num_local_experts": 8}, ["experts"], {}),
+        (MOE, ["attention"], {"expert_parallel": 2, "zero_stage": 3}),
+        (MOE, ["attention"], {"expert_parallel": 2, "zero_stage": 0}),
+    ],
+)
+def test_adapters_that_work_are_accepted(config: dict[str, Any], targets: list[str], learner: dict[str, Any]) -> None:
+    assert refusal(config, targets, **learner) == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "targets", "learner", "message"),
+    [
+        (DENSE, ["attention", "experts"], {}, "'experts' and a qwen3 model .* none; name some of attention, mlp$"),
+        (MOE, ["mlp"], {}, "'mlp' and a qwen3_moe model .* none; name some of attention, experts$"),
+        (MOE, ["experts"], {"expert_parallel": 2, "zero_stage": 3}, "'experts' and expert_parallel is 2: .*; use expert_p"),
+        (MOE, ["attention"], {"expert_parallel": 2, "zero_stage": 1}, "zero_stage is 1: .*; use zero_stage = 3 or 0"),
+        (MOE, ["attention"], {"expert_parallel": 4, "zero_stage": 2}, "expert_parallel is 4 and zero_stage is 2"),
+    ],
+)
+def test_adapters_that_cannot_work_are_refused_with_the_value_and_the_way_out(
+    config: dict[str, Any], targets: list[str], learner: dict[str, Any], message: str
+) -> None:
+    import re
+
+    assert re.search(message, refusal(config, targets, **learner))
+    assert refusal(config, targets, rank=0, **learner) == "", "without adapters nothing is asked of them"
