@@ -36,6 +36,8 @@ the digest that the learner took. Nothing of the run is touched.
   gspo export runs/arithmetic                            the newest checkpoint, to runs/arithmetic-batch-60
   gspo export runs/arithmetic --checkpoint best          the one with the best held-out reward (eval/reward)
   gspo export runs/arithmetic --checkpoint 40 --to DIR   the one after 40 batches
+  gspo export runs/lora                                  of a run with adapters: the model with the adapters merged
+  gspo export runs/lora --adapter                        the adapters alone, as peft reads them
 
 The learner keeps learner.keep_checkpoints checkpoints and, with learner.keep_best_checkpoint, the best one.
 
@@ -83,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model", type=Path, metavar="DIR", help="where the starting model is, if it is not at model.path any more"
     )
+    parser.add_argument(
+        "--adapter", action="store_true", help="of a run with lora.rank: write the adapters alone, in peft's format"
+    )
     return parser
 
 
@@ -94,14 +99,15 @@ def _export(arguments: argparse.Namespace) -> None:
     evaluations = [] if record is None else record.evaluations
     choice = choose(directory, read_checkpoints(directory), evaluations, wanted)
     named = directory if directory.name not in ("", "..") else directory.resolve()
-    destination = arguments.to or named.with_name(f"{named.name}-batch-{choice.checkpoint.batch_position}")
+    suffix = "-adapter" if arguments.adapter else ""
+    destination = arguments.to or named.with_name(f"{named.name}-batch-{choice.checkpoint.batch_position}{suffix}")
     _require_outside(destination, directory / "checkpoints")
     model_dir: Path = arguments.model or settings.model.path
 
     # torch and transformers take seconds to import: only when everything else is known to be good.
+    from services.runs.export.adapted import AdaptedCheckpointWeights, open_checkpoint
     from services.runs.export.card import CardFacts, model_card
-    from services.runs.export.weights import CheckpointWeights
-    from services.runs.export.writing import require_free, write_export
+    from services.runs.export.writing import require_free, write_adapter, write_export
 
     require_free(destination)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -109,29 +115,37 @@ def _export(arguments: argparse.Namespace) -> None:
         for attempt in range(_ATTEMPTS):
             path = directory / "checkpoints" / choice.checkpoint.name
             try:
-                weights = CheckpointWeights(path, model_dir, hold)
+                weights = open_checkpoint(path, model_dir, hold)
                 break
             except ServiceError:
                 if path.is_dir() or attempt == _ATTEMPTS - 1:
                     raise
             # The learner has removed it meanwhile; there is a newer one.
             choice = choose(directory, read_checkpoints(directory), evaluations, wanted)
-        published = _published(directory, settings, choice)
+        published = None if arguments.adapter else _published(directory, settings, choice)
         facts = CardFacts(
             settings=settings,
             choice=choice,
             record=record,
             num_parameters=weights.num_parameters,
             published=published is not None or None,
+            adapter=arguments.adapter,
         )
-        write_export(
-            weights,
-            destination,
-            dtype=settings.model.dtype,
-            model_dir=model_dir,
-            card=model_card(facts),
-            published=published,
-        )
+        if not arguments.adapter:
+            write_export(
+                weights,
+                destination,
+                dtype=settings.model.dtype,
+                model_dir=model_dir,
+                card=model_card(facts),
+                published=published,
+            )
+        elif isinstance(weights, AdaptedCheckpointWeights):
+            write_adapter(weights, destination, card=model_card(facts))
+        else:
+            raise ConfigurationError(
+                f"--adapter: {weights.path} holds all weights of the model, not adapters: leave it out to export the model"
+            )
     _say(destination, choice)
 
 

@@ -36,6 +36,8 @@ class CardFacts:
     num_parameters: int
     published: bool | None
     """Whether the ledger has the digest of exactly these weights; None: it cannot be compared."""
+    adapter: bool = False
+    """The export has the adapters alone."""
 
 
 def model_card(facts: CardFacts) -> str:
@@ -43,7 +45,7 @@ def model_card(facts: CardFacts) -> str:
     checkpoint, settings = facts.choice.checkpoint, facts.settings
     name = one_line(settings.run.directory.resolve().name, 100)
     parts = [
-        _front_matter(settings),
+        _front_matter(settings, facts.adapter),
         f"# {_plain(name)}, after {checkpoint.batch_position} batches\n",
         _summary(facts),
         "## Training data and environment\n\n" + _data(settings),
@@ -57,11 +59,11 @@ def model_card(facts: CardFacts) -> str:
     return "\n".join(parts)
 
 
-def _front_matter(settings: Settings) -> str:
+def _front_matter(settings: Settings, adapter: bool) -> str:
     base = json.dumps(settings.model.path.name or "unknown")
     tags = ["grpo" if settings.objective.ratio_unit == "token" else "gspo", "reinforcement-learning"]
     lines = (
-        "library_name: transformers",
+        f"library_name: {'peft' if adapter else 'transformers'}",
         "pipeline_tag: text-generation",
         f"base_model: {base}",
         f"tags: {json.dumps(tags)}",
@@ -76,7 +78,7 @@ def _summary(facts: CardFacts) -> str:
         f"- Trained by reinforcement learning with {_NAMES[facts.settings.objective.ratio_unit]}, by gspo {gspo_version()}",
         f"- Policy version {checkpoint.policy_version}, after {checkpoint.batch_position} of "
         f"{facts.settings.run.num_batches} batches",
-        f"- Weights: {facts.settings.model.dtype}, rounded from the learner's float32 weights as they were served",
+        f"- Weights: {_weights(facts)}",
     ]
     if evaluation is not None:
         lines.append(f"- Held-out reward: **{evaluation.reward:.4g}** ({evaluation.num_finished} tasks)")
@@ -86,6 +88,17 @@ def _summary(facts: CardFacts) -> str:
     if facts.published:
         checked += ", and with the digest of the version that the engines served"
     return "\n".join([*lines, f"- {checked}.", ""])
+
+
+def _weights(facts: CardFacts) -> str:
+    settings = facts.settings
+    lora = (
+        f"adapters (LoRA) of rank {settings.lora.rank}, alpha {settings.lora.alpha:g}, on {', '.join(settings.lora.targets)}"
+    )
+    if facts.adapter:
+        return f"{lora}, without the starting model, in {settings.learner.dtype}"
+    merged = f", with {lora}, merged" if settings.lora.is_used else ""
+    return f"{settings.model.dtype}, rounded from the learner's float32 weights as they were served{merged}"
 
 
 def _data(settings: Settings) -> str:

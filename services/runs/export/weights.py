@@ -7,7 +7,7 @@ rounded to the learner's type as DeepSpeed rounds it, and given its serving name
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,16 @@ class CheckpointWeights:
         self.path = checkpoint
         metadata = read_metadata(checkpoint)
         self._files: dict[str, Any] = metadata["files"]
-        self._digest: str = metadata["weights_digest"]
-        self.learner_dtype: torch.dtype = DTYPES[metadata["layout"]["dtype"]]
+        self.digest: str = metadata["weights_digest"]
+        """Of the weights that were trained, as the learner took it."""
+        self.layout: dict[str, Any] = metadata["layout"]
+        self.learner_dtype: torch.dtype = DTYPES[self.layout["dtype"]]
+        self._served: list[TensorInfo] = []
         self._tensors = TensorDirectory(checkpoint / _ENGINE, hold=hold)
         self.model = _bare_model(model_dir, self.learner_dtype)
-        if type(self.model).__name__ != metadata["layout"]["model"]:
+        if type(self.model).__name__ != self.layout["model"]:
             raise ConfigurationError(
-                f"{model_dir} is a {type(self.model).__name__}, and {checkpoint} holds a {metadata['layout']['model']}: "
+                f"{model_dir} is a {type(self.model).__name__}, and {checkpoint} holds a {self.layout['model']}: "
                 "name the model that the run started from with --model"
             )
 
@@ -70,19 +73,11 @@ class CheckpointWeights:
         self._served = []
         found: list[tuple[str, str, tuple[int, ...], str]] = []
         for name, tensor in self._learner_weights():
-            found.append((name, str(tensor.dtype), tuple(tensor.shape), _digest(tensor)))
+            found.append(_described(name, tensor))
             served = tensor.to(dtype) if tensor.is_floating_point() else tensor
-            info = TensorInfo(
-                name=name,
-                dtype=DTYPE_NAMES[served.dtype],  # type: ignore[arg-type]
-                shape=list(served.shape),
-                offset=0,
-                num_bytes=served.numel() * served.element_size(),
-                digest=found[-1][3] if served.dtype == tensor.dtype else _digest(served),
-            )
-            self._served.append(info)
+            self._note(name, served, found[-1][3] if served.dtype == tensor.dtype else "")
             yield name, served
-        if state_digest(found).hex() != self._digest:
+        if state_digest(found).hex() != self.digest:
             raise self._damage()
 
     def version_digest(self) -> str:
@@ -90,6 +85,18 @@ class CheckpointWeights:
         ended, if one rank had all experts: the tensors' order matters, and with expert parallelism the learner's is
         another."""
         return version_digest(self._served)
+
+    def _note(self, name: str, served: Tensor, digest: str = "") -> None:
+        """Note what is given away, for ``version_digest``. ``digest``: the tensor's, if it is known."""
+        info = TensorInfo(
+            name=name,
+            dtype=DTYPE_NAMES[served.dtype],  # type: ignore[arg-type]
+            shape=list(served.shape),
+            offset=0,
+            num_bytes=served.numel() * served.element_size(),
+            digest=digest or _digest(served),
+        )
+        self._served.append(info)
 
     def _learner_weights(self) -> Iterator[tuple[str, Tensor]]:
         visited: set[int] = set()
@@ -126,8 +133,17 @@ class CheckpointWeights:
         )
 
 
+def state_digest_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """The digest of tensors by name that a checkpoint has of its weights."""
+    return state_digest(_described(name, tensor) for name, tensor in tensors).hex()
+
+
+def _described(name: str, tensor: Tensor) -> tuple[str, str, tuple[int, ...], str]:
+    return name, str(tensor.dtype), tuple(tensor.shape), _digest(tensor)
+
+
 def _digest(tensor: Tensor) -> str:
-    return tensor_digest(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return tensor_digest(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _bare_model(model_dir: Path, dtype: torch.dtype) -> Any:

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from services.learner.export import write_model
 from services.learner.weights import DTYPES
+from services.runs.export.adapted import PEFT_PREFIX, AdaptedCheckpointWeights
 from services.runs.export.weights import CheckpointWeights
 from services.runtime.durable import flush_file, make_partial_directory, partial_path
 from services.runtime.errors import ConfigurationError, NoRoomError, ServiceError, is_for_want_of_room
@@ -42,27 +44,48 @@ def write_export(
     Raises: ConfigurationError; CheckpointError when the weights are not those that were saved; NoRoomError, ServiceError
     when it cannot be written. Nothing of it stays then.
     """
-    require_free(destination)
     kind = DTYPES[dtype]
+    with _export(destination, weights.num_parameters * kind.itemsize, card) as partial:
+        write_model(
+            partial,
+            weights.serving_weights(kind),
+            config=weights.model.config,
+            generation_config=weights.model.generation_config,
+            dtype=kind,
+            tokenizer_from=model_dir,
+        )
+        if published is not None and weights.version_digest() != published:
+            raise ServiceError(
+                f"{weights.path}: these are not the weights of its version that the ledger knows: is it of another run, "
+                "or was model.dtype or the starting model changed since? Nothing was exported"
+            )
+
+
+def write_adapter(weights: AdaptedCheckpointWeights, destination: Path, *, card: str) -> None:
+    """Write the adapters alone to ``destination``, a directory that does not exist or is empty, in peft's format.
+
+    Raises: as ``write_export``.
+    """
+    matrices = {PEFT_PREFIX + name: tensor for name, tensor in weights.adapter_tensors().items()}
+    with _export(destination, sum(tensor.nbytes for tensor in matrices.values()), card) as partial:
+        save_file(matrices, partial / "adapter_model.safetensors", metadata={"format": "pt"})
+        weights.peft_config().save_pretrained(partial)
+
+
+@contextmanager
+def _export(destination: Path, num_bytes: int, card: str) -> Iterator[Path]:
+    """A directory with a card that becomes ``destination`` at the end of the block, unless it raises.
+
+    Raises: ConfigurationError, NoRoomError, ServiceError.
+    """
+    require_free(destination)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        _require_room(destination, weights.num_parameters * kind.itemsize + _SPARE_BYTES)
+        _require_room(destination, num_bytes + _SPARE_BYTES)
         with _partial(destination) as partial:
             # Before the other files: the starting model may have a README.md, which says nothing about these weights.
             (partial / CARD).write_text(card, encoding="utf-8")
-            write_model(
-                partial,
-                weights.serving_weights(kind),
-                config=weights.model.config,
-                generation_config=weights.model.generation_config,
-                dtype=kind,
-                tokenizer_from=model_dir,
-            )
-            if published is not None and weights.version_digest() != published:
-                raise ServiceError(
-                    f"{weights.path}: these are not the weights of its version that the ledger knows: is it of another run, "
-                    "or was model.dtype or the starting model changed since? Nothing was exported"
-                )
+            yield partial
             _publish(partial, destination)
     except (OSError, SafetensorError) as error:
         problem = NoRoomError if is_for_want_of_room(error) else ServiceError
