@@ -13,7 +13,7 @@ from typing import Final
 from services.checking.findings import Finding
 from services.checking.situation import ReadModel, Situation
 from services.cli.run import can_bind, port_ranges
-from services.estimates import gib
+from services.estimates import gib, trained_parameters
 from services.runtime.errors import ConfigurationError
 from services.runtime.net import Security
 from services.runtime.plain_text import one_line
@@ -121,7 +121,7 @@ def _room(situation: Situation, model: ReadModel) -> Iterator[Finding]:
     size = 2 if settings.model.dtype == "bfloat16" else 4
     tokens = settings.batch.groups_per_batch * settings.batch.group_size * settings.largest_sampling.max_tokens
     batches = min(settings.run.num_batches, settings.broker.keep_batches or settings.run.num_batches)
-    kept = 12.0 * shape.parameters * (settings.learner.keep_checkpoints + 1) + size * shape.parameters
+    kept = 12.0 * trained_parameters(shape, settings) * (settings.learner.keep_checkpoints + 1) + size * shape.parameters
     ledger = float(TOKEN_BYTES * tokens * batches)
     yield _disk("disk", nearest_folder(settings.run.directory), kept + ledger, "checkpoints, export and ledger")
     files = size * shape.parameters * max(1, settings.rollout.num_servers)

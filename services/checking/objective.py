@@ -19,6 +19,8 @@ LARGE: Final = 50_000_000
 HIGH_RATE: Final = 5e-5
 LOW_RATE: Final = 1e-5
 SMALL: Final = 5_000_000
+LOWEST_LORA_RATE: Final = 3e-6
+HIGHEST_LORA_RATE: Final = 1e-2
 
 
 def objective_findings(situation: Situation, model: ReadModel) -> Iterator[Finding]:
@@ -89,6 +91,9 @@ def _rate(situation: Situation, model: ReadModel) -> Iterator[Finding]:
     rate, shape = situation.settings.learner.learning_rate, model.shape
     if shape is None:
         return
+    if situation.settings.lora.is_used:
+        yield _rate_of_adapters(rate)
+        return
     text = f"learner.learning_rate is {rate:g} for {count(shape.parameters)} parameters"
     if shape.parameters > LARGE and rate > HIGH_RATE:
         yield Finding(
@@ -104,3 +109,12 @@ def _rate(situation: Situation, model: ReadModel) -> Iterator[Finding]:
         )
     else:
         yield Finding(check="learning rate", status="ok", text=text)
+
+
+def _rate_of_adapters(rate: float) -> Finding:
+    text = f"learner.learning_rate is {rate:g} for adapters"
+    way_out = "ten times the rate for all weights is usual: 1e-5 to 1e-4 for large models, 2e-3 trains examples/lora.toml"
+    if not LOWEST_LORA_RATE <= rate <= HIGHEST_LORA_RATE:
+        size = "far above" if rate > HIGHEST_LORA_RATE else "far below"
+        return Finding(check="learning rate", status="warn", text=f"{text}: {size} what is usual", way_out=way_out)
+    return Finding(check="learning rate", status="ok", text=text)

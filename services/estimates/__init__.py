@@ -4,7 +4,7 @@ from services.estimates.amounts import Span, gib
 from services.estimates.engine import EngineMemory, engine_memory
 from services.estimates.hardware import Device, Hardware, device_named, known_devices
 from services.estimates.host import HostMemory, learner_host, rollout_host
-from services.estimates.learner import LearnerMemory, activation_bytes_per_token, learner_memory
+from services.estimates.learner import LearnerMemory, activation_bytes_per_token, learner_memory, trained_parameters
 from services.estimates.shape import ModelShape, ShapeError, shape_of
 from services.estimates.speed import RunPace, Work, pace_of, work_of
 from services.estimates.versions import version_span
@@ -30,6 +30,7 @@ __all__ = [
     "pace_of",
     "rollout_host",
     "shape_of",
+    "trained_parameters",
     "version_span",
     "work_of",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.estimates.amounts import BYTES, Span, exactly
-from services.estimates.learner import LearnerMemory
+from services.estimates.learner import LearnerMemory, trained_parameters
 from services.estimates.shape import ModelShape
 from services.runtime.settings import Settings
 
@@ -30,12 +30,13 @@ def learner_host(shape: ModelShape, settings: Settings, memory: LearnerMemory) -
     """The machine of rank 0, which serves the weights.
 
     Snapshots: 2.5 times the model's bytes at rest, and one more while it publishes (docs/guide/weights.md).
-    Checkpoint: 12 bytes a parameter over all ranks, and on rank 0 all weights once more, in the learner's type
-    (docs/guide/learner.md, "In the background").
+    Checkpoint: 12 bytes a trained parameter over all ranks, and on rank 0 all trained weights once more, in the learner's
+    type (docs/guide/learner.md, "In the background").
     """
     learner = settings.learner
     version = float(BYTES[settings.model.dtype] * shape.parameters)
-    copy = 12.0 * shape.parameters / learner.num_nodes + BYTES[learner.dtype] * shape.parameters
+    trained = trained_parameters(shape, settings)
+    copy = 12.0 * trained / learner.num_nodes + BYTES[learner.dtype] * trained
     return HostMemory(
         snapshots=Span(2 * version, 3.5 * version),
         checkpoint=copy if learner.checkpoint_in_background else 0.0,

@@ -60,6 +60,11 @@ def learner_memory(shape: ModelShape, settings: Settings, *, cuda: bool) -> Lear
     size = BYTES[learner.dtype]
     stage = learner.zero_stage
     weights = size * (part if stage == 3 else whole)
+    if settings.lora.is_used:
+        # Everything but the weights is of the adapters alone.
+        whole = float(trained_parameters(shape, settings))
+        part = whole / ranks
+        weights += size * (part if stage == 3 else whole)
     gradients = 4 * (part if stage >= 2 else whole) + (size * whole if stage == 1 else 0)
     # In float32 without ZeRO the weights are their own masters.
     optimizer = 8 * whole if stage == 0 else 12 * part
@@ -82,9 +87,15 @@ def learner_memory(shape: ModelShape, settings: Settings, *, cuda: bool) -> Lear
     )
 
 
+def trained_parameters(shape: ModelShape, settings: Settings) -> int:
+    """How many parameters have gradients, moments and a place in checkpoints: all, or those of the adapters."""
+    lora = settings.lora
+    return shape.lora_parameters(lora.rank, lora.targets) if lora.is_used else shape.parameters
+
+
 def _working(shape: ModelShape, settings: Settings, *, cuda: bool) -> Span:
     learner = settings.learner
-    working = (CUDA_BYTES if cuda else CPU_PROCESS_BYTES) + 4.0 * min(BUCKET_ELEMENTS, shape.parameters)
+    working = (CUDA_BYTES if cuda else CPU_PROCESS_BYTES) + 4.0 * min(BUCKET_ELEMENTS, trained_parameters(shape, settings))
     if learner.zero_stage == 3:
         layer = shape.largest_layer / (learner.expert_parallel if shape.experts else 1)
         size = BYTES[learner.dtype]
@@ -103,8 +114,12 @@ def _activations(shape: ModelShape, settings: Settings) -> Span:
     layers = size * shape.hidden * shape.layers + layer if learner.activation_checkpointing else layer * shape.layers
     rows = min(learner.logprob_chunk_tokens, max(1, LOGIT_CHUNK_BYTES // (4 * shape.vocabulary)))
     softmax = 4 * tokens * shape.vocabulary
-    logits = 2 * rows * 4 * shape.vocabulary + (softmax if softmax <= KEPT_SOFTMAX_BYTES else 0)
+    logits: float = 2 * rows * 4 * shape.vocabulary + (softmax if softmax <= KEPT_SOFTMAX_BYTES else 0)
     embedding = 4 * shape.vocabulary * shape.hidden  # the head's gradient is summed in float32
+    if settings.lora.is_used and "experts" in settings.lora.targets:
+        # The sum of weights and change of every layer whose activations are kept.
+        kept = shape.expert_parameters / (shape.layers if learner.activation_checkpointing else 1)
+        logits += size * kept
     low, high = ACTIVATIONS_WIDTH
     return Span(tokens * layers * low, tokens * layers * high) + exactly(logits + embedding)
 

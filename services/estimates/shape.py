@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -89,6 +89,17 @@ class ModelShape:
         """Parameters of the largest layer, which ZeRO 3 gathers to compute it."""
         of_experts = self.experts * 3 * self.hidden * self.expert_ffn
         return of_experts or 3 * self.hidden * self.ffn + 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+
+    def lora_parameters(self, rank: int, targets: Sequence[str]) -> int:
+        """Parameters of adapters of ``rank``: rank times the sum of both dimensions, for each adapted matrix."""
+        hidden, heads, keys = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
+        sums = {
+            "attention": self.layers * (2 * (hidden + heads) + 2 * (hidden + keys)),
+            "mlp": self._plain_layers * 3 * (hidden + self.ffn),
+            # Gate and up are one matrix here, and have one A.
+            "experts": self._mixed_layers * self.experts * (hidden + 2 * self.expert_ffn + self.expert_ffn + hidden),
+        }
+        return rank * sum(sums[target] for target in targets)
 
     def kv_bytes(self, element_bytes: int) -> int:
         """What the KV cache holds for one token: a key and a value in each layer."""

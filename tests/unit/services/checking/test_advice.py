@@ -28,6 +28,8 @@ def by_check(findings: list[Finding], status: str) -> dict[str, Finding]:
     [
         ({"objective.anchor": "proximal", "objective.mismatch_cap": 1.1}, "mismatch cap", "mismatch_cap = 2.0"),
         ({"learner.learning_rate": 1e-6}, "learning rate", "2e-4"),
+        ({"lora.rank": 8, "learner.learning_rate": 1e-6}, "learning rate", "ten times the rate for all weights is usual"),
+        ({"lora.rank": 8, "learner.learning_rate": 0.1}, "learning rate", "ten times the rate for all weights is usual"),
         ({"rollout.max_total_tokens": 400}, "KV cache", "raise rollout.max_total_tokens"),
         ({"learner.num_ranks": 16, "batch.mini_batches": 8}, "slow", "raise batch.groups_per_batch"),
         ({"sampling.max_tokens": 4096}, "positions", "to at most 1024"),

@@ -89,6 +89,15 @@ def experts_that_do_not_divide(project: Project) -> None:
     project.keys |= {"learner.num_ranks": 3, "learner.expert_parallel": 3}
 
 
+def adapters_of_layers_that_are_not_there(project: Project) -> None:
+    project.keys |= {"lora.rank": 8, "learner.learning_rate": 2e-3, "lora.targets": ["attention", "mlp"]}
+
+
+def adapters_of_shared_experts(project: Project) -> None:
+    project.keys |= {"lora.rank": 8, "learner.learning_rate": 2e-3, "lora.targets": ["experts"], "learner.num_ranks": 2}
+    project.keys |= {"learner.expert_parallel": 2, "learner.zero_stage": 3}
+
+
 @pytest.mark.parametrize(
     ("wrong", "check", "text", "way_out"),
     [
@@ -104,6 +113,8 @@ def experts_that_do_not_divide(project: Project) -> None:
         (a_shard_is_missing, "weights", "model-2.safetensors", "again"),
         (weights_of_another_model, "weights", "1,000 elements", "config.json and weights"),
         (experts_that_do_not_divide, "ranks", "does not divide", "use one of 1, 2, 4, 8"),
+        (adapters_of_layers_that_are_not_there, "ranks", "names 'mlp' and a qwen3_moe", "attention, experts"),
+        (adapters_of_shared_experts, "ranks", "'experts' and expert_parallel is 2", "use expert_parallel = 1"),
     ],
 )
 def test_a_broken_model_is_found(wrong: Break, check: str, text: str, way_out: str, project: Project) -> None:

@@ -178,3 +178,45 @@ def test_a_device_has_the_memory_that_it_reports() -> None:
     device = device_named("NVIDIA A100-SXM4-40GB", 40_960 * 2**20)
     assert device is not None
     assert device.memory_bytes == 40 * GIB
+
+
+@pytest.mark.parametrize(
+    ("config", "targets", "expected"),
+    [
+        # 2 layers: q 64 + 64, o 64 + 64, k and v 64 + 32 each.
+        (TINY, ["attention"], 2 * (128 + 128 + 96 + 96)),
+        # 2 layers of 8 experts: gate and up 64 + 128, down 64 + 64.
+        (TINY, ["experts"], 2 * 8 * (192 + 128)),
+        (QWEN3_06B, ["mlp"], 28 * 3 * (1024 + 3072)),
+    ],
+)
+def test_adapters_have_rank_times_the_sum_of_both_dimensions(
+    config: dict[str, Any], targets: list[str], expected: int
+) -> None:
+    assert shape_of(config).lora_parameters(4, targets) == 4 * expected
+
+
+def test_with_adapters_only_they_have_gradients_moments_and_a_place_in_checkpoints() -> None:
+    shape = shape_of(QWEN3_8B)
+    learner = {"num_ranks": 4, "zero_stage": 2, "dtype": "bfloat16"}
+    with_lora = settings(learner=learner, lora={"rank": 16, "targets": ["attention", "mlp"]})
+    trained = shape.lora_parameters(16, ["attention", "mlp"])
+    memory, whole = (learner_memory(shape, each, cuda=True) for each in (with_lora, settings(learner=learner)))
+    assert trained < shape.parameters / 100
+    assert memory.weights == pytest.approx(2 * (shape.parameters + trained))
+    assert memory.gradients == pytest.approx(4 * trained / 4)
+    assert memory.optimizer == pytest.approx(12 * trained / 4)
+    assert memory.activations == whole.activations
+    assert learner_host(shape, with_lora, memory).checkpoint == pytest.approx(14 * trained)
+
+
+def test_adapters_of_experts_keep_the_sum_of_each_layer_whose_activations_are_kept() -> None:
+    shape = shape_of(QWEN3_30B)
+    found = {}
+    for name, targets in (("without", ["attention"]), ("with", ["attention", "experts"])):
+        for checkpointing in (False, True):
+            learner = {"dtype": "bfloat16", "activation_checkpointing": checkpointing}
+            each = settings(learner=learner, lora={"rank": 8, "targets": targets})
+            found[name, checkpointing] = learner_memory(shape, each, cuda=True).activations.low
+    assert found["with", False] - found["without", False] == pytest.approx(2 * shape.expert_parameters)
+    assert found["with", True] - found["without", True] == pytest.approx(2 * shape.expert_parameters / 48)
