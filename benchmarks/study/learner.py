@@ -65,7 +65,7 @@ class Learner:
         prepare_policy(model, logprob_chunk_tokens=LOGPROB_CHUNK_TOKENS)
         self._model = model
         self._config = config
-        self._parameters = list(model.parameters())
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=config.learning_rate, betas=ADAM_BETAS, weight_decay=0.0, foreach=True
         )

@@ -6,8 +6,9 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,21 +48,32 @@ def prepare_start(directory: Path, config: RunConfig) -> None:
     load_start_model(directory / "start", config.task, config.seed % config.start_models, model=config.model)
 
 
-def batches(directory: Path, config: RunConfig, *, start_steps: int | None = None) -> Iterator[dict[str, float]]:
-    """Make the run; yield one record per batch, and one for the evaluation after the last."""
+def batches(
+    directory: Path,
+    config: RunConfig,
+    *,
+    start_steps: int | None = None,
+    model: Any = None,
+    make_learner: Callable[[Any, RunConfig], Learner] = Learner,
+) -> Iterator[dict[str, float]]:
+    """Make the run; yield one record per batch, and one for the evaluation after the last.
+
+    ``model``: what to start from; None: the start model of the run's task.
+    """
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     # Nothing here reads what it has not written, and filling each new tensor takes a tenth of the time.
     torch.utils.deterministic.fill_uninitialized_memory = False
     number = config.seed % config.start_models
-    model = load_start_model(directory / "start", config.task, number, model=config.model, num_steps=start_steps)
+    if model is None:
+        model = load_start_model(directory / "start", config.task, number, model=config.model, num_steps=start_steps)
     tokenizer, environment = build_tokenizer(), study_environment(config.task)
     limit = MAX_NEW_TOKENS[config.task]
     sampler = Sampler(
         model.config, tokenizer, environment, max_new_tokens=limit, noise=config.noise, noise_sigma=config.noise_sigma
     )
     examiner = Sampler(model.config, tokenizer, environment, max_new_tokens=limit)
-    learner = Learner(model, config)
+    learner = make_learner(model, config)
     source, held_out = environment.tasks("train"), environment.tasks("eval")
     versions: dict[int, dict[str, Tensor]] = {}
     num_tokens = 0

@@ -74,9 +74,9 @@ def inject_lora(model: nn.Module, plan: LoraPlan, *, seed: int) -> None:
                 f"lora.targets names {target!r}, and {type(model).__name__} has no such weights; name those that it has: "
                 f"{', '.join(found) or 'none that can be adapted'}"
             )
-    # Elsewhere random numbers are drawn as without adapters.
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    # New matrices are drawn on the CPU. Elsewhere random numbers are drawn as without adapters.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
         inject_adapter_in_model(lora_config(plan), model)
     freeze_all_but_lora(model)
 

@@ -92,6 +92,8 @@ def _rules_of_processes(situation: Situation) -> Iterator[tuple[list[str], str]]
         yield ["learner.meeting_address"], "learner.num_nodes is 1"
     if not settings.learner.profile:
         yield ["learner.peak_tflops"], "learner.profile is false"
+    if not settings.lora.is_used:
+        yield ["lora.alpha", "lora.targets"], "lora.rank is 0: all weights are trained"
     if is_for_several_hosts(settings):
         yield ["rollout.num_servers"], "for `gspo run` on one machine; elsewhere each rollout is started by itself"
 

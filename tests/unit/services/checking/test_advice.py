@@ -66,6 +66,7 @@ def test_what_runs_badly_is_a_warning_with_the_way_out(
         ({"agent.url": "http://127.0.0.1:1", "reward.workers": 3}, "reward.workers: an agent returns its reward itself"),
         ({"learner.meeting_address": "host:1"}, "learner.num_nodes is 1"),
         ({"learner.peak_tflops": 1.0}, "learner.profile is false"),
+        ({"lora.targets": ["experts"]}, "lora.targets: lora.rank is 0: all weights are trained"),
         ({"evaluation.every_batches": 0}, "evaluation.num_tasks: evaluation.every_batches is 0"),
         ({"objective.overlong_penalty": 0.5}, "objective.overlong_buffer_tokens is not set"),
     ],

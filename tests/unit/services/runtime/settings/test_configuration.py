@@ -296,6 +296,27 @@ def test_a_wrong_setting_of_the_rewards_is_named_with_its_value(tmp_path: Path, 
     assert text in refusal(f"[reward]\n{table}\n", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ("rank = -1", "lora.rank is -1: Input should be greater than or equal to 0"),
+        ("alpha = 0", "lora.alpha is 0: Input should be greater than 0"),
+        ("targets = []", "lora.targets is []: List should have at least 1 item"),
+        ('targets = ["router"]', "'attention', 'mlp' or 'experts'"),
+        ('targets = ["attention", "attention"]', "lora.targets names attention more than once; name each once"),
+        ("ranks = 8", "lora.ranks: unknown key; did you mean 'rank'?"),
+    ],
+)
+def test_a_wrong_setting_of_the_adapters_is_named_with_its_value(tmp_path: Path, table: str, text: str) -> None:
+    assert text in refusal(f"[lora]\n{table}\n", tmp_path)
+
+
+def test_without_a_rank_there_are_no_adapters(tmp_path: Path) -> None:
+    assert not load_settings(None, (), {}).lora.is_used
+    assert not load_settings(ROOT / "examples" / "lora.toml", ["lora.rank=0"], {}).lora.is_used
+    assert load_settings(None, ["lora.rank=1"], {}).lora.is_used
+
+
 def test_renamed_keys_lead_to_keys_that_exist_and_from_keys_that_do_not() -> None:
     assert set(RENAMED.values()) <= all_keys().keys()
     assert not RENAMED.keys() & all_keys().keys()
