@@ -81,14 +81,18 @@ def use_keys(cluster: Cluster) -> None:
     edit(cluster, "allow_plaintext = true", 'keys = "/etc/gspo/keys"')
 
 
-@pytest.fixture
-def start_node(tmp_path: Path, model: Path) -> Callable[[Cluster], Node]:
-    """A function that makes a node for a cluster's objects; enter it with ``with``."""
+def needs_a_machine_for_pods(tmp_path: Path) -> None:
+    """Skip where this machine cannot run pods; let an unprivileged user enter the directories above ``tmp_path``."""
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if os.geteuid() or missing:
         pytest.skip(f"needs root and {', '.join(missing or TOOLS)}: network namespaces, mounts")
-    # An unprivileged user must be able to enter these directories.
     for directory in (tmp_path, *tmp_path.parents):
         if directory.stat().st_uid == os.geteuid() and directory != Path("/"):
             directory.chmod(directory.stat().st_mode | 0o711)
+
+
+@pytest.fixture
+def start_node(tmp_path: Path, model: Path) -> Callable[[Cluster], Node]:
+    """A function that makes a node for a cluster's objects; enter it with ``with``."""
+    needs_a_machine_for_pods(tmp_path)
     return lambda cluster: Node(cluster, tmp_path / "node", model)

@@ -25,40 +25,82 @@ def command(*words: str, text: str | None = None) -> None:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
 
 
-class Network:
-    """The network of all pods; use as a context manager. A pod that comes back gets a new address, as on Kubernetes."""
+class Bridge:
+    """The wire between all pods of the machine, of one run or of several; use as a context manager."""
 
-    def __init__(self, hosts: Path) -> None:
-        """``hosts``: the file that becomes every pod's /etc/hosts; it is rewritten in place."""
-        self._hosts = hosts
+    def __init__(self) -> None:
         self._prefix = f"gp{os.getpid() % 100_000}"
-        self._bridge = f"{self._prefix}-net"
-        self._pods: dict[str, tuple[str, str]] = {}
+        self.namespace = f"{self._prefix}-net"
         self._addresses = itertools.count(2)
+        self._allowed: dict[object, set[tuple[str, str, str]]] = {}
+
+    def __enter__(self) -> "Bridge":
+        command("ip", "netns", "add", self.namespace)
+        command("ip", "-n", self.namespace, "link", "add", "br0", "type", "bridge")
+        command("ip", "-n", self.namespace, "link", "set", "br0", "up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        command("ip", "netns", "del", self.namespace)
+
+    def add(self) -> tuple[str, str, str]:
+        """Make a connected namespace; returns its name, its port of the bridge, and its address."""
+        number = next(_numbers)
+        namespace, port = f"{self._prefix}-{number}", f"p{number}"
+        address = f"{SUBNET}.{next(self._addresses)}"
+        command("ip", "netns", "add", namespace)
+        command("ip", "-n", self.namespace, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+        command("ip", "-n", self.namespace, "link", "set", port, "master", "br0", "up")
+        command("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
+        command("ip", "-n", namespace, "link", "set", "eth0", "up")
+        command("ip", "-n", namespace, "link", "set", "lo", "up")
+        return namespace, port, address
+
+    def allow(self, owner: object, connections: set[tuple[str, str, str]]) -> None:
+        """Allow only these TCP connections of ``owner``'s pods, beside those of other owners, and their answers: (from
+        address, to address, ports as nft writes them).
+        """
+        self._allowed[owner] = connections
+        rules = [
+            f"add rule bridge allowed forward ip saddr {source} ip daddr {target} tcp dport {ports} accept\n"
+            f"add rule bridge allowed forward ip saddr {target} ip daddr {source} tcp sport {ports} accept\n"
+            for source, target, ports in sorted(set().union(*self._allowed.values()))
+        ]
+        text = (
+            "add table bridge allowed\ndelete table bridge allowed\nadd table bridge allowed\n"
+            "add chain bridge allowed forward { type filter hook forward priority 0; policy drop; }\n"
+            "add rule bridge allowed forward ether type arp accept\n" + "".join(rules)
+        )
+        command("ip", "netns", "exec", self.namespace, "nft", "-f", "-", text=text)
+
+
+class Network:
+    """The network of a run's pods; use as a context manager. A pod that comes back gets a new address, as on Kubernetes."""
+
+    def __init__(self, hosts: Path, bridge: Bridge | None = None) -> None:
+        """``hosts``: the file that becomes every pod's /etc/hosts; it is rewritten in place. ``bridge``: one that other runs
+        are on as well; without it the run has one of its own.
+        """
+        self._hosts = hosts
+        self._bridge = bridge or Bridge()
+        self._owns = bridge is None
+        self._pods: dict[str, tuple[str, str]] = {}
 
     def __enter__(self) -> "Network":
-        command("ip", "netns", "add", self._bridge)
-        command("ip", "-n", self._bridge, "link", "add", "br0", "type", "bridge")
-        command("ip", "-n", self._bridge, "link", "set", "br0", "up")
+        if self._owns:
+            self._bridge.__enter__()
         self._hosts.write_text("127.0.0.1 localhost\n")
         return self
 
     def __exit__(self, *_: object) -> None:
         for pod in list(self._pods):
             self.remove(pod)
-        command("ip", "netns", "del", self._bridge)
+        if self._owns:
+            self._bridge.__exit__()
 
     def add(self, pod: str) -> str:
         """Make a connected namespace for ``pod``; returns its address."""
-        number = next(_numbers)
-        namespace, port = f"{self._prefix}-{number}", f"p{number}"
-        address = f"{SUBNET}.{next(self._addresses)}"
-        command("ip", "netns", "add", namespace)
-        command("ip", "-n", self._bridge, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", namespace)
-        command("ip", "-n", self._bridge, "link", "set", port, "master", "br0", "up")
-        command("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
-        command("ip", "-n", namespace, "link", "set", "eth0", "up")
-        command("ip", "-n", namespace, "link", "set", "lo", "up")
+        namespace, port, address = self._bridge.add()
         self._pods[pod] = (namespace, port)
         return address
 
@@ -71,10 +113,10 @@ class Network:
 
     def cut(self, pod: str) -> None:
         """From now on nothing gets in or out, and neither end is told."""
-        command("ip", "-n", self._bridge, "link", "set", self._pods[pod][1], "nomaster")
+        command("ip", "-n", self._bridge.namespace, "link", "set", self._pods[pod][1], "nomaster")
 
     def heal(self, pod: str) -> None:
-        command("ip", "-n", self._bridge, "link", "set", self._pods[pod][1], "master", "br0")
+        command("ip", "-n", self._bridge.namespace, "link", "set", self._pods[pod][1], "master", "br0")
 
     def name(self, names: dict[str, str]) -> None:
         """Set the names of all addresses."""
@@ -82,18 +124,8 @@ class Network:
         self._hosts.write_text("\n".join(lines) + "\n")
 
     def allow(self, connections: set[tuple[str, str, str]]) -> None:
-        """Allow only these TCP connections and their answers: (from address, to address, ports as nft writes them)."""
-        rules = [
-            f"add rule bridge allowed forward ip saddr {source} ip daddr {target} tcp dport {ports} accept\n"
-            f"add rule bridge allowed forward ip saddr {target} ip daddr {source} tcp sport {ports} accept\n"
-            for source, target, ports in sorted(connections)
-        ]
-        text = (
-            "add table bridge allowed\ndelete table bridge allowed\nadd table bridge allowed\n"
-            "add chain bridge allowed forward { type filter hook forward priority 0; policy drop; }\n"
-            "add rule bridge allowed forward ether type arp accept\n" + "".join(rules)
-        )
-        command("ip", "netns", "exec", self._bridge, "nft", "-f", "-", text=text)
+        """Allow only these TCP connections between the run's pods: (from address, to address, ports as nft writes them)."""
+        self._bridge.allow(self, connections)
 
     def inside(self, pod: str, function: Callable[[], T]) -> T:
         """Call ``function`` in a thread inside the pod's network and return its result. Raises: what it raises."""

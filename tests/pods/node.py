@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,7 @@ import psutil
 
 from tests.deploy.cluster import POD_INDEX, Cluster, Object, Pods, matches
 from tests.pods.container import script
-from tests.pods.network import Network
+from tests.pods.network import Bridge, Network
 
 PROBE_TIMEOUT_S: Final = 5.0
 RESTARTS_ALLOWED: Final = 10
@@ -46,13 +47,24 @@ class Pod:
 class Node:
     """The machine with its pods; use as a context manager: leaving it ends all pods."""
 
-    def __init__(self, cluster: Cluster, directory: Path, model: Path) -> None:
-        """``directory``: volumes and logs. ``model``: what the volume "model" of every pod has from the start."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        directory: Path,
+        model: Path,
+        *,
+        bridge: Bridge | None = None,
+        admit: Callable[[Pods], None] = lambda pods: None,
+    ) -> None:
+        """``directory``: volumes and logs. ``model``: what the volume "model" of every pod has from the start. ``bridge``:
+        one that the pods of other runs are on too. ``admit``: raises what an API server says to a pod that it refuses.
+        """
         self._cluster = cluster
         self._directory = directory
         self._model = model
         directory.mkdir(mode=0o755)
-        self.network = Network(directory / "hosts")
+        self._admit = admit
+        self.network = Network(directory / "hosts", bridge)
         self.pods: dict[str, Pod] = {}
         self.gone: list[Pod] = []
         self._counts: dict[str, int] = {}
@@ -142,7 +154,7 @@ class Node:
                 del self.pods[pod.name]
                 self.gone.append(pod)
                 self.network.remove(pod.name)
-                if pod.pods.kind == "StatefulSet":
+                if pod.pods.kind == "StatefulSet" and self._cluster.find(pod.pods.kind, pod.pods.owner["metadata"]["name"]):
                     self._start(pod.name, pod.pods)
                 continue
             pod.num_restarts += 1
@@ -178,6 +190,7 @@ class Node:
         return {name: float(value) for name, _, value in lines}
 
     def _start(self, name: str, pods: Pods) -> Pod:
+        self._admit(pods)
         address = self.network.add(name)
         log = self._directory / "logs" / f"{name}-{address.rpartition('.')[2]}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
