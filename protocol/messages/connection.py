@@ -15,7 +15,9 @@ from protocol.messages.base import (
 )
 
 
-class Hello(Message, frozen=True, tag="hello"):
+# Hello, Welcome and Refused ignore fields of later releases. So a peer of one is told that its release is another, and reads
+# that it is refused. Their own fields stay: releases before refuse any that they do not know.
+class Hello(Message, frozen=True, tag="hello", forbid_unknown_fields=False):
     """Any peer -> broker or weight server: the first message of each connection, and again after a reconnect.
 
     A ``session`` is one life of a process: a new one ends the leases of the peer's former life.
@@ -44,7 +46,7 @@ Session = Annotated[str, Meta(max_length=limits.MAX_NAME_CHARS)]
 Empty: for the peer that has the connection."""
 
 
-class Welcome(Message, frozen=True, tag="welcome"):
+class Welcome(Message, frozen=True, tag="welcome", forbid_unknown_fields=False):
     """Broker or weight server -> peer: the answer to Hello."""
 
     protocol_version: Count
@@ -64,7 +66,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
     session: Session = ""
 
 
-class Refused(Message, frozen=True, tag="refused"):
+class Refused(Message, frozen=True, tag="refused", forbid_unknown_fields=False):
     """Broker or weight server -> peer: a message was not accepted. The connection continues unless ``fatal``.
 
     ``retry_s``: a Hello that time will help. The sender says it again after this long, as often as it takes; 0: it decides.

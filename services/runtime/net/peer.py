@@ -19,6 +19,7 @@ from protocol.codec import Array, Frame, decode, encode, message_type
 from protocol.delivery import Outbox
 from protocol.limits import PROTOCOL_VERSION
 from protocol.messages import FOR_ONE_LIFE, SEQUENCED, Ack, AnyMessage, Goodbye, Hello, Message, Refused, Role, Welcome
+from protocol.releases import advice
 from protocol.sessions import connection_identity, session_tag
 from services.runtime.clock import Clock
 from services.runtime.errors import OccupiedError, ReplacedError, ServiceError
@@ -296,7 +297,8 @@ class PeerClient:
     async def _on_refused(self, refused: Refused) -> None:
         if refused.fatal:
             failure = ReplacedError if REPLACED in refused.reason else ServiceError
-            raise failure(f"{self._spec.name} channel: {self._endpoint} refused this process: {refused.reason}")
+            more = advice(refused.reason, self._role, self._peer, self._spec.binds)
+            raise failure(f"{self._spec.name} channel: {self._endpoint} refused this process: {refused.reason}{more}")
         if refused.reason.startswith(UNKNOWN_SESSION):
             if self._welcomed.is_set():
                 log.info("handshake_again", channel=self._spec.name, reason=refused.reason)
