@@ -25,6 +25,32 @@ def command(*words: str, text: str | None = None) -> None:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
 
 
+def inside(namespace: str, function: Callable[[], T]) -> T:
+    """Call ``function`` in a thread inside a network namespace and return its result. Raises: what it raises.
+
+    Threads and processes that it starts are inside too.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            with Path("/run/netns", namespace).open() as file:
+                if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
+                    raise OSError(ctypes.get_errno(), f"setns to {namespace}")
+            results.append(function())
+        # It is raised again in the caller's thread.
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
 class Bridge:
     """The wire between all pods of the machine, of one run or of several; use as a context manager."""
 
@@ -129,22 +155,4 @@ class Network:
 
     def inside(self, pod: str, function: Callable[[], T]) -> T:
         """Call ``function`` in a thread inside the pod's network and return its result. Raises: what it raises."""
-        results: list[T] = []
-        errors: list[BaseException] = []
-
-        def call() -> None:
-            try:
-                with Path("/run/netns", self.namespace(pod)).open() as file:
-                    if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
-                        raise OSError(ctypes.get_errno(), f"setns to the network of {pod}")
-                results.append(function())
-            # It is raised again in the caller's thread.
-            except BaseException as error:  # noqa: BLE001
-                errors.append(error)
-
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
-        if errors:
-            raise errors[0]
-        return results[0]
+        return inside(self.namespace(pod), function)
