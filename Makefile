@@ -17,6 +17,9 @@ RUN_ARGS ?=
 DOCKER ?= docker
 DOCKER_ARGS ?=
 IMAGES ?= broker cpu rollout learner sandbox
+# What `make chart` and `make push-chart` package, and the registry that it goes to.
+OVERLAY ?= deploy/k8s/overlays/cpu
+REGISTRY ?=
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Real data sets for tests and examples: a folder that holds gsm8k/train.jsonl and gsm8k/test.jsonl.
 export GSPO_DATA_DIR ?= ../shared/data
@@ -29,7 +32,7 @@ export TOKENIZERS_PARALLELISM := false
 	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-sandbox bench-pipeline bench-update bench-trl bench-weights bench-parts \
 	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-adapters test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
 	gpu-report gpu-pack \
-	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images clean
+	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images sbom chart push-chart push-manifests clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -271,6 +274,36 @@ images: ## build the container images IMAGES (without GPUs: IMAGES="broker cpu")
 	for name in $(IMAGES); do \
 	    $(DOCKER) build $(DOCKER_ARGS) -f deploy/docker/$$name.Dockerfile -t gspo-$$name:$(VERSION) . || exit 1; \
 	done
+
+sbom: setup ## dist/sbom: a CycloneDX bill of materials for each of IMAGES
+	$(PIP) --no-deps -r requirements/deploy.txt
+	for name in $(IMAGES); do \
+	    $(BIN)/python -m deploy.sbom.generate $$name dist/sbom/gspo-$$name-$(VERSION).cdx.json --version $(VERSION) || exit 1; \
+	done
+
+HELM_MISSING := helm not found: https://helm.sh/docs/intro/install
+FLUX_MISSING := flux not found: https://fluxcd.io/flux/installation
+NO_REGISTRY := no registry given: make $(MAKECMDGOALS) REGISTRY=registry.example.com/gspo
+
+chart: setup ## dist/gspo-VERSION.tgz: a Helm chart of the overlay OVERLAY; needs helm and kubectl
+	@command -v helm >/dev/null || { echo "$(HELM_MISSING)"; exit 1; }
+	rm -rf dist/gspo
+	$(BIN)/python -m deploy.helm.generate $(OVERLAY) dist/gspo --version $(VERSION)
+	helm package dist/gspo --destination dist
+
+# The checks come first: nothing is made that cannot be pushed.
+push-chart: ## push the chart to oci://REGISTRY; needs helm, kubectl and a login there
+	@test -n "$(REGISTRY)" || { echo "$(NO_REGISTRY)"; exit 1; }
+	@$(MAKE) --no-print-directory chart
+	helm push dist/gspo-$(VERSION).tgz oci://$(REGISTRY)
+
+push-manifests: ## push what kustomize renders of OVERLAY to oci://REGISTRY/manifests, for Flux; needs flux, kubectl and a login
+	@command -v flux >/dev/null || { echo "$(FLUX_MISSING)"; exit 1; }
+	@test -n "$(REGISTRY)" || { echo "$(NO_REGISTRY)"; exit 1; }
+	mkdir -p dist/manifests
+	kubectl kustomize $(OVERLAY) > dist/manifests/all.yaml
+	flux push artifact oci://$(REGISTRY)/manifests:$(VERSION) --path=dist/manifests \
+	    --source="$$(git config --get remote.origin.url)" --revision="$(VERSION)@sha1:$$(git rev-parse HEAD)"
 
 clean: ## remove the environment, caches and the tiny model (not the runs)
 	rm -rf $(VENV) $(PARITY) $(FUZZ) $(ADAPTERS) $(VIEW) $(TRACKERS) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
