@@ -285,13 +285,14 @@ HELM_MISSING := helm not found: https://helm.sh/docs/intro/install
 FLUX_MISSING := flux not found: https://fluxcd.io/flux/installation
 NO_REGISTRY := no registry given: make $(MAKECMDGOALS) REGISTRY=registry.example.com/gspo
 
-chart: setup ## dist/gspo-VERSION.tgz: a Helm chart of the overlay OVERLAY; needs helm and kubectl
+# The checks come first: nothing is set up or made that leads nowhere.
+chart: ## dist/gspo-VERSION.tgz: a Helm chart of the overlay OVERLAY; needs helm and kubectl
 	@command -v helm >/dev/null || { echo "$(HELM_MISSING)"; exit 1; }
+	@$(MAKE) --no-print-directory setup
 	rm -rf dist/gspo
 	$(BIN)/python -m deploy.helm.generate $(OVERLAY) dist/gspo --version $(VERSION)
 	helm package dist/gspo --destination dist
 
-# The checks come first: nothing is made that cannot be pushed.
 push-chart: ## push the chart to oci://REGISTRY; needs helm, kubectl and a login there
 	@test -n "$(REGISTRY)" || { echo "$(NO_REGISTRY)"; exit 1; }
 	@$(MAKE) --no-print-directory chart
