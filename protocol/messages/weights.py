@@ -14,6 +14,14 @@ from protocol.messages.base import (
     Version,
 )
 
+HashName = Literal["cpu", "cuda", "xxh3"]
+"""What an engine's checksums are made with: SGLang's hash on that device, or XXH3."""
+EngineChecksums = Annotated[
+    dict[Annotated[str, Meta(min_length=1, max_length=1024)], Annotated[str, Meta(min_length=16, max_length=64)]],
+    Meta(max_length=limits.MAX_TENSORS),
+]
+"""The checksum that an engine must report for each of its parameters when it holds a version."""
+
 
 class TensorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """One tensor of a version, in SGLang's parameter names, at ``offset`` of the version's bytes."""
@@ -58,6 +66,8 @@ class ManifestRequest(Message, frozen=True, tag="manifest_request"):
     """Where this rollout serves its replica to others; empty: it does not."""
     direct: bool = False
     """Do not refer this rollout to another source: what it got from one was damaged."""
+    hash: Literal["", HashName] = ""
+    """The hash of its engine's checksums, which the manifest shall name; empty: it wants none."""
 
 
 class Manifest(Message, frozen=True, tag="manifest"):
@@ -83,6 +93,8 @@ class Manifest(Message, frozen=True, tag="manifest"):
     newest_version: Version = 0
     """The version at the end of the chain of deltas that begins with this one; 0: this is the newest version."""
     sources: Annotated[list[Source], Meta(max_length=limits.MAX_SOURCES)] = []
+    checksums: EngineChecksums = {}
+    """By the hash that was asked for; empty: the weight server has not computed them, so the rollout does."""
 
 
 class WeightRequest(Message, frozen=True, tag="weight_request"):
@@ -118,8 +130,7 @@ class ProcessGroupRequest(Message, frozen=True, tag="process_group_request"):
     """Rollout -> learner: be ready to send a version into a process group of the learner and this rollout's engine."""
 
     policy_version: Version
-    device: Literal["cpu", "cuda", "xxh3"]
-    """What the engine's checksums are made with: SGLang's hash on that device, or XXH3."""
+    device: HashName
     group: Annotated[str, Meta(max_length=limits.MAX_NAME_CHARS)] = ""
     """The group that both are in already; empty: a new one is wanted, and an older one of this rollout is over."""
 
@@ -134,11 +145,7 @@ class ProcessGroup(Message, frozen=True, tag="process_group"):
     port: Annotated[int, Meta(ge=1, le=65535)]
     """Port of the group's store, on the learner's host."""
     backend: Literal["gloo", "nccl"]
-    checksums: Annotated[
-        dict[Annotated[str, Meta(min_length=1, max_length=1024)], Annotated[str, Meta(min_length=16, max_length=64)]],
-        Meta(max_length=limits.MAX_TENSORS),
-    ]
-    """Checksum that the engine must report for each of its parameters when it holds the version."""
+    checksums: EngineChecksums
 
 
 class BroadcastRequest(Message, frozen=True, tag="broadcast_request"):

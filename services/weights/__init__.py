@@ -2,22 +2,38 @@
 
 from services.weights.checksums import Hash, engine_hash, hash_function, xxh3_checksum
 from services.weights.compression import compress, decompress
-from services.weights.engine_parameters import EMBEDDING, HEAD, Buffer, Parameter, checksums_of, merge
+from services.weights.engine_parameters import (
+    EMBEDDING,
+    HEAD,
+    Buffer,
+    Layout,
+    Parameter,
+    checksums_of,
+    layouts,
+    merge,
+    parts_of,
+)
 from services.weights.server import ChunkServer, Parts
+from services.weights.tiles import WORD_BYTES, TileSums
 
 __all__ = [
     "EMBEDDING",
     "HEAD",
+    "WORD_BYTES",
     "Buffer",
     "ChunkServer",
     "Hash",
+    "Layout",
     "Parameter",
     "Parts",
+    "TileSums",
     "checksums_of",
     "compress",
     "decompress",
     "engine_hash",
     "hash_function",
+    "layouts",
     "merge",
+    "parts_of",
     "xxh3_checksum",
 ]

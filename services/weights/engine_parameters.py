@@ -1,4 +1,4 @@
-"""Builds an engine's parameters from a checkpoint's tensors, without torch, to compare checksums.
+"""Builds an engine's parameters from a checkpoint's tensors, without torch: to compare checksums, to patch them in place.
 
 SGLang's /weights_checker hashes each parameter as it lies in memory, where SGLang has merged tensors that a checkpoint keeps
 apart (one rank, Qwen3 and Qwen3-MoE). All merges are along the first dimension, so they are concatenations of bytes:
@@ -10,13 +10,13 @@ apart (one rank, Qwen3 and Qwen3-MoE). All merges are along the first dimension,
     embed_tokens, lm_head            padded with zero rows to a multiple of 64
     everything else                  as it is, under its own name
 
-The hashes are in ``checksums``. The learner computes the checksums that an engine must report after an update through a
-process group; the rollout computes them for the versions that it fetched.
+The hashes are in ``checksums``. The learner computes the checksums that an engine must report for each version that it
+publishes; a rollout computes them where the learner had not yet been asked for its engine's hash.
 """
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -37,25 +37,57 @@ Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameter:
-    """An engine parameter built from sent tensors; ``parts`` has their bytes, in the parameter's order."""
+class Layout:
+    """An engine parameter: the sent tensors that it consists of, in its order."""
 
     name: str
     tensors: list[str]
-    parts: list[Buffer]
+    indices: list[int]
+    """The places of these tensors among those that were sent."""
+    padding_bytes: int
+    """Zeros behind them."""
     complete: bool
 
 
-def merge(tensors: Iterable[tuple[TensorInfo, Buffer]]) -> dict[str, Parameter]:
-    """The engine's parameters, by name, built from checkpoint tensors. Raises: ValueError for a tensor sent twice."""
-    places: dict[str, dict[tuple[int, ...], tuple[TensorInfo, Buffer]]] = {}
-    for info, data in tensors:
+@dataclass(frozen=True, kw_only=True)
+class Parameter(Layout):
+    """An engine parameter with its bytes: ``parts``, in the parameter's order, padding included."""
+
+    parts: list[Buffer]
+
+
+def layouts(tensors: Sequence[TensorInfo]) -> dict[str, Layout]:
+    """The engine's parameters, by name, that consist of checkpoint tensors. Raises: ValueError for a tensor sent twice."""
+    places: dict[str, dict[tuple[int, ...], int]] = {}
+    for index, info in enumerate(tensors):
         name, place = _place(info.name)
         parts = places.setdefault(name, {})
         if place in parts:
             raise ValueError(f"tensor {info.name} was sent twice")
-        parts[place] = (info, data)
-    return {name: _parameter(name, parts) for name, parts in places.items()}
+        parts[place] = index
+    return {name: _layout(name, parts, tensors) for name, parts in places.items()}
+
+
+def merge(tensors: Iterable[tuple[TensorInfo, Buffer]]) -> dict[str, Parameter]:
+    """The engine's parameters, by name, built from checkpoint tensors. Raises: ValueError for a tensor sent twice."""
+    sent = list(tensors)
+    return {
+        name: Parameter(
+            name=name,
+            tensors=layout.tensors,
+            indices=layout.indices,
+            padding_bytes=layout.padding_bytes,
+            complete=layout.complete,
+            parts=parts_of(layout, [data for _, data in sent]),
+        )
+        for name, layout in layouts([info for info, _ in sent]).items()
+    }
+
+
+def parts_of(layout: Layout, data: Sequence[Buffer]) -> list[Buffer]:
+    """The bytes of a parameter, in pieces, from those of all sent tensors."""
+    parts = [data[index] for index in layout.indices]
+    return [*parts, bytes(layout.padding_bytes)] if layout.padding_bytes else parts
 
 
 def _place(name: str) -> tuple[str, tuple[int, ...]]:
@@ -72,15 +104,13 @@ def _place(name: str) -> tuple[str, tuple[int, ...]]:
     return name, (0,)
 
 
-def _parameter(name: str, places: Mapping[tuple[int, ...], tuple[TensorInfo, Buffer]]) -> Parameter:
-    ordered = [places[place] for place in sorted(places)]
-    parts = [data for _, data in ordered]
-    if name in (EMBEDDING, HEAD):
-        parts.append(_vocab_padding(ordered[0][0]))
-    return Parameter(
+def _layout(name: str, places: Mapping[tuple[int, ...], int], tensors: Sequence[TensorInfo]) -> Layout:
+    indices = [places[place] for place in sorted(places)]
+    return Layout(
         name=name,
-        tensors=[info.name for info, _ in ordered],
-        parts=parts,
+        tensors=[tensors[index].name for index in indices],
+        indices=indices,
+        padding_bytes=_vocab_padding(tensors[indices[0]]) if name in (EMBEDDING, HEAD) else 0,
         complete=set(places) == _expected_places(name, places),
     )
 
@@ -98,10 +128,10 @@ def _expected_places(name: str, places: Iterable[tuple[int, ...]]) -> set[tuple[
     return {(0,)}
 
 
-def _vocab_padding(info: TensorInfo) -> bytes:
+def _vocab_padding(info: TensorInfo) -> int:
     if not info.shape or not info.shape[0]:
-        return b""
-    return bytes(-info.shape[0] % _VOCAB_ROWS * (info.num_bytes // info.shape[0]))
+        return 0
+    return -info.shape[0] % _VOCAB_ROWS * (info.num_bytes // info.shape[0])
 
 
 def checksums_of(parameters: Mapping[str, Parameter], checksum: Checksum) -> dict[str, str]:

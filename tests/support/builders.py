@@ -163,8 +163,9 @@ def an_offer() -> Manifest:
     """A manifest that uses every field."""
     bucket = DeltaBucket(0, 2, 4, 2, 1, 2, [9, 9, 9, 9, 9, 9])
     return msgspec.structs.replace(
-        a_manifest(), base_version=4, newest_version=6, buckets=[bucket], sources=[Source("tcp://r:2", "k" * 40)]
-    )
+        a_manifest(), base_version=4, newest_version=6, buckets=[bucket], sources=[Source("tcp://r:2", "k" * 40)],
+        checksums={"model.norm.weight": "ef" * 8},
+    )  # fmt: skip
 
 
 def a_publication() -> Published:
@@ -215,7 +216,7 @@ def one_of_each() -> list[tuple[Message, Arrays]]:
         (BatchFailed(index=4, reason="the loss is nan", raised=True), {}),
         (Checkpointed(next_batch=5, policy_version=6), {}),
         (Resume(next_batch=5), {}),
-        (ManifestRequest(have_version=4, endpoint="tcp://r:1"), {}),
+        (ManifestRequest(have_version=4, endpoint="tcp://r:1", hash="cuda"), {}),
         (an_offer(), {}),
         (WeightRequest(policy_version=5, base_version=4, first_chunk=0, num_chunks=1), {}),
         (WeightChunk(policy_version=5, base_version=4, chunk=0), {"data": np.arange(8, dtype=np.uint8)}),

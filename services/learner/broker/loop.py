@@ -36,6 +36,7 @@ from services.learner.broker.port import ToBroker
 from services.learner.broker.scores import updated_scores
 from services.learner.metrics import LearnerMetrics
 from services.learner.weights import (
+    PublishedChecksums,
     SendingGroups,
     SnapshotStore,
     WeightCopy,
@@ -43,6 +44,7 @@ from services.learner.weights import (
     build_snapshot,
     encode_delta,
     group_options,
+    likely_hash,
 )
 from services.runtime.clock import Clock
 from services.runtime.errors import ServiceError
@@ -112,7 +114,8 @@ class BrokerLoop:
         self._weights_endpoint = settings.learner.advertised_weights_endpoint or channel.endpoint
         options = group_options(settings.learner.weights_group_backend)
         groups = None if options is None else SendingGroups(options)
-        self._server = WeightServer(channel, self._store, metrics, groups=groups)
+        self._checksums = PublishedChecksums([likely_hash()])
+        self._server = WeightServer(channel, self._store, metrics, groups=groups, checksums=self._checksums)
         self._client = PeerClient(
             context,
             BATCH,
@@ -241,6 +244,7 @@ class BrokerLoop:
         self.encoding = True
         snapshot = await asyncio.to_thread(build_snapshot, publication.policy_version, publication.weights)
         delta = None if newest is None else await asyncio.to_thread(encode_delta, newest, snapshot)
+        await asyncio.to_thread(self._checksums.renew, newest, snapshot)
         self.encoding = False
         await asyncio.to_thread(publication.note_digest, snapshot.manifest.digest)
         self._store.add(snapshot, delta)

@@ -1,5 +1,6 @@
 """The learner's end of a weight update: snapshots, deltas and the server that sends them."""
 
+from services.learner.weights.checksums import PublishedChecksums, likely_hash
 from services.learner.weights.delta import encode_delta
 from services.learner.weights.process_groups import SendingGroups, group_options
 from services.learner.weights.server import WeightServer
@@ -15,6 +16,7 @@ from services.learner.weights.snapshot import (
 __all__ = [
     "DTYPES",
     "DTYPE_NAMES",
+    "PublishedChecksums",
     "SendingGroups",
     "SnapshotStore",
     "WeightCopy",
@@ -23,4 +25,5 @@ __all__ = [
     "copy_weights",
     "encode_delta",
     "group_options",
+    "likely_hash",
 ]

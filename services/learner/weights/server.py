@@ -23,11 +23,12 @@ from protocol.messages import (
 )
 from protocol.sessions import first_identity, shown_identity
 from services.learner.metrics import LearnerMetrics
+from services.learner.weights.checksums import PublishedChecksums
 from services.learner.weights.fan_out import FanOut
 from services.learner.weights.process_groups import SendingGroups
-from services.learner.weights.snapshot import Snapshot, SnapshotStore
+from services.learner.weights.snapshot import SnapshotStore
 from services.runtime.net import Incoming, RouterChannel
-from services.weights import ChunkServer, Hash, Parts, checksums_of, hash_function, merge
+from services.weights import ChunkServer, Parts
 
 log = structlog.get_logger()
 
@@ -45,8 +46,11 @@ class WeightServer(ChunkServer):
         metrics: LearnerMetrics,
         fan_out: FanOut | None = None,
         groups: SendingGroups | None = None,
+        checksums: PublishedChecksums | None = None,
     ) -> None:
-        """``fan_out``: None: one with the default limits. ``groups``: None: only chunks are sent."""
+        """``fan_out``: None: one with the default limits. ``groups``: None: only chunks are sent. ``checksums``: what
+        engines must report for the versions in ``store``; None: nothing is known before it is asked for.
+        """
         super().__init__(
             channel,
             WEIGHTS,
@@ -58,7 +62,7 @@ class WeightServer(ChunkServer):
         self._fan_out = FanOut() if fan_out is None else fan_out
         self._num_failed = self._fan_out.num_failed
         self._groups = groups
-        self._checksums = ChecksumCache()
+        self._checksums = PublishedChecksums() if checksums is None else checksums
         self._requests: asyncio.Queue[tuple[Incoming, ProcessGroupRequest]] = asyncio.Queue(MAX_WAITING)
 
     async def run(self) -> None:
@@ -80,6 +84,8 @@ class WeightServer(ChunkServer):
 
     def manifest_for(self, incoming: Incoming, request: ManifestRequest) -> Manifest | None:
         manifest = self._store.manifest_for(request.have_version)
+        if manifest is not None and request.hash:
+            manifest = structs.replace(manifest, checksums=self._checksums.known(manifest.digest, request.hash))
         if manifest is None or manifest.policy_version <= request.have_version:
             return manifest
         source = Source(request.endpoint, incoming.key.decode()) if request.endpoint else None
@@ -171,20 +177,3 @@ class WeightServer(ChunkServer):
         self._metrics.weight_bytes_sent.inc(data.nbytes)
         if request.first_tensor + request.num_tensors == len(snapshot.manifest.tensors):
             group.promised = None
-
-
-class ChecksumCache:
-    """The checksums that an engine reports for the newest version's parameters, computed once for each hash."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, Hash], dict[str, str]] = {}
-
-    def of(self, snapshot: Snapshot, name: Hash) -> dict[str, str]:
-        """Checksums by the engine's names, without parameters that lack parts. Takes seconds for each gigabyte."""
-        key = (snapshot.manifest.digest, name)
-        if key not in self._found:
-            data = snapshot.data.data
-            tensors = [(each, data[each.offset : each.offset + each.num_bytes]) for each in snapshot.manifest.tensors]
-            found = checksums_of(merge(tensors), hash_function(name))
-            self._found = {known: each for known, each in self._found.items() if known[0] == key[0]} | {key: found}
-        return self._found[key]

@@ -25,6 +25,11 @@ DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 class Snapshot(Parts):
     """One full policy version: all tensors in the manifest's order."""
 
+    def tensor_data(self) -> list[memoryview]:
+        """The bytes of each tensor."""
+        data = self.data.data
+        return [data[each.offset : each.offset + each.num_bytes] for each in self.manifest.tensors]
+
 
 class Delta(Parts):
     """One policy version as its changes against ``manifest.base_version`` (services.learner.weights.delta)."""

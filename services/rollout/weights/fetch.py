@@ -19,6 +19,7 @@ from protocol.messages import Manifest, ManifestRequest, WeightChunk, WeightGone
 from services.rollout.weights.file import write_safetensors
 from services.rollout.weights.replica import DamagedWeightsError, Replica
 from services.runtime.net import PeerClient
+from services.weights import Hash
 
 log = structlog.get_logger()
 
@@ -65,12 +66,14 @@ async def fetch_newest(
     stall_s: float = STALL_S,
     fetched: Callable[[Manifest], None] = lambda _: None,
     sources: "Sources | None" = None,
+    engine_hash: Hash | None = None,
 ) -> Replica | None:
     """Bring ``replica`` to the newest version of the weight server; None when ``have_version`` is the newest.
 
     It fetches deltas against the version in ``replica`` (None: an empty one) where the server has them. With ``sources`` it
     fetches from other rollouts where the server names some. ``fetched`` is called with the manifest of each snapshot or
-    delta that came. A request is sent again after a silence of ``stall_s``.
+    delta that came. A request is sent again after a silence of ``stall_s``. ``engine_hash``: the hash whose checksums the
+    manifest should have, if the learner knows them; None: none.
     Returns ``replica``, verified. Raises: FetchError when the server says nothing for too long, drops the version, or sends
     wrong bytes.
     """
@@ -78,7 +81,8 @@ async def fetch_newest(
     try:
         while True:
             request = ManifestRequest(have_version=0) if sources is None else sources.next_request()
-            manifest = await newest_manifest(client, structs.replace(request, have_version=replica.policy_version), stall_s)
+            request = structs.replace(request, have_version=replica.policy_version, hash=engine_hash or "")
+            manifest = await newest_manifest(client, request, stall_s)
             if manifest is None or manifest.policy_version <= have_version:
                 return None
             if replica.manifest is not None and manifest.policy_version == replica.policy_version:
@@ -157,6 +161,7 @@ def _same(replica: Replica, manifest: Manifest) -> Replica:
         raise FetchError(
             f"version {manifest.policy_version} has digest {manifest.digest}, the replica has another one under this number"
         )
+    replica.manifest = structs.replace(replica.manifest, checksums=manifest.checksums)
     return replica
 
 

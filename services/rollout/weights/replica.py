@@ -55,9 +55,16 @@ class Replica:
         return 0 if self.manifest is None else self.manifest.policy_version
 
     @property
+    def current(self) -> Manifest:
+        """The version's manifest. Raises: ValueError when the replica is empty."""
+        if self.manifest is None:
+            raise ValueError("the replica is empty: fetch a snapshot first")
+        return self.manifest
+
+    @property
     def digest(self) -> str:
         """The digest of the whole version. Raises: ValueError when the replica is empty."""
-        return self._current().digest
+        return self.current.digest
 
     @property
     def loads_all(self) -> bool:
@@ -96,11 +103,11 @@ class Replica:
 
     def tensors(self) -> Iterator[tuple[TensorInfo, memoryview]]:
         """Each tensor's description and its bytes. Raises: ValueError when the replica is empty."""
-        return self._some(range(len(self._current().tensors)))
+        return self._some(range(len(self.current.tensors)))
 
     def unloaded_tensors(self) -> Iterator[tuple[TensorInfo, memoryview]]:
         """Tensors that changed since ``was_loaded``; all without that call. Never none: an engine needs a tensor to load."""
-        tensors = self._current().tensors
+        tensors = self.current.tensors
         if self._unloaded is None:
             return self.tensors()
         return self._some(sorted(self._unloaded) or [min(range(len(tensors)), key=lambda at: tensors[at].num_bytes)])
@@ -135,7 +142,7 @@ class Replica:
         Raises: ValueError for a delta against another version, which changes nothing; DamagedWeightsError for a payload that
         does not match the manifest or does not lead to its digest; then the replica is empty.
         """
-        base = self._current()
+        base = self.current
         if delta.kind != "delta" or delta.base_version != base.policy_version:
             raise ValueError(
                 f"{delta.kind} of version {delta.policy_version} against {delta.base_version}; "
@@ -171,7 +178,9 @@ class Replica:
         self._check_some(tensors, digests.keys())
         if self._unloaded is not None:
             self._unloaded |= digests.keys()
-        return structs.replace(base, policy_version=delta.policy_version, digest=delta.digest, tensors=tensors)
+        return structs.replace(
+            base, policy_version=delta.policy_version, digest=delta.digest, tensors=tensors, checksums=delta.checksums
+        )
 
     def _check_some(self, tensors: list[TensorInfo], fresh: Iterable[int]) -> None:
         """Check unchanged tensors, up to ROLLING_SHARE of the bytes, from where the last call ended."""
@@ -205,16 +214,11 @@ class Replica:
         return tensor_digest(memoryview(self.data)[tensor.offset : tensor.offset + tensor.num_bytes])
 
     def _some(self, indices: Iterable[int]) -> Iterator[tuple[TensorInfo, memoryview]]:
-        tensors = self._current().tensors
+        tensors = self.current.tensors
         view = memoryview(self.data)
         for index in indices:
             tensor = tensors[index]
             yield tensor, view[tensor.offset : tensor.offset + tensor.num_bytes]
-
-    def _current(self) -> Manifest:
-        if self.manifest is None:
-            raise ValueError("the replica is empty: fetch a snapshot first")
-        return self.manifest
 
 
 def _check_buckets(delta: Manifest, tensors: list[TensorInfo], changed: Iterable[int], begin: int) -> None:

@@ -27,10 +27,11 @@ from services.rollout.weights.fetch import DamagedError, FetchError, fetch_newes
 from services.rollout.weights.peers import WeightPeers
 from services.rollout.weights.process_group import GroupError, ReceivingGroup
 from services.rollout.weights.replica import Replica
-from services.rollout.weights.verify import Expected, Verification, Verifier
+from services.rollout.weights.verify import Expected, Verification, Verifier, published
 from services.runtime.clock import Clock
 from services.runtime.errors import EndpointError, ServiceError
 from services.runtime.net import PLAINTEXT, PeerClient, Security
+from services.weights import Hash
 
 log = structlog.get_logger()
 
@@ -85,6 +86,7 @@ class WeightSync:
         self._weight_peers = weight_peers
         self._group = group
         self._replica = Replica() if weight_peers is None else weight_peers.replica
+        self._engine_hash: Hash | None = None
         self._takes_parts = True
         self._announced = (0, "")
         self._wake = asyncio.Event()
@@ -146,7 +148,12 @@ class WeightSync:
                         continue
                     begin = self._clock.now()
                     weights = await fetch_newest(
-                        client, self.policy_version, self._replica, fetched=self._count, sources=self._weight_peers
+                        client,
+                        self.policy_version,
+                        self._replica,
+                        fetched=self._count,
+                        sources=self._weight_peers,
+                        engine_hash=await self._known_hash(),
                     )
                 except (FetchError, TimeoutError) as error:
                     self._on_not_fetched(endpoint, error)
@@ -158,6 +165,16 @@ class WeightSync:
                 self._metrics.weight_fetch_seconds.observe(self._clock.now() - begin)
                 if await self._is_announced(weights.policy_version, endpoint):
                     await self._load(client, weights)
+
+    async def _known_hash(self) -> Hash | None:
+        """The hash of the engine's checksums; None while the engine does not say."""
+        if self._engine_hash is None:
+            try:
+                self._engine_hash = await self._verifier.hash()
+            except (EngineError, ValueError) as error:
+                # The load, which needs it, says so and counts it.
+                log.info("engine_hash_unknown", error=str(error))
+        return self._engine_hash
 
     def _on_not_fetched(self, endpoint: str, error: Exception) -> None:
         log.warning("weights_not_fetched", endpoint=endpoint, error=str(error) or "no handshake")
@@ -205,8 +222,7 @@ class WeightSync:
         await self._write(weights, directory)
         self.loading = True
         try:
-            # Before the pause: hashing takes longer than loading.
-            expected = await self._verifier.expect(weights.tensors())
+            expected = await self._expected(weights)
             self.may_generate.clear()
             begin = self._clock.now()
             await self._engine.pause(self._pause_mode)
@@ -217,6 +233,7 @@ class WeightSync:
             self.may_generate.set()
             pause_s = self._clock.now() - begin
         except (EngineError, VerificationError) as error:
+            self._engine_hash = None
             # Some engines rearrange the weights that they load, and cannot load a part: from now on they get all tensors.
             self._takes_parts = self._takes_parts and weights.loads_all
             await self._on_failed(client, version, digest, str(error))
@@ -225,6 +242,14 @@ class WeightSync:
             self.loading = False
             shutil.rmtree(directory, ignore_errors=True)
         await self._on_loaded(client, version, digest, pause_s)
+
+    async def _expected(self, weights: Replica) -> Expected:
+        """What the engine must report. Before the pause: hashing takes longer than loading. Raises: EngineError."""
+        manifest = weights.current
+        if manifest.checksums:
+            return published(manifest.tensors, manifest.checksums)
+        log.info("checksums_computed_here", policy_version=manifest.policy_version)
+        return await self._verifier.expect(weights.tensors())
 
     async def _follow_in_group(self, client: PeerClient, endpoint: str) -> bool:
         """Let the learner send its newest version to the engine; False: impossible now, so fetch the version."""

@@ -1,5 +1,6 @@
-"""Compares the engine's own checksums with those of the tensors that were sent.
+"""Compares the engine's own checksums with those of the version that was published.
 
+The learner sends them with the version. Where it has not computed them, they are computed here, from the tensors that came.
 ``services.weights.engine_parameters`` says which tensors make which parameter of the engine. Checksums cannot check
 quantised weights and MoE backends that reorder experts (they show as mismatches), servers of several ranks (EngineError) and
 merged parameters of which only a part was sent (unverified). There one can still compare log-probs of a prompt with the
@@ -7,14 +8,14 @@ learner's own: that shows a wrong layer, not a wrong bit.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
 from protocol.messages import TensorInfo
 from services.rollout.sglang import Engine
-from services.weights import EMBEDDING, HEAD, Buffer, Hash, Parameter, checksums_of, engine_hash, hash_function, merge
+from services.weights import EMBEDDING, HEAD, Buffer, Hash, Layout, checksums_of, engine_hash, hash_function, layouts, merge
 
 log = structlog.get_logger()
 
@@ -40,9 +41,9 @@ class Verification:
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """The checksums that an engine must report, computed before it is asked."""
+    """The checksums that an engine must report, known before it is asked."""
 
-    parameters: Mapping[str, Parameter]
+    parameters: Mapping[str, Layout]
     checksums: Mapping[str, str]
     """By name, for complete parameters only."""
 
@@ -71,6 +72,7 @@ class Verifier:
 
     async def expect(self, tensors: Iterable[tuple[TensorInfo, Buffer]]) -> Expected:
         """The checksums of an engine that has loaded these tensors: the slow half of the comparison, which needs no pause.
+        ``published`` needs no tensors.
 
         Raises: the same as ``hash``.
         """
@@ -92,6 +94,11 @@ class Verifier:
         return verification
 
 
+def published(tensors: Sequence[TensorInfo], checksums: Mapping[str, str]) -> Expected:
+    """What an engine must report for the version with these tensors, as its learner says."""
+    return Expected(parameters=layouts(tensors), checksums=checksums)
+
+
 async def verify_loaded(engine: Engine, tensors: Iterable[tuple[TensorInfo, Buffer]]) -> Verification:
     """Compare a whole version with the engine's weights; call it while paused, before ``resume``.
 
@@ -101,15 +108,17 @@ async def verify_loaded(engine: Engine, tensors: Iterable[tuple[TensorInfo, Buff
     return await verifier.verify(await verifier.expect(tensors))
 
 
-def compare(parameters: Mapping[str, Parameter], actual: Mapping[str, str], expected: Mapping[str, str]) -> Verification:
-    """Compare parameters and their checksums with the engine's."""
+def compare(parameters: Mapping[str, Layout], actual: Mapping[str, str], expected: Mapping[str, str]) -> Verification:
+    """Compare parameters and their checksums with the engine's. A complete parameter without a checksum differs."""
+    mismatched: list[str] = []
     missing: list[str] = []
     unverified: list[str] = []
-    mismatched = [name for name, digest in expected.items() if name in actual and actual[name] != digest]
     for name, parameter in parameters.items():
         if not parameter.complete:
             unverified += parameter.tensors
-        elif name not in actual and not _is_tied_head(parameter, parameters):
+        elif name in actual:
+            mismatched += [name] if actual[name] != expected.get(name) else []
+        elif not _is_tied_head(name, expected):
             missing += parameter.tensors
     unsent = [name for name in actual if name not in parameters]
     return Verification(mismatched=mismatched, missing=missing, unsent=unsent, unverified=unverified)
@@ -118,13 +127,10 @@ def compare(parameters: Mapping[str, Parameter], actual: Mapping[str, str], expe
 def compare_checksums(expected: Mapping[str, str], actual: Mapping[str, str]) -> Verification:
     """Compare the checksums of all of an engine's parameters, when nothing else is known about them."""
     mismatched = [name for name, digest in expected.items() if name in actual and actual[name] != digest]
-    missing = [name for name in expected if name not in actual]
-    if HEAD in missing and expected[HEAD] == expected.get(EMBEDDING):
-        missing.remove(HEAD)
+    missing = [name for name in expected if name not in actual and not _is_tied_head(name, expected)]
     return Verification(mismatched=mismatched, missing=missing, unsent=[name for name in actual if name not in expected])
 
 
-def _is_tied_head(parameter: Parameter, parameters: Mapping[str, Parameter]) -> bool:
+def _is_tied_head(name: str, expected: Mapping[str, str]) -> bool:
     """Whether this is an output layer that is the embedding: some checkpoints have it twice, the engine once."""
-    embedding = parameters.get(EMBEDDING)
-    return parameter.name == HEAD and embedding is not None and parameter.parts[0] == embedding.parts[0]
+    return name == HEAD and name in expected and expected[name] == expected.get(EMBEDDING)

@@ -19,6 +19,7 @@ from services.learner.weights.delta import encode_delta
 from services.learner.weights.snapshot import Delta
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.weights.sync import MAX_FAILED_LOADS, WeightSync
+from services.rollout.weights.verify import Expected, Verifier
 from services.runtime.clock import MonotonicClock
 from services.runtime.errors import EndpointError, ServiceError, flatten
 from tests.support.engines.scripted_engine import ScriptedEngine
@@ -56,8 +57,11 @@ class Following:
         self.served.store.add(snapshot_of(version, self.tensors(version).items()))
         self.sync.announce(version, self.served.endpoint)
 
-    def step(self, version: int, *changed: str, damage: bool = False) -> None:
-        """Publish the newest version with another value in each of the tensors ``changed``, and the delta to it."""
+    def step(self, version: int, *changed: str, damage: bool = False, computes: bool = False) -> None:
+        """Publish the newest version with another value in each of the tensors ``changed``, and the delta to it.
+
+        ``computes``: with the checksums that were asked for.
+        """
         newest = self.served.store.newest
         assert newest is not None
         self.newest = {name: tensor.clone() for name, tensor in self.newest.items()}
@@ -68,6 +72,8 @@ class Following:
         assert delta is not None
         if damage:
             delta = Delta(manifest=delta.manifest, data=delta.data ^ np.uint8(255))
+        if computes:
+            self.served.checksums.renew(newest, snapshot)
         self.served.store.add(snapshot, delta)
         self.sync.announce(version, self.served.endpoint)
 
@@ -402,3 +408,55 @@ async def test_a_first_version_that_nobody_can_connect_to_ends_the_rollout_with_
         with pytest.raises(EndpointError, match="cannot connect to 'tcp://w'"):
             async with asyncio.timeout(PATIENCE_S):
                 await follow.sync.run()
+
+
+async def test_the_learner_computes_the_checksums_after_it_was_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[str] = []
+    expect = Verifier.expect
+
+    async def counted(self: Verifier, tensors: Any) -> Expected:
+        computed.append("here")
+        return await expect(self, tensors)
+
+    monkeypatch.setattr(Verifier, "expect", counted)
+    async with following(tmp_path) as follow:
+        follow.publish(1)
+        await follow.changed()
+        assert computed == ["here"]
+        for version in (2, 3):
+            follow.step(version, "model.norm.weight", computes=True)
+            await follow.changed()
+            assert follow.sync.policy_version == version
+            assert follow.holds_newest()
+        assert computed == ["here"]
+
+
+async def test_an_engine_that_differs_from_what_the_learner_says_does_not_serve(tmp_path: Path) -> None:
+    async with following(tmp_path) as follow:
+        follow.publish(1)
+        await follow.changed()
+        follow.served.checksums.known("", "cpu")
+        lie = {"model.norm.weight": "0" * 16}
+        known = follow.served.checksums.known
+        follow.served.checksums.known = lambda *of: {**known(*of), **lie}  # type: ignore[method-assign]
+        follow.step(2, "model.embed_tokens.weight", computes=True)
+        await follow.changed()
+        assert follow.sync.policy_version == 0
+        assert "mismatched ['model.norm.weight']" in follow.sync.quarantined
+        assert not follow.sync.may_generate.is_set()
+        lie.clear()
+        await follow.changed()
+        assert (follow.sync.policy_version, follow.holds_newest()) == (2, True)
+
+
+async def test_a_version_whose_checksums_lack_a_parameter_is_not_served(tmp_path: Path) -> None:
+    async with following(tmp_path) as follow:
+        follow.publish(1)
+        await follow.changed()
+        follow.served.checksums.known = lambda *_: {"model.norm.weight": "0" * 16}  # type: ignore[method-assign]
+        follow.step(2, "model.embed_tokens.weight")
+        await follow.changed()
+        assert follow.sync.policy_version == 0
+        assert "model.embed_tokens.weight" in follow.sync.quarantined

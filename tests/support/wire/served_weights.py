@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.channels import WEIGHTS
 from services.learner.metrics import LearnerMetrics
+from services.learner.weights.checksums import PublishedChecksums
 from services.learner.weights.server import WeightServer
 from services.learner.weights.snapshot import Snapshot, SnapshotStore
 from services.rollout.weights.fetch import WINDOW_CHUNKS
@@ -58,7 +59,8 @@ class Served:
         self.authenticator = Authenticator(context, PLAINTEXT, MonotonicClock(), metrics.authenticator_counters)
         self.channel = RouterChannel(context, WEIGHTS, ANY_PORT, self.authenticator)
         self.endpoint = self.channel.endpoint
-        self.server = WeightServer(self.channel, self.store, metrics)
+        self.checksums = PublishedChecksums()
+        self.server = WeightServer(self.channel, self.store, metrics, checksums=self.checksums)
 
     def count(self, name: str, **labels: str) -> float:
         value = self.registry.get_sample_value(f"gspo_learner_{name}_total", labels)
