@@ -11,12 +11,16 @@ of tensors, so that small tensors share one. A bucket is written as byte streams
     absolute   the values that are further away, rotated left by one bit, which puts the exponent of a bfloat16 or float32
                into a stream of its own: 2 or 4 byte planes, low byte first; none where there is no such value
 
+Each bucket has a digest of its changes: of the gaps, of the old values and of the new ones. So a receiver that holds the
+base knows from the changed elements alone that they were what they should have been, and are what they should be.
+
 Applying a delta twice is harmless: an element that already has its new value is itself the nearest with its residue. At
 small learning rates nearly all changes are residues, which compress to fewer bits than values do. Streams differ in entropy,
 so each is compressed by itself (services.weights.compression), in this order.
 """
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,10 +30,13 @@ from protocol.limits import MAX_DELTA_BUCKET_ELEMENTS
 from protocol.messages.weights import DeltaBucket, TensorInfo
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Values = np.ndarray[Any, Any]
+"""Elements as unsigned integers of their size."""
+Places = np.ndarray[Any, np.dtype[np.integer[Any]]]
 ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
-DIGEST_BYTES: Final = 16
-"""How much of each changed tensor's digest a delta has: enough to name a wrong tensor. Manifest.digest covers all of it."""
-_UNSIGNED: Final = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+TENSOR_DIGEST_BYTES: Final = 32
+CHANGES_DIGEST_BYTES: Final = 16
+_UNSIGNED: Final[dict[int, np.dtype[Any]]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _MORE: Final = 255
 _RESIDUES: Final = 8
 _BEHIND: Final = 4
@@ -48,12 +55,16 @@ class Region:
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """The changes of one region, uncompressed. ``streams``: uint8 [any] each, in the order of the module's docstring."""
+    """The changes of one region, uncompressed. ``streams``: uint8 [any] each, in the order of the module's docstring.
+
+    ``digest``: of the changes, with CHANGES_DIGEST_BYTES.
+    """
 
     region: Region
     num_changed: int
     num_absolute: int
     streams: list[Bytes]
+    digest: bytes
 
     @property
     def num_bytes(self) -> int:
@@ -95,7 +106,16 @@ def encode_region(old: Bytes, new: Bytes, region: Region) -> Changes | None:
     streams = [_encode_gaps(positions), residues]
     if len(far):
         streams += _planes(_rotated(far, 1))
-    return Changes(region=region, num_changed=len(positions), num_absolute=len(far), streams=streams)
+    digest = changes_digest(streams[0].data, was, now)
+    return Changes(region=region, num_changed=len(positions), num_absolute=len(far), streams=streams, digest=digest)
+
+
+def changes_digest(gaps: bytes | memoryview, was: Values, now: Values) -> bytes:
+    """Digest of a bucket's changes. ``gaps``: its first stream; ``was`` and ``now``: unsigned [num_changed]."""
+    state = hashlib.blake2b(gaps, digest_size=CHANGES_DIGEST_BYTES)
+    state.update(was.data)
+    state.update(now.data)
+    return state.digest()
 
 
 def stream_lengths(bucket: DeltaBucket) -> list[int]:
@@ -128,13 +148,38 @@ def check_bucket(bucket: DeltaBucket, num_bytes: int) -> None:
         )
 
 
-def apply_streams(target: Bytes, bucket: DeltaBucket, streams: Sequence[bytes]) -> None:
-    """Write a bucket's values into ``target``, uint8 [num_bytes of the version], writable.
+@dataclass(frozen=True, kw_only=True)
+class DecodedChanges:
+    """The changes of one bucket: which elements, and how their new values follow from the old ones."""
+
+    region: Region
+    positions: Places
+    """In ascending order: int64 [num_changed]."""
+    _gaps: bytes
+    _residues: Bytes
+    _absolute: Values
+
+    def new_values(self, was: Values) -> Values:
+        """What the elements become. ``was``: their values in the base; unsigned [num_changed], like the result."""
+        behind = was.dtype.type(_BEHIND)
+        now: Values = was - behind
+        now += (self._residues - now) & (_RESIDUES - 1)
+        if len(self._absolute):
+            now[self._residues >= _ABSOLUTE] = self._absolute
+        return now
+
+    def digest(self, was: Values, now: Values) -> bytes:
+        """Digest of the changes, to be compared with the learner's."""
+        return changes_digest(self._gaps, was, now)
+
+
+def decode_streams(bucket: DeltaBucket, streams: Sequence[bytes], num_bytes: int) -> DecodedChanges:
+    """Read the changes that a bucket's streams make to a version of ``num_bytes`` bytes.
 
     Raises: ValueError when ``check_bucket`` does, when the streams are not as many or as long as the bucket says, or when a
-    position is outside of it. Nothing is written then.
+    position is outside of it.
     """
-    check_bucket(bucket, target.nbytes)
+    check_bucket(bucket, num_bytes)
     where = f"bucket at {bucket.offset}"
     lengths = [len(stream) for stream in streams]
     if lengths != stream_lengths(bucket):
@@ -143,49 +188,76 @@ def apply_streams(target: Bytes, bucket: DeltaBucket, streams: Sequence[bytes]) 
     if int(positions[-1]) >= bucket.num_elements:
         raise ValueError(f"{where}: position {int(positions[-1])} is outside of its {bucket.num_elements} elements")
     residues = np.frombuffer(streams[1], dtype=np.uint8)
-    far = residues >= _ABSOLUTE
-    if int(np.count_nonzero(far)) != bucket.num_absolute:
-        raise ValueError(f"{where}: {int(np.count_nonzero(far))} values are absolute, num_absolute is {bucket.num_absolute}")
-    elements = _elements(
-        target, Region(offset=bucket.offset, num_elements=bucket.num_elements, item_bytes=bucket.item_bytes)
+    num_far = int(np.count_nonzero(residues >= _ABSOLUTE))
+    if num_far != bucket.num_absolute:
+        raise ValueError(f"{where}: {num_far} values are absolute, num_absolute is {bucket.num_absolute}")
+    kind = _UNSIGNED[bucket.item_bytes]
+    far = _rotated(_joined(streams[2:]), 8 * bucket.item_bytes - 1) if num_far else np.empty(0, dtype=kind)
+    region = Region(offset=bucket.offset, num_elements=bucket.num_elements, item_bytes=bucket.item_bytes)
+    return DecodedChanges(
+        region=region, positions=positions, _gaps=streams[0], _residues=residues.astype(kind), _absolute=far
     )
-    was = elements[positions]
-    steps = (residues.astype(was.dtype) - was + was.dtype.type(_BEHIND)) % _RESIDUES
-    now = was + steps - was.dtype.type(_BEHIND)
-    if bucket.num_absolute:
-        now[far] = _rotated(_joined(streams[2:]), 8 * bucket.item_bytes - 1)
-    elements[positions] = now
 
 
-def encode_digests(tensors: Sequence[TensorInfo], changed: Sequence[int]) -> bytes:
-    """The head of a delta: a bit for each tensor, set for changed ones, and the first DIGEST_BYTES of their digests now."""
+def apply_streams(target: Bytes, bucket: DeltaBucket, streams: Sequence[bytes]) -> None:
+    """Write a bucket's values into ``target``, uint8 [num_bytes of the version], writable.
+
+    Raises: ValueError when ``decode_streams`` does. Nothing is written then.
+    """
+    changes = decode_streams(bucket, streams, target.nbytes)
+    elements = _elements(target, changes.region)
+    elements[changes.positions] = changes.new_values(elements[changes.positions])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaHead:
+    """What precedes a delta's buckets: digests of the version that it leads to, and of the changes that lead there."""
+
+    tensors: Mapping[int, str]
+    """The digest of each tensor that changes, hexadecimal, by its place in the version."""
+    buckets: Sequence[bytes]
+    """The digest of each bucket's changes."""
+    num_bytes: int
+
+
+def encode_head(tensors: Sequence[TensorInfo], changed: Sequence[int], buckets: Sequence[bytes]) -> bytes:
+    """The head of a delta: a bit for each tensor, set for changed ones; their digests now; the digests of the buckets."""
     bits = np.zeros(len(tensors), dtype=bool)
     bits[list(changed)] = True
-    digests = b"".join(bytes.fromhex(tensors[index].digest)[:DIGEST_BYTES] for index in changed)
-    return np.packbits(bits).tobytes() + digests
+    return b"".join([np.packbits(bits).tobytes(), *(bytes.fromhex(tensors[at].digest) for at in changed), *buckets])
 
 
-def decode_digests(head: memoryview, num_tensors: int) -> tuple[dict[int, bytes], int]:
-    """Read the head of a delta: the digest's first bytes by index of the changed tensor, and the head's length.
-
-    Raises: ValueError when the delta is shorter than its head.
-    """
-    num_bits_bytes = -(-num_tensors // 8)
-    if len(head) < num_bits_bytes:
-        raise ValueError(f"delta has {len(head)} bytes, the bits of {num_tensors} tensors take {num_bits_bytes}")
-    bits = np.unpackbits(np.frombuffer(head[:num_bits_bytes], dtype=np.uint8), count=num_tensors)
+def decode_head(payload: memoryview, num_tensors: int, num_buckets: int) -> DeltaHead:
+    """Read the head of a delta. Raises: ValueError when the delta is shorter than its head."""
+    begin = -(-num_tensors // 8)
+    if len(payload) < begin:
+        raise ValueError(f"delta has {len(payload)} bytes, the bits of {num_tensors} tensors take {begin}")
+    bits = np.unpackbits(np.frombuffer(payload[:begin], dtype=np.uint8), count=num_tensors)
     changed = np.flatnonzero(bits).tolist()
-    length = num_bits_bytes + DIGEST_BYTES * len(changed)
-    if len(head) < length:
-        raise ValueError(f"delta has {len(head)} bytes, the digests of its {len(changed)} changed tensors take {length}")
-    places = range(num_bits_bytes, length, DIGEST_BYTES)
-    return {index: bytes(head[at : at + DIGEST_BYTES]) for index, at in zip(changed, places, strict=True)}, length
+    middle = begin + TENSOR_DIGEST_BYTES * len(changed)
+    end = middle + CHANGES_DIGEST_BYTES * num_buckets
+    if len(payload) < end:
+        raise ValueError(
+            f"delta has {len(payload)} bytes, the digests of its {len(changed)} changed tensors and {num_buckets} buckets "
+            f"take {end}"
+        )
+    places = range(begin, middle, TENSOR_DIGEST_BYTES)
+    return DeltaHead(
+        tensors={index: payload[at : at + TENSOR_DIGEST_BYTES].hex() for index, at in zip(changed, places, strict=True)},
+        buckets=[bytes(payload[at : at + CHANGES_DIGEST_BYTES]) for at in range(middle, end, CHANGES_DIGEST_BYTES)],
+        num_bytes=end,
+    )
 
 
-def _elements(data: Bytes, region: Region) -> np.ndarray[Any, Any]:
+def as_elements(data: Bytes, item_bytes: int) -> Values:
+    """A view of bytes as unsigned integers of ``item_bytes`` (2 or 4) each."""
+    return data.view(_UNSIGNED[item_bytes])
+
+
+def _elements(data: Bytes, region: Region) -> Values:
     """A view of a region's elements as unsigned integers: [num_elements]."""
     end = region.offset + region.num_elements * region.item_bytes
-    return data[region.offset : end].view(_UNSIGNED[region.item_bytes])
+    return as_elements(data[region.offset : end], region.item_bytes)
 
 
 def _rotated(values: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:

@@ -14,6 +14,11 @@ def tensor_digest(data: bytes | bytearray | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
+def head_digest(head: bytes | memoryview) -> str:
+    """Digest of a delta's head."""
+    return hashlib.blake2b(head, digest_size=32).hexdigest()
+
+
 def version_digest(tensors: Iterable[TensorInfo]) -> str:
     """Digest of a whole version: over every tensor's name, dtype, shape and digest, in the manifest's order."""
     state = hashlib.blake2b(digest_size=32)

@@ -75,7 +75,7 @@ class Manifest(Message, frozen=True, tag="manifest"):
 
     A snapshot holds every tensor's bytes, needs no base, and has no buckets. A delta is against ``base_version`` and
     shares its tensors' names, types, shapes and places: ``tensors`` is empty, and its bytes are the head of
-    ``protocol.deltas.encode_digests`` and the planes of ``buckets``.
+    ``protocol.deltas.encode_head`` and the streams of ``buckets``.
     ``digest`` is that of the whole version in both cases. ``sources``: where to fetch the same bytes; empty: here.
     """
 
@@ -90,6 +90,8 @@ class Manifest(Message, frozen=True, tag="manifest"):
     """BLAKE2b-256 over all tensors' names, dtypes, shapes and digests."""
     tensors: Annotated[list[TensorInfo], Meta(max_length=limits.MAX_TENSORS)]
     buckets: Annotated[list[DeltaBucket], Meta(max_length=limits.MAX_DELTA_BUCKETS)] = []
+    head_digest: Annotated[str, Meta(max_length=128)] = ""
+    """BLAKE2b-256 of a delta's head, which has the digests of everything behind it; empty for a snapshot."""
     newest_version: Version = 0
     """The version at the end of the chain of deltas that begins with this one; 0: this is the newest version."""
     sources: Annotated[list[Source], Meta(max_length=limits.MAX_SOURCES)] = []

@@ -139,6 +139,7 @@ async def _generate(
                 weight_peers = WeightPeers(
                     context, settings.rollout.peer_weights_endpoint,
                     peer=arguments.name, session=new_session(), clock=clock, metrics=metrics, security=security,
+                    directory=directory,
                 )  # fmt: skip
                 stack.callback(weight_peers.close)
             sync = WeightSync(

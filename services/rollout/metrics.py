@@ -12,7 +12,7 @@ from services.user_code import AgentFailure
 
 STATUSES: Final = get_args(RolloutStatus)
 OUTCOMES: Final = ("done", "length", "failed", "engine_error", "lease_ended", "handed_back")
-UPDATES: Final = ("loaded", "failed", "not_fetched", "no_group")
+UPDATES: Final = ("loaded", "failed", "not_fetched", "no_group", "no_patch")
 SOURCES: Final = ("fetched", "failed", "slow", "damaged")
 FETCHES: Final = ("snapshot", "delta", "group")
 CONTEXTS: Final = ("first", "other", "no_bridge")

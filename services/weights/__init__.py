@@ -13,12 +13,17 @@ from services.weights.engine_parameters import (
     merge,
     parts_of,
 )
+from services.weights.patches import ABILITY, INDICES, LOAD_FORMAT, VALUES
 from services.weights.server import ChunkServer, Parts
 from services.weights.tiles import WORD_BYTES, TileSums
 
 __all__ = [
+    "ABILITY",
     "EMBEDDING",
     "HEAD",
+    "INDICES",
+    "LOAD_FORMAT",
+    "VALUES",
     "WORD_BYTES",
     "Buffer",
     "ChunkServer",

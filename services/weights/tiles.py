@@ -1,7 +1,7 @@
 """SGLang's hash on CUDA, computed in numpy and kept so that a few changed words change it without reading the others.
 
 Source: sglang/kernels/ops/memory/gpu_tensor_hash.py of SGLang 0.5.23. A parameter is cut into tiles of 8,192 words.
-Each word is mixed with its position by two 32-bit hashes, and a tile's words are added up. The two sums of each tile are mixed
+Each word is mixed with its position by two 32-bit hashes, and a tile's words are added up. The sums of each tile are mixed
 with the parameter's length, and added up as 64 bits. Sums can be corrected: what was, is taken away, and what is, is added.
 """
 

@@ -24,7 +24,8 @@ from protocol.channels import BATCH, WEIGHTS
 from protocol.messages import BatchRequest, Checkpointed, EndOfRun, Hello, Message, Resume, Trained
 from services.learner.checkpoints.format import find_latest, read_metadata
 from services.learner.checkpoints.state_files import TensorDirectory
-from services.rollout.weights.fetch import fetch_newest, write_for_engine
+from services.rollout.weights.fetch import fetch_newest
+from services.rollout.weights.replica import Replica
 from tests.support.learner.scripted_broker import a_training_batch, send_batch
 from tests.support.learner.tiny_model import save_tiny_model
 from tests.support.processes.ports import free_ports
@@ -36,6 +37,7 @@ PATIENCE_S = 250.0
 ALONE_S = 60.0
 """A launcher kills ranks that do not stop after ten minutes."""
 POLL_S = 0.2
+SERVED = "weights-00000.safetensors"
 CONFIG = """
 [run]
 directory = "{directory}/run"
@@ -135,9 +137,9 @@ async def fetch(context: zmq.asyncio.Context, endpoint: str, directory: Path) ->
     client = a_client(context, WEIGHTS, endpoint)
     async with in_background(client.run()):
         await client.connected_welcome()
-        fetched = await fetch_newest(client, 0)
+        fetched = await fetch_newest(client, 0, Replica(directory / "copy"))
     assert fetched is not None
-    write_for_engine(fetched, directory)
+    fetched.files.link(directory, fetched.unloaded())
 
 
 def require_served(served: Path, checkpoints: Path) -> None:
@@ -194,7 +196,7 @@ async def test_a_learner_on_two_nodes_trains_saves_survives_the_loss_of_one_and_
     assert Resume(next_batch=2) in broker.told
     assert [message.index for message in broker.told if isinstance(message, Trained)] == [2]
     assert any(isinstance(message, Checkpointed) and message.next_batch == 3 for message in broker.told)
-    require_served(tmp_path / "served" / "model.safetensors", checkpoints)
+    require_served(tmp_path / "served" / SERVED, checkpoints)
 
 
 async def test_a_machine_that_waits_for_the_others_ends_when_asked_to_stop(tmp_path: Path) -> None:

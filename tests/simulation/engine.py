@@ -14,11 +14,12 @@ from services.environments.reward_pool import RewardResult
 from services.rollout.sglang.answers import ServerInfo
 from services.rollout.sglang.client import EngineError
 from services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
+from services.weights import ABILITY
 from services.weights.checksums import sha256_checksum
 from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import FIRST_WORD, NUM_WORDS, STEPS, STOP, VOCABULARY, components_of, logprob_of, reward_of
 from tests.simulation.loop import Process
-from tests.support.engines.scripted_engine import read_tensors
+from tests.support.engines.scripted_engine import Loaded, patched, read_directory
 
 
 class SimEngine:
@@ -41,6 +42,8 @@ class SimEngine:
         self._true_version: int | None = None
         """None: weights that no learner published."""
         self._unknown = False
+        # Of its own, so that the weather of a seed stays what it was.
+        self._takes_patches = random.Random(f"patches {process.session}").random() < 0.5
         self.num_live = 0
         self.fails = 0
         self.fails_update = 0
@@ -143,6 +146,19 @@ class SimEngine:
     async def update_weights_from_disk(
         self, path: Path, version: int, *, check: Callable[[], Awaitable[None]] | None = None
     ) -> None:
+        # Tensors that are not in the directory stay, as in SGLang.
+        await self._update(version, check, lambda loaded: {**loaded, **_read(path)})
+
+    async def patch_weights(self, path: Path, version: int, *, check: Callable[[], Awaitable[None]] | None = None) -> None:
+        await self._update(version, check, lambda loaded: patched(loaded, path)[0])
+        self._audit.happened["weights patched in place"] += 1
+
+    async def _update(
+        self,
+        version: int,
+        check: Callable[[], Awaitable[None]] | None,
+        read: Callable[[dict[str, Loaded]], dict[str, Loaded]],
+    ) -> None:
         assert not self._running.is_set(), "weights are replaced while the engine generates"
         self._unknown = True
         self._true_version = None
@@ -154,8 +170,7 @@ class SimEngine:
             self.fails_update = max(0, self.fails_update - 1)
             self._audit.happened["engine failed in an update"] += 1
             raise EngineError("scripted failure in the middle of an update")
-        # Tensors that are not in the file stay, as in SGLang.
-        self._loaded = list({**{each[0].name: each for each in self._loaded}, **_read(path)}.values())
+        self._loaded = list(read({each[0].name: each for each in self._loaded}).values())
         self._said_version = version
         self._unknown = False
         if self.damages:
@@ -179,7 +194,10 @@ class SimEngine:
 
     async def server_info(self) -> ServerInfo:
         await self._answer()
-        return ServerInfo(version="0", device="cpu", dtype="float32", tp_size=1, model_path="simulated")
+        return ServerInfo(
+            version="0", device="cpu", dtype="float32", tp_size=1, model_path="simulated",
+            custom_weight_loader=[ABILITY] if self._takes_patches else [],
+        )  # fmt: skip
 
     async def _answer(self) -> None:
         await asyncio.sleep(self._rng.uniform(0.001, 0.01))
@@ -188,7 +206,7 @@ class SimEngine:
 
 
 def _read(path: Path) -> dict[str, tuple[TensorInfo, bytes]]:
-    return {name: (info, data) for name, info, data in read_tensors(path / "model.safetensors")}
+    return {name: (info, data) for name, info, data in read_directory(path)}
 
 
 class SimRewards:

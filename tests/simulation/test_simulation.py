@@ -30,6 +30,7 @@ CONSEQUENCES = (
     "group dropped: stale", "group dropped: failed", "evaluation done", "weights replaced under episodes",
     "batch assembled before its version was announced",
     "weights changed within a piece", "weights damaged", "engine failed", "engine failed in an update", "reward failed",
+    "weights patched in place",
     "log: lease_expired", "log: lease_of_former_session_ended", "log: session_replaced", "log: handshake_again",
     "log: resumed", "log: checkpoint_damaged", "the same weights under their number again", "second learner turned away",
     "learner took over", "rollout was replaced",

@@ -164,7 +164,7 @@ def an_offer() -> Manifest:
     bucket = DeltaBucket(0, 2, 4, 2, 1, 2, [9, 9, 9, 9, 9, 9])
     return msgspec.structs.replace(
         a_manifest(), base_version=4, newest_version=6, buckets=[bucket], sources=[Source("tcp://r:2", "k" * 40)],
-        checksums={"model.norm.weight": "ef" * 8},
+        head_digest="ab" * 32, checksums={"model.norm.weight": "ef" * 8},
     )  # fmt: skip
 
 

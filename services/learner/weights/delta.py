@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from protocol.deltas import Region, encode_digests, encode_region, regions
+from protocol.deltas import Region, encode_head, encode_region, regions
+from protocol.digests import head_digest
 from protocol.limits import MAX_DELTA_BUCKETS
 from protocol.messages import DeltaBucket, Manifest, TensorInfo
 from services.learner.weights.snapshot import CHUNK_BYTES, Delta, Snapshot
@@ -19,6 +20,7 @@ WORTHWHILE: Final = 0.75
 SAMPLE_PIECES: Final = 16
 SAMPLE_ELEMENTS: Final = 16 * 1024
 """The size of the sample that is encoded first, to see whether the rest is worth it."""
+_Encoded = tuple[DeltaBucket, bytes, bytes]
 
 
 def encode_delta(base: Snapshot, snapshot: Snapshot) -> Delta | None:
@@ -34,7 +36,8 @@ def encode_delta(base: Snapshot, snapshot: Snapshot) -> Delta | None:
     encoded = _encode(base, snapshot, places)
     if encoded is None or len(encoded) > MAX_DELTA_BUCKETS:
         return None
-    data = b"".join([encode_digests(after, changed), *(body for _, body in encoded)])
+    head = encode_head(after, changed, [digest for _, digest, _ in encoded])
+    data = b"".join([head, *(body for _, _, body in encoded)])
     manifest = Manifest(
         policy_version=snapshot.policy_version,
         kind="delta",
@@ -43,7 +46,8 @@ def encode_delta(base: Snapshot, snapshot: Snapshot) -> Delta | None:
         chunk_bytes=CHUNK_BYTES,
         digest=snapshot.manifest.digest,
         tensors=[],
-        buckets=[bucket for bucket, _ in encoded],
+        buckets=[bucket for bucket, _, _ in encoded],
+        head_digest=head_digest(head),
     )
     return Delta(manifest=manifest, data=np.frombuffer(data, dtype=np.uint8))
 
@@ -52,15 +56,15 @@ def _layout(tensor: TensorInfo) -> tuple[str, str, tuple[int, ...], int]:
     return tensor.name, tensor.dtype, tuple(tensor.shape), tensor.offset
 
 
-def _encode(base: Snapshot, snapshot: Snapshot, places: list[Region]) -> list[tuple[DeltaBucket, bytes]] | None:
-    """Buckets with their compressed bytes, in order; None when they would be too large."""
+def _encode(base: Snapshot, snapshot: Snapshot, places: list[Region]) -> list[_Encoded] | None:
+    """Buckets with the digests of their changes and their compressed bytes, in order; None when they would be too large."""
     most = WORTHWHILE * snapshot.manifest.num_bytes
     # A float32 model changes everywhere: a sample shows that without encoding all of it.
     if _estimate(base, snapshot, places) > most:
         return None
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         found = [bucket for bucket in pool.map(partial(_encode_one, base, snapshot), places) if bucket is not None]
-    return found if sum(len(body) for _, body in found) <= most else None
+    return found if sum(len(body) for _, _, body in found) <= most else None
 
 
 def samples(places: list[Region]) -> list[tuple[Region, list[Region]]]:
@@ -81,13 +85,13 @@ def _estimate(base: Snapshot, snapshot: Snapshot, places: list[Region]) -> float
     seen, encoded = 0, 0.0
     for place, pieces in samples(places):
         buckets = [_encode_one(base, snapshot, piece) for piece in pieces]
-        taken = sum(len(bucket[1]) for bucket in buckets if bucket is not None)
+        taken = sum(len(bucket[2]) for bucket in buckets if bucket is not None)
         encoded += _region_bytes(place) * taken / sum(map(_region_bytes, pieces))
         seen += _region_bytes(place)
     return encoded * sum(map(_region_bytes, places)) / max(1, seen)
 
 
-def _encode_one(base: Snapshot, snapshot: Snapshot, place: Region) -> tuple[DeltaBucket, bytes] | None:
+def _encode_one(base: Snapshot, snapshot: Snapshot, place: Region) -> _Encoded | None:
     changes = encode_region(base.data, snapshot.data, place)
     if changes is None:
         return None
@@ -101,7 +105,7 @@ def _encode_one(base: Snapshot, snapshot: Snapshot, place: Region) -> tuple[Delt
         changes.streams[0].nbytes,
         [len(stream) for stream in streams],
     )
-    return bucket, b"".join(streams)
+    return bucket, changes.digest, b"".join(streams)
 
 
 def _region_bytes(place: Region) -> int:

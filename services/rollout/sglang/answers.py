@@ -15,6 +15,8 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     enable_deterministic_inference: bool = False
     disable_radix_cache: bool = False
     max_total_num_tokens: int | None = None
+    custom_weight_loader: list[str] = []
+    """Also names what this project's plug-in can do beyond SGLang."""
 
 
 class ModelInfo(msgspec.Struct):

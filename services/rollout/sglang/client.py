@@ -33,6 +33,7 @@ from services.rollout.sglang.generation import (
     parse_version,
 )
 from services.rollout.sglang.http import EngineError, EngineHttp, EngineRefused, EngineUnreachable, decode_answer
+from services.weights import LOAD_FORMAT
 
 log = structlog.get_logger()
 
@@ -203,9 +204,20 @@ class Engine:
         ``check`` is called when the weights are loaded; the update fails with what it raises.
         Raises: EngineError, after which ``generate`` refuses until an update succeeds.
         """
+        await self._update(path, "safetensors", version, check)
+
+    async def patch_weights(self, path: Path, version: int, *, check: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Change elements of the live parameters, as services.rollout.weights.patch wrote them into ``path``.
+
+        Otherwise the same as ``update_weights_from_disk``. Only servers that have services.weights.ABILITY can.
+        """
+        await self._update(path, LOAD_FORMAT, version, check)
+
+    async def _update(self, path: Path, load_format: str, version: int, check: Callable[[], Awaitable[None]] | None) -> None:
         body = {
             "model_path": str(path),
-            "load_format": "safetensors",
+            # Always said: the server's default would be that of the call before.
+            "load_format": load_format,
             "weight_version": str(version),
             "flush_cache": self._paused_mode != "in_place",
         }

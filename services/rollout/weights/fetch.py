@@ -1,13 +1,12 @@
 """Fetch a policy version over the weight channel, as a snapshot or as deltas, and write it for the engine to load.
 
 The receiver pulls: it asks for a window of chunks, so it never gets more than it can take, and it asks again for chunks that
-did not come. Every tensor's digest is checked against the manifest before anything is written (``replica``).
+did not come. A snapshot's chunks go straight into the replica's files. Its digests are checked before any engine gets them.
 """
 
 import asyncio
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, Protocol
 
 import structlog
@@ -16,8 +15,7 @@ from msgspec import structs
 from protocol.deltas import ITEM_BYTES
 from protocol.digests import version_digest
 from protocol.messages import Manifest, ManifestRequest, WeightChunk, WeightGone, WeightRequest
-from services.rollout.weights.file import write_safetensors
-from services.rollout.weights.replica import DamagedWeightsError, Replica
+from services.rollout.weights.replica import DamagedWeightsError, Landing, Replica
 from services.runtime.net import PeerClient
 from services.weights import Hash
 
@@ -47,11 +45,11 @@ class Sources(Protocol):
     def next_request(self) -> ManifestRequest:
         """The next request to the weight server; the caller fills in the version of its replica."""
 
-    async def fetch(self, manifest: Manifest) -> bytearray | None:
-        """The bytes of ``manifest``, unchecked, from one of its sources; None: no source has them."""
+    async def fetch(self, manifest: Manifest, landing: Landing) -> bool:
+        """Put the bytes of ``manifest``, unchecked, from one of its sources into ``landing``; False: no source has them."""
 
     def were_wrong(self) -> None:
-        """The bytes that ``fetch`` returned were damaged."""
+        """The bytes that came by ``fetch`` were damaged."""
 
 
 class DamagedError(FetchError):
@@ -106,25 +104,19 @@ async def _fetch(
     else:
         _check_delta(manifest, replica)
     replica.coming = manifest.policy_version
-    elsewhere = None if sources is None or not manifest.sources else await sources.fetch(manifest)
-    data = await fetch_chunks(client, manifest, stall_s) if elsewhere is None else elsewhere
     try:
-        await replica.take(manifest, data)
+        landing = replica.landing(manifest)
+    except ValueError as error:
+        raise FetchError(f"manifest of version {manifest.policy_version}: {error}") from error
+    elsewhere = sources is not None and bool(manifest.sources) and await sources.fetch(manifest, landing)
+    if not elsewhere:
+        await fetch_chunks(client, manifest, landing, stall_s)
+    try:
+        await replica.take(manifest, landing)
     except DamagedWeightsError as error:
-        if sources is not None and elsewhere is not None:
+        if sources is not None and elsewhere:
             sources.were_wrong()
         raise DamagedError(f"version {manifest.policy_version}: {error}") from error
-
-
-def write_for_engine(weights: Replica, directory: Path) -> int:
-    """Write the tensors that the engine has not loaded yet to one safetensors file in ``directory`` (created).
-
-    They have the engine's parameter names. Returns the bytes of the tensors.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    tensors = list(weights.unloaded_tensors())
-    write_safetensors(directory / "model.safetensors", tensors)
-    return sum(info.num_bytes for info, _ in tensors)
 
 
 async def newest_snapshot(client: PeerClient, stall_s: float = STALL_S) -> Manifest | None:
@@ -207,17 +199,16 @@ def _check_layout(manifest: Manifest) -> None:
         raise FetchError(f"manifest of version {manifest.policy_version}: its digest does not match its tensors")
 
 
-async def fetch_chunks(client: PeerClient, manifest: Manifest, stall_s: float, max_stalls: int = MAX_STALLS) -> bytearray:
-    """All bytes of ``manifest``, unchecked; given up after ``max_stalls`` silences in a row.
+async def fetch_chunks(
+    client: PeerClient, manifest: Manifest, landing: Landing, stall_s: float, max_stalls: int = MAX_STALLS
+) -> None:
+    """Put all bytes of ``manifest``, unchecked, into ``landing``; given up after ``max_stalls`` silences in a row.
 
     Raises: FetchError; GoneError, its subclass.
     """
-    # It grows with what arrives: a manifest alone must not take the memory that it names.
-    data = bytearray()
     num_chunks = -(-manifest.num_bytes // manifest.chunk_bytes)
     for first in range(0, num_chunks, WINDOW_CHUNKS):
         missing = set(range(first, min(first + WINDOW_CHUNKS, num_chunks)))
-        data.extend(bytes(min((first + WINDOW_CHUNKS) * manifest.chunk_bytes, manifest.num_bytes) - len(data)))
         stalls = 0
         while missing:
             wanted = len(missing)
@@ -231,7 +222,7 @@ async def fetch_chunks(client: PeerClient, manifest: Manifest, stall_s: float, m
                 )
             )
             try:
-                await _receive_chunks(client, manifest, data, missing, stall_s)
+                await _receive_chunks(client, manifest, landing, missing, stall_s)
             except TimeoutError as error:
                 stalls = 0 if len(missing) < wanted else stalls + 1
                 if stalls == max_stalls:
@@ -239,11 +230,10 @@ async def fetch_chunks(client: PeerClient, manifest: Manifest, stall_s: float, m
                         f"version {manifest.policy_version}: chunk {min(missing)} did not come in {stalls} requests"
                     ) from error
                 log.warning("weight_fetch_stalled", policy_version=manifest.policy_version, missing=len(missing))
-    return data
 
 
 async def _receive_chunks(
-    client: PeerClient, manifest: Manifest, data: bytearray, missing: set[int], stall_s: float
+    client: PeerClient, manifest: Manifest, landing: Landing, missing: set[int], stall_s: float
 ) -> None:
     """Put chunks in their places until none is missing. Raises: TimeoutError after a silence; FetchError."""
     while missing:
@@ -261,7 +251,7 @@ async def _receive_chunks(
         body = delivered.arrays["data"]
         if body.shape != (end - begin,):
             raise FetchError(f"chunk {message.chunk} has shape {body.shape}, expected ({end - begin},)")
-        data[begin:end] = body.data
+        landing.put(begin, body.data)
         missing.discard(message.chunk)
 
 

@@ -1,44 +1,60 @@
-"""Writes a safetensors file without copying a tensor, and without torch.
+"""The header of a safetensors file, and small files of arrays, without torch.
 
 The format (https://huggingface.co/docs/safetensors): 8 bytes of little-endian header length, the header as JSON, the tensors
 one after the other. Since 0.8 the package's own writer wants the raw addresses of buffers.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from protocol.messages import TensorInfo
 
 _DTYPES: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_ARRAY_DTYPES: Final = {"int32": "I32", "int64": "I64", "uint16": "U16", "uint32": "U32"}
 _ALIGNMENT: Final = 8
+Entry = tuple[str, str, list[int], int]
+"""A tensor's name, its type as safetensors calls it, its shape and its bytes."""
 
 
-def write_safetensors(path: Path, tensors: Sequence[tuple[TensorInfo, bytes | bytearray | memoryview]]) -> None:
-    """Write tensors (little-endian, row-major bytes) to ``path``, in the order given.
+def header_of(tensors: Sequence[TensorInfo]) -> bytes:
+    """What precedes the bytes of these tensors in a file, in the order given.
 
-    Raises: ValueError for a name that occurs twice or is not text (half a surrogate pair), or bytes of another length than
-    the tensor says.
+    Raises: ValueError for a name that occurs twice or is not text (half a surrogate pair).
     """
+    return _header((info.name, _DTYPES[info.dtype], info.shape, info.num_bytes) for info in tensors)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Sequence[np.ndarray[Any, Any]]]) -> int:
+    """Write arrays of one dimension, each given in pieces of one type, to ``path``. Returns the file's bytes.
+
+    Raises: ValueError as ``header_of``; OSError.
+    """
+    entries = [
+        (name, _ARRAY_DTYPES[str(pieces[0].dtype)], [sum(map(len, pieces))], sum(piece.nbytes for piece in pieces))
+        for name, pieces in arrays.items()
+    ]
+    header = _header(entries)
+    with path.open("wb") as file:
+        file.write(header)
+        for pieces in arrays.values():
+            for piece in pieces:
+                file.write(np.ascontiguousarray(piece).data)
+    return len(header) + sum(num_bytes for *_, num_bytes in entries)
+
+
+def _header(entries: Iterable[Entry]) -> bytes:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for info, data in tensors:
-        if info.name in header:
-            raise ValueError(f"tensor {info.name} occurs twice")
-        if len(data) != info.num_bytes:
-            raise ValueError(f"tensor {info.name} has {len(data)} bytes, its description says {info.num_bytes}")
-        header[info.name] = {
-            "dtype": _DTYPES[info.dtype],
-            "shape": info.shape,
-            "data_offsets": [offset, offset + len(data)],
-        }
-        offset += len(data)
+    for name, dtype, shape, num_bytes in entries:
+        if name in header:
+            raise ValueError(f"tensor {name} occurs twice")
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + num_bytes]}
+        offset += num_bytes
     # Not escaped: readers refuse half a surrogate pair, and so does encode().
     text = json.dumps(header, ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little"))
-        file.write(text)
-        for _, data in tensors:
-            file.write(data)
+    return len(text).to_bytes(8, "little") + text

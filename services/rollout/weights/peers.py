@@ -8,6 +8,7 @@ import asyncio
 import statistics
 from collections import deque
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -18,7 +19,7 @@ from protocol.messages import Loaded, Manifest, ManifestRequest, Source, WeightR
 from protocol.sessions import session_towards, shown_identity
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.weights.fetch import FetchError, GoneError, fetch_chunks
-from services.rollout.weights.replica import Replica
+from services.rollout.weights.replica import Landing, Replica
 from services.runtime.clock import Clock
 from services.runtime.errors import EndpointError, ServiceError, flatten
 from services.runtime.net import Authenticator, Incoming, KeyFileError, PeerClient, RouterChannel, Security
@@ -87,14 +88,16 @@ class WeightPeers:
         clock: Clock,
         metrics: RolloutMetrics,
         security: Security,
+        directory: Path | None = None,
         connect_s: float = CONNECT_S,
         patience_s: float = PATIENCE_S,
         stall_s: float = STALL_S,
     ) -> None:
-        """Bind ``endpoint``, which the learner also gives to other rollouts. A source may take ``connect_s`` to welcome us,
-        and may be silent for ``stall_s``; PATIENCE_S explains ``patience_s``. Raises: EndpointError; KeyFileError.
+        """Bind ``endpoint``, which the learner also gives to other rollouts. ``directory``: of the replica's files. A source
+        may take ``connect_s`` to welcome us, and may be silent for ``stall_s``; PATIENCE_S explains ``patience_s``.
+        Raises: EndpointError; KeyFileError.
         """
-        self.replica = Replica(keep_deltas=KEEP_DELTAS)
+        self.replica = Replica(directory, keep_deltas=KEEP_DELTAS)
         self._context = context
         self._peer = peer
         self._session = session
@@ -143,31 +146,30 @@ class WeightPeers:
         self._metrics.weight_sources.labels(outcome="damaged").inc()
         self._distrusts = True
 
-    async def fetch(self, manifest: Manifest) -> bytearray | None:
-        """The bytes of ``manifest`` from the first of its sources that has them; None: no source has them."""
+    async def fetch(self, manifest: Manifest, landing: Landing) -> bool:
+        """Put the bytes of ``manifest`` into ``landing``, from the first of its sources that has them; False: none has."""
         patience = 1.0
         for source in manifest.sources:
-            data = None if source.endpoint == self.endpoint else await self._try(source, manifest, patience)
-            if data is not None:
-                return data
+            if source.endpoint != self.endpoint and await self._try(source, manifest, landing, patience):
+                return True
             patience *= PATIENCE_GROWTH
-        return None
+        return False
 
-    async def _try(self, source: Source, manifest: Manifest, patience: float) -> bytearray | None:
-        data, outcome = None, "fetched"
+    async def _try(self, source: Source, manifest: Manifest, landing: Landing, patience: float) -> bool:
+        outcome = "fetched"
         reasons: list[str] = []
         try:
-            data = await self._fetch_from(source, manifest, patience)
+            await self._fetch_from(source, manifest, landing, patience)
         except* SlowError as group:
             outcome, reasons = "slow", [str(error) for error in flatten(group)]
         except* (FetchError, EndpointError, KeyFileError, ServiceError, TimeoutError) as group:
             outcome, reasons = "failed", [str(error) or "no handshake" for error in flatten(group)]
-        if data is None:
+        if outcome != "fetched":
             log.warning("source_failed", source=source.endpoint, policy_version=manifest.policy_version, error=reasons)
         self._metrics.weight_sources.labels(outcome=outcome).inc()
-        return data
+        return outcome == "fetched"
 
-    async def _fetch_from(self, source: Source, manifest: Manifest, patience: float) -> bytearray:
+    async def _fetch_from(self, source: Source, manifest: Manifest, landing: Landing, patience: float) -> None:
         """Connect, and wait until the source has the version.
 
         Raises: FetchError, EndpointError, KeyFileError, ServiceError, TimeoutError, alone or in a group.
@@ -178,7 +180,8 @@ class WeightPeers:
             waited_s = 0.0
             while True:
                 try:
-                    return await self._fetch_in_time(client, manifest, patience)
+                    await self._fetch_in_time(client, manifest, landing, patience)
+                    return
                 except GoneError as gone:
                     # The newest version may be one that the source is fetching, and will have soon.
                     is_coming = gone.newest_version == manifest.policy_version
@@ -187,7 +190,7 @@ class WeightPeers:
                     waited_s += 0 if is_coming else POLL_S
                     await asyncio.sleep(POLL_S)
 
-    async def _fetch_in_time(self, client: PeerClient, manifest: Manifest, patience: float) -> bytearray:
+    async def _fetch_in_time(self, client: PeerClient, manifest: Manifest, landing: Landing, patience: float) -> None:
         """Fetch, at the usual rate or not much slower. Raises: FetchError; SlowError, its subclass."""
         limit_s = None
         if len(self._rates) >= MIN_RATES:
@@ -196,14 +199,13 @@ class WeightPeers:
         begin = self._clock.now()
         try:
             async with asyncio.timeout(limit_s):
-                data = await fetch_chunks(client, manifest, self._stall_s * patience, max_stalls=1)
+                await fetch_chunks(client, manifest, landing, self._stall_s * patience, max_stalls=1)
         except TimeoutError as error:
             raise SlowError(
                 f"version {manifest.policy_version}: {manifest.num_bytes} bytes did not come within {limit_s:.1f} s, "
                 f"{1 / SLOW_SHARE:g} times as long as they usually take"
             ) from error
         self._rates.append(manifest.num_bytes / max(self._clock.now() - begin, 1e-6))
-        return data
 
     def _connected(self, source: Source) -> AbstractAsyncContextManager[PeerClient]:
         self._num_clients += 1

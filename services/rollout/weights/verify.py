@@ -56,6 +56,11 @@ class Verifier:
         self._checksums: Mapping[str, str] | None = None
         """Checksums last reported by the engine; they name the hash that made them."""
 
+    @property
+    def known(self) -> Mapping[str, str]:
+        """The checksums that the engine last reported, by its parameters' names; empty: it was not asked yet."""
+        return self._checksums or {}
+
     async def hash(self) -> Hash:
         """The hash that makes the engine's checksums; the first call asks the engine for them.
 

@@ -9,8 +9,8 @@ import numpy as np
 from msgspec import structs
 
 from protocol.codec import decode
-from protocol.deltas import Region, decode_digests, encode_digests, encode_region, regions, stream_lengths
-from protocol.digests import tensor_digest, version_digest
+from protocol.deltas import CHANGES_DIGEST_BYTES, Region, decode_head, encode_head, encode_region, regions, stream_lengths
+from protocol.digests import head_digest, tensor_digest, version_digest
 from protocol.errors import ProtocolError
 from protocol.messages import DeltaBucket, Manifest, TensorInfo
 from services.weights.compression import compress, decompress
@@ -68,19 +68,20 @@ def delta_between(base: tuple[Manifest, bytes], snapshot: tuple[Manifest, bytes]
     changed = [index for index, tensor in enumerate(after) if tensor.digest != before[index].digest]
     old, new = (np.frombuffer(data, dtype=np.uint8) for _, data in (base, snapshot))
     encoded = [_bucket(old, new, region) for region in regions(after, changed)]
-    head = encode_digests(after, changed)
-    return _manifest_of(base[0].policy_version, snapshot[0], head, encoded), head + b"".join(body for _, body in encoded)
+    head = encode_head(after, changed, [digest for _, digest, _ in encoded])
+    buckets = [(bucket, body) for bucket, _, body in encoded]
+    return _manifest_of(base[0].policy_version, snapshot[0], head, buckets), head + b"".join(body for _, body in buckets)
 
 
 def _manifest_of(base_version: int, snapshot: Manifest, head: bytes, encoded: list[tuple[DeltaBucket, bytes]]) -> Manifest:
     return Manifest(
         policy_version=snapshot.policy_version, kind="delta", base_version=base_version,
         num_bytes=len(head) + sum(len(body) for _, body in encoded), chunk_bytes=64, digest=snapshot.digest, tensors=[],
-        buckets=[bucket for bucket, _ in encoded],
+        buckets=[bucket for bucket, _ in encoded], head_digest=head_digest(head),
     )  # fmt: skip
 
 
-def _bucket(old: Bytes, new: Bytes, region: Region) -> tuple[DeltaBucket, bytes]:
+def _bucket(old: Bytes, new: Bytes, region: Region) -> tuple[DeltaBucket, bytes, bytes]:
     changes = encode_region(old, new, region)
     assert changes is not None
     streams = [compress(stream.data) for stream in changes.streams]
@@ -88,7 +89,7 @@ def _bucket(old: Bytes, new: Bytes, region: Region) -> tuple[DeltaBucket, bytes]
         region.offset, region.num_elements, region.item_bytes, changes.num_changed, changes.num_absolute,  # type: ignore[arg-type]
         changes.streams[0].nbytes, [len(stream) for stream in streams],
     )  # fmt: skip
-    return bucket, b"".join(streams)
+    return bucket, changes.digest, b"".join(streams)
 
 
 # --- false deltas ---------------------------------------------------------------------------------------------------------
@@ -111,7 +112,8 @@ def _rebuilt(header: bytes, payload: bytes, rng: Random) -> bytes:
     try:
         manifest = decode([header]).message
         assert isinstance(manifest, Manifest)
-        changed, begin = decode_digests(memoryview(payload), len(LAYOUT))
+        told = decode_head(memoryview(payload), len(LAYOUT), len(manifest.buckets))
+        changed, begin = told.tensors, told.num_bytes
         parts = decompressed(manifest, payload)
         bodies = [(bucket, list(each)) for bucket, each in parts]
     except (ProtocolError, ValueError, AssertionError):
@@ -119,12 +121,16 @@ def _rebuilt(header: bytes, payload: bytes, rng: Random) -> bytes:
     head = payload[:begin]
     lie: Callable[..., bytes] = rng.choice((_other_streams, _bomb, _stowaway, _other_buckets, _other_digest))
     head = lie(rng, bodies, head, sorted(changed))
+    # A bucket more than before: the liar adds a digest of it, and gets the learner's name under that.
+    added = len(bodies) - len(manifest.buckets)
+    head += bytes(CHANGES_DIGEST_BYTES * max(0, added))
     encoded = []
     for bucket, each in bodies:
         frames = [compress(stream) for stream in each]
         encoded.append((structs.replace(bucket, stream_bytes=[len(frame) for frame in frames]), b"".join(frames)))
     replaced = structs.replace(
         manifest, num_bytes=len(head) + sum(len(body) for _, body in encoded), buckets=[bucket for bucket, _ in encoded],
+        head_digest=head_digest(head) if added > 0 else manifest.head_digest,
         digest=rng.choice([manifest.digest] * 3 + [version[0].digest for version in versions()]),
     )  # fmt: skip
     try:
@@ -191,12 +197,12 @@ def _other_digest(rng: Random, bodies: Bodies, head: bytes, changed: list[int]) 
     """Give other tensors a new digest."""
     tensors = rng.choice(versions())[0].tensors
     kept = [index for index in range(len(tensors)) if (index in changed) != (rng.random() < 0.2)]
-    return encode_digests(tensors, kept)
+    return encode_head(tensors, kept, [bytes(CHANGES_DIGEST_BYTES)] * len(bodies))
 
 
 def decompressed(manifest: Manifest, payload: bytes) -> list[tuple[DeltaBucket, list[bytes]]]:
     """A delta's buckets with their decompressed streams. Raises: ValueError when payload and manifest disagree."""
-    _, place = decode_digests(memoryview(payload), len(LAYOUT))
+    place = decode_head(memoryview(payload), len(LAYOUT), len(manifest.buckets)).num_bytes
     found = []
     for bucket in manifest.buckets:
         bodies = []

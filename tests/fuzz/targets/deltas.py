@@ -10,17 +10,18 @@ import numpy as np
 from msgspec import structs
 
 from protocol.codec import Received, decode
-from protocol.deltas import Region, apply_streams, decode_digests, encode_region
+from protocol.deltas import Region, apply_streams, decode_head, encode_region
 from protocol.digests import tensor_digest, version_digest
 from protocol.errors import ProtocolError
 from protocol.messages import DeltaBucket, Manifest, ManifestRequest, Source, WeightChunk, WeightGone
 from services.rollout.weights.fetch import FetchError, fetch_chunks, fetch_newest
-from services.rollout.weights.replica import DamagedWeightsError, Replica
+from services.rollout.weights.replica import DamagedWeightsError, DeltaBytes, Landing, Replica
 from services.runtime.net.peer import PeerClient
 from tests.fuzz.mutate import FRAME_MARK, mutate_frames
 from tests.fuzz.target import Target, require
 from tests.fuzz.targets.delta_inputs import BASE_VERSION, decompressed, delta_between, mutate_delta, versions
 from tests.fuzz.targets.wire import MESSAGE_MARK, ScriptedServer, event_loop, joined, mutate_conversation
+from tests.support.wire.replicas import content, hold_bytes
 
 PEER_MARK: Final = MESSAGE_MARK * 2
 """Separates the learner's messages from a peer's."""
@@ -31,15 +32,21 @@ SILENCE_S: Final = 0.001
 def _replica() -> Replica:
     manifest, data = versions()[0]
     replica = Replica(keep_deltas=2)
-    replica.replace(manifest, bytearray(data))
+    hold_bytes(replica, manifest, data)
     replica.was_loaded()
     return replica
+
+
+def _received(payload: bytes) -> DeltaBytes:
+    received = DeltaBytes()
+    received.put(0, memoryview(payload))
+    return received
 
 
 def _require_true(replica: Replica) -> None:
     """The replica is empty, or is what its manifest says to the last bit."""
     if replica.manifest is None:
-        require(not replica.data and replica.policy_version == 0, "the replica has bytes without a version")
+        require(replica.policy_version == 0, "the replica has bytes without a version")
         return
     require(version_digest(replica.manifest.tensors) == replica.manifest.digest, "another version than the digest names")
     for info, data in replica.tensors():
@@ -59,8 +66,8 @@ def streams(data: bytes) -> None:
     base = versions()[0][1]
     head = b"".join(parts)
     try:
-        digests, length = decode_digests(memoryview(head), 1 + bucket.num_changed % 4096)
-        require(length <= len(head) and max(digests, default=0) <= 4096, "a digest has no tensor")
+        told = decode_head(memoryview(head), 1 + bucket.num_changed % 4096, bucket.num_absolute % 8)
+        require(told.num_bytes <= len(head) and max(told.tensors, default=0) <= 4096, "a digest has no tensor")
     except ValueError:
         pass
     target = np.frombuffer(bytearray(base), dtype=np.uint8)
@@ -127,9 +134,9 @@ def delta(data: bytes) -> None:
     replica = _replica()
     before = replica.manifest
     try:
-        event_loop().run_until_complete(replica.take(manifest, bytearray(payload)))
+        event_loop().run_until_complete(replica.take(manifest, _received(payload)))
     except DamagedWeightsError as error:
-        require(replica.manifest is None and not replica.data, f"the replica is not empty after {error}")
+        require(replica.manifest is None and not content(replica), f"the replica is not empty after {error}")
         require(replica.parts(BASE_VERSION, 0) is None, "peers get the damaged base")
         return
     except ValueError:
@@ -149,9 +156,9 @@ def _require_passed_on(replica: Replica, manifest: Manifest) -> None:
     assert parts is not None
     other = _replica()
     other.apply(parts.manifest, parts.data.tobytes())
-    require(bytes(other.data) == bytes(replica.data), "the forwarded delta gives other bytes")
-    was, now = versions()[0][1], bytes(replica.data)
-    written = {info.name for info, _ in replica.unloaded_tensors()}
+    require(content(other) == content(replica), "the forwarded delta gives other bytes")
+    was, now = versions()[0][1], content(replica)
+    written = {replica.current.tensors[index].name for index in replica.unloaded()}
     assert replica.manifest is not None
     for info in replica.manifest.tensors:
         place = slice(info.offset, info.offset + info.num_bytes)
@@ -181,14 +188,15 @@ class _ScriptedPeer:
     def were_wrong(self) -> None:
         self.num_wrong += 1
 
-    async def fetch(self, manifest: Manifest) -> bytearray | None:
+    async def fetch(self, manifest: Manifest, landing: Landing) -> bool:
         self._server.inbox.put_nowait(
             Received(WeightGone(policy_version=manifest.policy_version, newest_version=0), {}, None)
         )
         try:
-            return await fetch_chunks(cast(PeerClient, self._server), manifest, SILENCE_S, max_stalls=1)
+            await fetch_chunks(cast(PeerClient, self._server), manifest, landing, SILENCE_S, max_stalls=1)
         except FetchError:
-            return None
+            return False
+        return True
 
 
 def chain(data: bytes) -> None:

@@ -22,11 +22,11 @@ from services.environments.expression import MAX_RESULT, evaluate
 from services.rollout.sglang.answers import Checksums, ModelInfo, ServerInfo
 from services.rollout.sglang.generation import OutputDecoder, OutputPiece, VersionTagger
 from services.rollout.sglang.http import EngineError, decode_answer, events
-from services.rollout.weights.file import write_safetensors
 from tests.fuzz.mutate import mutate_bytes, mutate_json, mutate_json_lines, mutate_lines
 from tests.fuzz.scratch import scratch
 from tests.fuzz.target import Target, require
 from tests.support.builders import a_chunk
+from tests.support.wire.engine_files import write_safetensors
 
 SMALL_EVENT: Final = 64
 ANSWERS: Final[tuple[type[Any], ...]] = (ServerInfo, ModelInfo, Checksums)

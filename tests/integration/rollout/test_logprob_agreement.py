@@ -15,10 +15,10 @@ from gspo.model.packing import TrainSequence, pack
 from gspo.model.policy import load_policy, prepare_policy
 from services.rollout.sglang.client import Engine
 from services.rollout.sglang.generation import GenerateRequest, SamplingParameters
-from services.rollout.weights.file import write_safetensors
 from tests.integration.conftest import SglangServer
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, checkpoint_tensors
 from tests.support.policy.forward import logprobs_of
+from tests.support.wire.engine_files import write_safetensors
 
 TOLERANCE = 2e-5
 CAUGHT = 100 * TOLERANCE

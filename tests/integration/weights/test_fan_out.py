@@ -25,6 +25,7 @@ from services.runtime.net.authenticator import Authenticator
 from services.runtime.net.channel import RouterChannel
 from services.runtime.net.security import PLAINTEXT, Security
 from tests.support.wire.keys import make_keys, security_of
+from tests.support.wire.replicas import content, flip
 from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import ANY_PORT, PATIENCE_S, ScriptedEnd, a_client, in_background, zmq_context
 
@@ -82,7 +83,7 @@ class Rollout:
 
     @property
     def data(self) -> bytes:
-        return bytes(self.weight_peers.replica.data)
+        return content(self.weight_peers.replica)
 
     async def fetch(self) -> None:
         replica = self.weight_peers.replica
@@ -183,7 +184,7 @@ async def test_damage_by_a_peer_is_found_and_the_bytes_come_from_the_learner_ins
         first = learner.publish()
         await together(rollouts[:2])
         for rollout in rollouts[:2]:
-            rollout.weight_peers.replica.data[17] ^= 1
+            flip(rollout.weight_peers.replica, 17)
         await rollouts[2].fetch()
         assert rollouts[2].data == first.data.tobytes()
         assert rollouts[2].sources("damaged") == 1
@@ -262,9 +263,12 @@ async def test_a_peer_that_is_far_slower_than_usual_is_given_up() -> None:
         try:
             async with in_background(answer()):
                 for _ in range(MIN_RATES):
-                    assert bytes(await weight_peers.fetch(manifest) or b"") == snapshot.data.tobytes()
+                    landing = weight_peers.replica.landing(manifest)
+                    assert await weight_peers.fetch(manifest, landing)
+                    weight_peers.replica.replace(manifest, landing)  # type: ignore[arg-type]
+                    assert content(weight_peers.replica) == snapshot.data.tobytes()
             async with in_background(repeat()), asyncio.timeout(PATIENCE_S):
-                assert await weight_peers.fetch(manifest) is None
+                assert not await weight_peers.fetch(manifest, weight_peers.replica.landing(manifest))
         finally:
             weight_peers.close()
         counts = [registry.get_sample_value("gspo_rollout_weight_sources_total", {"outcome": o}) for o in SOURCES]

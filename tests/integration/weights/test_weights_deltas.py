@@ -15,6 +15,7 @@ from services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore
 from services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest
 from services.rollout.weights.replica import Replica
 from services.runtime.net.peer import PeerClient
+from tests.support.wire.replicas import content, hold
 from tests.support.wire.served_weights import SOON_S, Served, served, weights
 from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import a_client, connected, in_background, zmq_context
@@ -75,7 +76,7 @@ async def test_a_delta_brings_the_replica_from_one_version_to_the_next() -> None
         snapshot = learner.publish()
         assert await fetch_newest(client, 1, replica, fetched=lambda manifest: kinds.append(manifest.kind)) is replica
         assert kinds == ["snapshot", "delta"]
-        assert bytes(replica.data) == snapshot.data.tobytes()
+        assert content(replica) == snapshot.data.tobytes()
         assert replica.manifest == snapshot.manifest
         assert server.count("weight_bytes_sent") - full < 0.05 * full
         assert await fetch_newest(client, 2, replica) is None
@@ -89,7 +90,7 @@ async def test_a_partly_fetched_delta_continues_where_it_stopped() -> None:
     assert delta is not None
     delta = Delta(manifest=msgspec.structs.replace(delta.manifest, chunk_bytes=4096), data=delta.data)
     replica = Replica()
-    replica.replace(base.manifest, bytearray(base.data.tobytes()))
+    hold(replica, base)
     asked: list[tuple[int, int, int]] = []
     async with connected(WEIGHTS) as (end, client):
 
@@ -109,7 +110,7 @@ async def test_a_partly_fetched_delta_continues_where_it_stopped() -> None:
 
         async with in_background(answer()):
             await fetch_newest(client, 1, replica, stall_s=SOON_S)
-    assert bytes(replica.data) == snapshot.data.tobytes()
+    assert content(replica) == snapshot.data.tobytes()
     number = delta.num_chunks
     assert number > 2
     assert asked == [(1, 0, number), (1, 1, number - 1)]
@@ -128,7 +129,7 @@ async def test_an_impossible_delta_is_refused_before_anything_is_fetched(change:
     delta = encode_delta(base, snapshot)
     assert delta is not None
     replica = Replica()
-    replica.replace(base.manifest, bytearray(base.data.tobytes()))
+    hold(replica, base)
     async with connected(WEIGHTS) as (end, client):
 
         async def answer() -> None:
@@ -143,7 +144,7 @@ async def test_an_impossible_delta_is_refused_before_anything_is_fetched(change:
             else:
                 with pytest.raises(FetchError, match=words):
                     await fetch_newest(client, 1, replica)
-    assert bytes(replica.data) == base.data.tobytes()
+    assert content(replica) == base.data.tobytes()
 
 
 class Receiver:
@@ -166,7 +167,7 @@ class Receiver:
                 continue
             break
         assert self.replica.manifest == snapshot.manifest
-        assert bytes(self.replica.data) == snapshot.data.tobytes()
+        assert content(self.replica) == snapshot.data.tobytes()
 
 
 async def test_a_hundred_versions_are_bit_exact_with_joins_skips_and_damage() -> None:

@@ -13,8 +13,10 @@ from protocol.channels import WEIGHTS
 from protocol.digests import version_digest
 from protocol.messages import Manifest, ManifestRequest, Pulse, Refused, WeightChunk, WeightGone, WeightRequest
 from services.learner.weights.snapshot import Snapshot
-from services.rollout.weights.fetch import MAX_STALLS, FetchError, fetch_newest, write_for_engine
+from services.rollout.weights.fetch import MAX_STALLS, FetchError, fetch_newest
+from services.rollout.weights.replica import Replica
 from services.runtime.net.peer import PeerClient
+from tests.support.wire.replicas import content
 from tests.support.wire.served_weights import SOON_S, Served, a_snapshot, served, weights
 from tests.support.wire.zmq_ends import ScriptedEnd, a_client, connected, in_background, zmq_context
 
@@ -22,11 +24,13 @@ from tests.support.wire.zmq_ends import ScriptedEnd, a_client, connected, in_bac
 async def test_the_file_for_the_engine_has_the_learners_weights_bit_for_bit(tmp_path: Path) -> None:
     async with served() as (server, client):
         server.store.add(a_snapshot(3, big=True))
-        fetched = await fetch_newest(client, 2)
+        fetched = await fetch_newest(client, 2, Replica(tmp_path, shard_bytes=100_000))
     assert fetched is not None
     assert fetched.policy_version == 3
-    write_for_engine(fetched, tmp_path / "new")
-    read = load_file(tmp_path / "new" / "model.safetensors")
+    (tmp_path / "new").mkdir()
+    fetched.files.link(tmp_path / "new", fetched.unloaded())
+    assert len(list((tmp_path / "new").iterdir())) == 2, "one for the big tensor, one for the others"
+    read = {name: tensor for path in (tmp_path / "new").iterdir() for name, tensor in load_file(path).items()}
     expected = weights(3, big=True)
     assert set(read) == set(expected)
     for name, tensor in expected.items():
@@ -152,7 +156,7 @@ async def test_chunks_may_come_late_twice_and_in_any_order() -> None:
     order = [3, 0, 0, 2, 3, *range(snapshot.num_chunks - 1, 0, -1)]
     async with connected(WEIGHTS) as (end, client):
         fetched = await fetch_from(end, client, snapshot, [(99, b"?"), *((index, body(snapshot, index)) for index in order)])
-    assert bytes(fetched.data) == snapshot.data.tobytes()
+    assert content(fetched) == snapshot.data.tobytes()
 
 
 async def test_only_missing_chunks_are_asked_for_again() -> None:
@@ -175,7 +179,7 @@ async def test_only_missing_chunks_are_asked_for_again() -> None:
         async with in_background(answer()):
             fetched = await fetch_newest(client, 0, stall_s=SOON_S)
     assert fetched is not None
-    assert bytes(fetched.data) == snapshot.data.tobytes()
+    assert content(fetched) == snapshot.data.tobytes()
     number = snapshot.num_chunks
     assert asked == [(0, number), (2, number - 2), (2, number - 2)]
 
@@ -207,7 +211,7 @@ async def test_late_answers_to_an_earlier_fetch_are_ignored() -> None:
         chunks = [(index, body(snapshot, index)) for index in range(snapshot.num_chunks)]
         fetched = await fetch_from(end, client, snapshot, chunks)
     assert fetched.policy_version == 2
-    assert bytes(fetched.data) == snapshot.data.tobytes()
+    assert content(fetched) == snapshot.data.tobytes()
 
 
 # --- the server's side ------------------------------------------------------------------------------------------------

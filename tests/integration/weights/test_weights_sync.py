@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from protocol.messages import Loaded, ManifestRequest, WeightChunk, WeightReques
 from services.learner.weights.delta import encode_delta
 from services.learner.weights.snapshot import Delta
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.weights.sync import MAX_FAILED_LOADS, WeightSync
+from services.rollout.weights.replica import Replica
+from services.rollout.weights.sync import MAX_FAILED_LOADS, MAX_FAILED_PATCHES, WeightSync
 from services.rollout.weights.verify import Expected, Verifier
 from services.runtime.clock import MonotonicClock
 from services.runtime.errors import EndpointError, ServiceError, flatten
+from services.weights import ABILITY
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.wire.served_weights import Served, weights
 from tests.support.wire.snapshots import snapshot_of
@@ -49,6 +52,8 @@ class Following:
             metrics=RolloutMetrics(self.registry),
             retry_s=RETRY_S,
         )
+        # A file for each tensor: the engine loads the files with changed tensors.
+        self.sync._replica = Replica(self.work_directory, shard_bytes=1)
         self._changed = asyncio.Event()
         self.sync.on_change(self._changed.set)
 
@@ -124,7 +129,9 @@ async def test_an_announced_version_is_loaded_verified_and_reported(tmp_path: Pa
         for name, tensor in follow.tensors(4).items():
             assert follow.engine.loaded[name][1] == tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         await follow.counted("weight_loads", 1)
-        assert list(follow.work_directory.iterdir()) == []
+        assert sorted(path.name for path in follow.work_directory.iterdir()) == [
+            "version.msgpack", *(f"weights-{number:05}.safetensors" for number in range(4))
+        ]  # fmt: skip
         follow.publish(5)
         await follow.changed()
         assert follow.sync.policy_version == 5
@@ -460,3 +467,132 @@ async def test_a_version_whose_checksums_lack_a_parameter_is_not_served(tmp_path
         await follow.changed()
         assert follow.sync.policy_version == 0
         assert "model.embed_tokens.weight" in follow.sync.quarantined
+
+
+# --- engines that patch their parameters --------------------------------------------------------------------------------
+
+
+async def test_an_engine_that_can_patches_what_changed_and_loads_nothing(tmp_path: Path) -> None:
+    async with following(tmp_path) as follow:
+        follow.engine.abilities = [ABILITY]
+        follow.publish(1)
+        await follow.changed()
+        for version in range(2, 8):
+            follow.step(version, "model.embed_tokens.weight", *["model.norm.weight"] * (version % 2))
+            await follow.changed()
+            assert follow.sync.policy_version == version
+            assert follow.holds_newest()
+        assert follow.engine.calls[-3:] == ["pause retract", "patch 7", "resume"]
+        assert len(follow.engine.files) == 1
+        assert [len(names) for names in follow.engine.patches] == [1, 2, 1, 2, 1, 2]
+        assert follow.outcomes("no_patch") == 0
+        assert "loaded" not in [path.name for path in follow.work_directory.iterdir()]
+
+
+async def test_an_engine_that_cannot_loads_files_as_before(tmp_path: Path) -> None:
+    async with following(tmp_path) as follow:
+        follow.engine.abilities = ["other"]
+        follow.publish(1)
+        await follow.changed()
+        follow.step(2, "model.embed_tokens.weight")
+        await follow.changed()
+        assert (follow.engine.patches, len(follow.engine.files)) == ([], 2)
+        assert follow.holds_newest()
+
+
+async def test_versions_that_came_while_one_was_loaded_are_one_patch(tmp_path: Path) -> None:
+    async with following(tmp_path) as follow:
+        follow.engine.abilities = [ABILITY]
+        follow.publish(1)
+        await follow.changed()
+
+        def publish_more(_: dict[str, Any]) -> None:
+            follow.engine.damage = lambda _: None
+            follow.step(3, "model.layers.0.input_layernorm.weight")
+            follow.step(4, "model.embed_tokens.weight")
+
+        follow.engine.damage = publish_more
+        follow.step(2, "model.norm.weight")
+        await follow.changed()
+        await follow.changed()
+        assert (follow.sync.policy_version, follow.holds_newest()) == (4, True)
+        assert [sorted(names) for names in follow.engine.patches] == [
+            ["model.norm.weight"],
+            ["model.embed_tokens.weight", "model.layers.0.input_layernorm.weight"],
+        ]
+
+
+@pytest.mark.parametrize("fault", ["refused", "damaged"])
+async def test_a_patch_that_fails_is_followed_by_a_full_load_in_the_same_pause(tmp_path: Path, fault: str) -> None:
+    def spoil(loaded: dict[str, Any]) -> None:
+        follow.engine.damage = lambda _: None
+        info, data = loaded["model.embed_tokens.weight"]
+        loaded["model.embed_tokens.weight"] = (info, bytes([data[0] ^ 1, *data[1:]]))
+
+    async with following(tmp_path) as follow:
+        follow.engine.abilities = [ABILITY]
+        follow.publish(1)
+        await follow.changed()
+        if fault == "refused":
+            follow.engine.refuse_patch = "400 not patched"
+        else:
+            follow.engine.damage = spoil
+        follow.step(2, "model.embed_tokens.weight")
+        await follow.changed()
+        assert (follow.sync.policy_version, follow.holds_newest()) == (2, True)
+        assert follow.engine.calls[-4:] == ["pause retract", "patch 2", "update 2", "resume"]
+        assert sorted(follow.engine.files[-1]) == sorted(follow.newest)
+        assert (follow.outcomes("no_patch"), follow.outcomes("failed")) == (1, 0)
+        # Nothing was fetched again, and the next version is a patch.
+        assert (follow.fetches("snapshot"), follow.fetches("delta")) == (1, 1)
+        follow.engine.refuse_patch = ""
+        follow.step(3, "model.norm.weight")
+        await follow.changed()
+        assert follow.engine.calls[-3:] == ["pause retract", "patch 3", "resume"]
+        assert follow.holds_newest()
+
+
+async def test_an_engine_whose_patches_keep_failing_is_given_files(tmp_path: Path) -> None:
+    async with following(tmp_path) as follow:
+        follow.engine.abilities = [ABILITY]
+        follow.engine.refuse_patch = "400 not patched"
+        follow.publish(1)
+        await follow.changed()
+        for version in range(2, 4 + MAX_FAILED_PATCHES):
+            follow.step(version, "model.norm.weight")
+            await follow.changed()
+            assert (follow.sync.policy_version, follow.holds_newest()) == (version, True)
+        assert sum(call.startswith("patch") for call in follow.engine.calls) == MAX_FAILED_PATCHES
+
+
+async def test_a_damaged_delta_is_no_patch(tmp_path: Path) -> None:
+    async with following(tmp_path) as follow:
+        follow.engine.abilities = [ABILITY]
+        follow.publish(1)
+        await follow.changed()
+        follow.step(2, "model.norm.weight", damage=True)
+        await follow.changed()
+        assert (follow.sync.policy_version, follow.holds_newest()) == (2, True)
+        assert follow.engine.patches == []
+        assert follow.registry.get_sample_value("gspo_rollout_weights_damaged_total") == 1
+
+
+async def test_a_rollout_that_starts_again_goes_on_from_its_own_copy(tmp_path: Path) -> None:
+    async with following(tmp_path) as follow:
+        follow.publish(1)
+        await follow.changed()
+        copy = shutil.copytree(follow.work_directory, tmp_path / "left")
+        follow.step(2, "model.norm.weight")
+        await follow.changed()
+        store, newest = follow.served.store, follow.newest
+    async with zmq_context() as context:
+        again = Following(context, tmp_path)
+        again.sync._replica = Replica(copy, shard_bytes=1)
+        again.served.store.add(snapshot_of(1, Following.tensors(1).items()))
+        again.served.store.add(store.snapshot(2), store.get(2, 1))  # type: ignore[arg-type]
+        again.newest = newest
+        async with in_background(again.served.authenticator.run(), again.served.server.run(), again.sync.run()):
+            again.sync.announce(2, again.served.endpoint)
+            await again.changed()
+            assert (again.sync.policy_version, again.holds_newest()) == (2, True)
+            assert (again.fetches("snapshot"), again.fetches("delta")) == (0, 1)

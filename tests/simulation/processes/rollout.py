@@ -77,6 +77,7 @@ class RolloutProcess:
                 clock=machinery.clock,
                 metrics=metrics,
                 security=PLAINTEXT,
+                directory=settings.run.directory / process.session,
             )
         self._sync = sync = WeightSync(
             context=context,
@@ -156,7 +157,8 @@ class RolloutProcess:
         require(running <= most, "G6 bounded", lambda: f"{name} runs {running} episodes, {most} are allowed")
         replica = self._sync._replica if self._sync is not None else None
         if replica is not None and replica.manifest is not None:
-            self._machinery.audit.replicates(name, replica.policy_version, bytes(replica.data))
+            content = b"".join(data for _, data in replica.tensors())
+            self._machinery.audit.replicates(name, replica.policy_version, content)
         if self._divergences is not None:
             self._machinery.audit.counts_divergences(name, counted(self._divergences))
         if unacknowledged == SMALL_WORK.window:

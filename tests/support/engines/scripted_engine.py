@@ -15,6 +15,8 @@ from services.rollout.sglang.generation import FinishReason, GenerateRequest, Ou
 from services.weights.checksums import sha256_checksum
 from services.weights.engine_parameters import merge
 
+Loaded = tuple[TensorInfo, bytes]
+KINDS = {"I32": "<i4", "I64": "<i8", "U16": "<u2", "U32": "<u4"}
 DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -60,6 +62,10 @@ class ScriptedEngine:
         self.loaded: dict[str, tuple[TensorInfo, bytes]] = {}
         self.files: list[list[str]] = []
         """The names in each file that was loaded."""
+        self.patches: list[list[str]] = []
+        """The parameters in each patch that was taken."""
+        self.abilities: list[str] = []
+        self.refuse_patch: str = ""
         self.refuse_update: str = ""
         self.damage: Callable[[dict[str, tuple[TensorInfo, bytes]]], None] = lambda _: None
         self.said_version: int | None = None
@@ -126,13 +132,25 @@ class ScriptedEngine:
         if self.refuse_update:
             raise EngineError(self.refuse_update)
         # Tensors that are not in the file stay, as in SGLang.
-        file = {name: (info, data) for name, info, data in read_tensors(path / "model.safetensors")}
+        file = {name: (info, data) for name, info, data in read_directory(path)}
         self.files.append(list(file))
         self.loaded |= file
         self.damage(self.loaded)
         self.version = version
         if self.said_version not in (None, version):
             raise EngineError(f"version {version} was loaded, but the server says that it serves {self.said_version}")
+        if check is not None:
+            await check()
+
+    async def patch_weights(self, path: Path, version: int, *, check: Callable[[], Awaitable[None]] | None = None) -> None:
+        self.calls.append(f"patch {version}")
+        assert self.paused
+        if self.refuse_patch:
+            raise EngineError(self.refuse_patch)
+        self.loaded, names = patched(self.loaded, path)
+        self.patches.append(names)
+        self.damage(self.loaded)
+        self.version = version
         if check is not None:
             await check()
 
@@ -143,7 +161,34 @@ class ScriptedEngine:
         return {name: sha256_checksum(parameter.parts) for name, parameter in merge(self.loaded.values()).items()}
 
     async def server_info(self) -> ServerInfo:
-        return ServerInfo(version="0", device="cpu", dtype="float32", tp_size=1, model_path="scripted")
+        return ServerInfo(
+            version="0", device="cpu", dtype="float32", tp_size=1, model_path="scripted", custom_weight_loader=self.abilities
+        )
+
+
+def patched(loaded: dict[str, Loaded], path: Path) -> tuple[dict[str, Loaded], list[str]]:
+    """The tensors after a patch, and the names of the parameters that it changes. Found without the code under test."""
+    arrays = {
+        name: np.frombuffer(entry["data"], KINDS[entry["dtype"]])
+        for name, entry in deserialize((path / "patch.safetensors").read_bytes())
+    }
+    changed = dict(loaded)
+    names = [name.removesuffix(".indices") for name in arrays if name.endswith(".indices")]
+    for name, parameter in merge(loaded.values()).items():
+        if name in names:
+            values = arrays[f"{name}.values"]
+            elements = np.frombuffer(b"".join(parameter.parts), values.dtype).copy()
+            elements[arrays[f"{name}.indices"]] = values
+            rest = elements.tobytes()
+            for tensor in parameter.tensors:
+                info, data = loaded[tensor]
+                changed[tensor], rest = (info, rest[: len(data)]), rest[len(data) :]
+    return changed, names
+
+
+def read_directory(path: Path) -> list[tuple[str, TensorInfo, bytes]]:
+    """The tensors of all files in a directory."""
+    return [tensor for file in sorted(path.iterdir()) for tensor in read_tensors(file)]
 
 
 def read_tensors(path: Path) -> list[tuple[str, TensorInfo, bytes]]:

@@ -8,13 +8,14 @@ from hypothesis.extra import numpy as hnp
 from msgspec import structs
 
 from protocol.deltas import (
+    CHANGES_DIGEST_BYTES,
     Changes,
     Region,
     apply_streams,
     check_bucket,
     count_changed,
-    decode_digests,
-    encode_digests,
+    decode_head,
+    encode_head,
     encode_region,
     regions,
     stream_lengths,
@@ -212,21 +213,44 @@ def test_neighbours_of_one_size_share_a_bucket_and_long_ones_are_cut() -> None:
 
 def test_the_head_holds_the_digests_of_what_changed() -> None:
     tensors = [tensor(2 * index, 1, digest=f"{index:02x}") for index in range(11)]
-    head = encode_digests(tensors, [1, 8, 10])
-    digests, length = decode_digests(memoryview(head + b"rest"), 11)
-    assert digests == {1: b"\x01" * 16, 8: b"\x08" * 16, 10: b"\x0a" * 16}
-    assert length == len(head) == 2 + 3 * 16
-    with pytest.raises(ValueError, match="delta has 49 bytes, the digests of its 3 changed tensors take 50"):
-        decode_digests(memoryview(head[:-1]), 11)
+    buckets = [b"first bucket, 16", b"second bucket 16"]
+    payload = encode_head(tensors, [1, 8, 10], buckets)
+    head = decode_head(memoryview(payload + b"rest"), 11, 2)
+    assert head.tensors == {1: "01" * 32, 8: "08" * 32, 10: "0a" * 32}
+    assert head.buckets == buckets
+    assert head.num_bytes == len(payload) == 2 + 3 * 32 + 2 * 16
+    with pytest.raises(ValueError, match="delta has 129 bytes, the digests of its 3 changed tensors and 2 buckets take 130"):
+        decode_head(memoryview(payload[:-1]), 11, 2)
     with pytest.raises(ValueError, match="delta has 1 bytes, the bits of 11 tensors take 2"):
-        decode_digests(memoryview(head[:1]), 11)
+        decode_head(memoryview(payload[:1]), 11, 2)
 
 
 @pytest.mark.parametrize("num_tensors", [1, 7, 8, 9, 15, 16, 17, 72, 73])
 def test_a_head_alone_is_a_delta_that_changes_nothing_or_only_names_what_it_leads_to(num_tensors: int) -> None:
     tensors = [tensor(2 * index, 1, digest=f"{index:02x}") for index in range(num_tensors)]
     num_bits_bytes = (num_tensors + 7) // 8
-    assert decode_digests(memoryview(encode_digests(tensors, [])), num_tensors) == ({}, num_bits_bytes)
+    head = decode_head(memoryview(encode_head(tensors, [], [])), num_tensors, 0)
+    assert (head.tensors, head.buckets, head.num_bytes) == ({}, [], num_bits_bytes)
     last = num_tensors - 1
-    head = memoryview(encode_digests(tensors, [last]))
-    assert decode_digests(head, num_tensors) == ({last: bytes([last]) * 16}, num_bits_bytes + 16)
+    head = decode_head(memoryview(encode_head(tensors, [last], [])), num_tensors, 0)
+    assert (head.tensors, head.num_bytes) == ({last: f"{last:02x}" * 32}, num_bits_bytes + 32)
+
+
+def test_the_digest_of_changes_covers_places_old_values_and_new_ones() -> None:
+    old = np.arange(100, dtype=np.uint16)
+    region = Region(offset=0, num_elements=100, item_bytes=2)
+
+    def digest(**steps: int) -> bytes:
+        new = old.copy()
+        for place, step in steps.items():
+            new[int(place[1:])] += step
+        changes = encode_region(old.view(np.uint8), new.view(np.uint8), region)
+        assert changes is not None
+        return changes.digest
+
+    old[[8, 9]] = 8
+    assert len({digest(p7=1), digest(p7=2), digest(p8=1), digest(p9=1), digest(p7=1, p8=1)}) == 5
+    before = digest(p7=1)
+    old[7] = 6
+    assert digest(p7=2) != before, "the same new value from another old one"
+    assert len(before) == CHANGES_DIGEST_BYTES

@@ -1,10 +1,14 @@
 """A rollout's copy: the learner's version bit for bit, or nothing."""
 
 import asyncio
+import os
+import signal
 import time
 import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from protocol.limits import MAX_DELTA_BUCKET_ELEMENTS
+from protocol.limits import MAX_DELTA_BUCKET_ELEMENTS, PROTOCOL_VERSION
 from protocol.messages import DeltaBucket, Manifest
 from services.learner.weights.delta import encode_delta
 from services.learner.weights.snapshot import Delta, Snapshot
-from services.rollout.weights.replica import DamagedWeightsError, Replica
+from services.rollout.weights.files import WeightFiles
+from services.rollout.weights.replica import DamagedWeightsError, DeltaBytes, Landing, Replica
 from services.weights.compression import compress
 from tests.support.wire import snapshots
+from tests.support.wire.replicas import content, flip, hold, hold_bytes
 
+SHARD_BYTES = 64
+"""Most tensors have a file of their own, and some buckets extend over several."""
 SIZES = {"a": 5, "b": 300, "tiny": 1, "c": 7, "d": 64}
 DTYPES = {"a": torch.bfloat16, "b": torch.bfloat16, "tiny": torch.float32, "c": torch.float32, "d": torch.float16}
 Bits = dict[str, np.ndarray]
@@ -48,9 +56,19 @@ def with_steps(bits: Bits, **steps: int) -> Bits:
 
 
 def holding(snapshot: Snapshot) -> Replica:
-    replica = Replica()
-    replica.replace(snapshot.manifest, bytearray(snapshot.data.tobytes()))
-    return replica
+    return hold(Replica(shard_bytes=SHARD_BYTES), snapshot)
+
+
+def received(delta: Delta) -> DeltaBytes:
+    received = DeltaBytes()
+    received.put(0, delta.data.data)
+    return received
+
+
+def landed(replica: Replica, snapshot: Snapshot) -> Landing:
+    landing = replica.landing(snapshot.manifest)
+    landing.put(0, snapshot.data.data)
+    return landing
 
 
 def a_delta(base: Snapshot, snapshot: Snapshot) -> Delta:
@@ -64,7 +82,7 @@ def apply(replica: Replica, delta: Delta) -> None:
 
 
 def unloaded(replica: Replica) -> list[str]:
-    return [info.name for info, _ in replica.unloaded_tensors()]
+    return [replica.current.tensors[index].name for index in replica.unloaded()]
 
 
 @settings(max_examples=40, deadline=None)
@@ -78,7 +96,7 @@ def test_a_chain_of_deltas_leads_to_the_same_bytes_as_the_snapshot(history: list
         base, newest = newest, snapshot_of(version, bits)
         apply(replica, a_delta(base, newest))
     assert replica.manifest == newest.manifest
-    assert bytes(replica.data) == newest.data.tobytes()
+    assert content(replica) == newest.data.tobytes()
     assert replica.policy_version == len(history) + 1
     assert b"".join(bytes(data) for _, data in replica.tensors()) == newest.data.tobytes()
 
@@ -105,7 +123,7 @@ def test_the_engine_gets_the_tensors_that_changed_since_it_loaded() -> None:
     assert unloaded(replica) == ["c"]
     replica.must_load_all()
     assert unloaded(replica) == list(SIZES)
-    replica.replace(versions[0].manifest, bytearray(versions[0].data.tobytes()))
+    hold(replica, versions[0])
     assert replica.loads_all
 
 
@@ -115,7 +133,7 @@ def test_a_delta_against_another_version_changes_nothing() -> None:
     replica = holding(first)
     with pytest.raises(ValueError, match="delta of version 3 against 2; the replica has 1"):
         apply(replica, a_delta(second, third))
-    assert bytes(replica.data) == first.data.tobytes()
+    assert content(replica) == first.data.tobytes()
     assert replica.policy_version == 1
     with pytest.raises(ValueError, match="the replica is empty"):
         apply(Replica(), a_delta(first, second))
@@ -140,10 +158,10 @@ def test_a_damaged_byte_anywhere_in_a_delta_is_found_and_empties_the_replica() -
             found += 1
             assert replica.manifest is None
             assert replica.policy_version == 0
-            assert not replica.data
+            assert content(replica) == b""
         else:
             # A bit without meaning, such as one of zstd's unused ones.
-            assert bytes(replica.data) == snapshot.data.tobytes()
+            assert content(replica) == snapshot.data.tobytes()
     assert found > 0.9 * delta.manifest.num_bytes
 
 
@@ -153,30 +171,30 @@ def test_damage_of_the_base_is_found_although_no_delta_touches_it() -> None:
     newest = snapshot_of(1, bits)
     replica = holding(newest)
     place = newest.manifest.tensors[-1].offset
-    replica.data[place] ^= 1
+    flip(replica, place)
     with pytest.raises(DamagedWeightsError, match="tensor d has digest"):  # noqa: PT012 - which of them finds it is open
-        for version in range(2, 40):
+        for version in range(2, 80):
             bits = with_steps(bits, a=1)
             base, newest = newest, snapshot_of(version, bits)
             apply(replica, a_delta(base, newest))
 
 
 @pytest.mark.parametrize("damaged_tensor", [3, 4])
-def test_each_delta_checks_a_sixteenth_of_the_unchanged_bytes_and_no_more(damaged_tensor: int) -> None:
-    """Two of 32 equal tensors, in turn; the one that a delta changes is always checked and does not count."""
+def test_each_delta_checks_a_part_of_all_bytes_and_no_more(damaged_tensor: int) -> None:
+    """One of 32 equal tensors with every second delta, in turn."""
 
     def version(number: int) -> Snapshot:
         return snapshots.snapshot_of(
             number, ((f"t{at:02}", torch.full((16,), number if at == 0 else at, dtype=torch.bfloat16)) for at in range(32))
         )
 
-    versions = [version(number) for number in range(1, 4)]
+    versions = [version(number) for number in range(1, 2 * damaged_tensor + 4)]
     replica = holding(versions[0])
-    replica.data[versions[0].manifest.tensors[damaged_tensor].offset] ^= 1
-    apply(replica, a_delta(versions[0], versions[1]))
-    assert replica.policy_version == 2
+    flip(replica, versions[0].manifest.tensors[damaged_tensor].offset)
+    for base, snapshot in pairwise(versions[:-1]):
+        apply(replica, a_delta(base, snapshot))
     with pytest.raises(DamagedWeightsError, match=f"tensor t0{damaged_tensor} has digest"):
-        apply(replica, a_delta(versions[1], versions[2]))
+        apply(replica, a_delta(versions[-2], versions[-1]))
 
 
 def test_any_error_while_a_delta_is_applied_empties_the_replica() -> None:
@@ -197,7 +215,7 @@ async def test_no_rollout_gets_a_version_that_is_being_checked() -> None:
     replica = holding(base)
     delta = a_delta(base, snapshot)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(replica.take(delta.manifest, bytearray(delta.data.tobytes())))
+        tasks.create_task(replica.take(delta.manifest, received(delta)))
         await asyncio.sleep(0)
         # The thread does its work, and the loop does not continue yet.
         deadline = time.monotonic() + 60
@@ -215,7 +233,7 @@ async def test_a_version_that_is_being_fetched_counts_as_the_newest() -> None:
     replica.coming = 5
     assert replica.newest_version == 5
     assert replica.parts(5, 0) is None
-    await replica.take(snapshot.manifest, bytearray(snapshot.data.tobytes()))
+    await replica.take(snapshot.manifest, landed(replica, snapshot))
     replica.coming = 4
     assert replica.newest_version == 5
     assert replica.parts(5, 0) is not None
@@ -227,7 +245,7 @@ def test_a_snapshot_that_does_not_match_its_manifest_is_not_kept() -> None:
     data[snapshot.manifest.tensors[1].offset] ^= 1
     replica = holding(snapshot)
     with pytest.raises(DamagedWeightsError, match="tensor b has digest"):
-        replica.replace(snapshot.manifest, data)
+        hold_bytes(replica, snapshot.manifest, data)
     assert replica.manifest is None
 
 
@@ -251,7 +269,9 @@ def with_another(manifest: Manifest) -> Manifest:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (with_another, "head and buckets have"),
+        (with_another, "its head has digest"),
+        (lambda manifest: structs.replace(manifest, num_bytes=manifest.num_bytes + 1), "head and buckets have"),
+        (lambda manifest: structs.replace(manifest, head_digest="0" * 64), "the manifest says 000"),
         (swapped, r"bucket at \d+ begins before"),
         (changed_bucket(0, offset=0, num_elements=300), "changes tensor a, but the delta has no digest of it"),
         (changed_bucket(1, num_elements=71), "changes tensor d, but the delta has no digest of it"),
@@ -302,13 +322,14 @@ async def test_other_rollouts_get_the_version_of_the_replica_and_the_last_deltas
     bits = first_bits()
     versions = [snapshot_of(version, with_steps(bits, b=version)) for version in range(1, 5)]
     replica = Replica(keep_deltas=2)
-    await replica.take(versions[0].manifest, bytearray(versions[0].data.tobytes()))
+    await replica.take(versions[0].manifest, landed(replica, versions[0]))
     deltas = [a_delta(base, snapshot) for base, snapshot in pairwise(versions)]
     for delta in deltas:
-        await replica.take(delta.manifest, bytearray(delta.data.tobytes()))
+        await replica.take(delta.manifest, received(delta))
     newest = replica.parts(4, 0)
     assert newest is not None
-    assert newest.data.tobytes() == versions[3].data.tobytes()
+    assert newest.num_chunks == 1
+    assert newest.chunk(0).tobytes() == versions[3].data.tobytes()
     assert replica.parts(3, 0) is None
     kept = [replica.parts(base + 1, base) for base in (1, 2, 3)]
     assert kept[0] is None
@@ -317,3 +338,74 @@ async def test_other_rollouts_get_the_version_of_the_replica_and_the_last_deltas
     replica.forget()
     assert replica.parts(4, 0) is None
     assert replica.parts(4, 3) is None
+
+
+def restored(directory: Path) -> Replica:
+    replica = Replica(directory, shard_bytes=SHARD_BYTES)
+    assert replica.restore() == (replica.policy_version > 0)
+    return replica
+
+
+def test_the_next_process_takes_over_what_a_killed_one_held(tmp_path: Path) -> None:
+    bits = first_bits()
+    first, second, third = (snapshot_of(version, with_steps(bits, b=version)) for version in (1, 2, 3))
+    replica = hold(Replica(tmp_path, shard_bytes=SHARD_BYTES), first)
+    apply(replica, a_delta(first, second))
+    again = restored(tmp_path)
+    assert (again.manifest, content(again)) == (second.manifest, second.data.tobytes())
+    assert again.loads_all, "nobody knows what the engine has"
+    apply(again, a_delta(second, third))
+    assert content(restored(tmp_path)) == third.data.tobytes()
+    again.forget()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("at", ["before the first bucket", "between two buckets", "before the mark"])
+def test_a_process_that_is_killed_within_a_delta_leaves_nothing_that_is_taken_over(tmp_path: Path, at: str) -> None:
+    """In a process of its own, which ends without a word in the middle of ``apply``."""
+    bits = first_bits()
+    base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, a=1, b=900, c=2, d=-5))
+    delta = a_delta(base, snapshot)
+    assert len(delta.manifest.buckets) > 1
+    replica = hold(Replica(tmp_path, shard_bytes=SHARD_BYTES), base)
+    child = os.fork()
+    if not child:
+        number = {"before the first bucket": 0, "between two buckets": 1, "before the mark": -1}[at]
+        scatter = WeightFiles.scatter
+
+        def until(files: WeightFiles, offset: int, *rest: Any) -> None:
+            if offset == delta.manifest.buckets[number].offset and number >= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            scatter(files, offset, *rest)
+
+        WeightFiles.scatter = until  # type: ignore[method-assign]
+        Replica._check_some = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign, assignment]
+        apply(replica, delta)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    again = restored(tmp_path)
+    assert again.policy_version == 0
+    assert list(tmp_path.iterdir()) == []
+    hold(again, snapshot)
+    assert content(restored(tmp_path)) == snapshot.data.tobytes()
+
+
+@pytest.mark.parametrize("damage", ["a byte", "a file", "the mark", "another layout", "another release"])
+def test_files_that_are_not_what_their_mark_says_are_removed(tmp_path: Path, damage: str) -> None:
+    snapshot = snapshot_of(1, first_bits())
+    hold(Replica(tmp_path, shard_bytes=SHARD_BYTES), snapshot)
+    file, mark = sorted(tmp_path.glob("weights-*"))[1], tmp_path / "version.msgpack"
+    if damage == "a byte":
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+    elif damage == "a file":
+        file.unlink()
+    elif damage == "the mark":
+        mark.write_bytes(mark.read_bytes()[:-1])
+    elif damage == "another layout":
+        assert not Replica(tmp_path, shard_bytes=SHARD_BYTES + 1).restore()
+    else:
+        mark.write_bytes(mark.read_bytes().replace(bytes([0x93, PROTOCOL_VERSION]), bytes([0x93, PROTOCOL_VERSION - 1]), 1))
+    assert restored(tmp_path).policy_version == 0
+    assert list(tmp_path.iterdir()) == []
