@@ -21,16 +21,20 @@ class TorchCpuPlatform(SRTPlatform):
     device_type = "cpu"
 
     def init_backend(self) -> None:
-        """In each worker, replace compiled functions without a PyTorch reference, decoding, and the hash of weights."""
+        """In each worker, replace compiled functions without a PyTorch reference, decoding, and the hash of weights, and
+        let weight updates change single elements.
+        """
         import sglang.srt.batch_invariant_ops as batch_invariant_ops
         from sglang.srt.layers import sampler
         from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
         from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
+        from sglang.srt.model_executor.model_runner_components import weight_updater
         from sglang.srt.utils import weight_checker
 
         from services.sglang_cpu.checksums import hash_with_xxh3
         from services.sglang_cpu.decode_backend import BatchedDecodeBackend
         from services.sglang_cpu.murmur import murmur_hash32
+        from services.sglang_cpu.patching import enable_patches
 
         # By default routed-expert capture registers its host buffer with CUDA, which does not exist here.
         ALLOC_MEMORY_FUNCS["cpu"] = _allocate_plain
@@ -41,6 +45,7 @@ class TorchCpuPlatform(SRTPlatform):
         ATTENTION_BACKENDS["torch_native"] = BatchedDecodeBackend
         batch_invariant_ops.enable_batch_invariant_mode = _keep_ordinary_kernels
         hash_with_xxh3(weight_checker)
+        enable_patches(weight_updater)
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Let --enable-deterministic-inference accept the only attention of this platform, with the prefix cache.
@@ -50,6 +55,9 @@ class TorchCpuPlatform(SRTPlatform):
         """
         from sglang.srt.arg_groups import choices
 
+        from services.sglang_cpu.patching import announce_patches
+
+        announce_patches(server_args)
         for backends in (
             choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES,
             choices.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND,
