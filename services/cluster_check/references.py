@@ -95,7 +95,8 @@ def _container(cluster: ClusterModel, container: ContainerSpec) -> Iterator[Clus
                     item=made.owner,
                     way=(*container.way, "env", index, "valueFrom", key),
                     text=f"there is no {kind} {reference.get('name')} in {made.namespace}: the container is not started",
-                    way_out=f"add the {kind}, or write optional: true",
+                    way_out=f"add the {kind}, or write optional: true; if it is there, put what `kubectl -n "
+                    f"{made.namespace} get {kind.lower()} {reference.get('name')} -o yaml` prints beside the manifests",
                 )
     for probe in PROBES:
         port = at(container.data, probe, "httpGet", "port")

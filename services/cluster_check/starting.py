@@ -30,10 +30,9 @@ from services.cluster_check.model import (
     started,
     words_of,
 )
-from services.runtime.settings import Settings
+from services.runtime.settings import RESERVED, Settings
 
 PREFIX: Final = "GSPO_"
-RESERVED: Final = ("GSPO_DATA_DIR", "GSPO_LOG_LEVEL")
 PARAMETERS: Final = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)B(?![A-Za-z0-9])")
 """The number of parameters in a model's name, in billions: Qwen3-30B-A3B."""
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -27,6 +27,11 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
 """By variant: the overlay, and the components added to its own; learner-lws replaces learner-nodes."""
 SHARED: dict[str, str] = {"monitoring": "monitoring", "kueue": "kueue"}
 """By component: the directory of cluster/ that it needs beside cluster/priorities, which every run needs."""
+BY_HAND: dict[str, Object] = {
+    "sandbox": {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "gspo-sandbox", "namespace": "gspo"},
+        "type": "Opaque", "data": {"key": "a2V5"}},
+}  # fmt: skip
+"""By component: what `kubectl create` has made, as the component says."""
 
 
 def write_variant(k8s: Path, name: str) -> Path:
@@ -48,7 +53,8 @@ def write_variant(k8s: Path, name: str) -> Path:
 def shared_by_runs(k8s: Path, name: str) -> list[Object]:
     """What a variant's cluster has already: the objects that all runs share."""
     wanted = ["priorities", *(SHARED[component] for component in VARIANTS[name][1] if component in SHARED)]
-    return [item for part in wanted for item in render(k8s / "cluster" / part)]
+    by_hand = [BY_HAND[component] for component in VARIANTS[name][1] if component in BY_HAND]
+    return [*by_hand, *(item for part in wanted for item in render(k8s / "cluster" / part))]
 
 
 def copy_manifests(to: Path) -> Path:

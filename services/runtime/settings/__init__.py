@@ -6,6 +6,7 @@ from services.runtime.settings.arguments import (
     parse_process_arguments,
 )
 from services.runtime.settings.configuration import (
+    RESERVED,
     Configuration,
     load_configuration,
     load_settings,
@@ -41,6 +42,7 @@ __all__ = [
     "EXPOSED",
     "ONLY_SET",
     "RENAMED",
+    "RESERVED",
     "SCHEDULED",
     "SETTINGS_FILE",
     "AgentSection",
