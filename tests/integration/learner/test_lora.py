@@ -20,7 +20,6 @@ from tests.support.learner.parallel_jobs import (
     Results,
     checkpoint,
     job,
-    require_same_future,
     run_jobs,
     state,
 )
@@ -163,7 +162,11 @@ def test_a_resumed_learner_continues_bit_for_bit(one: Results) -> None:
 
 
 def test_adapters_resume_on_other_ranks_in_another_stage_and_offload(two: Results, after: Results) -> None:
-    require_same_future(after[0]["fewer"], two[0]["stage-3"], RESUMED_STEPS)
+    fewer, uninterrupted = after[0]["fewer"], two[0]["stage-3"]
+    assert fewer["losses"] == pytest.approx(uninterrupted["losses"][-RESUMED_STEPS:], abs=1e-5)
+    assert fewer["norms"] == pytest.approx(uninterrupted["norms"][-RESUMED_STEPS:], rel=1e-4)
+    assert fewer["rates"] == uninterrupted["rates"][-RESUMED_STEPS:]
+    assert fewer["offloaded"][0]
     assert after[0]["hosted"]["losses"] == pytest.approx(two[0]["stage-1"]["losses"][2:3], abs=1e-5)
 
 
