@@ -6,6 +6,7 @@
 sizes   a small Qwen3-MoE in bfloat16 with float32 master weights under AdamW: bytes of each step's delta
 rates   encoding and applying a delta, compared with memcpy, BLAKE2b and zstd of the same bytes, on one core
 fleet   a snapshot and a delta to 1..32 receivers over loopback, with and without weight peers: bytes that the learner sent
+copy    what a version costs a rollout's process: bytes read and written, and CPU seconds, by three ways
 pause   a real SGLang server: how long generation stops, compared with SGLang's own time to load the same file
 """
 
@@ -20,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
+from benchmarks.weight_updates.copy import copy
 from benchmarks.weight_updates.fleet import fleet
 from benchmarks.weight_updates.pause import pause
 from benchmarks.weight_updates.rates import rates
@@ -32,6 +34,7 @@ PARTS: Final[dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]]] = 
     "sizes": lambda _: sizes(),
     "rates": lambda _: rates(),
     "fleet": lambda arguments: fleet(arguments.fleets),
+    "copy": lambda _: copy(),
     "pause": lambda arguments: pause(arguments.updates),
 }
 

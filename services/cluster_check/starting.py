@@ -193,7 +193,7 @@ def _of_process(pods: PodTemplate, container: ContainerSpec, process: str, setti
 
 
 def _memory_for_weights(pods: PodTemplate, container: ContainerSpec, settings: Settings) -> Iterator[ClusterFault]:
-    """A whole version is written to rollout.weights_directory, in memory, beside one that arrives."""
+    """A rollout keeps a whole version in rollout.weights_directory, in memory."""
     directory = str(settings.rollout.weights_directory)
     found = container.mount(directory)
     volume = pods.volume(str(found[1].get("name"))) if found else None

@@ -45,6 +45,6 @@ def learner_host(shape: ModelShape, settings: Settings, memory: LearnerMemory) -
 
 
 def rollout_host(shape: ModelShape, settings: Settings) -> HostMemory:
-    """One rollout: its replica, and as much again in rollout.weights_directory until the engine has loaded it."""
+    """One rollout: its copy in rollout.weights_directory, and up to a third more of changes that the engine lacks."""
     version = float(BYTES[settings.model.dtype] * shape.parameters)
-    return HostMemory(snapshots=exactly(version) + Span(0.0, version), checkpoint=0.0, offloaded=0.0)
+    return HostMemory(snapshots=exactly(version) + Span(0.0, version / 3), checkpoint=0.0, offloaded=0.0)

@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from protocol.messages import TensorInfo
@@ -34,6 +35,8 @@ _EXPERT: Final = re.compile(r"(?P<prefix>.*\.experts)\.(?P<expert>\d+)\.(?P<part
 _MLP: Final = re.compile(r"(?P<prefix>.*\.mlp)\.(?P<part>gate|up)_proj\.(?P<kind>weight|bias)")
 
 Buffer = bytes | bytearray | memoryview
+Described = tuple[str, int, int]
+"""A tensor's name, rows and bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +61,18 @@ class Parameter(Layout):
 
 def layouts(tensors: Sequence[TensorInfo]) -> dict[str, Layout]:
     """The engine's parameters, by name, that consist of checkpoint tensors. Raises: ValueError for a tensor sent twice."""
+    # All versions of a run have the same: names of thousands of tensors are matched once.
+    return dict(_layouts(tuple((info.name, info.shape[0] if info.shape else 0, info.num_bytes) for info in tensors)))
+
+
+@lru_cache(maxsize=2)
+def _layouts(tensors: tuple[Described, ...]) -> dict[str, Layout]:
     places: dict[str, dict[tuple[int, ...], int]] = {}
-    for index, info in enumerate(tensors):
-        name, place = _place(info.name)
+    for index, (tensor, _, _) in enumerate(tensors):
+        name, place = _place(tensor)
         parts = places.setdefault(name, {})
         if place in parts:
-            raise ValueError(f"tensor {info.name} was sent twice")
+            raise ValueError(f"tensor {tensor} was sent twice")
         parts[place] = index
     return {name: _layout(name, parts, tensors) for name, parts in places.items()}
 
@@ -104,11 +113,11 @@ def _place(name: str) -> tuple[str, tuple[int, ...]]:
     return name, (0,)
 
 
-def _layout(name: str, places: Mapping[tuple[int, ...], int], tensors: Sequence[TensorInfo]) -> Layout:
+def _layout(name: str, places: Mapping[tuple[int, ...], int], tensors: Sequence[Described]) -> Layout:
     indices = [places[place] for place in sorted(places)]
     return Layout(
         name=name,
-        tensors=[tensors[index].name for index in indices],
+        tensors=[tensors[index][0] for index in indices],
         indices=indices,
         padding_bytes=_vocab_padding(tensors[indices[0]]) if name in (EMBEDDING, HEAD) else 0,
         complete=set(places) == _expected_places(name, places),
@@ -128,10 +137,9 @@ def _expected_places(name: str, places: Iterable[tuple[int, ...]]) -> set[tuple[
     return {(0,)}
 
 
-def _vocab_padding(info: TensorInfo) -> int:
-    if not info.shape or not info.shape[0]:
-        return 0
-    return -info.shape[0] % _VOCAB_ROWS * (info.num_bytes // info.shape[0])
+def _vocab_padding(tensor: Described) -> int:
+    _, rows, num_bytes = tensor
+    return -rows % _VOCAB_ROWS * (num_bytes // rows) if rows else 0
 
 
 def checksums_of(parameters: Mapping[str, Parameter], checksum: Checksum) -> dict[str, str]:

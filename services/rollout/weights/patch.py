@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from protocol.deltas import ITEM_BYTES
+from protocol.deltas import ITEM_BYTES, Values
 from protocol.messages import TensorInfo
 from services.rollout.weights.file import write_arrays
 from services.rollout.weights.files import WeightFiles
@@ -25,11 +25,15 @@ PATCH_FILE: Final = "patch.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class Touched:
-    """Elements of ``item_bytes`` bytes each that changed, counted from byte ``offset`` of the version on: uint32 [any]."""
+    """Elements of ``item_bytes`` bytes each that changed, counted from byte ``offset`` of the version on: uint32 [any].
+
+    ``values``: what they are now, unsigned [as many]; None: it is in the files.
+    """
 
     offset: int
     item_bytes: int
     places: np.ndarray[Any, np.dtype[np.uint32]]
+    values: Values | None = None
 
 
 class NoPatchError(ValueError):
@@ -47,7 +51,7 @@ def write_patch(
     ends = np.array([info.offset + info.num_bytes for info in tensors])
     found: dict[str, tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]] = {}
     for each in touched:
-        values = files.gather(each.offset, each.item_bytes, each.places)
+        values = files.gather(each.offset, each.item_bytes, each.places) if each.values is None else each.values
         at, done = int(np.searchsorted(ends, each.offset, side="right")), 0
         while done < len(each.places):
             info = tensors[at]

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -308,7 +309,9 @@ class Replica:
 
     def _touch(self, touched: list[Touched], base: Manifest) -> None:
         if self._touched is not None:
-            self._touched += touched
+            # What an earlier delta wrote may have changed again.
+            former = [replace(each, values=None) for each in self._touched]
+            self._touched = [*former, *(replace(each, values=None) if former else each for each in touched)]
             num_bytes = sum(len(each.places) * each.item_bytes for each in self._touched)
             if num_bytes > PATCH_SHARE * base.num_bytes:
                 self._touched = None
@@ -388,9 +391,10 @@ def _apply_bucket(files: WeightFiles, bucket: DeltaBucket, part: memoryview, dig
         begin += compressed
     changes = decode_streams(bucket, streams, files.num_bytes)
     was = files.gather(bucket.offset, bucket.item_bytes, changes.positions)
-    files.scatter(bucket.offset, bucket.item_bytes, changes.positions, changes.new_values(was))
-    # What was written is read again.
-    found = changes.digest(was, files.gather(bucket.offset, bucket.item_bytes, changes.positions))
+    now = changes.new_values(was)
+    found = changes.digest(was, now)
     if found != digest:
         raise ValueError(f"bucket at {bucket.offset}: its changes have digest {found.hex()}, expected {digest.hex()}")
-    return Touched(offset=bucket.offset, item_bytes=bucket.item_bytes, places=changes.positions.astype(np.uint32))
+    files.scatter(bucket.offset, bucket.item_bytes, changes.positions, now)
+    places = changes.positions.astype(np.uint32)
+    return Touched(offset=bucket.offset, item_bytes=bucket.item_bytes, places=places, values=now)

@@ -3,16 +3,13 @@
 A version counts as served only after the engine's own checksums agree with what was sent. Until the first such version, and
 after a failed update, the rollout does not serve: it takes no lease and generates nothing.
 
-The rollout keeps a copy of the version that it fetched last (``replica``), so that the next one can be a delta. An engine
-that can do so patches the elements that changed since the version that it serves. Any other loads the files with changed
-tensors, and all files when nobody knows which version it has.
+The rollout keeps a copy of the version that it fetched last (``replica``), so that the next one can be a delta.
+``loading`` has how an engine gets it.
 """
 
 import asyncio
-import shutil
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -23,31 +20,23 @@ from protocol.channels import WEIGHTS
 from protocol.messages import Loaded, Manifest
 from protocol.messages.base import shortened
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.sglang import Engine, EngineError, EngineUnreachable
+from services.rollout.sglang import Engine, EngineError
 from services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest, newest_snapshot
-from services.rollout.weights.patch import NoPatchError, write_patch
+from services.rollout.weights.loading import EngineLoader, VerificationError
 from services.rollout.weights.peers import WeightPeers
 from services.rollout.weights.process_group import GroupError, ReceivingGroup
 from services.rollout.weights.replica import Replica
-from services.rollout.weights.verify import Expected, Verification, Verifier, published
+from services.rollout.weights.verify import Verifier
 from services.runtime.clock import Clock
 from services.runtime.errors import EndpointError, ServiceError
 from services.runtime.net import PLAINTEXT, PeerClient, Security
-from services.weights import ABILITY, Hash
+from services.weights import Hash
 
 log = structlog.get_logger()
 
 RETRY_S: Final = 1.0
 MAX_FAILED_LOADS: Final = 3
-MAX_FAILED_PATCHES: Final = 3
-"""After so many in a row the engine is given files only."""
-LOADED: Final = "loaded"
-"""The directory, below the rollout's own, of what the engine loads: there only while it does."""
 CONNECT_S: Final = 10.0
-
-
-class VerificationError(RuntimeError):
-    """The engine's weights differ from what was sent."""
 
 
 class WeightSync:
@@ -93,13 +82,10 @@ class WeightSync:
         self._group = group
         self._replica = Replica(work_directory) if weight_peers is None else weight_peers.replica
         self._engine_hash: Hash | None = None
-        self._takes_patches: bool | None = None
-        """None: the engine has not been asked yet."""
-        self._takes_parts = True
+        self._loader = EngineLoader(engine, self._verifier, work_directory, metrics)
         self._announced = (0, "")
         self._wake = asyncio.Event()
         self._failed_loads = 0
-        self._failed_patches = 0
         self._num_clients = 0
         self.policy_version = 0
         self.quarantined = ""
@@ -230,102 +216,22 @@ class WeightSync:
             weights.must_load_all()
         self.loading = True
         try:
-            expected = await self._expected(weights)
-            patch = await self._patch(weights)
+            prepared = await self._loader.prepare(weights)
             self.may_generate.clear()
             begin = self._clock.now()
             await self._engine.pause(self._pause_mode)
-            if patch is None or not await self._patched(patch, version, expected):
-                await self._load_files(weights, expected)
-            weights.was_loaded()
+            await self._loader.load(weights, prepared)
             self.policy_version, self.quarantined = version, ""
             await self._engine.resume()
             self.may_generate.set()
             pause_s = self._clock.now() - begin
         except (EngineError, VerificationError) as error:
-            self._engine_hash = None
             await self._on_failed(client, version, digest, str(error))
             return
         finally:
             self.loading = False
-            await asyncio.to_thread(shutil.rmtree, self._work_directory / LOADED, ignore_errors=True)
+            await self._loader.tidy()
         await self._on_loaded(client, version, digest, pause_s)
-
-    async def _patch(self, weights: Replica) -> Path | None:
-        """A directory with the changes since the version that the engine serves; None: it has to load tensors."""
-        touched, known = weights.touched, self._verifier.known
-        if touched is None or not touched or not await self._asked_for_patches():
-            return None
-        directory = self._work_directory / LOADED / "patch"
-        try:
-            num_bytes = await asyncio.to_thread(
-                write_patch, directory, weights.files, weights.current.tensors, touched, known
-            )
-        except NoPatchError as error:
-            log.info("weights_not_patched", policy_version=weights.policy_version, error=str(error))
-            return None
-        except OSError as error:
-            raise self._no_room(weights, error) from error
-        log.debug("weights_patch_written", policy_version=weights.policy_version, num_bytes=num_bytes)
-        return directory
-
-    async def _asked_for_patches(self) -> bool:
-        """Whether the engine patches its parameters. It is asked once, and again after patches failed it."""
-        if self._takes_patches is None:
-            self._takes_patches = ABILITY in (await self._engine.server_info()).custom_weight_loader
-            log.info("engine_updates", takes_patches=self._takes_patches)
-        return self._takes_patches
-
-    async def _patched(self, patch: Path, version: int, expected: Expected) -> bool:
-        """Patch the paused engine; False: it now has to load all tensors, because nobody knows which elements it has."""
-        try:
-            await self._engine.patch_weights(patch, version, check=lambda: self._verify(expected))
-        except EngineUnreachable:
-            raise
-        except (EngineError, VerificationError) as error:
-            log.warning("weights_patch_failed", policy_version=version, error=str(error))
-            self._metrics.weight_updates.labels(outcome="no_patch").inc()
-            self._replica.must_load_all()
-            self._failed_patches += 1
-            if self._failed_patches >= MAX_FAILED_PATCHES:
-                self._takes_patches = False
-            return False
-        self._failed_patches = 0
-        return True
-
-    async def _load_files(self, weights: Replica, expected: Expected) -> None:
-        """Let the paused engine load the files with what it lacks. Raises: EngineError, VerificationError."""
-        if not self._takes_parts:
-            weights.must_load_all()
-        directory = self._work_directory / LOADED / f"version-{weights.policy_version}"
-        try:
-            await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
-            num_bytes = await asyncio.to_thread(weights.files.link, directory, weights.unloaded())
-        except OSError as error:
-            raise self._no_room(weights, error) from error
-        log.debug("weights_linked", policy_version=weights.policy_version, num_bytes=num_bytes)
-        check = partial(self._verify, expected)
-        try:
-            await self._engine.update_weights_from_disk(directory, weights.policy_version, check=check)
-        except (EngineError, VerificationError):
-            # Some engines rearrange the weights that they load, and cannot load a part: from now on they get all tensors.
-            self._takes_parts = self._takes_parts and weights.loads_all
-            raise
-
-    @staticmethod
-    def _no_room(weights: Replica, error: OSError) -> ServiceError:
-        return ServiceError(
-            f"what the engine shall load of policy version {weights.policy_version} cannot be written: {error}; make room "
-            "there or choose another rollout.weights_directory"
-        )
-
-    async def _expected(self, weights: Replica) -> Expected:
-        """What the engine must report. Before the pause: hashing takes longer than loading. Raises: EngineError."""
-        manifest = weights.current
-        if manifest.checksums:
-            return published(manifest.tensors, manifest.checksums)
-        log.info("checksums_computed_here", policy_version=manifest.policy_version)
-        return await self._verifier.expect(weights.tensors())
 
     async def _follow_in_group(self, client: PeerClient, endpoint: str) -> bool:
         """Let the learner send its newest version to the engine; False: impossible now, so fetch the version."""
@@ -354,7 +260,7 @@ class WeightSync:
         try:
             await self._engine.pause(self._pause_mode)
             await group.load(client, manifest, self._pause_mode)
-            self._require(await group.verify())
+            EngineLoader.require(await group.verify())
             self.policy_version, self.quarantined = version, ""
             await self._engine.resume()
             self.may_generate.set()
@@ -402,24 +308,10 @@ class WeightSync:
         self._on_change()
         await client.send(Loaded(policy_version=version, digest=digest, pause_s=pause_s))
 
-    async def _verify(self, expected: Expected) -> None:
-        """Compare checksums. The engine's client has already asked which version the engine serves."""
-        self._require(await self._verifier.verify(expected))
-
-    @staticmethod
-    def _require(verification: Verification) -> None:
-        """Raises: VerificationError when the weights differ."""
-        if not verification.ok:
-            raise VerificationError(
-                f"the engine's weights differ from what was sent: mismatched {verification.mismatched[:5]}, "
-                f"missing {verification.missing[:5]}"
-            )
-        if verification.unverified:
-            log.warning("tensors_unverified", number=len(verification.unverified), names=verification.unverified[:5])
-
     async def _on_failed(self, client: PeerClient, version: int, digest: str, error: str) -> None:
         """The engine stays paused: weights in doubt generate nothing. The replica is fetched again, too."""
-        self._takes_patches = None if self._takes_patches else self._takes_patches
+        self._engine_hash = None
+        self._loader.doubt()
         self.may_generate.clear()
         self._replica.forget()
         self.policy_version, self.quarantined = 0, error

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from services.learner.weights.delta import encode_delta
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.sglang.client import Engine, EngineError
-from services.rollout.weights import sync as syncs
+from services.rollout.weights import loading
 from services.rollout.weights.patch import PATCH_FILE, write_patch
 from services.rollout.weights.sync import WeightSync
 from services.rollout.weights.verify import verify_loaded
@@ -125,7 +125,7 @@ async def test_many_patches_leave_the_engine_with_the_bits_of_a_full_load(
             path.write_bytes(content[:-1] if spoiled.pop() == "cut" else content)
         return num_bytes
 
-    monkeypatch.setattr(syncs, "write_patch", write)
+    monkeypatch.setattr(loading, "write_patch", write)
     loads: list[str] = []
     update = Engine._update
 

@@ -19,8 +19,9 @@ from protocol.messages import Loaded, ManifestRequest, WeightChunk, WeightReques
 from services.learner.weights.delta import encode_delta
 from services.learner.weights.snapshot import Delta
 from services.rollout.metrics import RolloutMetrics
+from services.rollout.weights.loading import MAX_FAILED_PATCHES
 from services.rollout.weights.replica import Replica
-from services.rollout.weights.sync import MAX_FAILED_LOADS, MAX_FAILED_PATCHES, WeightSync
+from services.rollout.weights.sync import MAX_FAILED_LOADS, WeightSync
 from services.rollout.weights.verify import Expected, Verifier
 from services.runtime.clock import MonotonicClock
 from services.runtime.errors import EndpointError, ServiceError, flatten

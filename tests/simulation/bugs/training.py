@@ -139,8 +139,8 @@ TRAINING = (
     ),
     Bug(
         name="loaded weights are not verified",
-        module="services.rollout.weights.sync",
-        old="        self._require(await self._verifier.verify(expected))\n",
+        module="services.rollout.weights.loading",
+        old="        self.require(await self._verifier.verify(expected))\n",
         new="        await self._verifier.verify(expected)\n",
         invariants=("G4", "G5"),
         seed=6,

@@ -39,7 +39,7 @@ class Rollout(Section):
     """How unfinished generations wait for a weight update. retract: their KV cache is computed again under the new weights,
     so that each token's log-prob is that of one policy. in_place: faster, but later tokens see the old cache."""
     weights_directory: Path = Path("/dev/shm")
-    """Fetched weights are written below this directory (a memory file system) for SGLang to load."""
+    """The copy of the weights lies below this directory (a memory file system); SGLang loads it from there."""
     weights_path: Literal["chunks", "group"] = "chunks"
     """How weights reach the engine. chunks: the rollout fetches and checks them, and SGLang loads them from
     weights_directory. group: the learner sends every version whole into a process group with the engine

@@ -1,0 +1,168 @@
+"""Gives a paused engine what it lacks of a version: a patch of its parameters, or files; and compares its checksums.
+
+An engine that can do so patches the elements that changed since the version that it serves. Any other loads the files with
+changed tensors, and all files when nobody knows which version it has.
+"""
+
+import asyncio
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from services.rollout.metrics import RolloutMetrics
+from services.rollout.sglang import Engine, EngineError, EngineUnreachable
+from services.rollout.weights.patch import NoPatchError, write_patch
+from services.rollout.weights.replica import Replica
+from services.rollout.weights.verify import Expected, Verification, Verifier, published
+from services.runtime.errors import ServiceError
+from services.weights import ABILITY
+
+log = structlog.get_logger()
+
+MAX_FAILED_PATCHES: Final = 3
+"""After so many in a row the engine is given files only."""
+LOADED: Final = "loaded"
+"""The directory, below the rollout's own, of what the engine loads: there only while it does."""
+
+
+class VerificationError(RuntimeError):
+    """The engine's weights differ from what was sent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedLoad:
+    """What is known before the pause. ``patch``: a directory; None: the engine has to load files."""
+
+    expected: Expected
+    patch: Path | None
+
+
+class EngineLoader:
+    """Loads versions into one engine."""
+
+    def __init__(self, engine: Engine, verifier: Verifier, work_directory: Path, metrics: RolloutMetrics) -> None:
+        self._engine = engine
+        self._verifier = verifier
+        self._work_directory = work_directory
+        self._metrics = metrics
+        self._takes_parts = True
+        self._takes_patches: bool | None = None
+        """None: the engine has not been asked yet."""
+        self._failed_patches = 0
+
+    async def prepare(self, weights: Replica) -> PreparedLoad:
+        """What can be done while the engine still generates: hashing takes longer than loading.
+
+        Raises: EngineError; ServiceError when there is no room.
+        """
+        return PreparedLoad(expected=await self._expected(weights), patch=await self._patch(weights))
+
+    async def load(self, weights: Replica, prepared: PreparedLoad) -> None:
+        """Give the paused engine the version. Raises: EngineError, VerificationError; ServiceError when there is no room."""
+        expected, patch = prepared.expected, prepared.patch
+        if patch is None or not await self._patched(weights, patch, expected):
+            await self._load_files(weights, expected)
+        weights.was_loaded()
+
+    async def tidy(self) -> None:
+        """Remove what the engine has loaded."""
+        await asyncio.to_thread(shutil.rmtree, self._work_directory / LOADED, ignore_errors=True)
+
+    def doubt(self) -> None:
+        """A load has failed: the engine is asked again what it can do."""
+        self._takes_patches = None if self._takes_patches else self._takes_patches
+
+    async def _expected(self, weights: Replica) -> Expected:
+        """What the engine must report. Before the pause: hashing takes longer than loading. Raises: EngineError."""
+        manifest = weights.current
+        if manifest.checksums:
+            return published(manifest.tensors, manifest.checksums)
+        log.info("checksums_computed_here", policy_version=manifest.policy_version)
+        return await self._verifier.expect(weights.tensors())
+
+    async def _patch(self, weights: Replica) -> Path | None:
+        """A directory with the changes since the version that the engine serves; None: it has to load tensors."""
+        touched, known = weights.touched, self._verifier.known
+        if touched is None or not touched or not await self._asked_for_patches():
+            return None
+        directory = self._work_directory / LOADED / "patch"
+        try:
+            num_bytes = await asyncio.to_thread(
+                write_patch, directory, weights.files, weights.current.tensors, touched, known
+            )
+        except NoPatchError as error:
+            log.info("weights_not_patched", policy_version=weights.policy_version, error=str(error))
+            return None
+        except OSError as error:
+            raise self._no_room(weights, error) from error
+        log.debug("weights_patch_written", policy_version=weights.policy_version, num_bytes=num_bytes)
+        return directory
+
+    async def _asked_for_patches(self) -> bool:
+        """Whether the engine patches its parameters. It is asked once, and again after patches failed it."""
+        if self._takes_patches is None:
+            self._takes_patches = ABILITY in (await self._engine.server_info()).custom_weight_loader
+            log.info("engine_updates", takes_patches=self._takes_patches)
+        return self._takes_patches
+
+    async def _patched(self, weights: Replica, patch: Path, expected: Expected) -> bool:
+        """Patch the paused engine; False: it now has to load all tensors, because nobody knows which elements it has."""
+        try:
+            await self._engine.patch_weights(patch, weights.policy_version, check=partial(self._verify, expected))
+        except EngineUnreachable:
+            raise
+        except (EngineError, VerificationError) as error:
+            log.warning("weights_patch_failed", policy_version=weights.policy_version, error=str(error))
+            self._metrics.weight_updates.labels(outcome="no_patch").inc()
+            weights.must_load_all()
+            self._failed_patches += 1
+            if self._failed_patches >= MAX_FAILED_PATCHES:
+                self._takes_patches = False
+            return False
+        self._failed_patches = 0
+        return True
+
+    async def _load_files(self, weights: Replica, expected: Expected) -> None:
+        """Let the paused engine load the files with what it lacks. Raises: EngineError, VerificationError."""
+        if not self._takes_parts:
+            weights.must_load_all()
+        directory = self._work_directory / LOADED / f"version-{weights.policy_version}"
+        try:
+            await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
+            num_bytes = await asyncio.to_thread(weights.files.link, directory, weights.unloaded())
+        except OSError as error:
+            raise self._no_room(weights, error) from error
+        log.debug("weights_linked", policy_version=weights.policy_version, num_bytes=num_bytes)
+        check = partial(self._verify, expected)
+        try:
+            await self._engine.update_weights_from_disk(directory, weights.policy_version, check=check)
+        except (EngineError, VerificationError):
+            # Some engines rearrange the weights that they load, and cannot load a part: from now on they get all tensors.
+            self._takes_parts = self._takes_parts and weights.loads_all
+            raise
+
+    @staticmethod
+    def _no_room(weights: Replica, error: OSError) -> ServiceError:
+        return ServiceError(
+            f"what the engine shall load of policy version {weights.policy_version} cannot be written: {error}; make room "
+            "there or choose another rollout.weights_directory"
+        )
+
+    async def _verify(self, expected: Expected) -> None:
+        """Compare checksums. The engine's client has already asked which version the engine serves."""
+        self.require(await self._verifier.verify(expected))
+
+    @staticmethod
+    def require(verification: Verification) -> None:
+        """Raises: VerificationError when the weights differ."""
+        if not verification.ok:
+            raise VerificationError(
+                f"the engine's weights differ from what was sent: mismatched {verification.mismatched[:5]}, "
+                f"missing {verification.missing[:5]}"
+            )
+        if verification.unverified:
+            log.warning("tensors_unverified", number=len(verification.unverified), names=verification.unverified[:5])
