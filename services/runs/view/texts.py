@@ -26,15 +26,14 @@ class Texts:
         self.error = ""
 
     def load(self) -> bool:
-        """Whether there is a tokenizer: the model's, or that of the run's own export."""
+        """Whether there is a tokenizer: that of the run's own export, or the model's, whose path may mean another one here."""
         if self._tokenizer is not None:
             return True
-        places, errors = [], []
+        places, errors = [self._directory / "export"], []
         try:
             places.append(read_run_settings(self._directory).model.path)
         except (ConfigurationError, AttributeError, TypeError) as error:
             errors.append(str(error))
-        places.append(self._directory / "export")
         for place in places:
             try:
                 self._tokenizer = ChatTokenizer(place)

@@ -1,12 +1,15 @@
 """Each token has a text of its own, whatever bytes it stands for."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
 
 from services.models.tokenizer import build_tokenizer
 from services.runs.view.texts import Texts
+from services.runtime.settings.configuration import load_settings
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,19 @@ def test_markup_stays_the_text_that_it_is(export: Path) -> None:
 def test_ids_outside_the_vocabulary_have_no_text(export: Path) -> None:
     texts = Texts(export)
     assert texts.of([2**31 - 1, -5, *ids_of(texts, b"a")]) == ["", "", "a"]
+
+
+def test_a_runs_own_export_comes_before_a_path_that_may_mean_another_model_here(export: Path, tmp_path: Path) -> None:
+    other = tmp_path / "models" / "tiny"
+    other.mkdir(parents=True)
+    Tokenizer(models.WordLevel({"<|end|>": 0, "wrong": 1}, unk_token="<|end|>")).save(str(other / "tokenizer.json"))
+    for name in ("config.json", "tokenizer_config.json"):
+        shutil.copy(export / "export" / name, other)
+    (tmp_path / "settings.json").write_text(load_settings(None, [f"model.path={other}"], {}).model_dump_json())
+    assert Texts(tmp_path).text([1]) == "wrong", "as long as there is no export"
+    shutil.copytree(export / "export", tmp_path / "export")
+    texts = Texts(tmp_path)
+    assert texts.text(ids_of(texts, b"right")) == "right"
 
 
 def test_without_a_tokenizer_ids_are_shown_and_the_reason(tmp_path: Path) -> None:
