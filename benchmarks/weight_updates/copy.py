@@ -155,7 +155,7 @@ def _apply(replica: Replica, delta: Delta, payload: bytes) -> None:
 
 
 def _all(name: Hash, replica: Replica, delta: Delta, payload: bytes, loads: Path, counted: Counted) -> None:
-    """The former way: it had no digest of changes, so the time of these is in this figure too: some 2 % of it."""
+    """The former way: it had no digest of changes, so the time of these is in this figure too: some 1 % of it."""
     with mock.patch.object(replicas, "ROLLING_SHARE", 0):
         _apply(replica, delta, payload)
     for index in replica.unloaded():
