@@ -26,7 +26,7 @@ class Texts:
         self.error = ""
 
     def load(self) -> bool:
-        """Whether there is a tokenizer: that of the run's own export, or the model's, whose path may mean another one here."""
+        """Whether there is a tokenizer: that of the run's own export, or the model's, whose path may mean another here."""
         if self._tokenizer is not None:
             return True
         places, errors = [self._directory / "export"], []
