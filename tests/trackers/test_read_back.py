@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,10 @@ def test_every_number_is_there_once_after_kill_9_and_a_resumed_run(
     run, cursor = tmp_path / "a run", tmp_path / "a run/trackers" / f"{tracker}.json"
     write_evaluated_run(run, "trackers.project=a project", "trackers.samples=2")
     monkeypatch.chdir(tmp_path)  # MLflow's local files are below the working directory.
-    # W&B leaves its temporary folders where a process is killed.
+    # W&B leaves its temporary folders where a process is killed, and in this one, which reads with its code, to the end.
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     for name, value in environment(tmp_path, PYTHONPATH=str(ROOT)).items():
         monkeypatch.setenv(name, value)
     lines = [as_json(run / "metrics.jsonl"), *rows(2, 400)]
