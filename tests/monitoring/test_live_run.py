@@ -35,6 +35,7 @@ CHROMIUM_FLAGS = (
 )  # fmt: skip
 
 
+(SANDBOXES,) = (row for each in DASHBOARDS for row in each.rows if row.title == "Sandboxes")
 NOTHING_TO_DRAW = {
     ("Alerts that fire", "{{alertname}}"),
     ("Refused messages", "{{reason}}"),
@@ -43,8 +44,12 @@ NOTHING_TO_DRAW = {
     ("Refused calls", "{{code}}"),
     ("Time of a call", "median"),
     ("Time of a call", "95 %"),
+    ("Evaluation sets", "{{set}} {{metric}}"),
+    ("Experts changed", "all"),
+    *((panel.title, query.legend) for panel in SANDBOXES.panels for query in panel.queries),
 }
-"""Series that do not exist before their first event; this run has no agents, and a reward without components."""
+"""Series that do not exist before their first event; this run has no agents, a reward without components, no named
+evaluation sets, no pass over a batch before its updates, and no server of sandboxes."""
 
 
 @dataclass
