@@ -23,6 +23,7 @@ from services.runtime.errors import ConfigurationError
 from services.runtime.net.security import KEY_ROLES
 from services.runtime.settings.arguments import add_configuration_arguments, parse_process_arguments
 from services.runtime.settings.configuration import ENVIRONMENT_PREFIX, RESERVED
+from services.sandbox_server.metrics import SandboxMetrics
 from tests.deploy.cluster import VARIABLE, Cluster, Pods, title, walk
 
 METRIC = re.compile(r"(?<![\w:])(?:\w+:)*gspo_[a-z0-9_:]+")
@@ -252,7 +253,8 @@ def ranks(cluster: Cluster) -> Iterator[str]:
 def metric_names() -> frozenset[str]:
     """Every sample name that the processes export."""
     names: set[str] = set()
-    makers: tuple[Callable[[CollectorRegistry], object], ...] = (BrokerMetrics, LearnerMetrics, RolloutMetrics)
+    makers: tuple[Callable[[CollectorRegistry], object], ...]
+    makers = (BrokerMetrics, LearnerMetrics, RolloutMetrics, SandboxMetrics)
     for make in makers:
         registry = CollectorRegistry()
         make(registry)
