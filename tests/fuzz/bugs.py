@@ -37,15 +37,15 @@ BUGS: Final = (
         "weights",
         "a tensor's digest is not checked",
         "services.rollout.weights.replica",
-        "if digest != expected:",
+        "if digest != tensors[index].digest:",
         "if False:",
     ),
     _bug(
         "weights",
         "a manifest gets the memory that it claims",
         "services.rollout.weights.fetch",
-        "    data = bytearray()\n",
-        "    data = bytearray(manifest.num_bytes)\n",
+        "        landing = replica.landing(manifest)\n",
+        "        bytearray(manifest.num_bytes)\n        landing = replica.landing(manifest)\n",
     ),
     _bug(
         "delta_streams",
@@ -72,7 +72,7 @@ BUGS: Final = (
         "delta",
         "the engine is not told what a delta changed",
         "services.rollout.weights.replica",
-        "self._unloaded |= digests.keys()",
+        "self._unloaded |= head.tensors.keys()",
         "pass",
     ),
     _bug(

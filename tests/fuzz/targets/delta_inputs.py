@@ -9,7 +9,17 @@ import numpy as np
 from msgspec import structs
 
 from protocol.codec import decode
-from protocol.deltas import CHANGES_DIGEST_BYTES, Region, decode_head, encode_head, encode_region, regions, stream_lengths
+from protocol.deltas import (
+    CHANGES_DIGEST_BYTES,
+    Region,
+    as_elements,
+    decode_head,
+    decode_streams,
+    encode_head,
+    encode_region,
+    regions,
+    stream_lengths,
+)
 from protocol.digests import head_digest, tensor_digest, version_digest
 from protocol.errors import ProtocolError
 from protocol.messages import DeltaBucket, Manifest, TensorInfo
@@ -121,9 +131,11 @@ def _rebuilt(header: bytes, payload: bytes, rng: Random) -> bytes:
     head = payload[:begin]
     lie: Callable[..., bytes] = rng.choice((_other_streams, _bomb, _stowaway, _other_buckets, _other_digest))
     head = lie(rng, bodies, head, sorted(changed))
-    # A bucket more than before: the liar adds a digest of it, and gets the learner's name under that.
+    # A bucket more than before: the liar has digests of what all of them change, and the learner's name under that.
     added = len(bodies) - len(manifest.buckets)
-    head += bytes(CHANGES_DIGEST_BYTES * max(0, added))
+    if added > 0:
+        told_bytes = len(head) - CHANGES_DIGEST_BYTES * len(manifest.buckets)
+        head = head[:told_bytes] + b"".join(_digest_of_changes(bucket, each) for bucket, each in bodies)
     encoded = []
     for bucket, each in bodies:
         frames = [compress(stream) for stream in each]
@@ -137,6 +149,18 @@ def _rebuilt(header: bytes, payload: bytes, rng: Random) -> bytes:
         return joined(replaced, {}, None) + MESSAGE_MARK + head + b"".join(body for _, body in encoded)
     except ProtocolError:
         return header + MESSAGE_MARK + head
+
+
+def _digest_of_changes(bucket: DeltaBucket, streams: list[bytes]) -> bytes:
+    """Of what a bucket changes in the base; zeros where it cannot be read."""
+    base = np.frombuffer(versions()[0][1], dtype=np.uint8)
+    try:
+        changes = decode_streams(bucket, streams, base.nbytes)
+    except ValueError:
+        return bytes(CHANGES_DIGEST_BYTES)
+    place = slice(bucket.offset, bucket.offset + bucket.num_elements * bucket.item_bytes)
+    was = as_elements(base[place], bucket.item_bytes)[changes.positions]
+    return changes.digest(was, changes.new_values(was))
 
 
 Bodies = list[tuple[DeltaBucket, list[bytes]]]

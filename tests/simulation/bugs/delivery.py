@@ -195,7 +195,7 @@ DELIVERY = (
         old="return self.payload(trajectory_id), self.journal(trajectory_id)",
         new="return self.payload(trajectory_id), []",
         invariants=("G1 nothing acknowledged is lost",),
-        seed=25,
+        seed=5,
     ),
     Bug(
         name="a turn that is graded again counts twice",
@@ -204,7 +204,7 @@ DELIVERY = (
         new='self._components[self._num_entries] = entry["components"]',
         invariants=("G2 an episode",),
         weather=_rollouts_die_again_and_again(),
-        seed=78,
+        seed=6,
     ),
     Bug(
         name="an entry of the journal is not durable",

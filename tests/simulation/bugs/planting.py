@@ -44,7 +44,14 @@ class Bug:
             plan = replace(plan, part_tokens=self.part_tokens)
         if self.is_deterministic is not None:
             plan = replace(plan, is_deterministic=self.is_deterministic)
-        return plan.with_events(tuple(sorted((*plan.events, *self.weather), key=lambda event: event.at)))
+        # A rollout that this run does not have cannot be killed.
+        weather = [event for event in self.weather if not any(name in event.target for name in _rollouts_after(plan))]
+        return plan.with_events(tuple(sorted((*plan.events, *weather), key=lambda event: event.at)))
+
+
+def _rollouts_after(plan: Plan) -> list[str]:
+    """Names of a few rollouts that larger runs have."""
+    return [f"rollout-{number}" for number in range(plan.num_rollouts, plan.num_rollouts + 8)]
 
 
 @contextmanager
