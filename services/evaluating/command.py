@@ -27,10 +27,9 @@ from services.rollout.tokenizer import ChatTokenizer
 from services.runtime.clock import MonotonicClock
 from services.runtime.config_arguments import add_configuration_arguments
 from services.runtime.durable import replace_file
-from services.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError, EndpointError, ServiceError, flatten
+from services.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError, EndpointError, ServiceError, tell
 from services.runtime.logs import configure_logging
 from services.runtime.output import protect_result
-from services.runtime.plain_text import indented_lines
 from services.runtime.settings import Settings, load_settings
 
 EXIT_INTERRUPTED: Final = 130
@@ -81,12 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _explained(error: BaseException) -> int:
     """Say what ended the command. Returns its exit status; a bug is raised."""
-    leaves = flatten(error) if isinstance(error, BaseExceptionGroup) else [error]
-    known = [leaf for leaf in leaves if isinstance(leaf, ConfigurationError | EndpointError | ServiceError | OSError)]
-    if not known:
-        raise error
-    for leaf in known:
-        sys.stderr.write(indented_lines(f"gspo eval: {leaf}") + "\n")
+    known = tell(error, "gspo eval")
     is_failure = all(isinstance(leaf, ServiceError | OSError) for leaf in known)
     if is_failure:
         sys.stderr.write("gspo eval: samples that were taken are kept: the same command goes on from here\n")

@@ -6,8 +6,11 @@ configuration, and works once there is room.
 
 import errno
 import os
+import sys
 from collections.abc import Callable
 from typing import Final, NamedTuple
+
+from services.runtime.plain_text import indented_lines
 
 EXIT_FAILED: Final = 1
 EXIT_CONFIGURATION: Final = 2
@@ -81,6 +84,18 @@ def exit_status(run: Callable[[], int | None]) -> int:
         for end, index in reversed(known):
             log.error(_ENDS[end].event, error=str(leaves[index]))
         return _ENDS[known[0][0]].status
+
+
+def tell(error: BaseException, command: str) -> list[BaseException]:
+    """Say on standard error what ended ``command``, and return the errors meant for people. Raises: ``error``, for a bug."""
+    leaves = flatten(error) if isinstance(error, BaseExceptionGroup) else [error]
+    kinds = (ConfigurationError, EndpointError, ServiceError, OSError)
+    known: list[BaseException] = [leaf for leaf in leaves if isinstance(leaf, kinds)]
+    if not known:
+        raise error
+    for leaf in known:
+        sys.stderr.write(indented_lines(f"{command}: {leaf}") + "\n")
+    return known
 
 
 class _End(NamedTuple):

@@ -23,11 +23,10 @@ from services.runtime.errors import (
     ConfigurationError,
     EndpointError,
     ServiceError,
-    flatten,
+    tell,
 )
 from services.runtime.logs import configure_logging
 from services.runtime.output import protect_result
-from services.runtime.plain_text import indented_lines
 from services.runtime.settings import Settings, load_settings
 from services.trying.answering import AnswerSource, open_engine, require_directory
 from services.trying.as_json import JsonReport
@@ -82,12 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _explained(error: BaseException) -> int:
     """Say what ended the command. Returns its exit status; a bug is raised."""
-    leaves = flatten(error) if isinstance(error, BaseExceptionGroup) else [error]
-    known = [leaf for leaf in leaves if isinstance(leaf, ConfigurationError | EndpointError | ServiceError | OSError)]
-    if not known:
-        raise error
-    for leaf in known:
-        sys.stderr.write(indented_lines(f"gspo env try: {leaf}") + "\n")
+    known = tell(error, "gspo env try")
     return EXIT_FAILED if all(isinstance(leaf, ServiceError) for leaf in known) else EXIT_CONFIGURATION
 
 
