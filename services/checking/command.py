@@ -24,7 +24,7 @@ from services.checking.tasks import code_findings, prompt_tokens
 from services.checking.unused import schedule_findings, slow_findings, unused_findings
 from services.cli.check import check_command
 from services.cli.console import PlainConsole
-from services.placement import torch_is_for_cuda
+from services.placement import is_for_cuda
 from services.runtime.config_arguments import add_configuration_arguments
 from services.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError
 from services.runtime.output import protect_result
@@ -174,8 +174,7 @@ def _situation(arguments: argparse.Namespace, configuration: Configuration) -> S
     elsewhere = arguments.elsewhere or (several and not arguments.here)
     ranks = settings.learner.num_ranks * settings.learner.num_nodes
     if arguments.gpu is None:
-        own = settings.learner.python or settings.rollout.python
-        hardware = hardware_here(for_cuda=bool(own) or torch_is_for_cuda())
+        hardware = hardware_here(for_cuda=is_for_cuda(settings))
     else:
         hardware = named_hardware(arguments.gpu, arguments.gpus or 1)
     return Situation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,7 @@ from typing import Final
 import psutil
 
 from services.estimates import Device, Hardware, device_named, known_devices
+from services.placement import named_gpus
 from services.runtime.errors import ConfigurationError
 
 QUERY: Final = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
@@ -38,7 +40,7 @@ def hardware_here(*, for_cuda: bool) -> Hardware:
 
     ``for_cuda``: the run's builds of torch can use a GPU.
     """
-    devices = _devices(_visible()) if for_cuda else []
+    devices = _devices(named_gpus(os.environ)) if for_cuda else []
     return Hardware(
         device=devices[0] if devices else None,
         num_devices=len(devices),
@@ -55,14 +57,8 @@ def _limit() -> float:
     return math.inf
 
 
-def _visible() -> list[str] | None:
-    """The devices that CUDA_VISIBLE_DEVICES names; None: all."""
-    text = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return None if text is None else [word.strip() for word in text.split(",") if word.strip() not in ("", "-1")]
-
-
-def _devices(visible: list[str] | None) -> list[Device]:
-    if visible == []:
+def _devices(visible: Sequence[str] | None) -> list[Device]:
+    if visible is not None and not visible:
         return []
     try:
         answer = subprocess.run(QUERY, capture_output=True, text=True, timeout=QUERY_S, check=True).stdout

@@ -1,13 +1,15 @@
 """Which GPUs and cores each process of a run on one machine gets."""
 
-from services.placement.placing import Placement, ProcessPlace, machine_of, placement_of, require_pythons
-from services.placement.visible import Machine, this_machine, torch_is_for_cuda
+from services.placement.placing import Placement, ProcessPlace, is_for_cuda, machine_of, placement_of, require_pythons
+from services.placement.visible import Machine, named_gpus, this_machine, torch_is_for_cuda
 
 __all__ = [
     "Machine",
     "Placement",
     "ProcessPlace",
+    "is_for_cuda",
     "machine_of",
+    "named_gpus",
     "placement_of",
     "require_pythons",
     "this_machine",

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal
 
-from services.placement.visible import Machine, this_machine
+from services.placement.visible import Machine, this_machine, torch_is_for_cuda
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings import Settings
 
@@ -78,9 +78,14 @@ def placement_of(settings: Settings, machine: Machine) -> Placement:
     return placement
 
 
+def is_for_cuda(settings: Settings) -> bool:
+    """Whether the run's builds of torch can use a GPU. Those of other interpreters are taken to; this one's is looked at."""
+    return bool(settings.learner.python or settings.rollout.python) or torch_is_for_cuda()
+
+
 def machine_of(settings: Settings) -> Machine:
     """This machine; its GPUs do not count if only this Python is used and its torch is built for CPUs."""
-    return this_machine(for_cuda=True if settings.learner.python or settings.rollout.python else None)
+    return this_machine(for_cuda=is_for_cuda(settings))
 
 
 def require_pythons(settings: Settings) -> None:

@@ -29,12 +29,17 @@ def this_machine(
     Neither a driver nor torch is asked, so this takes no time. ``for_cuda``: whether torch can use them; None: as this
     Python's torch was built, so with a build for CPUs no machine has a GPU.
     """
-    named = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+    named = named_gpus(os.environ if environment is None else environment)
     present = sum(path.name.removeprefix("nvidia").isdecimal() for path in devices.glob("nvidia[0-9]*"))
-    names = map(str, range(present)) if named is None else (word.strip() for word in named.split(","))
+    names = tuple(map(str, range(present))) if named is None else named
     usable = present and (torch_is_for_cuda() if for_cuda is None else for_cuda)
-    gpus = tuple(name for name in names if name not in ("", "-1")) if usable else ()
-    return Machine(gpus=gpus, cores=tuple(sorted(os.sched_getaffinity(0))))
+    return Machine(gpus=names if usable else (), cores=tuple(sorted(os.sched_getaffinity(0))))
+
+
+def named_gpus(environment: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The GPUs that CUDA_VISIBLE_DEVICES names; None: it is not set, and so all."""
+    text = environment.get("CUDA_VISIBLE_DEVICES")
+    return None if text is None else tuple(word.strip() for word in text.split(",") if word.strip() not in ("", "-1"))
 
 
 def torch_is_for_cuda(package: Path | None = None) -> bool:
