@@ -16,29 +16,39 @@ import torch
 from torch import Tensor, nn
 
 from gspo.model.lora import AdaptedWeight, adapted_weights, is_lora, lora_name, merged, plain_name
-from gspo.moe.expert_layout import checkpoint_tensors
+from gspo.model.serving_layout import ServedParameter, ServingLayout
 
 Gathered = Callable[[Tensor], AbstractContextManager[Tensor | None]]
 """Opens a context that holds the whole value of a parameter or buffer. It is collective where parameters are partitioned;
 ranks that emit nothing may get None."""
 
 
-def serving_tensors(model: Any, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the serving tensors of one whole parameter: itself under its checkpoint name, or its experts one by one."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    own = checkpoint_tensors(name, tensor)
-    if own is not None:
-        # transformers does not know these names.
-        yield from own
-        return
-    yield from revert_weight_conversion(model, {name: tensor}).items()
-
-
 def serving_weights(
-    model: Any, *, gathered: Gathered, emit: bool = True, dtype: torch.dtype | None = None, with_adapters: bool = True
+    model: Any,
+    *,
+    gathered: Gathered,
+    emit: bool = True,
+    dtype: torch.dtype | None = None,
+    with_adapters: bool = True,
+    layout: ServingLayout | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield all weights under their serving names, one parameter at a time, as ``save_pretrained`` would write them.
+    """Yield all weights under their serving names, as ``save_pretrained`` would write them. See ``served_parameters``."""
+    for parameter in served_parameters(
+        model, gathered=gathered, emit=emit, dtype=dtype, with_adapters=with_adapters, layout=layout
+    ):
+        yield from parameter.tensors()
+
+
+def served_parameters(
+    model: Any,
+    *,
+    gathered: Gathered,
+    emit: bool = True,
+    dtype: torch.dtype | None = None,
+    with_adapters: bool = True,
+    layout: ServingLayout | None = None,
+) -> Iterator[ServedParameter]:
+    """Yield all weights as they are served, one parameter at a time.
 
     Tied embeddings appear once, under the name of the input embedding. Persistent buffers are included. Weights with an
     adapter (``gspo.model.lora``) are served with it, under the names that they have without.
@@ -49,12 +59,13 @@ def serving_weights(
         emit: False on ranks that only take part in collectives: they get nothing and must still exhaust the iterator.
         dtype: floating-point tensors are cast to it; None keeps their dtype.
         with_adapters: False yields the weights as they are without adapters.
+        layout: this model's; one that is kept makes every export after the first faster.
 
-    The tensors are contiguous, and valid only until the next one is requested: copy what you keep.
+    The tensors are contiguous, and valid only until the next parameter is requested: copy what you keep.
     Raises: ValueError when two parameters share a serving name: the conversion then needs both at once.
     """
+    layout = layout or ServingLayout(model)
     adapters = adapted_weights(model) if with_adapters else {}
-    seen: dict[str, str] = {}
     visited: set[int] = set()
     for own_name, value in model.state_dict(keep_vars=True).items():
         if id(value) in visited or is_lora(own_name):
@@ -72,14 +83,7 @@ def serving_weights(
                 whole = merged(whole, *change).to(whole.dtype if dtype is None else dtype)
             elif dtype is not None and whole.is_floating_point():
                 whole = whole.to(dtype)
-            for serving_name, tensor in serving_tensors(model, name, whole):
-                if serving_name in seen:
-                    raise ValueError(
-                        f"{seen[serving_name]} and {name} are both served as {serving_name}; "
-                        f"{type(model).__name__} needs a conversion of several parameters at once"
-                    )
-                seen[serving_name] = name
-                yield serving_name, tensor.contiguous()
+            yield from layout.served(name, whole)
 
 
 def lora_weights(model: Any, *, gathered: Gathered, emit: bool = True) -> Iterator[tuple[str, Tensor]]:

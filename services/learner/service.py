@@ -34,7 +34,7 @@ from services.learner.scheduled import scheduled_objective
 from services.learner.share import share, stop_anywhere
 from services.learner.token_recorder import TokenRecorder
 from services.learner.trainer import TrainBatch, train_batch
-from services.learner.weights import DTYPES, copy_weights
+from services.learner.weights import DTYPES, copy_parameters
 from services.runtime.clock import Clock
 from services.runtime.errors import ServiceError
 from services.runtime.settings import Settings
@@ -275,14 +275,14 @@ class LearnerService:
             # Before the copy: there is never more than one beside the weights that are served.
             with self._profile.phase("publish"):
                 self._broker.wait_announced()
-        weights = self._engine.serving_weights(dtype)
+        weights = self._engine.served_parameters(dtype)
         with self._profile.phase("export"):
             if self._broker is None:
                 for _ in weights:
                     pass
                 copied = None
             else:
-                copied = copy_weights(weights)
+                copied = copy_parameters(weights)
         with self._profile.phase("publish"):
             number = 0 if copied is None else self._versions.number(copied, self._next_batch)
             # Every rank names its checkpoints by it.

@@ -44,11 +44,11 @@ def _run(stop: threading.Event) -> None:
 def _serve(settings: Settings, stop: threading.Event) -> None:
     # torch takes seconds to import: only when the configuration is known to be good.
     from gspo.model.policy import load_policy
-    from gspo.model.serving import serving_weights
+    from gspo.model.serving import served_parameters
     from services.learner.broker import BrokerThread
     from services.learner.checkpoints import Versions
     from services.learner.metrics import LearnerMetrics
-    from services.learner.weights import DTYPES, copy_weights
+    from services.learner.weights import DTYPES, copy_parameters
 
     clock, registry = MonotonicClock(), CollectorRegistry()
     metrics, health = LearnerMetrics(registry), Health(clock, MAX_QUIET_S)
@@ -67,7 +67,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
             welcome = broker.wait_welcome(POLL_S)
         versions = Versions(settings.run.directory / "checkpoints", uuid.uuid4().hex)
         versions.begin(welcome)
-        weights = copy_weights(serving_weights(model, gathered=nullcontext, dtype=DTYPES[settings.model.dtype]))
+        weights = copy_parameters(served_parameters(model, gathered=nullcontext, dtype=DTYPES[settings.model.dtype]))
         version = versions.number(weights, 0)
         versions.reserve(version, 0)
         broker.publish(version, weights, 0, int(model.config.vocab_size), partial(versions.note_digest, version))

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from gspo.model.packing import BatchGroup
+from gspo.model.serving_layout import ServedParameter
 from protocol.messages import Trained
 from services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
@@ -21,7 +22,7 @@ from services.learner.broker.loop import BrokerLoop
 from services.learner.broker.port import ToBroker
 from services.learner.engine.engine import LearnerEngine
 from services.learner.trainer import BatchReport
-from services.learner.weights.snapshot import WeightCopy
+from services.learner.weights.copying import WeightCopy
 from services.runtime.settings import Learner
 from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import VOCABULARY, tables_after, weights_after
@@ -332,7 +333,10 @@ class SimTrainer:
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> torch.Tensor:
         return tensor.clone()
 
-    def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    def served_parameters(self, dtype: torch.dtype | None = None) -> Iterator[ServedParameter]:
+        return (ServedParameter.alone(*each) for each in self._weights())
+
+    def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         # By name, as the audit orders them.
         for name, table in tables_after(self.history) if self._has_tables else ():
             yield name, torch.from_numpy(table.view(np.int16)).view(torch.bfloat16)

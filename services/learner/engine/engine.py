@@ -22,6 +22,7 @@ from gspo.model.logprobs import TokenLogProbs
 from gspo.model.lora import freeze_all_but_lora, inject_lora
 from gspo.model.packing import PackedBatch
 from gspo.model.policy import load_policy, prepare_policy
+from gspo.model.serving_layout import ServedParameter
 from gspo.moe.experts import ExpertPicks, ExpertRecorder
 from gspo.moe.load_balance import RouterLogits, load_balancing_loss
 from gspo.moe.routing_replay import RoutingReplay
@@ -48,7 +49,7 @@ from services.learner.start import (
     require_adaptable,
     require_supported,
 )
-from services.learner.weights import DTYPES, copy_weights
+from services.learner.weights import DTYPES, copy_parameters
 
 
 class LearnerEngine:
@@ -297,15 +298,15 @@ class LearnerEngine:
         torch.distributed.barrier()
 
     def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """All weights as inference engines load them, on rank 0; other ranks get nothing and must exhaust it. Collective.
+        """The tensors of ``served_parameters``, one by one. Collective."""
+        return (pair for each in self.served_parameters(dtype) for pair in each.tensors())
 
-        A tensor is valid only until the next one is asked for: see ``gspo.model.serving.serving_weights``.
-        """
-        return self._weights.serving(dtype)
+    def served_parameters(self, dtype: torch.dtype | None = None) -> Iterator[ServedParameter]:
+        """All weights as engines load them; ranks other than 0 get nothing and must exhaust it. Collective."""
+        return self._weights.served(dtype)
 
     def weights_digest(self) -> str:
-        """Hexadecimal digest of the weights that are trained, with their names and shapes, in any layout; the same on every
-        rank. Collective."""
+        """Hexadecimal digest of what is trained: the same in any layout, on every rank. Collective."""
         return self._weights.digest(self.broadcast)
 
     def cost(self) -> ModelCost:
@@ -343,7 +344,7 @@ class LearnerEngine:
             canary=self._canary(),
             files=self._state.copy(),
             num_steps=self._state.num_steps,
-            weights=copy_weights(self._weights.trained()),
+            weights=copy_parameters(self._weights.trained()),
         )
 
     def load_state(self, directory: Path) -> None:

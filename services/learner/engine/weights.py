@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.model.serving import lora_weights, serving_weights
+from gspo.model.serving import lora_weights, served_parameters, serving_weights
+from gspo.model.serving_layout import ServedParameter, ServingLayout
 from protocol.digests import tensor_digest
 from services.learner.checkpoints import BaseDigest, state_digest
 from services.learner.engine.expert_parallel import ExpertShare, gathered
@@ -26,27 +27,31 @@ class EngineWeights:
         self._shares = shares
         self._emit = rank == 0
         self._has_lora = has_lora
+        self._layout = ServingLayout(model)
 
-    def serving(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """All weights, adapters merged: see ``gspo.model.serving.serving_weights``."""
-        return serving_weights(self._model, gathered=self._gathered, emit=self._emit, dtype=dtype)
+    def served(self, dtype: torch.dtype | None = None) -> Iterator[ServedParameter]:
+        """All weights, adapters merged: see ``gspo.model.serving.served_parameters``."""
+        return served_parameters(self._model, gathered=self._gathered, emit=self._emit, dtype=dtype, layout=self._layout)
 
-    def trained(self) -> Iterator[tuple[str, Tensor]]:
+    def trained(self) -> Iterator[ServedParameter]:
         """What a checkpoint has of the weights: all as they are served, or the adapters' matrices alone."""
         if not self._has_lora:
-            return self.serving()
-        return lora_weights(self._model, gathered=self._gathered, emit=self._emit)
+            return self.served()
+        matrices = lora_weights(self._model, gathered=self._gathered, emit=self._emit)
+        return (ServedParameter.alone(name, matrix) for name, matrix in matrices)
 
     def digest(self, broadcast: Broadcast) -> str:
         """Hexadecimal digest of ``trained``, in any layout; the same on every rank."""
-        return _shared(state_digest(_described(self.trained())), broadcast)
+        return _shared(state_digest(_described(pair for each in self.trained() for pair in each.tensors())), broadcast)
 
     def base_digest(self, broadcast: Broadcast) -> str:
         """Hexadecimal digest of the model below the adapters; the same on every rank. Empty without adapters."""
         if not self._has_lora:
             return ""
         base = BaseDigest()
-        base.add_all(serving_weights(self._model, gathered=self._gathered, emit=self._emit, with_adapters=False))
+        base.add_all(
+            serving_weights(self._model, gathered=self._gathered, emit=self._emit, with_adapters=False, layout=self._layout)
+        )
         return _shared(base.digest(), broadcast)
 
     def _gathered(self, value: Tensor) -> AbstractContextManager[Tensor | None]:

@@ -1,17 +1,11 @@
 """The learner's end of a weight update: snapshots, deltas and the server that sends them."""
 
 from services.learner.weights.checksums import PublishedChecksums, likely_hash
+from services.learner.weights.copying import DTYPE_NAMES, DTYPES, WeightCopy, copy_parameters, copy_weights
 from services.learner.weights.delta import encode_delta
 from services.learner.weights.process_groups import SendingGroups, group_options
 from services.learner.weights.server import WeightServer
-from services.learner.weights.snapshot import (
-    DTYPE_NAMES,
-    DTYPES,
-    SnapshotStore,
-    WeightCopy,
-    build_snapshot,
-    copy_weights,
-)
+from services.learner.weights.snapshot import SnapshotStore, build_snapshot
 
 __all__ = [
     "DTYPES",
@@ -22,6 +16,7 @@ __all__ = [
     "WeightCopy",
     "WeightServer",
     "build_snapshot",
+    "copy_parameters",
     "copy_weights",
     "encode_delta",
     "group_options",

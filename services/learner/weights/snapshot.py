@@ -1,25 +1,18 @@
 """A policy version as it is served: the bytes of all tensors, one after the other, each with a digest."""
 
-import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import torch
 from msgspec import structs
 
-from protocol.digests import tensor_digest, version_digest
+from protocol.digests import version_digest
 from protocol.limits import MAX_WEIGHT_CHUNK_BYTES
-from protocol.messages import Manifest, TensorInfo
+from protocol.messages import Manifest
+from services.learner.weights.copying import WeightCopy, described
 from services.weights import Parts
 
 CHUNK_BYTES: Final = MAX_WEIGHT_CHUNK_BYTES
-DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""By their names on the wire and in the settings."""
-DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Snapshot(Parts):
@@ -35,54 +28,6 @@ class Delta(Parts):
     """One policy version as its changes against ``manifest.base_version`` (services.learner.weights.delta)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CopiedTensor:
-    """One tensor's bytes in this process's own memory."""
-
-    name: str
-    dtype: str
-    shape: list[int]
-    data: np.ndarray[Any, np.dtype[np.uint8]]
-
-
-class WeightCopy:
-    """The weights of one moment, copied to the CPU: training may continue, and change the originals."""
-
-    def __init__(self, tensors: list[CopiedTensor]) -> None:
-        self.tensors = tensors
-        self._digests: list[str] = []
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.data.nbytes for tensor in self.tensors)
-
-    def digests(self) -> list[str]:
-        """The digest of every tensor, in order. Uses all cores: hashing is the slowest part of a publication."""
-        if not self._digests:
-            with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-                self._digests = list(pool.map(tensor_digest, [tensor.data.data for tensor in self.tensors]))
-        return self._digests
-
-    def digest(self) -> str:
-        """The digest that a version of these weights has."""
-        return version_digest(_described(self.tensors, self.digests()))
-
-
-def copy_weights(weights: Iterable[tuple[str, torch.Tensor]]) -> WeightCopy:
-    """Copy ``weights`` (name in the serving layout, tensor on any device). Training waits only for this.
-
-    Raises: ValueError when a dtype cannot be sent.
-    """
-    copied: list[CopiedTensor] = []
-    for name, tensor in weights:
-        if tensor.dtype not in DTYPE_NAMES:
-            raise ValueError(f"tensor {name} has dtype {tensor.dtype}: one of {sorted(DTYPE_NAMES.values())} can be served")
-        # Copied on the CPU too: the tensor may be a buffer that is filled again for the next one.
-        own = tensor.detach().contiguous().to("cpu", copy=True).reshape(-1).view(torch.uint8)
-        copied.append(CopiedTensor(name=name, dtype=DTYPE_NAMES[tensor.dtype], shape=list(tensor.shape), data=own.numpy()))
-    return WeightCopy(copied)
-
-
 def build_snapshot(policy_version: int, weights: WeightCopy) -> Snapshot:
     """Make a snapshot of ``weights`` and use them up: their memory moves into the snapshot, tensor by tensor.
 
@@ -90,11 +35,11 @@ def build_snapshot(policy_version: int, weights: WeightCopy) -> Snapshot:
     """
     if not weights.tensors:
         raise ValueError(f"policy version {policy_version} has no tensors")
-    tensors = _described(weights.tensors, weights.digests())
-    data = np.empty(weights.num_bytes, dtype=np.uint8)
-    copied, weights.tensors = weights.tensors[::-1], []
-    for described in tensors:
-        data[described.offset : described.offset + described.num_bytes] = copied.pop().data
+    tensors = described(weights.tensors, weights.digests())
+    data = np.empty(sum(tensor.num_bytes for tensor in tensors), dtype=np.uint8)
+    copied = weights.take()[::-1]
+    for each in tensors:
+        data[each.offset : each.offset + each.num_bytes] = copied.pop().data
     manifest = Manifest(
         policy_version=policy_version,
         kind="snapshot",
@@ -105,24 +50,6 @@ def build_snapshot(policy_version: int, weights: WeightCopy) -> Snapshot:
         tensors=tensors,
     )
     return Snapshot(manifest=manifest, data=data)
-
-
-def _described(tensors: Sequence[CopiedTensor], digests: Sequence[str]) -> list[TensorInfo]:
-    described: list[TensorInfo] = []
-    offset = 0
-    for tensor, digest in zip(tensors, digests, strict=True):
-        described.append(
-            TensorInfo(
-                name=tensor.name,
-                dtype=tensor.dtype,  # type: ignore[arg-type]
-                shape=tensor.shape,
-                offset=offset,
-                num_bytes=tensor.data.nbytes,
-                digest=digest,
-            )
-        )
-        offset += tensor.data.nbytes
-    return described
 
 
 class SnapshotStore:

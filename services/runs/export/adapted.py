@@ -27,7 +27,7 @@ from gspo.model.lora import (
     lora_name,
     plain_name,
 )
-from gspo.model.serving import serving_tensors
+from gspo.model.serving_layout import serving_tensors
 from services.learner.checkpoints import BaseDigest, read_metadata
 from services.runs.export.weights import CheckpointWeights, state_digest_of
 from services.runtime.errors import ConfigurationError

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gspo.model.serving import serving_tensors
+from gspo.model.serving_layout import serving_tensors
 from gspo.moe.expert_layout import pieces
 from protocol.digests import tensor_digest, version_digest
 from protocol.messages import TensorInfo

@@ -32,7 +32,7 @@ from services.learner.broker.batches import BatchAnnounced, PartArrived
 from services.learner.broker.parts import CREDIT
 from services.learner.broker.thread import BrokerThread
 from services.learner.metrics import LearnerMetrics
-from services.learner.weights.snapshot import WeightCopy, copy_weights
+from services.learner.weights.copying import WeightCopy, copy_weights
 from services.rollout.weights.fetch import fetch_newest
 from services.runtime.clock import MonotonicClock
 from services.runtime.errors import EndpointError, ServiceError, flatten

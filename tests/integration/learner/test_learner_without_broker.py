@@ -15,7 +15,7 @@ from services.learner.checkpoints.saving import Background
 from services.learner.metrics import LearnerMetrics
 from services.learner.service import FLUSH_S, NOT_YET, POLL_S, STOPPED, LearnerService
 from services.learner.share import MAX_SHARED_FRAMES, NO_FRAME, STOP
-from services.learner.weights.snapshot import WeightCopy
+from services.learner.weights.copying import WeightCopy
 from services.runtime.clock import MonotonicClock
 from services.runtime.errors import ServiceError
 from services.runtime.settings.sections import BatchSection, Learner, Run, Settings

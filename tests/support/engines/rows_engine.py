@@ -15,7 +15,7 @@ from services.learner.checkpoints.format import CheckpointState
 from services.learner.checkpoints.saving import CheckpointSaver, Threads
 from services.learner.checkpoints.state_copy import EngineCopy
 from services.learner.checkpoints.state_files import TensorDirectory, TensorFile
-from services.learner.weights.snapshot import copy_weights
+from services.learner.weights.copying import copy_weights
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.learner.saving import save_checkpoint
 

@@ -9,7 +9,7 @@ from protocol.messages import BatchRequest, Segment, VersionRun, Welcome
 from protocol.messages.pieces import Pieces
 from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from services.learner.broker.port import BrokerPort, ToBroker
-from services.learner.weights.snapshot import WeightCopy
+from services.learner.weights.copying import WeightCopy
 from tests.support.broker.made_batches import Made, MadeBatch, made_batch
 from tests.support.wire.zmq_ends import ScriptedEnd, a_welcome
 

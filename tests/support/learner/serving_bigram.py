@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
+from gspo.model.serving_layout import ServedParameter
 from tests.support.engines.bigram_engine import BigramEngine
 
 
@@ -22,3 +23,6 @@ class ServingBigram(BigramEngine):
 
     def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         yield "table", self.table.detach()
+
+    def served_parameters(self, dtype: torch.dtype | None = None) -> Iterator[ServedParameter]:
+        return (ServedParameter.alone(*each) for each in self.serving_weights(dtype))

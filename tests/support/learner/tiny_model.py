@@ -104,3 +104,22 @@ def reference_logprobs(model: Any, token_ids: Sequence[int], temperature: float 
     with torch.no_grad():
         logprobs_TV = (model(ids_1T).logits[0, :-1].float() / temperature).log_softmax(-1)
     return logprobs_TV.gather(-1, ids_1T[0, 1:, None])[:, 0].numpy()
+
+
+def tiny_tied_model() -> Any:
+    """A float32 ``Qwen3ForCausalLM`` of 2 layers whose output head is its embedding."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=TINY_VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(config)

@@ -17,7 +17,7 @@ from gspo.model.attention import segment_attention
 from gspo.model.packing import PackedBatch, TrainSequence, pack
 from gspo.model.policy import load_policy, prepare_policy, restore_rotary_frequencies
 from gspo.model.serving import serving_weights
-from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
+from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe, tiny_tied_model
 from tests.support.loss.sequences import random_sequence
 
 LENGTHS = (3, 30, 11, 24)
@@ -26,23 +26,6 @@ LENGTHS = (3, 30, 11, 24)
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-def tiny_tied_model() -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config = Qwen3Config(
-        vocab_size=TINY_VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(config)
 
 
 def random_sequences() -> list[TrainSequence]:

@@ -17,7 +17,8 @@ from services.broker.sending import TokenSpan
 from services.broker.store.reader import LEDGER_FILE, StoreCorrupt
 from services.broker.store.schema import TABLES, row_checksum
 from services.learner.broker.batches import BatchAnnounced, PartArrived
-from services.learner.weights.snapshot import Snapshot, copy_weights
+from services.learner.weights.copying import copy_weights
+from services.learner.weights.snapshot import Snapshot
 from services.runs.replay.__main__ import ranks_of, replay_command
 from services.runs.replay.batches import RecordedBroker, RecordedRun
 from services.runtime.errors import ConfigurationError

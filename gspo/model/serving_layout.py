@@ -1,0 +1,130 @@
+"""Where the tensors that engines load lie in a model's own parameters: found once, so that an export copies parameters.
+
+A mixture of experts has a few hundred parameters and some 19,000 serving tensors. Almost all of them are ranges of a
+parameter: expert e's ``up_proj`` is one block of rows of ``mlp.experts.gate_up_proj`` [E, 2I, H].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gspo.moe.expert_layout import checkpoint_tensors
+
+
+@dataclass(frozen=True)
+class ServedPart:
+    """One serving tensor: ``shape`` elements of a parameter from its element ``start`` on, in row-major order."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class ServedParameter:
+    """The serving tensors of one whole parameter, or of what was made from it."""
+
+    values: Tensor
+    """[n]: the elements in row-major order."""
+    parts: Sequence[ServedPart]
+
+    @classmethod
+    def alone(cls, name: str, tensor: Tensor) -> ServedParameter:
+        """What is served under one name as it is."""
+        return cls(tensor.detach().reshape(-1), [ServedPart(name, tuple(tensor.shape), 0)])
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every serving tensor, as a contiguous view."""
+        for part in self.parts:
+            yield part.name, self.values[part.start : part.start + part.num_elements].view(part.shape)
+
+
+def serving_tensors(model: Any, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the serving tensors of one whole parameter: itself under its checkpoint name, or its experts one by one."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    own = checkpoint_tensors(name, tensor)
+    if own is not None:
+        # transformers does not know these names.
+        yield from own
+        return
+    yield from revert_weight_conversion(model, {name: tensor}).items()
+
+
+class ServingLayout:
+    """The serving tensors of a model's parameters, by the parameters' names; found at the first export of each."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        # None: a serving tensor is no range of the parameter, for example its transpose.
+        self._parts: dict[str, list[ServedPart] | None] = {}
+        self._parameter_of: dict[str, str] = {}
+
+    def served(self, name: str, whole: Tensor) -> Iterator[ServedParameter]:
+        """Yield what is served of the parameter ``name`` with the value ``whole``.
+
+        Raises: ValueError when another parameter is served under the same name: the conversion then needs both at once.
+        """
+        if name not in self._parts:
+            # The conversion is transformers' own and may change: what was found by row numbers is held against its result.
+            own = [(serving_name, tensor.contiguous()) for serving_name, tensor in serving_tensors(self._model, name, whole)]
+            self._claim(name, [serving_name for serving_name, _ in own])
+            self._parts[name] = _verified(self._find(name, whole), whole, own)
+            yield from (ServedParameter.alone(*each) for each in own)
+            return
+        parts = self._parts[name]
+        if parts is not None:
+            yield ServedParameter(whole.detach().reshape(-1), parts)
+            return
+        for serving_name, tensor in serving_tensors(self._model, name, whole):
+            yield ServedParameter.alone(serving_name, tensor.contiguous())
+
+    def _claim(self, name: str, serving_names: Sequence[str]) -> None:
+        for serving_name in serving_names:
+            other = self._parameter_of.setdefault(serving_name, name)
+            if other != name:
+                raise ValueError(
+                    f"{other} and {name} are both served as {serving_name}; "
+                    f"{type(self._model).__name__} needs a conversion of several parameters at once"
+                )
+
+    def _find(self, name: str, whole: Tensor) -> list[ServedPart] | None:
+        """Convert numbers in the parameter's place. None where a result is not a range of it."""
+        # Rows of two are enough to see where each row goes. Rows of one would be squeezed away.
+        length = whole.shape[-1] if whole.dim() > 1 else 1
+        shown = min(length, 2)
+        shape = (*whole.shape[:-1], shown) if whole.dim() > 1 else tuple(whole.shape)
+        found: list[ServedPart] = []
+        for serving_name, part in serving_tensors(self._model, name, torch.arange(math.prod(shape)).view(shape)):
+            numbers = part.reshape(-1)
+            first = int(numbers[0]) if len(numbers) else 0
+            if first % shown or not torch.equal(numbers, torch.arange(first, first + len(numbers))):
+                return None
+            if whole.dim() > 1 and (not part.dim() or part.shape[-1] != shown):
+                return None
+            part_shape = (*part.shape[:-1], length) if whole.dim() > 1 else tuple(part.shape)
+            found.append(ServedPart(serving_name, part_shape, first // shown * length))
+        return found
+
+
+def _verified(parts: list[ServedPart] | None, whole: Tensor, own: Sequence[tuple[str, Tensor]]) -> list[ServedPart] | None:
+    """The parts, if they are what transformers makes of the parameter; otherwise None."""
+    if parts is None:
+        return None
+    found = list(ServedParameter(whole.detach().reshape(-1), parts).tensors())
+    if len(found) != len(own):
+        return None
+    for (name, tensor), (own_name, own_tensor) in zip(found, own, strict=True):
+        if name != own_name or tensor.shape != own_tensor.shape or not torch.equal(tensor, own_tensor):
+            return None
+    return parts

@@ -1,0 +1,132 @@
+"""The weights of one moment in this process's own memory, so that they can be published while training continues."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gspo.model.serving_layout import ServedParameter, ServedPart
+from protocol.digests import tensor_digest, version_digest
+from protocol.messages import TensorInfo
+
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""By their names on the wire and in the settings."""
+DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiedTensor:
+    """One tensor's bytes in this process's own memory."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class WeightCopy:
+    """The weights of one moment, copied to the CPU: training may continue, and change the originals."""
+
+    def __init__(self, copied: Iterable[tuple[Tensor, Sequence[ServedPart]]]) -> None:
+        """``copied``: for each parameter its elements in row-major order, and what they are served as."""
+        self._copied = list(copied)
+        self._tensors: list[CopiedTensor] | None = None
+        self._digests: list[str] = []
+
+    @property
+    def tensors(self) -> list[CopiedTensor]:
+        """As they are served; made when they are first asked for, because training waits for the copy alone."""
+        if self._tensors is None:
+            self._tensors = [tensor for values, parts in self._copied for tensor in _cut(values, parts)]
+            self._copied = []
+        return self._tensors
+
+    def take(self) -> list[CopiedTensor]:
+        """The tensors, which this copy then no longer has: memory is free once those of one parameter are dropped."""
+        tensors, self._tensors = self.tensors, []
+        return tensors
+
+    def digests(self) -> list[str]:
+        """The digest of every tensor, in order. Uses all cores: hashing is the slowest part of a publication."""
+        if not self._digests:
+            with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+                self._digests = list(pool.map(tensor_digest, [tensor.data.data for tensor in self.tensors]))
+        return self._digests
+
+    def digest(self) -> str:
+        """The digest that a version of these weights has."""
+        return version_digest(described(self.tensors, self.digests()))
+
+
+def copy_weights(weights: Iterable[tuple[str, Tensor]]) -> WeightCopy:
+    """Copy ``weights`` (name in the serving layout, tensor on any device). See ``copy_parameters``."""
+    return copy_parameters(ServedParameter.alone(name, tensor) for name, tensor in weights)
+
+
+def copy_parameters(parameters: Iterable[ServedParameter]) -> WeightCopy:
+    """Copy ``parameters``, whose elements may be on any device. Training waits only for this.
+
+    Raises: ValueError when a dtype cannot be sent.
+    """
+    copied: list[tuple[Tensor, Sequence[ServedPart]]] = []
+    on_device = False
+    for parameter in parameters:
+        values = parameter.values
+        if values.dtype not in DTYPE_NAMES:
+            raise ValueError(
+                f"tensor {parameter.parts[0].name} has dtype {values.dtype}: one of {sorted(DTYPE_NAMES.values())} can be "
+                "served"
+            )
+        on_device = on_device or values.is_cuda
+        copied.append((_to_host(values), parameter.parts))
+    if on_device:
+        torch.cuda.synchronize()
+    return WeightCopy(copied)
+
+
+def _to_host(values: Tensor) -> Tensor:
+    """A copy in this process's own memory. One from a GPU is complete after a synchronisation."""
+    if not values.is_cuda:
+        # Copied on the CPU too: the tensor may be a buffer that is filled again for the next one.
+        return values.to("cpu", copy=True)
+    # PyTorch keeps pinned memory for the next export: to pin it takes longer than to copy.
+    own = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    own.copy_(values, non_blocking=True)
+    # What is gathered for the next parameter must not be written over what is still being copied.
+    values.record_stream(torch.cuda.current_stream(values.device))
+    return own
+
+
+def _cut(values: Tensor, parts: Sequence[ServedPart]) -> Iterator[CopiedTensor]:
+    data, size = values.view(torch.uint8).numpy(), values.element_size()
+    for part in parts:
+        yield CopiedTensor(
+            name=part.name,
+            dtype=DTYPE_NAMES[values.dtype],
+            shape=list(part.shape),
+            data=data[part.start * size : (part.start + part.num_elements) * size],
+        )
+
+
+def described(tensors: Sequence[CopiedTensor], digests: Sequence[str]) -> list[TensorInfo]:
+    """The tensors as a manifest has them, one after the other."""
+    found: list[TensorInfo] = []
+    offset = 0
+    for tensor, digest in zip(tensors, digests, strict=True):
+        found.append(
+            TensorInfo(
+                name=tensor.name,
+                dtype=tensor.dtype,  # type: ignore[arg-type]
+                shape=tensor.shape,
+                offset=offset,
+                num_bytes=tensor.data.nbytes,
+                digest=digest,
+            )
+        )
+        offset += tensor.data.nbytes
+    return found
