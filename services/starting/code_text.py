@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 REWARD: Final = '''\
@@ -119,30 +118,3 @@ def agent_code(prompt_column: str, answer_column: str) -> str:
 def environment_code(*, tiny: bool) -> str:
     """my_environment.py."""
     return ENVIRONMENT.replace("QUESTION", repr(QUESTIONS[tiny]).replace("'", '"'))
-
-
-def start_script(num_ranks: int, num_servers: int) -> str:
-    """start.sh: the processes of a machine with several GPUs, each on its own."""
-    ranks = ",".join(map(str, range(num_ranks)))
-    lines = [
-        "#!/bin/sh",
-        "# Starts every process on GPUs of its own, and ends when the run is complete. Ctrl-C ends all; it resumes.",
-        "trap 'kill 0' INT TERM",
-        "mkdir -p runs/logs",
-        "gspo broker run.toml >> runs/logs/broker.log 2>&1 & broker=$!",
-        f"CUDA_VISIBLE_DEVICES={ranks} gspo learner run.toml >> runs/logs/learner.log 2>&1 & learner=$!",
-        "rollouts=",
-        *_rollouts(range(num_servers), num_ranks),
-        "wait $rollouts",
-        "kill $learner; wait $learner",
-        "kill $broker; wait $broker",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _rollouts(indices: Sequence[int], first_gpu: int) -> list[str]:
-    return [
-        f"CUDA_VISIBLE_DEVICES={first_gpu + index} gspo rollout run.toml --name rollout-{index} --set "
-        f'rollout.metrics_port={9110 + index} >> runs/logs/rollout-{index}.log 2>&1 & rollouts="$rollouts $!"'
-        for index in indices
-    ]

@@ -142,11 +142,8 @@ def report(project: Project) -> str:
         lines.append(f"    # put the model into {one_line(answers.model)}: a directory with config.json and weights")
     gpus = f" --gpu {answers.gpu_name} --gpus {answers.num_gpus}" if answers.place in ("node", "kubernetes") else ""
     lines.append(f"    gspo check run.toml{gpus}")
-    last = {
-        "node": "./start.sh",
-        "kubernetes": "kubectl apply -k OVERLAY      # a copy of deploy/k8s/overlays/single-gpu-node with this run.toml",
-    }
-    lines.append(f"    {last.get(answers.place, 'gspo run run.toml')}")
+    kubectl = "kubectl apply -k OVERLAY      # a copy of deploy/k8s/overlays/single-gpu-node with this run.toml"
+    lines.append(f"    {kubectl if answers.place == 'kubernetes' else 'gspo run run.toml'}")
     return "\n".join(lines)
 
 

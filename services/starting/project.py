@@ -16,7 +16,7 @@ from services.rollout.tokenizer import ChatTokenizer, TokenizerError
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings import Settings
 from services.starting.answers import DEFAULT_MODEL, Answers
-from services.starting.code_text import agent_code, environment_code, reward_code, start_script
+from services.starting.code_text import agent_code, environment_code, reward_code
 from services.starting.plan import SMALL, Facts, ProjectPlan, plan_of, size_in_name
 from services.starting.rows import TaskRows, as_jsonl, own_rows, sample_rows
 from services.starting.toml_text import run_toml
@@ -128,8 +128,6 @@ def _files(answers: Answers, plan: ProjectPlan, rows: TaskRows | None) -> dict[s
             files["my_environment.py"] = environment_code(tiny=plan.is_small)
         case "maths":
             pass
-    if answers.place == "node":
-        files["start.sh"] = start_script(plan.num_ranks, plan.num_servers)
     return files
 
 
@@ -150,8 +148,6 @@ def write_project(project: Project) -> None:
             with path.open("x", encoding="utf-8") as file:
                 written.append(path)
                 file.write(text)
-            if name.endswith(".sh"):
-                path.chmod(0o755)
     except OSError as error:
         for path in written:
             path.unlink(missing_ok=True)

@@ -138,7 +138,8 @@ def _rollout(answers: Answers, plan: ProjectPlan) -> Iterator[str]:
         yield "linger = true                 # a Deployment starts again whatever ends"
         yield "start_timeout_s = 1800.0"
     else:
-        yield f"num_servers = {plan.num_servers}"
+        remark = "             # one GPU each; `gspo run` says which" if answers.place == "node" else ""
+        yield f"num_servers = {plan.num_servers}{remark}"
     yield f"max_running = {plan.max_running}              # episodes at a time on each"
     if answers.place == "laptop":
         yield f"max_total_tokens = {plan.max_total_tokens}      # the KV cache: max_running sequences of max_tokens"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from services.checking.command import main as check
+from services.placement import Machine, placement_of
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings import load_settings
 from services.starting.answers import KINDS, PLACES
@@ -170,14 +171,16 @@ def test_a_model_that_does_not_fit_is_refused_with_the_way_out(tmp_path: Path, c
     assert "--hardware node --gpus N" in capsys.readouterr().err
 
 
-def test_optimizer_state_that_does_not_fit_is_offloaded(tmp_path: Path) -> None:
+def test_on_two_gpus_one_trains_with_offload_and_the_other_generates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     known = model(tmp_path / "m", QWEN3_8B)
     assert main(["p", "--hardware", "node", "--gpus", "2", "--gpu", "H100", "--model", known]) == 0
     settings = load_settings(Path("p/run.toml"), (), {})
     assert (settings.learner.num_ranks, settings.learner.offload) == (1, "optimizer")
-    script = Path("p/start.sh").read_text()
-    assert "CUDA_VISIBLE_DEVICES=0 gspo learner" in script
-    assert "CUDA_VISIBLE_DEVICES=1 gspo rollout" in script
+    assert "gspo run run.toml" in capsys.readouterr().out
+    placement = placement_of(settings, Machine(gpus=("0", "1"), cores=tuple(range(8))))
+    assert (placement.learner.gpus, [place.gpus for place in placement.rollouts]) == (("0",), [("1",)])
 
 
 class Person:
