@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from benchmarks.weight_updates.copy import copy
+from benchmarks.weight_updates.copy import LAYERS, VERSIONS, copy
 from benchmarks.weight_updates.fleet import fleet
 from benchmarks.weight_updates.pause import pause
 from benchmarks.weight_updates.rates import rates
@@ -34,7 +34,7 @@ PARTS: Final[dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]]] = 
     "sizes": lambda _: sizes(),
     "rates": lambda _: rates(),
     "fleet": lambda arguments: fleet(arguments.fleets),
-    "copy": lambda _: copy(),
+    "copy": lambda arguments: copy(arguments.layers, arguments.versions),
     "pause": lambda arguments: pause(arguments.updates),
 }
 
@@ -51,6 +51,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--fleets", nargs="+", type=int, default=list(FLEETS), help="numbers of receivers")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="of the model whose copies are measured; each has 39 MiB")
+    parser.add_argument("--versions", type=int, default=VERSIONS, help="versions of that model; all are kept in memory")
     parser.add_argument("--updates", type=int, default=PAUSES, help="updates of each kind in the measurement of the pause")
     parser.add_argument("--json", type=Path, help="also write the figures there")
     arguments = parser.parse_args()

@@ -65,11 +65,11 @@ class Counted:
         return counted
 
 
-def tensors() -> dict[str, torch.Tensor]:
-    """Random bfloat16 weights of a mixture of experts, by the names of a checkpoint: 319 MiB."""
+def tensors(num_layers: int) -> dict[str, torch.Tensor]:
+    """Random bfloat16 weights of a mixture of experts, by the names of a checkpoint: 39 MiB for each layer."""
     generator = torch.Generator().manual_seed(0)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (2048, HIDDEN), "model.norm.weight": (HIDDEN,)}
-    for layer in range(LAYERS):
+    for layer in range(num_layers):
         prefix = f"model.layers.{layer}"
         for part, rows in (("q", HIDDEN), ("k", HIDDEN // 4), ("v", HIDDEN // 4), ("o", HIDDEN)):
             shapes[f"{prefix}.self_attn.{part}_proj.weight"] = (rows, HIDDEN)
@@ -81,12 +81,12 @@ def tensors() -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator).to(torch.bfloat16) for name, shape in shapes.items()}
 
 
-def copy() -> list[dict[str, Any]]:
-    """Return a row for each way and hash of the engine: medians over a few versions."""
-    weights = tensors()
+def copy(num_layers: int = LAYERS, num_versions: int = VERSIONS) -> list[dict[str, Any]]:
+    """Return a row for each way and hash of the engine: medians over the versions."""
+    weights = tensors(num_layers)
     first = snapshot_of(1, weights.items())
     steps: list[tuple[Snapshot, Delta]] = []
-    for version in range(2, 2 + VERSIONS):
+    for version in range(2, 2 + num_versions):
         step(list(weights.values()), CHANGED, seed=version)
         newest = steps[-1][0] if steps else first
         snapshot = snapshot_of(version, weights.items())
