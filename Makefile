@@ -7,9 +7,11 @@ PARITY := .venv-parity
 FUZZ := .venv-fuzz
 ADAPTERS := .venv-adapters
 VIEW := .venv-view
+GPU := .venv-gpu
 TRACKERS := .venv-trackers
 FUZZ_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+GPU_PIP := $(GPU)/bin/python -m pip --disable-pip-version-check install --quiet
 # The CPU build of PyTorch. Where the package index has only CUDA builds, point this at a CPU index or a local wheel.
 TORCH ?= torch==2.13.0
 CONFIG ?= examples/arithmetic.toml
@@ -31,7 +33,7 @@ export TOKENIZERS_PARALLELISM := false
 .PHONY: help setup demo demo-calculator demo-agent demo-code demo-verifiers demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
 	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-sandbox bench-pipeline bench-update bench-trl bench-weights bench-parts \
 	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-adapters test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
-	gpu-report gpu-pack \
+	gpu-report gpu-pack setup-gpu lock-gpu \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images sbom chart push-chart push-manifests clean
 
 help: ## list the targets
@@ -48,6 +50,26 @@ $(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml Mak
 	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 $(PIP) --no-deps --no-build-isolation deepspeed==0.19.8
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
+
+setup-gpu: $(GPU)/.installed ## install SGLang, DeepSpeed and this project for a GPU into .venv-gpu (Linux, CUDA 13; about 10 GB)
+
+$(GPU)/.installed: requirements/gpu.txt pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11, or run make PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)
+	$(GPU_PIP) --no-deps -r requirements/gpu.txt
+	# Its operations are compiled when they are first used: that needs a compiler, and learners of one GPU use none.
+	DS_BUILD_OPS=0 $(GPU_PIP) --no-deps --no-build-isolation deepspeed==0.19.8
+	$(GPU_PIP) --no-deps --no-build-isolation --editable .
+	$(GPU)/bin/python -m pip --disable-pip-version-check check
+	@touch $@
+
+lock-gpu: ## choose the versions of requirements/gpu.txt anew: those of requirements/cpu.txt where they fit; needs uv
+	@command -v uv >/dev/null || { echo "uv not found: pip install uv"; exit 1; }
+	grep == requirements/cpu.txt > requirements/gpu.new
+	uv pip compile pyproject.toml requirements/gpu.in --extra services --extra learner --extra datasets --extra agents --extra judge \
+		--python-version 3.11 --python-platform x86_64-manylinux_2_34 --no-annotate --no-header --quiet -o requirements/gpu.new
+	{ sed -n '/^#/p' requirements/gpu.txt; grep -v ^deepspeed== requirements/gpu.new; } > requirements/gpu.lock
+	mv requirements/gpu.lock requirements/gpu.txt; rm requirements/gpu.new
 
 models/tiny/config.json: | setup
 	$(BIN)/gspo model tiny models/tiny
