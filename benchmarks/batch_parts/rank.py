@@ -41,6 +41,7 @@ class Ranks:
     """What an engine has besides its model."""
 
     token_budget = TOKEN_BUDGET
+    sequence_parallel = 1
     max_sequence_tokens = None
 
     def __init__(self) -> None:

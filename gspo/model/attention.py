@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from gspo.model.sequence_parallel import RowShare
+
 SEGMENT_ATTENTION = "gspo_segments"
 """Its name in transformers: ``attn_implementation=SEGMENT_ATTENTION``."""
 
@@ -44,6 +46,7 @@ def segment_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    row_share: RowShare | None = None,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
     """Attend from each token to itself and to the tokens before it in its segment.
@@ -51,6 +54,7 @@ def segment_attention(
     Args:
         query: [1, heads, T, D]; key and value: [1, key heads, T, D].
         cu_seqlens: [S + 1] boundaries of the segments; they cover all T.
+        row_share: the T tokens are this rank's slice of a row, which ``cu_seqlens`` covers. Collective then.
 
     Returns [1, T, heads, D] and no weights. Dropout is never applied: the learner must see the policy that sampled.
     Raises: ValueError for a variant of attention that this function does not compute.
@@ -59,10 +63,18 @@ def segment_attention(
     for name, setting in variants.items():
         if setting is not None:
             raise ValueError(f"{type(module).__name__} asks for {name}, which attention per segment does not support")
+    if row_share is not None:
+        query, key, value = (row_share.to_heads(states) for states in (query, key, value))
     if cu_seqlens[-1] != query.shape[2]:
         raise ValueError(f"cu_seqlens ends at {cu_seqlens[-1]}, the packed row has {query.shape[2]} tokens")
+    output = _attended(query, key, value, cu_seqlens, scaling)
+    return output if row_share is None else row_share.to_tokens(output), None
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Sequence[int], scaling: float | None) -> Tensor:
+    """[1, T, heads, D]"""
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return _flash(query, key, value, cu_seqlens, scaling), None
+        return _flash(query, key, value, cu_seqlens, scaling)
     # Split, not sliced: the backward of each slice would make a tensor as large as the whole row, T x S in all.
     lengths = [end - start for start, end in pairwise(cu_seqlens)]
     segments = [
@@ -71,7 +83,7 @@ def segment_attention(
         )
         for query_L, key_L, value_L in zip(*(states.split(lengths, dim=2) for states in (query, key, value)), strict=True)
     ]
-    return torch.cat(segments, dim=2).transpose(1, 2).contiguous(), None
+    return torch.cat(segments, dim=2).transpose(1, 2).contiguous()
 
 
 @cache

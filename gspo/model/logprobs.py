@@ -200,8 +200,8 @@ def attach_logprob_head(model: Any, *, chunk_tokens: int) -> None:
     """Make a Hugging Face causal language model return ``TokenLogProbs`` instead of logits.
 
     Call it as ``model(input_ids=[1, T], position_ids=[1, T], cu_seqlens=, targets_T=, temperatures_T=,
-    with_entropy=False, entropy_gradient=False)``. The router's auxiliary loss never enters: only the hidden states of the
-    backbone are used.
+    with_entropy=False, entropy_gradient=False)``; other arguments are passed on to attention. The router's auxiliary loss
+    never enters: only the hidden states of the backbone are used.
 
     Raises: ValueError for a model that computes its logits by more than one matrix product of the hidden states.
     """
@@ -229,8 +229,11 @@ def _logprob_forward(
     temperatures_T: Tensor,
     with_entropy: bool = False,
     entropy_gradient: bool = False,
+    **attention: Any,
 ) -> TokenLogProbs:
-    states = self.base_model(input_ids=input_ids, position_ids=position_ids, cu_seqlens=cu_seqlens, use_cache=False)
+    states = self.base_model(
+        input_ids=input_ids, position_ids=position_ids, cu_seqlens=cu_seqlens, use_cache=False, **attention
+    )
     result: TokenLogProbs = self.get_output_embeddings()(
         states.last_hidden_state.squeeze(0), targets_T, temperatures_T, with_entropy, entropy_gradient
     )

@@ -16,7 +16,14 @@ from typing import Any, Final
 from services.checking.findings import Finding
 from services.checking.situation import ReadModel, Situation
 from services.estimates import ShapeError, shape_of
-from services.learner.start import parallelism_of, read_model_config, require_adaptable, require_supported
+from services.learner.start import (
+    parallelism_of,
+    position_limit,
+    read_model_config,
+    require_adaptable,
+    require_sequence_parallel,
+    require_supported,
+)
 from services.runtime.settings import Scheduled, critical_batches
 
 TRIED: Final = frozenset({"qwen3", "qwen3_moe"})
@@ -162,6 +169,9 @@ def _ranks(situation: Situation, model: ReadModel) -> Iterator[Finding]:
         )
         require_supported(plan)
         require_adaptable(model.config, settings.lora, learner)
+        require_sequence_parallel(
+            model.config, learner.sequence_parallel, num_ranks=plan.num_ranks, load_balance=plan.load_balance
+        )
     except (ValueError, TypeError) as error:
         text, _, way_out = str(error).partition(";")
         yield Finding(
@@ -172,6 +182,8 @@ def _ranks(situation: Situation, model: ReadModel) -> Iterator[Finding]:
         )
         return
     share = f", experts over {learner.expert_parallel}" if learner.expert_parallel > 1 else ""
+    if learner.sequence_parallel > 1:
+        share += f", sequences over {learner.sequence_parallel}"
     yield Finding(
         check="ranks", status="ok", text=f"{situation.num_ranks}, ZeRO {learner.zero_stage}{share}, {learner.dtype}"
     )
@@ -280,16 +292,23 @@ def _is_shape(value: Any) -> bool:
 
 
 def _positions(situation: Situation, model: ReadModel) -> Iterator[Finding]:
-    most = None if model.shape is None else model.shape.max_positions
     settings = situation.settings
-    wanted = settings.largest_sampling.max_tokens
-    if most is not None and wanted > most:
-        too_long = (at for at in critical_batches(settings) if Scheduled.of(settings, at).max_tokens > most)
-        where = (
-            "" if settings.schedule.max_tokens is None else f" (schedule.max_tokens, above that from batch {next(too_long)})"
-        )
+    wanted, served = settings.largest_sampling.max_tokens, model.config.get("max_position_embeddings")
+    limit = position_limit(model.config)
+    if limit is None or not isinstance(served, int) or wanted <= served:
+        return
+    too_long = (at for at in critical_batches(settings) if Scheduled.of(settings, at).max_tokens > served)
+    where = "" if settings.schedule.max_tokens is None else f" (schedule.max_tokens, above that from batch {next(too_long)})"
+    name = "sampling" if not where else "schedule"
+    if wanted > limit:
         yield Finding(
-            check="positions", status="warn",
-            text=f"sampling.max_tokens is {wanted}{where}; the engine ends a sequence at the model's {most} positions",
-            way_out=f"lower {'sampling' if not where else 'schedule'}.max_tokens to at most {most}",
+            check="positions", status="fail",
+            text=f"sampling.max_tokens is {wanted}{where}; the model has {limit} positions: the learner does not start",
+            way_out=f"lower {name}.max_tokens to at most {limit}, or take a model with more positions",
         )  # fmt: skip
+        return
+    yield Finding(
+        check="positions", status="warn",
+        text=f"sampling.max_tokens is {wanted}{where}; the engine ends a sequence at the model's {served} positions",
+        way_out=f"lower {name}.max_tokens to at most {served}, or raise max_position_embeddings in config.json to {limit}",
+    )  # fmt: skip

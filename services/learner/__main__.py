@@ -21,6 +21,8 @@ from services.learner.start import (
     parallelism_of,
     read_model_config,
     require_adaptable,
+    require_positions,
+    require_sequence_parallel,
     require_supported,
     run_ranks,
 )
@@ -87,6 +89,10 @@ def _require_trainable(settings: Settings) -> None:
         )
         require_supported(plan)
         require_adaptable(model_config, settings.lora, learner)
+        require_sequence_parallel(
+            model_config, learner.sequence_parallel, num_ranks=plan.num_ranks, load_balance=plan.load_balance
+        )
+        require_positions(model_config, settings)
     except ValueError as error:
         raise ConfigurationError(f"the model in {settings.model.path} cannot be trained: {error}") from error
 

@@ -17,15 +17,14 @@ from gspo.model.packing import BatchGroup, PackedBatch, episode_ids, pack
 from gspo.options.penalties import sequence_kl
 from gspo.settings import Objective
 from services.learner.engine import NonFiniteLossError
-from services.learner.plan import RankBudget, own_micro_batches
+from services.learner.plan import SummingRank, own_micro_batches, sum_over_sequences
 
 
-class ReferenceEngine(RankBudget, Protocol):
+class ReferenceEngine(SummingRank, Protocol):
     """The methods of an engine that the penalty needs."""
 
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs: ...
     def reference_logprobs(self, packed: PackedBatch) -> Tensor: ...
-    def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...
 
 
 def with_kl_rewards(
@@ -51,7 +50,7 @@ def with_kl_rewards(
                 objective, logprobs_T, reference_T, packed.mask_T, packed.sequence_ids_T, packed.num_sequences
             )
         table[list(indices)] = kl_S.double().cpu()
-    penalties = engine.sum_over_ranks(table).cpu().numpy()
+    penalties = sum_over_sequences(engine, table).cpu().numpy()
     if not np.isfinite(penalties).all():
         raise NonFiniteLossError("some log-probs of the batch's start or of the reference are not finite; no step was made")
     of_episodes = np.bincount(episode_ids(groups), weights=penalties)

@@ -8,6 +8,8 @@ from itertools import accumulate, pairwise
 from typing import Final, Protocol, overload
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from gspo.model.packing import BatchGroup, PackedBatch, pack, plan_micro_batches
 from services.learner.advantages import AdvantageTable
@@ -29,6 +31,15 @@ class RankBudget(Protocol):
     def token_budget(self) -> int: ...
     @property
     def max_sequence_tokens(self) -> int | None: ...
+    @property
+    def sequence_parallel(self) -> int:
+        """So many neighbouring ranks train the same sequences, each a slice of their tokens."""
+
+
+class SummingRank(RankBudget, Protocol):
+    """The part of an engine that counts over all ranks."""
+
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...
 
 
 def split_groups(num_groups: int, num_mini_batches: int) -> list[range]:
@@ -48,10 +59,21 @@ def own_micro_batches(engine: RankBudget, lengths: Sequence[int]) -> list[list[i
 
     Raises: ValueError, on all ranks alike, for a sequence that is too long for the engine.
     """
+    together = engine.sequence_parallel
     plan = plan_micro_batches(
-        lengths, engine.token_budget, engine.world_size, max_sequence_tokens=engine.max_sequence_tokens
+        lengths,
+        engine.token_budget * together,
+        engine.world_size // together,
+        max_sequence_tokens=engine.max_sequence_tokens,
     )
-    return plan[engine.rank]
+    return plan[engine.rank // together]
+
+
+def sum_over_sequences(engine: SummingRank, tensor: Tensor) -> Tensor:
+    """The sum over all ranks of what each knows of the sequences that it trains, which counts each sequence once.
+    Collective."""
+    counts = engine.rank % engine.sequence_parallel == 0
+    return engine.sum_over_ranks(tensor if counts else torch.zeros_like(tensor))
 
 
 def rows_of_rank(engine: RankBudget, settings: Settings, lengths: Sequence[Sequence[int]]) -> frozenset[int]:
@@ -87,7 +109,7 @@ class MiniBatch:
     num_tokens: int
     """All tokens, over all ranks."""
     own_tokens: int
-    """All tokens on this rank."""
+    """All tokens on this rank, and on those that train the same sequences."""
     first_row: int
 
 

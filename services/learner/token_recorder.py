@@ -67,10 +67,12 @@ class TokenRecorder:
 
     @classmethod
     def wanted(cls, settings: Settings, ranks: Ranks, batch: Batch, groups: Sequence[BatchGroup]) -> TokenRecorder | None:
-        """A recorder if the run wants one."""
-        if not settings.learner.record_tokens:
+        """A recorder if the run wants one; of several ranks that train the same sequences, one has it."""
+        together = settings.learner.sequence_parallel
+        if not settings.learner.record_tokens or ranks.rank % together:
             return None
-        return cls(settings.run.directory, batch, groups, rank=ranks.rank, world_size=ranks.world_size)
+        rank, world_size = ranks.rank // together, ranks.world_size // together
+        return cls(settings.run.directory, batch, groups, rank=rank, world_size=world_size)
 
     def add(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -29,7 +30,7 @@ from gspo.staleness import sequence_lag
 from services.learner.advantages import AdvantageSettings, AdvantageTable
 from services.learner.engine import LearnerEngine, LossFn, NonFiniteLossError, ReplayFn, StepResult
 from services.learner.kl_rewards import ReferenceEngine, with_kl_rewards
-from services.learner.plan import MiniBatch, planned_mini_batches
+from services.learner.plan import MiniBatch, planned_mini_batches, sum_over_sequences
 from services.learner.profiling import NO_PROFILE, Phases
 from services.learner.token_recorder import TokenRecorder
 
@@ -129,7 +130,7 @@ def train_batch(
     )
     profile.planned(
         [sequence.num_tokens for sequence in sequences],
-        own_tokens=sum(part.own_tokens for part in mini_batches),
+        own_tokens=sum(part.own_tokens for part in mini_batches) // engine.sequence_parallel,
         num_micro_batches=sum(len(part.micro_batches) for part in mini_batches),
         first_pass=run.needs_first_pass,
     )
@@ -284,17 +285,18 @@ class _BatchRun:
     def gathered_stats(self) -> SequenceStats:
         """The statistics of the whole batch's sequences, in their order. Collective.
 
-        The one rank that trained a sequence fills its row, and the others leave it 0, so that a sum gathers the table.
+        The ranks that trained a sequence fill its row, and one of them counts; the others leave it 0. A sum then gathers
+        the table.
         """
         own = SequenceStats.merge(self._stats).as_matrix()
         table = torch.zeros(len(self._group_ids), own.shape[1], dtype=torch.float64, device=own.device)
         if self._rows:
             table[torch.cat(self._rows).to(own.device)] = own
-        return SequenceStats.from_matrix(self._engine.sum_over_ranks(table).cpu())
+        return SequenceStats.from_matrix(sum_over_sequences(self._engine, table).cpu())
 
     def expert_metrics(self) -> dict[str, float]:
         """Load and changes of the experts over the whole batch; empty for a dense model. Collective."""
-        return self._experts.metrics(self._engine.sum_over_ranks)
+        return self._experts.metrics(partial(sum_over_sequences, self._engine))
 
     def _loss(self, mini_batch: MiniBatch, packed: PackedBatch, result: TokenLogProbs, sigma: float) -> Tensor:
         rows = _rows(mini_batch, packed)
@@ -346,7 +348,7 @@ class _BatchRun:
         if not self._engine.balances_load:
             return {}
         own = torch.stack(self._auxiliary).sum() if self._auxiliary else torch.zeros((), dtype=torch.float64)
-        return {"load_balancing_loss": float(self._engine.sum_over_ranks(own)) / num_steps}
+        return {"load_balancing_loss": float(sum_over_sequences(self._engine, own)) / num_steps}
 
     def _mismatch_sums(self, packed: PackedBatch, logprobs_T: Tensor) -> Tensor:
         with trusted_values():
@@ -356,7 +358,7 @@ class _BatchRun:
 
     def _update_mismatch(self, sums: Sequence[Tensor]) -> None:
         own = torch.stack(list(sums)).sum(dim=0) if sums else torch.zeros(3, dtype=torch.float64)
-        moments = MismatchMoments.from_tensor(self._engine.sum_over_ranks(own))
+        moments = MismatchMoments.from_tensor(sum_over_sequences(self._engine, own))
         if not math.isfinite(moments.total_of_squares):
             raise NonFiniteLossError("some log-probs of the batch's start are not finite; no step was made")
         self._mismatch.update(moments)

@@ -245,6 +245,7 @@ class SimTrainer:
     model = _Model()
     vocabulary = VOCABULARY
     token_budget = 4096
+    sequence_parallel = 1
     max_sequence_tokens = None
 
     def __init__(

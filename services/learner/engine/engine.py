@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,10 @@ from gspo.model.lora import freeze_all_but_lora, inject_lora
 from gspo.model.packing import PackedBatch
 from gspo.model.policy import load_policy, prepare_policy
 from gspo.model.serving_layout import ServedParameter
-from gspo.moe.experts import ExpertPicks, ExpertRecorder
-from gspo.moe.load_balance import RouterLogits, load_balancing_loss
-from gspo.moe.routing_replay import RoutingReplay
 from services.learner.checkpoints import EngineCopy, canary_batch, require_canary, write_canary
 from services.learner.engine.configuration import deepspeed_config
 from services.learner.engine.expert_parallel import expert_shares
+from services.learner.engine.forward import ForwardPasses, own_row_share
 from services.learner.engine.gradients import (
     GradientWatch,
     MissingGradientError,
@@ -47,6 +44,7 @@ from services.learner.start import (
     parallelism_of,
     read_model_config,
     require_adaptable,
+    require_sequence_parallel,
     require_supported,
 )
 from services.learner.weights import DTYPES, copy_parameters
@@ -74,9 +72,9 @@ class LearnerEngine:
         self._lora, self._model_dir = lora_plan(settings.lora), model_dir
         trained = trained_parameters(self.model, self._lora)
         self._watch = GradientWatch(trained)
-        self._experts = ExpertRecorder(self.model)
-        self._balance = RouterLogits(self.model) if settings.load_balance_coefficient > 0 else None
-        self._replay = RoutingReplay(self.model) if settings.routing_replay else None
+        self.sequence_parallel = settings.learner.sequence_parallel
+        self._share = own_row_share(self.sequence_parallel, settings.learner.collective_timeout_s)
+        self._passes = ForwardPasses(engine, settings, self._share)
         self._state = OptimizerState(
             engine, settings.learner.zero_stage, self._shares, trained=None if self._lora is None else trained
         )
@@ -150,12 +148,12 @@ class LearnerEngine:
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
         """Log-probs of one micro-batch under the current weights, without gradient. Collective."""
         with torch.no_grad():
-            return self._forward(packed.to(self.device), with_entropy)
+            return self._passes.forward(packed.to(self.device), with_entropy)
 
     def reference_logprobs(self, packed: PackedBatch) -> Tensor:
         """Log-probs of one micro-batch under the frozen start model, float32 [T]; needs ``keeps_reference``."""
         assert self._reference is not None, "a reference needs settings.keeps_reference"
-        return self._reference.logprobs(packed.to(self.device))
+        return self._reference.logprobs(packed.to(self.device), self._share)
 
     @property
     def vocabulary(self) -> int:
@@ -165,12 +163,12 @@ class LearnerEngine:
     @property
     def replays_routing(self) -> bool:
         """Whether batches are trained with replayed experts, which ``train_mini_batch`` then takes."""
-        return self._replay is not None
+        return self.settings.routing_replay
 
     @property
     def balances_load(self) -> bool:
         """Whether training passes have a ``balance_loss``."""
-        return self._balance is not None
+        return self.settings.load_balance_coefficient > 0
 
     def train_mini_batch(
         self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn, *, replay: ReplayFn | None = None
@@ -192,16 +190,18 @@ class LearnerEngine:
             packed = micro_batch.to(self.device)
             self._engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
             # Backward is inside, because it computes checkpointed activations again.
-            with self._replaying(None if replay is None else replay(packed)):
+            with self._passes.replaying(None if replay is None else replay(packed)):
                 with self.profile.phase("forward"):
-                    result = self._forward(packed, with_entropy=True)
+                    result = self._passes.forward(packed, with_entropy=True)
                 with self.profile.phase("loss"):
                     loss = micro_batch_loss(packed, result, loss_fn)
                 with self.profile.phase("backward"):
-                    # DeepSpeed averages over ranks; the loss is a sum.
+                    # DeepSpeed averages over ranks; the loss is a sum. Ranks that share a row have its loss each, and a
+                    # gradient of their own slice of it.
                     self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
-            totals[0] += loss.detach()
-            totals[1] += packed.num_tokens
+            if self._share is None or self._share.index == 0:
+                totals[0] += loss.detach()
+                totals[1] += packed.num_tokens
         with self.profile.phase("optimizer"):
             loss_sum, num_tokens = self.sum_over_ranks(totals).tolist()
             self._require_sound_gradients(loss_sum)
@@ -214,30 +214,6 @@ class LearnerEngine:
         scheduler = self._engine.lr_scheduler
         scheduler.base_lrs = [value] * len(scheduler.base_lrs)
         self._resume_schedule(scheduler.last_epoch)
-
-    def _replaying(self, picks: ExpertPicks | None) -> AbstractContextManager[None]:
-        if picks is None:
-            return nullcontext()
-        assert self._replay is not None, "experts to replay need settings.routing_replay"
-        return self._replay.replaying(picks)
-
-    def _forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
-        # Only training passes, which also ask for entropies, have a loss to add it to.
-        balance = self._balance if with_entropy else None
-        with self._experts.recording(), nullcontext() if balance is None else balance.recording():
-            result: TokenLogProbs = self._engine(
-                input_ids=packed.input_ids,
-                position_ids=packed.position_ids,
-                cu_seqlens=packed.cu_seqlens,
-                targets_T=packed.targets_T,
-                temperatures_T=packed.temperatures_T,
-                with_entropy=with_entropy,
-                entropy_gradient=with_entropy and self.settings.entropy_gradient,
-            )
-        if balance is not None:
-            auxiliary = load_balancing_loss(balance.take(), balance.top_k)
-            result = result._replace(balance_loss=self.settings.load_balance_coefficient * auxiliary)
-        return result._replace(experts=self._experts.take())
 
     def _require_sound_gradients(self, loss: float) -> None:
         received, non_finite = self.sum_over_ranks(self._watch.take(self.device)).tolist()
@@ -384,16 +360,17 @@ def _load_reference(model_dir: Path, settings: EngineSettings) -> FrozenReferenc
 
 
 def _require_supported(model_config: Mapping[str, Any], settings: EngineSettings) -> None:
-    require_supported(
-        parallelism_of(
-            model_config,
-            num_ranks=torch.distributed.get_world_size(),
-            expert_parallel=settings.learner.expert_parallel,
-            routing_replay=settings.routing_replay,
-            load_balance=settings.load_balance_coefficient > 0,
-        )
+    plan = parallelism_of(
+        model_config,
+        num_ranks=torch.distributed.get_world_size(),
+        expert_parallel=settings.learner.expert_parallel,
+        routing_replay=settings.routing_replay,
+        load_balance=settings.load_balance_coefficient > 0,
     )
+    require_supported(plan)
     require_adaptable(model_config, settings.lora, settings.learner)
+    together = settings.learner.sequence_parallel
+    require_sequence_parallel(model_config, together, num_ranks=plan.num_ranks, load_balance=plan.load_balance)
 
 
 def _some(names: Sequence[str]) -> str:

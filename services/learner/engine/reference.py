@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch
 from gspo.model.policy import load_policy, prepare_policy
+from gspo.model.sequence_parallel import RowShare
+from services.learner.engine.forward import model_inputs
 
 
 class FrozenReference:
@@ -30,14 +33,8 @@ class FrozenReference:
         """Load it from the directory of the start model. Raises: ValueError when the directory holds no model."""
         return cls(load_policy(model_dir, dtype), device, logprob_chunk_tokens=logprob_chunk_tokens)
 
-    def logprobs(self, packed: PackedBatch) -> Tensor:
-        """float32 [T]: log-probs of a micro-batch's targets at their temperatures. No collective."""
+    def logprobs(self, packed: PackedBatch, share: RowShare | None = None) -> Tensor:
+        """float32 [T]: log-probs of a micro-batch's targets at their temperatures. Collective only with a ``share``."""
         with torch.no_grad():
-            logprobs_T: Tensor = self._model(
-                input_ids=packed.input_ids,
-                position_ids=packed.position_ids,
-                cu_seqlens=packed.cu_seqlens,
-                targets_T=packed.targets_T,
-                temperatures_T=packed.temperatures_T,
-            ).logprobs_T
-        return logprobs_T
+            result: TokenLogProbs = self._model(**model_inputs(packed, share))
+        return (result if share is None else share.whole(result, packed.input_ids.shape[1])).logprobs_T

@@ -2,6 +2,7 @@
 
 from services.learner.start.adapters import require_adaptable
 from services.learner.start.engine_settings import Device, EngineSettings, engine_settings_of
+from services.learner.start.long_context import position_limit, require_positions, require_sequence_parallel
 from services.learner.start.parallelism import (
     autoep_config,
     offload_config,
@@ -21,8 +22,11 @@ __all__ = [
     "is_rank",
     "offload_config",
     "parallelism_of",
+    "position_limit",
     "read_model_config",
     "require_adaptable",
+    "require_positions",
+    "require_sequence_parallel",
     "require_supported",
     "run_ranks",
 ]

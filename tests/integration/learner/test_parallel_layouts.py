@@ -50,6 +50,7 @@ def two(work: Path) -> Results:
         2,
         [
             gradient_job("gradient", zero_stage=3, expert_parallel=2),
+            gradient_job("shared", zero_stage=3, expert_parallel=2, sequence_parallel=2, activation_checkpointing=True),
             gradient_job("offloaded", zero_stage=3, expert_parallel=2, offload="optimizer_and_parameters"),
             job("untrained", zero_stage=3, expert_parallel=2, steps=0, export=True),
             job(
@@ -94,6 +95,12 @@ def test_two_ranks_that_share_the_experts_have_the_loss_and_gradients_of_one(wor
     assert two[0]["gradient"]["norms"] == pytest.approx(one[0]["single"]["norms"], rel=1e-5)
     assert two[0]["gradient"]["experts"] == one[0]["single"]["experts"] != {}
     require_gradients(work, "gradient", "single")
+
+
+def test_two_ranks_that_share_each_sequence_have_the_gradients_of_one(work: Path, one: Results, two: Results) -> None:
+    assert two[0]["shared"]["losses"] == pytest.approx(one[0]["single"]["losses"], rel=1e-5)
+    assert two[0]["shared"]["experts"] == one[0]["single"]["experts"]
+    require_gradients(work, "shared", "single")
 
 
 def test_an_export_of_shared_experts_is_bit_for_bit_what_save_pretrained_writes(work: Path, two: Results) -> None:

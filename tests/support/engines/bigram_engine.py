@@ -37,6 +37,7 @@ class BigramEngine:
         self._entropy_gradient = entropy_gradient
         self._start_table = self.table.detach().clone()
         self.token_budget = token_budget
+        self.sequence_parallel = 1
         self.max_sequence_tokens: int | None = None
         self._learning_rate = learning_rate
         self.num_forward_passes = 0

@@ -37,6 +37,7 @@ class MoeEngine:
         prepare_policy(model, logprob_chunk_tokens=64, activation_checkpointing=True)
         self.model = model
         self.token_budget = token_budget
+        self.sequence_parallel = 1
         self._update = update
         self._experts = ExpertRecorder(model)
         self.replays_routing = replays_routing

@@ -33,6 +33,9 @@ class Learner(Section):
     expert_parallel: int = Field(1, ge=1)
     """Ranks that share a layer's experts (DeepSpeed's AutoEP). It must divide the number of ranks and the number of experts.
     1: every rank has all experts, and only ZeRO partitions them. See docs/guide/learner.md."""
+    sequence_parallel: int = Field(1, ge=1)
+    """Ranks that share each sequence's tokens (Ulysses), for sequences whose activations do not fit on one. It must divide
+    the number of ranks and of attention heads. 1: a rank has its sequences whole. See docs/guide/learner.md."""
     offload: Literal["none", "optimizer", "optimizer_and_parameters"] = "none"
     """What is kept in the host's memory instead of the GPU's; this is slower. optimizer: master weights and Adam's moments,
     and Adam steps there; needs zero_stage 1 or higher. optimizer_and_parameters: the weights too, fetched layer by layer;
@@ -53,7 +56,8 @@ class Learner(Section):
     max_grad_norm: float = Field(1.0, ge=0)
     """Gradients are scaled down to this norm, over all parameters and ranks. 0 leaves them."""
     token_budget: int = Field(4096, ge=16)
-    """The most tokens of one packed micro-batch on one rank. A longer sequence is alone in its micro-batch."""
+    """The most tokens of one packed micro-batch on one rank; sequence_parallel ranks hold so many times as much together. A
+    longer sequence is alone in its micro-batch."""
     logprob_chunk_tokens: int = Field(512, ge=1)
     """Logits are held for at most this many tokens at a time, and for fewer with a very large vocabulary (256 MiB)."""
     activation_checkpointing: bool = False

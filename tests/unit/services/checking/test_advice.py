@@ -1,5 +1,6 @@
 """Warnings and notes: what runs badly, what nothing uses, what an estimate says of lag."""
 
+import json
 from typing import Any
 
 import pytest
@@ -32,12 +33,6 @@ def by_check(findings: list[Finding], status: str) -> dict[str, Finding]:
         ({"lora.rank": 8, "learner.learning_rate": 0.1}, "learning rate", "ten times the rate for all weights is usual"),
         ({"rollout.max_total_tokens": 400}, "KV cache", "raise rollout.max_total_tokens"),
         ({"learner.num_ranks": 16, "batch.mini_batches": 8}, "slow", "raise batch.groups_per_batch"),
-        ({"sampling.max_tokens": 4096}, "positions", "to at most 1024"),
-        (
-            {"sampling.max_tokens": 512, "schedule.max_tokens": {"steps": [[2, 4096]]}},
-            "positions",
-            "lower schedule.max_tokens to at most 1024",
-        ),
         ({"schedule.temperature": {"steps": [[99999, 0.5]]}}, "schedule", "raise run.num_batches, or lower that batch"),
         ({"rollout.weights_path": "group"}, "unused", "learner.weights_group_backend"),
         ({"learner.dtype": "bfloat16"}, "types", 'model.dtype = "bfloat16"'),
@@ -50,6 +45,31 @@ def test_what_runs_badly_is_a_warning_with_the_way_out(
     project.keys |= keys
     found = by_check(project.findings(code=check == "train tasks"), "warn")
     assert way_out in found[check].way_out
+
+
+@pytest.mark.parametrize(
+    ("keys", "way_out"),
+    [
+        ({"sampling.max_tokens": 4096}, "lower sampling.max_tokens to at most 1024, or"),
+        (
+            {"sampling.max_tokens": 512, "schedule.max_tokens": {"steps": [[2, 4096]]}},
+            "lower schedule.max_tokens to at most 1024",
+        ),
+    ],
+)
+def test_more_tokens_than_positions_are_a_fault(keys: dict[str, Any], way_out: str, project: Project) -> None:
+    project.keys |= keys
+    assert way_out in by_check(project.findings(code=False), "fail")["positions"].way_out
+
+
+def test_positions_that_only_the_learner_stretches_are_a_warning(project: Project) -> None:
+    config = json.loads((project.model / "config.json").read_text())
+    config["rope_scaling"] = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 1024}
+    (project.model / "config.json").write_text(json.dumps(config))
+    project.keys |= {"sampling.max_tokens": 4096}
+    found = by_check(project.findings(code=False), "warn")["positions"]
+    assert found.text.endswith("the engine ends a sequence at the model's 1024 positions")
+    assert "raise max_position_embeddings in config.json to 8192" in found.way_out
 
 
 @pytest.mark.parametrize(
@@ -83,8 +103,8 @@ def test_a_schedule_is_shown_with_what_it_does_and_the_batch_at_which_it_grows_t
     project.keys |= {"run.num_batches": 10, "schedule.max_tokens": {"steps": [[3, 512], [7, 4096]]}}
     found = project.findings(code=False)
     assert by_check(found, "ok")["schedule"].text == "in 10 batches sampling.max_tokens 64 to 4096"
-    text = by_check(found, "warn")["positions"].text
-    assert text.startswith("sampling.max_tokens is 4096 (schedule.max_tokens, above that from batch 7); the engine")
+    text = by_check(found, "fail")["positions"].text
+    assert text.startswith("sampling.max_tokens is 4096 (schedule.max_tokens, above that from batch 7); the model has 1024")
 
 
 def test_a_cache_size_is_unused_on_a_gpu_only(project: Project) -> None:

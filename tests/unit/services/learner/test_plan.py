@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gspo.model.packing import BatchGroup, BatchSequence, PackedBatch, TrainGroup
 from services.learner.advantages import AdvantageSettings, AdvantageTable
 from services.learner.broker.assembly import AbsentSequence
-from services.learner.plan import PackedLater, own_micro_batches, planned_mini_batches, rows_of_rank
+from services.learner.plan import PackedLater, own_micro_batches, planned_mini_batches, rows_of_rank, sum_over_sequences
 from services.runtime.settings.configuration import validated
 from tests.support.loss.sequences import random_groups
 
@@ -26,12 +26,34 @@ class Place:
     rank: int
     world_size: int
     token_budget: int = 40
+    sequence_parallel: int = 1
     max_sequence_tokens: int | None = None
 
 
 def settings_of(num_mini_batches: int, **objective: Any) -> Any:
     batch = {"mini_batches": num_mini_batches, "groups_per_batch": 12, "group_size": 4}
     return validated({"batch": batch, "objective": objective}, "test")
+
+
+def test_ranks_that_share_sequences_have_the_same_ones_and_room_for_twice_as_many() -> None:
+    lengths = [30, 25, 20, 20, 10, 5, 40, 38]
+    shared = [own_micro_batches(Place(rank, 4, sequence_parallel=2), lengths) for rank in range(4)]
+    assert shared == [own_micro_batches(Place(rank // 2, 2, token_budget=80), lengths) for rank in range(4)]
+    assert shared[0] == shared[1] != shared[2] == shared[3]
+
+
+def test_what_several_ranks_know_of_a_sequence_counts_once() -> None:
+    for rank, counted in ((0, 3.0), (1, 0.0), (2, 3.0), (3, 0.0)):
+        engine = Summing(rank, 4, sequence_parallel=2)
+        assert sum_over_sequences(engine, torch.tensor([3.0])).tolist() == [counted]
+
+
+@dataclass(frozen=True)
+class Summing(Place):
+    """Shows what the rank adds to a sum."""
+
+    def sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
 
 
 def lengths_of(groups: Sequence[BatchGroup]) -> list[list[int]]:

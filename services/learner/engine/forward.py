@@ -1,0 +1,81 @@
+"""Forward passes of the policy on a micro-batch, and what is recorded in them or put into them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed
+
+from gspo.model.logprobs import TokenLogProbs
+from gspo.model.packing import PackedBatch
+from gspo.model.sequence_parallel import RowShare
+from gspo.moe.experts import ExpertPicks, ExpertRecorder
+from gspo.moe.load_balance import RouterLogits, load_balancing_loss
+from gspo.moe.routing_replay import RoutingReplay
+from services.learner.start import EngineSettings
+
+
+class ForwardPasses:
+    """Log-probs of micro-batches, with the experts that were chosen and the load-balancing loss."""
+
+    def __init__(self, engine: Any, settings: EngineSettings, share: RowShare | None) -> None:
+        """Take DeepSpeed's engine. ``share``: this rank's slice of every micro-batch; None: it has them whole."""
+        self._engine = engine
+        self._settings = settings
+        self._share = share
+        self._experts = ExpertRecorder(engine.module)
+        self._balance = RouterLogits(engine.module) if settings.load_balance_coefficient > 0 else None
+        self._replay = RoutingReplay(engine.module) if settings.routing_replay else None
+
+    def replaying(self, picks: ExpertPicks | None) -> AbstractContextManager[None]:
+        """Inside, the routers choose these experts of a micro-batch; None: they choose themselves."""
+        if picks is None:
+            return nullcontext()
+        assert self._replay is not None, "experts to replay need settings.routing_replay"
+        return self._replay.replaying(picks if self._share is None else self._share.own_picks(picks))
+
+    def forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
+        """What the model makes of a micro-batch, on the engine's device; training passes ask for entropies. Collective."""
+        # Only training passes have a loss to add it to.
+        balance = self._balance if with_entropy else None
+        with self._experts.recording(), nullcontext() if balance is None else balance.recording():
+            result: TokenLogProbs = self._engine(
+                **model_inputs(packed, self._share),
+                with_entropy=with_entropy,
+                entropy_gradient=with_entropy and self._settings.entropy_gradient,
+            )
+        if balance is not None:
+            auxiliary = load_balancing_loss(balance.take(), balance.top_k)
+            result = result._replace(balance_loss=self._settings.load_balance_coefficient * auxiliary)
+        result = result._replace(experts=self._experts.take())
+        return result if self._share is None else self._share.whole(result, packed.input_ids.shape[1])
+
+
+def model_inputs(packed: PackedBatch, share: RowShare | None) -> dict[str, Any]:
+    """The arguments of the model's forward pass for a micro-batch, or for this rank's slice of it."""
+    if share is not None:
+        return share.inputs(packed)
+    return {
+        "input_ids": packed.input_ids,
+        "position_ids": packed.position_ids,
+        "cu_seqlens": packed.cu_seqlens,
+        "targets_T": packed.targets_T,
+        "temperatures_T": packed.temperatures_T,
+    }
+
+
+def own_row_share(size: int, timeout_s: float) -> RowShare | None:
+    """This rank's slice of its rows, which it shares with its ``size`` - 1 neighbours; None when it has them whole.
+
+    Collective: each ``size`` ranks in a row become a process group.
+    """
+    if size == 1:
+        return None
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    groups = [
+        torch.distributed.new_group(list(range(first, first + size)), timeout=timedelta(seconds=timeout_s))
+        for first in range(0, world_size, size)
+    ]
+    return RowShare(group=groups[rank // size], index=rank % size, size=size)

@@ -1,0 +1,77 @@
+"""How long a sequence may be, and whether ranks can share its tokens: decided before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.runtime.settings import Settings
+
+
+def require_sequence_parallel(
+    model_config: Mapping[str, Any], size: int, *, num_ranks: int, load_balance: bool = False
+) -> None:
+    """Raises: ValueError, which names the value and the way out, when ``size`` ranks cannot share a sequence's tokens.
+
+    ``model_config``: the model's config.json, or ``config.to_dict()``.
+    """
+    if size == 1:
+        return
+    heads = int(model_config.get("num_attention_heads") or 0)
+    keys = int(model_config.get("num_key_value_heads") or heads)
+    if size > num_ranks:
+        raise ValueError(
+            f"sequence_parallel is {size} and there are {num_ranks} ranks, which cannot share a sequence; use at most "
+            f"{num_ranks}, or more ranks (learner.num_ranks)"
+        )
+    for what, number in (("the number of ranks", num_ranks), ("the model's attention heads", heads)):
+        if number % size:
+            raise ValueError(
+                f"sequence_parallel is {size}, which does not divide {what} ({number}); use one of "
+                f"{_fitting(num_ranks, heads, keys)}"
+            )
+    if keys % size and size % keys:
+        raise ValueError(
+            f"sequence_parallel is {size} and the model has {keys} key heads, which neither divide it nor are divided "
+            f"by it; use one of {_fitting(num_ranks, heads, keys)}"
+        )
+    if load_balance:
+        raise ValueError(
+            f"load_balance_coefficient is above 0 and sequence_parallel is {size}: the loss needs all tokens of a "
+            "micro-batch on one rank; set objective.load_balance_coefficient = 0, or use sequence_parallel = 1"
+        )
+
+
+def _fitting(num_ranks: int, heads: int, keys: int) -> str:
+    sizes = [size for size in range(1, num_ranks + 1) if num_ranks % size == 0 and heads % size == 0]
+    return ", ".join(str(size) for size in sizes if keys % size == 0 or size % keys == 0)
+
+
+def position_limit(model_config: Mapping[str, Any]) -> int | None:
+    """The most tokens of a sequence that the model's positions allow; None: its configuration names no limit.
+
+    Scaled rotary positions stretch it. Where the configuration says how many positions the model was first trained with, the
+    limit is ``factor`` times as many, or ``max_position_embeddings`` if that is more; where it does not, ``factor`` times
+    ``max_position_embeddings``.
+    """
+    limit = model_config.get("max_position_embeddings")
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        return None
+    scaling = model_config.get("rope_scaling") or model_config.get("rope_parameters")
+    if not isinstance(scaling, Mapping):
+        return limit
+    factor, before = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+    if not isinstance(factor, int | float):
+        return limit
+    return max(limit, int(factor * (before if isinstance(before, int) else limit)))
+
+
+def require_positions(model_config: Mapping[str, Any], settings: Settings) -> None:
+    """Raises: ValueError when a sequence of the run can be longer than the model's positions allow."""
+    limit, wanted = position_limit(model_config), settings.largest_sampling.max_tokens
+    if limit is not None and wanted > limit:
+        raise ValueError(
+            f"sequences may have {wanted:,} tokens, prompt and answer together (sampling.max_tokens, schedule.max_tokens), "
+            f"and the model has {limit:,} positions (max_position_embeddings); lower it to at most {limit}, or take a model "
+            "with more positions, such as one whose rope_scaling stretches them"
+        )
