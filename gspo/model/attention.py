@@ -3,7 +3,8 @@
 A dense block mask over a packed row costs O(T^2) and gains nothing; attention per segment costs the sum of the
 squared lengths (on a CPU at padding efficiency 0.26: 8,191 real tokens per second against 1,602). On
 CUDA in half precision PyTorch's own variable-length flash attention does it in one kernel; elsewhere it is a
-loop over scaled_dot_product_attention, bit-identical to single sequences.
+loop over scaled_dot_product_attention, bit-identical to single sequences. Soft-capped scores and attention sinks are in
+``gspo.model.scored_attention``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from gspo.model.scored_attention import Scores, pieces, scored_attention
 from gspo.model.sequence_parallel import RowShare
 
 SEGMENT_ATTENTION = "gspo_segments"
@@ -54,36 +56,57 @@ def segment_attention(
     Args:
         query: [1, heads, T, D]; key and value: [1, key heads, T, D].
         cu_seqlens: [S + 1] boundaries of the segments; they cover all T.
+        sliding_window: each token sees only so many, itself included; None: all before it.
+        softcap: scores are c tanh(score / c).
+        s_aux: [heads] attention sinks: a score that takes part in the softmax, and adds nothing.
         row_share: the T tokens are this rank's slice of a row, which ``cu_seqlens`` covers. Collective then.
 
     Returns [1, T, heads, D] and no weights. Dropout is never applied: the learner must see the policy that sampled.
-    Raises: ValueError for a variant of attention that this function does not compute.
+    Raises: ValueError for a mask, which this function does not read.
     """
-    variants = {"sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux, "attention_mask": attention_mask}
-    for name, setting in variants.items():
-        if setting is not None:
-            raise ValueError(f"{type(module).__name__} asks for {name}, which attention per segment does not support")
+    if attention_mask is not None:
+        raise ValueError(f"{type(module).__name__} asks for attention_mask, which attention per segment does not support")
     if row_share is not None:
         query, key, value = (row_share.to_heads(states) for states in (query, key, value))
+        s_aux = None if s_aux is None else row_share.own_heads(s_aux)
     if cu_seqlens[-1] != query.shape[2]:
         raise ValueError(f"cu_seqlens ends at {cu_seqlens[-1]}, the packed row has {query.shape[2]} tokens")
-    output = _attended(query, key, value, cu_seqlens, scaling)
+    if s_aux is None and softcap is None:
+        output = _attended(query, key, value, cu_seqlens, scaling, sliding_window)
+    else:
+        shape = Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
+        output = scored_attention(query, key, value, s_aux, cu_seqlens, shape)
     return output if row_share is None else row_share.to_tokens(output), None
 
 
-def _attended(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Sequence[int], scaling: float | None) -> Tensor:
+def _attended(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Sequence[int], scaling: float | None, window: int | None
+) -> Tensor:
     """[1, T, heads, D]"""
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return _flash(query, key, value, cu_seqlens, scaling)
+        return _flash(query, key, value, cu_seqlens, scaling, window)
     # Split, not sliced: the backward of each slice would make a tensor as large as the whole row, T x S in all.
     lengths = [end - start for start, end in pairwise(cu_seqlens)]
+    grouped = query.shape[1] != key.shape[1]
     segments = [
-        scaled_dot_product_attention(
-            query_L, key_L, value_L, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-        )
+        scaled_dot_product_attention(query_L, key_L, value_L, is_causal=True, scale=scaling, enable_gqa=grouped)
+        if window is None or query_L.shape[2] <= window
+        else _in_window(query_L, key_L, value_L, scaling, window)
         for query_L, key_L, value_L in zip(*(states.split(lengths, dim=2) for states in (query, key, value)), strict=True)
     ]
     return torch.cat(segments, dim=2).transpose(1, 2).contiguous()
+
+
+def _in_window(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int) -> Tensor:
+    """One segment, whose tokens see the ``window`` last ones: blocks of queries, each with the keys that any of it sees."""
+    grouped = query.shape[1] != key.shape[1]
+    outputs = [
+        scaled_dot_product_attention(
+            own, keys, values, attn_mask=block.visible(window, query.device), scale=scaling, enable_gqa=grouped
+        )
+        for block, own, keys, values in pieces(query, key, value, window)
+    ]
+    return torch.cat(outputs, dim=2)
 
 
 @cache
@@ -94,7 +117,9 @@ def _asks_for_grouped_heads() -> bool:
     return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Sequence[int], scaling: float | None) -> Tensor:
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Sequence[int], scaling: float | None, window: int | None
+) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     boundaries = torch.tensor(cu_seqlens, dtype=torch.int32, device=query.device)
@@ -109,7 +134,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Sequence[int],
         longest,
         longest,
         scale=scaling,
-        window_size=(-1, 0),
+        window_size=(-1 if window is None else window - 1, 0),
         **grouped,
     )
     assert isinstance(output, Tensor)

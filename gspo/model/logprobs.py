@@ -54,6 +54,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         with_entropy: bool,
         entropy_gradient: bool,
         keep_softmax: bool,
+        softcap: float | None,
     ) -> tuple[Tensor, Tensor | None]:
         num_tokens = hidden_TH.shape[0]
         logprobs_T = hidden_TH.new_empty(num_tokens, dtype=torch.float32)
@@ -62,7 +63,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         softmax_TV = logprobs_T.new_empty(num_tokens, weight_VH.shape[0]) if keep_softmax else None
         for start in range(0, num_tokens, chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            logits = (hidden_TH[rows] @ weight_VH.t()).float().div_(temperatures_T[rows, None])
+            logits = _logits(hidden_TH[rows], weight_VH, softcap).div_(temperatures_T[rows, None])
             largest = logits.amax(dim=-1, keepdim=True)
             # One pass of exp serves the normaliser, the entropy and the softmax.
             exponentials = (logits - largest).exp_()
@@ -78,13 +79,13 @@ class _ChunkedLogProbs(torch.autograd.Function):
             del logits, exponentials
         kept_entropies_T = entropies_T if entropy_gradient else None
         ctx.save_for_backward(hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T, softmax_TV, kept_entropies_T)
-        ctx.chunk_tokens = chunk_tokens
+        ctx.chunk_tokens, ctx.softcap = chunk_tokens, softcap
         if entropies_T is not None and not entropy_gradient:
             ctx.mark_non_differentiable(entropies_T)
         return logprobs_T, entropies_T
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None, None, None]:
         hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T, softmax_TV, entropies_T = ctx.saved_tensors
         gradient_T = gradients[0] / temperatures_T
         grad_hidden_TH = torch.empty_like(hidden_TH)
@@ -92,9 +93,12 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad_weight_VH = torch.zeros(weight_VH.shape, dtype=torch.float32, device=weight_VH.device)
         for start in range(0, hidden_TH.shape[0], ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
-            hidden, gradient = hidden_TH[rows], gradient_T[rows, None]
+            hidden, gradient, slope = hidden_TH[rows], gradient_T[rows, None], None
             if softmax_TV is None:
-                softmax = (hidden @ weight_VH.t()).float().div_(temperatures_T[rows, None])
+                softmax = _logits(hidden, weight_VH, ctx.softcap)
+                if ctx.softcap is not None:
+                    slope = 1 - (softmax / ctx.softcap) ** 2
+                softmax.div_(temperatures_T[rows, None])
                 softmax.sub_(normalisers_T[rows, None]).exp_()
             else:
                 softmax = softmax_TV[rows]
@@ -108,14 +112,22 @@ class _ChunkedLogProbs(torch.autograd.Function):
             if of_entropy is not None:
                 grad_logits.sub_(of_entropy)
             grad_logits.scatter_add_(-1, targets_T[rows, None], gradient)
+            if slope is not None:
+                grad_logits.mul_(slope)
             cast = grad_logits.to(hidden.dtype)
             grad_hidden_TH[rows] = cast @ weight_VH
             if hidden.dtype == torch.float32:
                 grad_weight_VH.addmm_(cast.t(), hidden)
             else:
                 grad_weight_VH += cast.t() @ hidden
-            del softmax, of_entropy, grad_logits, cast
-        return grad_hidden_TH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None, None, None
+            del softmax, of_entropy, grad_logits, cast, slope
+        return grad_hidden_TH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None, None, None, None
+
+
+def _logits(hidden: Tensor, weight_VH: Tensor, softcap: float | None) -> Tensor:
+    """float32 [rows, V] before the temperature."""
+    logits = (hidden @ weight_VH.t()).float()
+    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
 def rows_at_once(vocabulary: int, chunk_tokens: int) -> int:
@@ -133,6 +145,7 @@ def chunked_logprobs(
     with_entropy: bool = False,
     entropy_gradient: bool = False,
     kept_bytes: int = KEPT_BYTES,
+    softcap: float | None = None,
 ) -> TokenLogProbs:
     """Return log-probabilities of ``targets_T`` at ``temperatures_T``, differentiable in hidden states and weight.
 
@@ -146,12 +159,13 @@ def chunked_logprobs(
         entropy_gradient: the entropies carry a gradient too, for one more copy of a chunk's logits in backward; only with
             ``with_entropy``.
         kept_bytes: a softmax [T, V] of at most this size is kept for backward; 0 always recomputes it.
+        softcap: logits are c tanh(z / c) before the temperature divides them; the softmax is then never kept.
     """
     vocabulary = weight_VH.shape[0]
     rows = rows_at_once(vocabulary, chunk_tokens)
-    keep_softmax = torch.is_grad_enabled() and 4 * hidden_TH.shape[0] * vocabulary <= kept_bytes
+    keep_softmax = torch.is_grad_enabled() and softcap is None and 4 * hidden_TH.shape[0] * vocabulary <= kept_bytes
     logprobs_T, entropies_T = _ChunkedLogProbs.apply(
-        hidden_TH, weight_VH, targets_T, temperatures_T, rows, with_entropy, entropy_gradient, keep_softmax
+        hidden_TH, weight_VH, targets_T, temperatures_T, rows, with_entropy, entropy_gradient, keep_softmax, softcap
     )
     return TokenLogProbs(logprobs_T, entropies_T)
 
@@ -163,8 +177,9 @@ class LogProbHead(nn.Module):
     parameter object as the linear layer it replaces: names and tied embeddings stay as they were.
     """
 
-    def __init__(self, weight: nn.Parameter, *, chunk_tokens: int) -> None:
+    def __init__(self, weight: nn.Parameter, *, chunk_tokens: int, softcap: float | None = None) -> None:
         super().__init__()
+        self.softcap = softcap
         self.weight = weight
         self.chunk_tokens = chunk_tokens
 
@@ -184,9 +199,12 @@ class LogProbHead(nn.Module):
             chunk_tokens=self.chunk_tokens,
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
+            softcap=self.softcap,
         )
 
 
+SOFT_CAPPED: Final = frozenset({"gemma2", "gemma3_text"})
+"""Types of models that cap their logits, z -> c tanh(z / c), where ``final_logit_softcapping`` is c."""
 # Settings with which a model changes its logits after the output embedding, and the value that changes nothing.
 _NEUTRAL_LOGIT_SETTINGS: dict[str, float | None] = {
     "final_logit_softcapping": None,
@@ -211,11 +229,14 @@ def attach_logprob_head(model: Any, *, chunk_tokens: int) -> None:
     if model.base_model is model:
         raise ValueError(f"{type(model).__name__} has no backbone apart from its head; load it as a causal language model")
     settings = model.config.to_dict()
+    softcap = settings.get("final_logit_softcapping") if settings.get("model_type") in SOFT_CAPPED else None
     for name, neutral in _NEUTRAL_LOGIT_SETTINGS.items():
+        if softcap is not None and name == "final_logit_softcapping":
+            continue
         if name in settings and settings[name] not in (neutral, 1, 1.0):
             raise ValueError(f"{type(model).__name__} transforms its logits by {name} = {settings[name]}: not supported")
     assert isinstance(head.weight, nn.Parameter)
-    model.set_output_embeddings(LogProbHead(head.weight, chunk_tokens=chunk_tokens))
+    model.set_output_embeddings(LogProbHead(head.weight, chunk_tokens=chunk_tokens, softcap=softcap))
     model.forward = types.MethodType(_logprob_forward, model)
 
 

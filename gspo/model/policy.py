@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from gspo.model.attention import register_segment_attention
+from gspo.model.linear_attention import by_rows
 from gspo.model.logprobs import attach_logprob_head
+
+PACKED_LAYERS: Final = frozenset({"full_attention", "sliding_attention"})
+"""Types of layers whose attention is computed within each segment of a packed row."""
+LINEAR_ATTENTION: Final = "linear_attention"
+"""Layers that carry a state from token to token: see ``gspo.model.linear_attention``."""
 
 
 def load_policy(model_dir: Path, dtype: torch.dtype) -> Any:
@@ -47,18 +53,26 @@ def prepare_policy(model: Any, *, logprob_chunk_tokens: int, activation_checkpoi
     """Make ``model`` return log-probs of packed sequences (see ``attach_logprob_head``), as the sampler sees them.
 
     Dropout is switched off: with clip ranges of 3e-4 its noise would clip everything.
-    Raises: ValueError for a model that mixes tokens by anything but full causal attention, or adds noise to routing.
+    Raises: ValueError for a model that mixes tokens by anything but causal or gated linear attention, or adds noise to
+    routing.
     """
     config = model.config.to_dict()
-    others = set(config.get("layer_types") or ()) - {"full_attention"}
+    others = set(config.get("layer_types") or ()) - PACKED_LAYERS - {LINEAR_ATTENTION}
     if others:
-        raise ValueError(f"{type(model).__name__} has layers of type {sorted(others)}; only full_attention can be packed")
+        known = ", ".join(sorted({*PACKED_LAYERS, LINEAR_ATTENTION}))
+        raise ValueError(f"{type(model).__name__} has layers of type {sorted(others)}; only {known} can be trained")
+    if config.get("num_kv_shared_layers"):
+        raise ValueError(
+            f"{type(model).__name__} has {config['num_kv_shared_layers']} layers that take their keys from others "
+            "(num_kv_shared_layers); without a cache they cannot be trained: use another model"
+        )
     if config.get("router_jitter_noise"):
         raise ValueError(f"router_jitter_noise is {config['router_jitter_noise']}; set it to 0 in config.json")
     model.set_attn_implementation(register_segment_attention())
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+    by_rows(model)
     attach_logprob_head(model, chunk_tokens=logprob_chunk_tokens)
     if activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -17,6 +17,7 @@ from services.checking.findings import Finding
 from services.checking.situation import ReadModel, Situation
 from services.estimates import ShapeError, shape_of
 from services.learner.start import (
+    TRAINED_LAYERS,
     parallelism_of,
     position_limit,
     read_model_config,
@@ -97,16 +98,14 @@ def _architecture(model: ReadModel) -> Finding:
 def _refused(config: Mapping[str, Any]) -> tuple[str, str] | None:
     """Why the learner would refuse the model, and the way out."""
     names = _texts(config, "architectures")
-    others = sorted(set(_texts(config, "layer_types")) - {"full_attention"})
+    others = sorted(set(_texts(config, "layer_types")) - TRAINED_LAYERS)
     if others:
         return (
             f"layers of type {', '.join(others)}",
-            "use a model with full attention in all layers: others cannot be packed",
+            f"use a model whose layers are {', '.join(sorted(TRAINED_LAYERS))}: docs/guide/learner.md has a table",
         )
-    if config.get("use_sliding_window") or (config.get("sliding_window") and "use_sliding_window" not in config):
-        return f"sliding_window is {config.get('sliding_window')}", "set it to null in config.json, or use another model"
-    if config.get("attn_logit_softcapping"):
-        return "attn_logit_softcapping", "use a model without it: attention of packed sequences does not support it"
+    if config.get("num_kv_shared_layers"):
+        return "layers that take their keys from others (num_kv_shared_layers)", "use another model"
     if config.get("router_jitter_noise"):
         return f"router_jitter_noise is {config['router_jitter_noise']}", "set it to 0 in config.json"
     if config.get("quantization_config"):

@@ -2,7 +2,7 @@
 
 from services.learner.start.adapters import require_adaptable
 from services.learner.start.engine_settings import Device, EngineSettings, engine_settings_of
-from services.learner.start.long_context import position_limit, require_positions, require_sequence_parallel
+from services.learner.start.long_context import TRAINED_LAYERS, position_limit, require_positions, require_sequence_parallel
 from services.learner.start.parallelism import (
     autoep_config,
     offload_config,
@@ -13,6 +13,7 @@ from services.learner.start.parallelism import (
 from services.learner.start.ranks import Node, ended_by_signals, is_rank, run_ranks
 
 __all__ = [
+    "TRAINED_LAYERS",
     "Device",
     "EngineSettings",
     "Node",

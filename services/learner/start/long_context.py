@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from services.runtime.settings import Settings
+
+LINEAR_ATTENTION: Final = "linear_attention"
+TRAINED_LAYERS: Final = frozenset({"full_attention", "sliding_attention", LINEAR_ATTENTION})
+"""The types of layers that the learner accepts: see ``gspo.model.policy``."""
 
 
 def require_sequence_parallel(
@@ -34,6 +38,11 @@ def require_sequence_parallel(
         raise ValueError(
             f"sequence_parallel is {size} and the model has {keys} key heads, which neither divide it nor are divided "
             f"by it; use one of {_fitting(num_ranks, heads, keys)}"
+        )
+    if LINEAR_ATTENTION in (model_config.get("layer_types") or ()):
+        raise ValueError(
+            f"sequence_parallel is {size} and the model has layers of {LINEAR_ATTENTION}, which carry a state from token to "
+            "token; use sequence_parallel = 1"
         )
     if load_balance:
         raise ValueError(

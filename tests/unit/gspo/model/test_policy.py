@@ -104,16 +104,22 @@ def test_a_sequence_has_the_same_logprobs_alone_and_in_company() -> None:
 def test_attention_refuses_what_it_would_compute_wrongly() -> None:
     heads = torch.zeros(1, 2, 6, 4)
     module = torch.nn.Identity()
-    with pytest.raises(ValueError, match="sliding_window"):
-        segment_attention(module, heads, heads, heads, None, cu_seqlens=(0, 6), sliding_window=3)
+    with pytest.raises(ValueError, match="attention_mask"):
+        segment_attention(module, heads, heads, heads, torch.ones(6, 6), cu_seqlens=(0, 6))
     with pytest.raises(ValueError, match="ends at 5, the packed row has 6"):
         segment_attention(module, heads, heads, heads, None, cu_seqlens=(0, 5))
 
 
 def test_a_model_with_other_layers_or_transformed_logits_is_refused() -> None:
     model = tiny_tied_model()
-    model.config.layer_types = ["full_attention", "sliding_attention"]
-    with pytest.raises(ValueError, match="sliding_attention"):
+    model.config.layer_types = ["full_attention", "chunked_attention"]
+    with pytest.raises(
+        ValueError, match=r"layers of type \['chunked_attention'\]; only full_attention, linear_attention, sl"
+    ):
+        prepare_policy(model, logprob_chunk_tokens=8)
+    model = tiny_tied_model()
+    model.config.num_kv_shared_layers = 2
+    with pytest.raises(ValueError, match=r"has 2 layers that take their keys from others"):
         prepare_policy(model, logprob_chunk_tokens=8)
     model = tiny_tied_model()
     model.config.final_logit_softcapping = 30.0

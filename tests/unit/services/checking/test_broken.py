@@ -48,12 +48,12 @@ def config_that_is_no_json(project: Project) -> None:
     (project.model / "config.json").write_text("{")
 
 
-def sliding_window(project: Project) -> None:
-    project.configure_model(use_sliding_window=True, sliding_window=4096)
+def shared_keys(project: Project) -> None:
+    project.configure_model(num_kv_shared_layers=4)
 
 
 def mixed_layers(project: Project) -> None:
-    project.configure_model(layer_types=["full_attention", "linear_attention"])
+    project.configure_model(layer_types=["full_attention", "chunked_attention"])
 
 
 def an_encoder(project: Project) -> None:
@@ -103,8 +103,8 @@ def adapters_of_shared_experts(project: Project) -> None:
     [
         (no_config, "model", "no config.json there", "gspo model tiny"),
         (config_that_is_no_json, "model", "cannot be read", "again"),
-        (sliding_window, "architecture", "sliding_window is 4096", "null"),
-        (mixed_layers, "architecture", "linear_attention", "full attention"),
+        (shared_keys, "architecture", "num_kv_shared_layers", "another model"),
+        (mixed_layers, "architecture", "chunked_attention", "full_attention, linear_attention, sliding_attention"),
         (an_encoder, "architecture", "BertForMaskedLM is not a causal language model", "ForCausalLM"),
         (an_unknown_class, "architecture", "NobodysForCausalLM", "both know"),
         (quantised, "architecture", "quantised", "unquantised"),
@@ -348,7 +348,7 @@ def test_what_is_missing_is_no_fault_of_a_run_elsewhere(project: Project, tmp_pa
     missing = {finding.check for finding in findings if "other machines" in finding.text and finding.status == "note"}
     assert missing >= {"weights", "tokenizer", "train tasks", "keys", "ports"}
     # What is wrong everywhere is a fault there, too.
-    project.configure_model(use_sliding_window=True, sliding_window=7)
+    project.configure_model(layer_types=["chunked_attention"])
     assert the_failure(project.findings(code=False, elsewhere=True)).check == "architecture"
 
 

@@ -34,6 +34,13 @@ def test_other_sizes_are_refused_with_those_that_fit(
         require_sequence_parallel(MODEL | changes, size, num_ranks=num_ranks)
 
 
+def test_a_state_that_goes_from_token_to_token_cannot_be_shared() -> None:
+    mixed = MODEL | {"layer_types": ["linear_attention", "full_attention"]}
+    require_sequence_parallel(mixed, 1, num_ranks=2)
+    with pytest.raises(ValueError, match=r"layers of linear_attention, .*; use sequence_parallel = 1"):
+        require_sequence_parallel(mixed, 2, num_ranks=2)
+
+
 def test_a_load_balancing_loss_needs_whole_rows() -> None:
     require_sequence_parallel(MODEL, 1, num_ranks=2, load_balance=True)
     with pytest.raises(ValueError, match="load_balance_coefficient = 0, or use sequence_parallel = 1"):

@@ -1,0 +1,48 @@
+"""Layers of gated linear attention (Qwen3-Next, Qwen3.5) on packed sequences: one row a sequence, padded on the right.
+
+Such a layer carries a state and a convolution from token to token, and would carry them from one sequence into the next.
+Both only look back, so padding on the right changes nothing. The layer is called once for all rows: under ZeRO-3 each call
+is a collective, and ranks have different numbers of sequences. The rest of the model stays packed.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MODULE_NAME = "linear_attn"
+"""What transformers calls such a module in a decoder layer."""
+
+
+def by_rows(model: nn.Module) -> int:
+    """Make the model's linear attention see each segment as a row of its own. Returns how many layers have it."""
+    found = [module for name, module in model.named_modules() if name.rpartition(".")[2] == MODULE_NAME]
+    for module in found:
+        module.forward = types.MethodType(_by_rows(type(module).forward), module)
+    return len(found)
+
+
+def _by_rows(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def on_rows(self: nn.Module, hidden_states: Tensor, *, cu_seqlens: Sequence[int], **arguments: Any) -> Tensor:
+        if arguments.pop("row_share", None) is not None:
+            raise ValueError(f"{type(self).__name__} carries a state from token to token; use learner.sequence_parallel = 1")
+        places_SL, is_token_SL = _rows(cu_seqlens, hidden_states.device)
+        rows = hidden_states[0, places_SL] * is_token_SL[..., None].to(hidden_states.dtype)
+        output: Tensor = forward(self, rows, **arguments)
+        return output[is_token_SL][None]
+
+    return on_rows
+
+
+def _rows(cu_seqlens: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """For each row and column, the token's place in the packed row, and whether there is a token."""
+    bounds = torch.tensor(cu_seqlens, device=device)
+    starts_S, lengths_S = bounds[:-1], bounds.diff()
+    columns_L = torch.arange(max(end - start for start, end in pairwise(cu_seqlens)), device=device)
+    is_token_SL = columns_L < lengths_S[:, None]
+    return torch.where(is_token_SL, starts_S[:, None] + columns_L, bounds[-1] - 1), is_token_SL
