@@ -334,7 +334,10 @@ def plan_micro_batches(
         raise ValueError(f"token_budget is {token_budget} and num_ranks {num_ranks}; both must be at least 1")
     for index, length in enumerate(lengths):
         if max_sequence_tokens is not None and length > max_sequence_tokens:
-            raise ValueError(f"sequence {index} has {length} tokens, above max_sequence_tokens = {max_sequence_tokens}")
+            raise ValueError(
+                f"sequence {index} has {length} tokens, above max_sequence_tokens = {max_sequence_tokens}, which is at most "
+                "the model's positions; lower sampling.max_tokens"
+            )
     longest_first = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     bins = _first_fit(lengths, longest_first, token_budget)
     num_bins = max(1, math.ceil(len(bins) / num_ranks)) * num_ranks

@@ -108,8 +108,8 @@ def _activations(shape: ModelShape, settings: Settings) -> Span:
     """A micro-batch, and the chunks of logits of docs/evidence/performance.md, "Memory of the log-probs"."""
     learner = settings.learner
     size = BYTES[learner.dtype]
-    # A sequence that is longer than the budget travels alone.
-    tokens = max(learner.token_budget, settings.largest_sampling.max_tokens)
+    # A sequence that is longer than the budget travels alone, on as many ranks as share it.
+    tokens = max(learner.token_budget, -(-settings.largest_sampling.max_tokens // learner.sequence_parallel))
     layer = activation_bytes_per_token(shape, size)
     layers = size * shape.hidden * shape.layers + layer if learner.activation_checkpointing else layer * shape.layers
     rows = min(learner.logprob_chunk_tokens, max(1, LOGIT_CHUNK_BYTES // (4 * shape.vocabulary)))

@@ -42,6 +42,7 @@ from services.learner.profiling import NO_PROFILE, ModelCost, Phases, model_cost
 from services.learner.start import (
     EngineSettings,
     parallelism_of,
+    position_limit,
     read_model_config,
     require_adaptable,
     require_sequence_parallel,
@@ -67,7 +68,8 @@ class LearnerEngine:
         self.rank = torch.distributed.get_rank()
         self.world_size = torch.distributed.get_world_size()
         self.token_budget = settings.learner.token_budget
-        self.max_sequence_tokens = settings.max_sequence_tokens
+        # A longer sequence that arrives is refused by name: the model would train on positions that it does not have.
+        self.max_sequence_tokens = settings.max_sequence_tokens or position_limit(self.model.config.to_dict())
         self._shares = expert_shares(self.model)
         self._lora, self._model_dir = lora_plan(settings.lora), model_dir
         trained = trained_parameters(self.model, self._lora)
