@@ -6,5 +6,6 @@ Import from the module that defines a name; this door stays free of torch.
     policy      ``load_policy``, ``prepare_policy``
     logprobs    ``TokenLogProbs``, ``chunked_logprobs``
     attention   ``segment_attention``, ``register_segment_attention``
+    sequence_parallel   ``RowShare``
     serving     ``serving_weights``, ``served_parameters``, ``is_partitioned``
 """

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from gspo.model.activations import keep_checkpoints_on_host, tile_mlps
 from gspo.model.attention import register_segment_attention
 from gspo.model.linear_attention import by_rows
 from gspo.model.logprobs import attach_logprob_head
@@ -49,7 +50,14 @@ def restore_rotary_frequencies(model: Any) -> None:
             module._buffers[name] = buffer
 
 
-def prepare_policy(model: Any, *, logprob_chunk_tokens: int, activation_checkpointing: bool = False) -> None:
+def prepare_policy(
+    model: Any,
+    *,
+    logprob_chunk_tokens: int,
+    activation_checkpointing: bool = False,
+    checkpoints_on_host: bool = False,
+    mlp_tiles: int = 1,
+) -> None:
     """Make ``model`` return log-probs of packed sequences (see ``attach_logprob_head``), as the sampler sees them.
 
     Dropout is switched off: with clip ranges of 3e-4 its noise would clip everything.
@@ -76,5 +84,9 @@ def prepare_policy(model: Any, *, logprob_chunk_tokens: int, activation_checkpoi
     attach_logprob_head(model, chunk_tokens=logprob_chunk_tokens)
     if activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+        if checkpoints_on_host:
+            keep_checkpoints_on_host(model)
+    if mlp_tiles > 1 and not tile_mlps(model, mlp_tiles):
+        raise ValueError(f"mlp_tiles is {mlp_tiles} and {type(model).__name__} has no gated MLP to tile; use mlp_tiles = 1")
     # transformers checkpoints activations only in training mode.
     model.train()

@@ -127,6 +127,8 @@ class LearnerEngine:
             model,
             logprob_chunk_tokens=settings.learner.logprob_chunk_tokens,
             activation_checkpointing=settings.learner.activation_checkpointing,
+            checkpoints_on_host=settings.learner.activation_offload,
+            mlp_tiles=settings.learner.mlp_tiles,
         )
         plan = lora_plan(settings.lora)
         if plan is not None:

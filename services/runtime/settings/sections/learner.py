@@ -62,6 +62,12 @@ class Learner(Section):
     """Logits are held for at most this many tokens at a time, and for fewer with a very large vocabulary (256 MiB)."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: about a third more time for a fraction of the memory."""
+    activation_offload: bool = False
+    """Keep the checkpoints of activations in the host's memory until backward; needs activation_checkpointing. Slower; the
+    GPU then holds those of one layer."""
+    mlp_tiles: int = Field(1, ge=1)
+    """Dense MLPs compute their tokens in so many slices, and again in backward: for long sequences, whose hidden values are
+    the largest tensors of a layer. 1: at once."""
     profile: bool = False
     """Log where the time of each batch goes, and write it to profile.jsonl and profile.md in the run's directory (see
     docs/evidence/performance.md). ``gspo learner --profile`` sets it. On a GPU the learner then waits for the device once
@@ -115,6 +121,15 @@ class Learner(Section):
             raise ValueError(
                 f"learner.offload is 'optimizer_and_parameters' and learner.zero_stage is {self.zero_stage}, which keeps "
                 "parameters whole; use zero_stage 3, or offload = optimizer"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _activations_are_kept(self) -> "Learner":
+        if self.activation_offload and not self.activation_checkpointing:
+            raise ValueError(
+                "learner.activation_offload is true and learner.activation_checkpointing is false, so there are no "
+                "checkpoints to keep; set activation_checkpointing = true"
             )
         return self
 
