@@ -12,6 +12,7 @@ from gspo.model.activations import keep_checkpoints_on_host, tile_mlps
 from gspo.model.attention import register_segment_attention
 from gspo.model.linear_attention import by_rows
 from gspo.model.logprobs import attach_logprob_head
+from gspo.model_files.loading import WHOLE_MODEL, WeightPlaces, load_from_files
 
 PACKED_LAYERS: Final = frozenset({"full_attention", "sliding_attention"})
 """Types of layers whose attention is computed within each segment of a packed row."""
@@ -19,18 +20,22 @@ LINEAR_ATTENTION: Final = "linear_attention"
 """Layers that carry a state from token to token: see ``gspo.model.linear_attention``."""
 
 
-def load_policy(model_dir: Path, dtype: torch.dtype) -> Any:
-    """Load a causal language model from a local directory, with attention per segment.
+def load_policy(model_dir: Path, dtype: torch.dtype, placement: WeightPlaces = WHOLE_MODEL) -> Any:
+    """Load a causal language model from a local directory, with attention per segment. Collective where ``placement`` is.
 
-    Raises: ValueError when the directory holds no model.
+    Raises: ValueError when the directory holds no model, or not the one that its config.json describes.
     """
-    from transformers import AutoModelForCausalLM
-
     if not (model_dir / "config.json").is_file():
         raise ValueError(f"{model_dir} holds no config.json; give the directory of a Hugging Face model")
-    model = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=dtype, attn_implementation=register_segment_attention(), local_files_only=True
-    )
+    attention = register_segment_attention()
+    model = load_from_files(model_dir, dtype, attention=attention, placement=placement)
+    if model is None:
+        from transformers import AutoModelForCausalLM
+
+        with placement.converting():
+            model = AutoModelForCausalLM.from_pretrained(
+                model_dir, dtype=dtype, attn_implementation=attention, local_files_only=True
+            )
     restore_rotary_frequencies(model)
     return model
 

@@ -1,0 +1,8 @@
+"""A model's folder: its safetensors files, and a model whose weights are read from them range by range.
+
+Import from the module that defines a name; this door stays free of torch.
+
+    folder      ``ModelFolder``, ``ModelFilesError``
+    sources     ``sources_of``
+    loading     ``load_from_files``, ``WeightPlaces``, ``WHOLE_MODEL``
+"""

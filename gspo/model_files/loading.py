@@ -1,0 +1,197 @@
+"""A model of transformers whose weights are read straight from its files, each process reading only what it keeps.
+
+``from_pretrained`` reads everything in every process. It also gives random values to weights that the files lack, with
+nothing but a warning. Here that is an error, as is every other mistake in the files, before memory is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from gspo.model_files.folder import DTYPES, ModelFilesError, ModelFolder, StoredTensor
+from gspo.model_files.sources import WantedTensor, sources_of
+
+
+@dataclass(frozen=True)
+class OwnRange:
+    """The elements of one parameter that this process keeps."""
+
+    target: Tensor
+    """Their memory: one contiguous dimension."""
+    start: int
+    """The place of the first in the flattened parameter."""
+
+
+class WeightPlaces(Protocol):
+    """Where the weights of a model go that several processes may load together."""
+
+    def building(self) -> AbstractContextManager[Any]:
+        """Inside, modules are made with the memory that they keep."""
+
+    def converting(self) -> AbstractContextManager[Any]:
+        """Inside, transformers loads a model itself, which ``load_from_files`` cannot."""
+
+    def own_range(self, parameter: nn.Parameter) -> OwnRange:
+        """What this process keeps of a parameter that was made so."""
+
+    def agree(self, error: ModelFilesError | None) -> None:
+        """Raises: ModelFilesError in every process when one has met with an error. Collective."""
+
+
+class _WholeModel:
+    """Everything, in this process alone."""
+
+    def building(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def converting(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def own_range(self, parameter: nn.Parameter) -> OwnRange:
+        return OwnRange(parameter.detach().view(-1), 0)
+
+    def agree(self, error: ModelFilesError | None) -> None:
+        if error is not None:
+            raise error
+
+
+WHOLE_MODEL: Final[WeightPlaces] = _WholeModel()
+
+
+def load_from_files(model_dir: Path, dtype: torch.dtype, *, attention: str, placement: WeightPlaces = WHOLE_MODEL) -> Any:
+    """Load a causal language model. None when its class converts weights in ways that only transformers itself knows.
+
+    Collective where ``placement`` is.
+    Raises: ModelFilesError when the files do not hold the model of config.json; other ValueErrors of transformers.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+    with torch.device("meta"):
+        # Also imports the model's classes: those imported inside DeepSpeed's zero.Init would stay without initialiser.
+        bare = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+    wanted = None if bare._keep_in_fp32_modules_strict else _wanted(bare)
+    if wanted is None:
+        return None
+    folder, found = _agreed(model_dir, wanted, placement)
+    with folder:
+        model = _build(type(bare), config, dtype, attention, placement)
+        failure: ModelFilesError | None = None
+        try:
+            _fill(model, folder, found, placement)
+        except ModelFilesError as error:
+            failure = error
+        placement.agree(failure)
+    _set_generation(model, model_dir)
+    return model.eval()
+
+
+def _agreed(
+    model_dir: Path, wanted: Mapping[str, list[list[WantedTensor]]], placement: WeightPlaces
+) -> tuple[ModelFolder, dict[str, list[StoredTensor]]]:
+    """The open folder, and what each parameter is made of; the same error in all processes otherwise."""
+    failure: ModelFilesError | None = None
+    try:
+        folder = ModelFolder(model_dir)
+        found = {name: _find(folder, choices) for name, choices in wanted.items()}
+    except ModelFilesError as error:
+        failure = error
+    placement.agree(failure)
+    return folder, found
+
+
+def _wanted(bare: nn.Module) -> dict[str, list[list[WantedTensor]]] | None:
+    """By the name of each parameter and saved buffer, the sets of tensors of which one must be in the files."""
+    aliases: dict[int, list[str]] = {}
+    values: dict[str, Tensor] = {}
+    for name, value in bare.state_dict(keep_vars=True).items():
+        aliases.setdefault(id(value), []).append(name)
+        values[name] = value
+    wanted: dict[str, list[list[WantedTensor]]] = {}
+    for names in aliases.values():
+        choices: list[list[WantedTensor]] = []
+        for name in names:
+            sources = sources_of(bare, name, values[name].shape)
+            if sources is None:
+                return None
+            choices.append(sources)
+            if len(sources) > 1:
+                # Files of newer models hold it fused.
+                choices.append([WantedTensor(name, tuple(values[name].shape))])
+        # Tied weights are in the files under any of their names.
+        wanted |= dict.fromkeys(names, choices)
+    return wanted
+
+
+def _find(folder: ModelFolder, choices: Sequence[Sequence[WantedTensor]]) -> list[StoredTensor]:
+    chosen = next((each for each in choices if all(source.name in folder.tensors for source in each)), None)
+    if chosen is None:
+        absent = next(source.name for source in choices[0] if source.name not in folder.tensors)
+        raise ModelFilesError(
+            f"{folder.directory} has no {absent}, which config.json asks for: the weights are of another model or are not "
+            "all there; copy or download the model again"
+        )
+    found = []
+    for source in chosen:
+        stored = folder.tensors[source.name]
+        if stored.shape != source.shape:
+            raise ModelFilesError(
+                f"{stored.path}: {stored.name} is {list(stored.shape)}, config.json asks for {list(source.shape)}: they are "
+                "of different models; copy or download the model again"
+            )
+        if stored.dtype not in DTYPES:
+            raise ModelFilesError(
+                f"{stored.path}: {stored.name} is stored as {stored.dtype[:50]}, which cannot be trained; give the model in "
+                f"one of {', '.join(DTYPES)}"
+            )
+        found.append(stored)
+    return found
+
+
+def _build(model_class: Any, config: Any, dtype: torch.dtype, attention: str, placement: WeightPlaces) -> Any:
+    """The model with its memory, and nothing in it yet."""
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights(), placement.building():
+        model = model_class._from_config(config, dtype=dtype, attn_implementation=attention)
+    model.tie_weights()
+    return model
+
+
+@torch.no_grad()
+def _fill(
+    model: nn.Module, folder: ModelFolder, found: Mapping[str, Sequence[StoredTensor]], placement: WeightPlaces
+) -> None:
+    visited: set[int] = set()
+    for name, value in model.state_dict(keep_vars=True).items():
+        if id(value) in visited:
+            continue
+        visited.add(id(value))
+        own = placement.own_range(value) if isinstance(value, nn.Parameter) else OwnRange(value.view(-1), 0)
+        for stored, begin, target in _pieces(own, found[name]):
+            folder.read(stored, begin, target)
+
+
+def _pieces(own: OwnRange, tensors: Sequence[StoredTensor]) -> Iterator[tuple[StoredTensor, int, Tensor]]:
+    """The parts of a range that lie in each of the tensors that the parameter consists of: where there, and where to."""
+    at, end = 0, own.start + own.target.numel()
+    for stored in tensors:
+        low, high = max(own.start, at), min(end, at + stored.num_elements)
+        if low < high:
+            yield stored, low - at, own.target[low - own.start : high - own.start]
+        at += stored.num_elements
+
+
+def _set_generation(model: Any, model_dir: Path) -> None:
+    """The folder's generation_config.json, which an export has again."""
+    from transformers import GenerationConfig
+
+    if (model_dir / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(model_dir, local_files_only=True)
