@@ -34,6 +34,7 @@ from services.learner.engine.gradients import (
 )
 from services.learner.engine.lora import lora_layout, lora_plan, trained_parameters
 from services.learner.engine.optimizer_state import OPTIMIZER, OptimizerState
+from services.learner.engine.partitioned_loading import placement_of
 from services.learner.engine.process_group import init_distributed, limit_waiting
 from services.learner.engine.reference import FrozenReference
 from services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_batch_loss
@@ -90,20 +91,14 @@ class LearnerEngine:
     def create(cls, model_dir: Path, settings: EngineSettings) -> LearnerEngine:
         """Load the model of ``model_dir`` on all ranks; with ZeRO-3 no rank ever holds all of it. Collective.
 
-        Raises: ValueError, before loading, when the model cannot be trained with these settings (see ``require_supported``).
+        Raises: ValueError, before loading and on all ranks, when the model cannot be trained with these settings (see
+        ``require_supported``) or its files are not whole.
         """
         init_distributed(settings.device, settings.learner.collective_timeout_s)
         model_config = read_model_config(model_dir)
         _require_supported(model_config, settings)
         reference = _load_reference(model_dir, settings) if settings.keeps_reference else None
-        partition_while_loading = None
-        if settings.learner.zero_stage == 3:
-            from transformers.integrations import HfDeepSpeedConfig
-
-            # from_pretrained looks for a live object of this class.
-            partition_while_loading = HfDeepSpeedConfig(deepspeed_config(settings, model_config))
-        model = load_policy(model_dir, DTYPES[settings.learner.dtype])
-        del partition_while_loading
+        model = load_policy(model_dir, DTYPES[settings.learner.dtype], placement_of(settings, model_config))
         return cls.from_model(model, settings, reference, model_dir=model_dir)
 
     @classmethod

@@ -13,6 +13,7 @@ from gspo.model.packing import PackedBatch
 from gspo.model.policy import load_policy, prepare_policy
 from gspo.model.sequence_parallel import RowShare
 from services.learner.engine.forward import model_inputs
+from services.learner.engine.partitioned_loading import AgreedWhole
 
 
 class FrozenReference:
@@ -30,8 +31,11 @@ class FrozenReference:
     def load(
         cls, model_dir: Path, dtype: torch.dtype, device: torch.device, *, logprob_chunk_tokens: int
     ) -> FrozenReference:
-        """Load it from the directory of the start model. Raises: ValueError when the directory holds no model."""
-        return cls(load_policy(model_dir, dtype), device, logprob_chunk_tokens=logprob_chunk_tokens)
+        """Load it from the directory of the start model, on all ranks. Collective.
+
+        Raises: ValueError, on all ranks, when the directory does not hold the model.
+        """
+        return cls(load_policy(model_dir, dtype, AgreedWhole(device)), device, logprob_chunk_tokens=logprob_chunk_tokens)
 
     def logprobs(self, packed: PackedBatch, share: RowShare | None = None) -> Tensor:
         """float32 [T]: log-probs of a micro-batch's targets at their temperatures. Collective only with a ``share``."""

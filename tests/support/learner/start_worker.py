@@ -1,0 +1,93 @@
+"""Runs under torchrun: how much memory a rank takes while its learner starts, and what weights it then has.
+
+python -m tests.support.learner.start_worker PLAN.json; the plan is a list of starts, see ``Start``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gspo.model.policy import load_policy
+from gspo.model_files import loading
+from services.learner.engine.engine import LearnerEngine
+from services.learner.engine.partitioned_loading import placement_of
+from services.learner.engine.process_group import init_distributed
+from services.learner.start import read_model_config
+from services.learner.weights import DTYPES
+from tests.support.learner.learner_worker import settings
+
+
+@dataclass(frozen=True)
+class Start:
+    """One learner, which starts from a model and ends."""
+
+    model: str
+    """A folder; {rank} in it is the rank."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    with_optimizer: bool = True
+    by_transformers: bool = False
+    """Loaded by from_pretrained, as a model is whose class this project's loader does not know."""
+
+
+def resident_bytes(key: str = "VmRSS") -> int:
+    """What the kernel says that this process has in memory: now, or at most since ``forget_peak`` (VmHWM)."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+
+
+def forget_peak() -> None:
+    """Let VmHWM begin at what there is now."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+@contextmanager
+def patched_loader() -> Iterator[None]:
+    """Inside, no model can be read range by range."""
+    own, loading._wanted = loading._wanted, lambda _: None
+    try:
+        yield
+    finally:
+        loading._wanted = own
+
+
+def run(start: Start) -> dict[str, Any]:
+    chosen, model_dir = settings(**start.settings), Path(start.model.format(rank=os.environ.get("RANK", "0")))
+    init_distributed("cpu")
+    placement = placement_of(chosen, read_model_config(model_dir))
+    forget_peak()
+    before = resident_bytes()
+    with patched_loader() if start.by_transformers else nullcontext():
+        model = load_policy(model_dir, DTYPES[chosen.learner.dtype], placement)
+    found: dict[str, Any] = {"loading": resident_bytes("VmHWM") - before, "loaded": resident_bytes() - before}
+    if start.with_optimizer:
+        engine = LearnerEngine.from_model(model, chosen, model_dir=model_dir)
+        found |= {"starting": resident_bytes("VmHWM") - before, "started": resident_bytes() - before}
+        found["digest"] = engine.weights_digest()
+    return found
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    plan = Path(sys.argv[1])
+    results = []
+    for content in json.loads(plan.read_text(encoding="utf-8")):
+        try:
+            results.append(run(Start(**content)))
+        except ValueError as error:
+            results.append({"error": f"{type(error).__name__}: {error}"})
+    plan.with_suffix(f".{os.environ.get('RANK', '0')}.out").write_text(json.dumps(results), encoding="utf-8")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
