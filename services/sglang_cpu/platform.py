@@ -25,14 +25,17 @@ class TorchCpuPlatform(SRTPlatform):
         let weight updates change single elements.
         """
         import sglang.srt.batch_invariant_ops as batch_invariant_ops
+        from sglang.srt.configs import update_config
         from sglang.srt.layers import sampler
         from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+        from sglang.srt.layers.moe import fused_moe_native
         from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
         from sglang.srt.model_executor.model_runner_components import weight_updater
         from sglang.srt.utils import weight_checker
 
         from services.sglang_cpu.checksums import hash_with_xxh3
         from services.sglang_cpu.decode_backend import BatchedDecodeBackend
+        from services.sglang_cpu.experts import enable_local_experts
         from services.sglang_cpu.murmur import murmur_hash32
         from services.sglang_cpu.patching import enable_patches
 
@@ -46,6 +49,11 @@ class TorchCpuPlatform(SRTPlatform):
         batch_invariant_ops.enable_batch_invariant_mode = _keep_ordinary_kernels
         hash_with_xxh3(weight_checker)
         enable_patches(weight_updater)
+        enable_local_experts(fused_moe_native)
+        # For compiled kernels SGLang rounds heads and widths up on a CPU. Without that, ranks have the shards that they have
+        # on GPUs, and share heads of keys as there.
+        update_config.DEFAULT_MOE_PADDING_SIZE = 1
+        update_config.get_num_heads_padding_size = _no_padding
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Let --enable-deterministic-inference accept the only attention of this platform, with the prefix cache.
@@ -120,6 +128,11 @@ def _allocate_plain(
     dims: Any, dtype: torch.dtype, device: Any, pin_memory: bool, allocator: Any, registration_granularity_bytes: Any = None
 ) -> torch.Tensor:
     return torch.empty(dims, dtype=dtype, device=device)
+
+
+def _no_padding(*args: Any, **kwargs: Any) -> int:
+    """Replaces the multiple to which heads are rounded up."""
+    return 1
 
 
 def _keep_ordinary_kernels(*args: Any, **kwargs: Any) -> None:
