@@ -248,7 +248,7 @@ test-deploy: setup ## every Kubernetes overlay against schemas and against the c
 test-faults: setup models/tiny/config.json ## whole runs of real processes with hung servers, broken links, kills and full disks
 	$(BIN)/python -m pytest -m faults tests/faults
 
-test-ranks: setup ## the learner on four ranks: gradients, clipping, resume on other ranks
+test-ranks: setup ## the learner on four ranks: gradients, clipping, resume on other ranks; SGLang servers whose ranks share a model
 	$(BIN)/python -m pytest -m ranks tests/ranks
 
 test-gpu: setup ## the learner on one GPU: NCCL, bfloat16, variable-length attention, memory, tokens/s and MFU; needs a CUDA build of torch

@@ -17,14 +17,14 @@ from services.estimates import (
     learner_memory,
     rollout_host,
 )
+from services.weights import SpreadError, require_spread, spread_of
 
-RANK_OPTIONS: Final = ("--tp", "--tp-size", "--tensor-parallel-size", "--ep", "--ep-size", "--dp", "--dp-size", "--pp-size")
 UNNAMED: Final = "--gpu NAME --gpus N compares it with a GPU"
 
 
 def memory_findings(situation: Situation, model: ReadModel, prompt_tokens: float) -> Iterator[Finding]:
     """Learner, engine and host. Nothing for a model of unknown shape."""
-    yield from _one_rank_a_server(situation)
+    yield from _ranks_of_a_server(situation, model)
     if model.shape is None:
         return
     cuda = situation.hardware.device is not None or situation.has_unknown_hardware
@@ -49,17 +49,22 @@ def _note(check: str, text: str) -> Finding:
     return Finding(check=check, status="note", text=text, basis="estimated")
 
 
-def _one_rank_a_server(situation: Situation) -> Iterator[Finding]:
-    arguments = situation.settings.rollout.server_args
-    for index, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        size = value if equals else next(iter(arguments[index + 1 :]), "")
-        if name in RANK_OPTIONS and size != "1":
-            yield Finding(
-                check="engine ranks", status="fail",
-                text=f"rollout.server_args has {name} {size}: only a server of one rank is verified: this one never serves",
-                way_out="leave it out, and use a GPU that holds the model; or more rollouts of one GPU",
-            )  # fmt: skip
+def _ranks_of_a_server(situation: Situation, model: ReadModel) -> Iterator[Finding]:
+    """How a server's ranks share the model, and whether its shards can be verified."""
+    spread = spread_of(situation.settings)
+    if spread.num_ranks == 1 or not model.config:
+        return
+    try:
+        require_spread(model.config, spread)
+    except (SpreadError, KeyError) as error:
+        known = isinstance(error, SpreadError)
+        text, _, way_out = str(error).rpartition("; ") if known else (f"config.json has no {error}", "", "")
+        yield Finding(check="engine ranks", status="fail", text=text, way_out=way_out or "rollout.tensor_parallel = 1")
+        return
+    copies = f"{spread.data} copies of the model, each over {spread.tensor} ranks" if spread.data > 1 else ""
+    text = copies or f"{spread.tensor} ranks share the model"
+    text += f", in {spread.expert} groups with experts of their own" if spread.expert > 1 else ""
+    yield Finding(check="engine ranks", status="ok", text=f"each server has {text}")
 
 
 def _parts(learner: LearnerMemory) -> str:
@@ -114,8 +119,9 @@ def _on_devices(situation: Situation, learner: LearnerMemory, engine: EngineMemo
     text = f"{learner.total.gib} a rank ({_parts(learner)}); a {device.name} has {gib(room)}"
     yield _fits("learner memory", text, learner.total, room, _smaller(situation))
     weights = f"weights {gib(engine.weights)}; a {device.name} has {gib(room)}"
-    if ranks + situation.num_rollouts <= hardware.num_devices:
-        way_out = "a GPU with more memory, or a smaller model: a server has one GPU"
+    of_server = situation.settings.rollout.ranks_per_server
+    if ranks + situation.num_rollouts * of_server <= hardware.num_devices:
+        way_out = "raise rollout.tensor_parallel: so many GPUs share a model; or a GPU with more memory, or a smaller model"
         yield _fits("engine memory", f"{engine.total.gib} with its cache: {weights}", engine.total, room, way_out)
         return
     both = learner.total + engine.total

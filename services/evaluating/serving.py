@@ -10,6 +10,7 @@ from services.runtime.errors import ServiceError
 from services.runtime.log_files import LogLimits
 from services.runtime.settings import Settings
 from services.trying.intake import VERSION
+from services.weights import spread_of
 
 
 @asynccontextmanager
@@ -27,6 +28,7 @@ async def open_served(settings: Settings, directory: Path, name: str, vocab_size
         weight_version=VERSION,
         max_total_tokens=rollout.max_total_tokens,
         max_running=rollout.max_running,
+        spread=spread_of(settings),
         extra_args=tuple(rollout.server_args),
         start_timeout_s=rollout.start_timeout_s,
     )

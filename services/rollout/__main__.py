@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
+import msgspec
 import structlog
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
@@ -37,6 +38,7 @@ from services.runtime.logs import configure_logging
 from services.runtime.net import PeerClient, Security
 from services.runtime.settings import ProcessArguments, Settings, parse_process_arguments, run_fingerprint
 from services.runtime.telemetry import Health, TelemetryServer
+from services.weights import SpreadError, kv_heads, require_spread, spread_of
 
 log = structlog.get_logger()
 
@@ -154,6 +156,7 @@ async def _generate(
                 security=security,
                 weight_peers=weight_peers,
                 group=ReceivingGroup(engine) if settings.rollout.weights_path == "group" else None,
+                kv_heads=await _shared(settings, engine),
             )
             policy = Policy(
                 tokenizer=tokenizer, engine=engine, broker=broker, may_generate=sync.may_generate, metrics=metrics,
@@ -178,6 +181,31 @@ async def _generate(
         context.destroy(linger=1000)
 
 
+async def _shared(settings: Settings, engine: Engine) -> int:
+    """Heads of keys and values of a model that the engine's ranks share; 1 if none share it.
+
+    Raises: ConfigurationError when its shards could not be verified. EngineError.
+    """
+    try:
+        spread = (await engine.server_info()).spread
+        if spread.is_whole:
+            return 1
+        config = model_config(settings)
+        require_spread(config, spread)
+        return kv_heads(config)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def model_config(settings: Settings) -> dict[str, Any]:
+    """The model's config.json. Raises: ConfigurationError."""
+    path = settings.model.path / "config.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}; model.path must be a model's directory") from error
+
+
 def server_options(settings: Settings, name: str) -> ServerOptions:
     """The options of the SGLang server that the rollout of this name starts."""
     rollout = settings.rollout
@@ -189,6 +217,7 @@ def server_options(settings: Settings, name: str) -> ServerOptions:
         port=rollout.server_port,
         max_total_tokens=rollout.max_total_tokens,
         max_running=rollout.max_running,
+        spread=spread_of(settings),
         extra_args=tuple(rollout.server_args),
         start_timeout_s=rollout.start_timeout_s,
     )
@@ -214,6 +243,12 @@ async def _engine(settings: Settings, name: str, vocab_size: int, registry: Coll
         async with client(rollout.server_url) as engine, _watched(fail_when_deaf(rollout.server_url)):
             yield engine
         return
+    if not spread_of(settings).is_whole:
+        # Before a server is started, which takes a minute.
+        try:
+            require_spread(model_config(settings), spread_of(settings))
+        except SpreadError as error:
+            raise ConfigurationError(str(error)) from error
     async with EngineServer(server_options(settings, name)) as server:
         registry.register(EngineMetrics(server.url))
         async with client(server.url) as engine, _watched(fail_when_dead(server), fail_when_deaf(server.url)):

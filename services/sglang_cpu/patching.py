@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from safetensors import safe_open
 
-from services.weights import ABILITY, INDICES, LOAD_FORMAT, VALUES
+from services.weights import ABILITY, INDICES, LOAD_FORMAT, VALUES, patch_file
 
 _BITS: Final = {2: torch.int16, 4: torch.int32}
 _SAME_BITS: Final = {torch.uint16: torch.int16, torch.uint32: torch.int32}
@@ -28,7 +28,7 @@ def enable_patches(weight_updater: Any) -> None:
             return load(self, model_path, load_format, *others, **more)
         self._assert_weight_cache_inactive("update_weights_from_disk")
         try:
-            number = patch_parameters(dict(self.get_model().named_parameters()), Path(model_path))
+            number = patch_parameters(dict(self.get_model().named_parameters()), Path(model_path), self.tp_rank)
         except Exception as error:  # noqa: BLE001 - it becomes the answer; whatever is raised here would end the server
             return False, f"the parameters were not patched: {type(error).__name__}: {error}"
         return True, f"{number} elements patched."
@@ -43,12 +43,12 @@ def announce_patches(server_args: Any) -> None:
         server_args.custom_weight_loader = [*named, ABILITY]
 
 
-def patch_parameters(parameters: dict[str, torch.Tensor], directory: Path) -> int:
-    """Write the elements that the files in ``directory`` name into ``parameters``. Returns how many there were.
+def patch_parameters(parameters: dict[str, torch.Tensor], directory: Path, rank: int = 0) -> int:
+    """Write the elements that this rank's file in ``directory`` names into ``parameters``. Returns how many there were.
 
     Raises: ValueError, before anything changes, when an array does not fit; OSError, SafetensorError.
     """
-    (path,) = directory.glob("*.safetensors")
+    path = directory / patch_file(rank)
     fitting: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     with safe_open(path, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118 - it is no dict

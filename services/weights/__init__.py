@@ -13,8 +13,10 @@ from services.weights.engine_parameters import (
     merge,
     parts_of,
 )
-from services.weights.patches import ABILITY, INDICES, LOAD_FORMAT, VALUES
+from services.weights.patches import ABILITY, INDICES, LOAD_FORMAT, VALUES, patch_file
 from services.weights.server import ChunkServer, Parts
+from services.weights.shards import Shard, ShardBytes, ShardChecksums, ShardPiece, shards
+from services.weights.spread import ONE_RANK, Spread, SpreadError, kv_heads, require_spread, spread_of
 from services.weights.tiles import WORD_BYTES, TileSums
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "HEAD",
     "INDICES",
     "LOAD_FORMAT",
+    "ONE_RANK",
     "VALUES",
     "WORD_BYTES",
     "Buffer",
@@ -31,14 +34,25 @@ __all__ = [
     "Layout",
     "Parameter",
     "Parts",
+    "Shard",
+    "ShardBytes",
+    "ShardChecksums",
+    "ShardPiece",
+    "Spread",
+    "SpreadError",
     "TileSums",
     "checksums_of",
     "compress",
     "decompress",
     "engine_hash",
     "hash_function",
+    "kv_heads",
     "layouts",
     "merge",
     "parts_of",
+    "patch_file",
+    "require_spread",
+    "shards",
+    "spread_of",
     "xxh3_checksum",
 ]

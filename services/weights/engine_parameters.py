@@ -1,7 +1,8 @@
 """Builds an engine's parameters from a checkpoint's tensors, without torch: to compare checksums, to patch them in place.
 
-SGLang's /weights_checker hashes each parameter as it lies in memory, where SGLang has merged tensors that a checkpoint keeps
-apart (one rank, Qwen3 and Qwen3-MoE). All merges are along the first dimension, so they are concatenations of bytes:
+SGLang's /weights_checker hashes each parameter as it lies in memory, where SGLang has merged tensors that a checkpoint
+keeps apart (Llama, Qwen3 and Qwen3-MoE; ``shards`` has what each of several ranks holds). All merges are along the first
+dimension, so they are concatenations of bytes:
 
     self_attn.qkv_proj.weight        q_proj, k_proj, v_proj
     mlp.gate_up_proj.weight          gate_proj, up_proj
@@ -24,12 +25,11 @@ from typing import Final
 
 from protocol.messages import TensorInfo
 from services.weights.checksums import Checksum
+from services.weights.spread import VOCAB_ROWS
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
 
-_VOCAB_ROWS: Final = 64
-"""SGLang pads the embedding and the output layer to a multiple of this number of rows."""
 _ATTENTION: Final = re.compile(r"(?P<prefix>.*\.self_attn)\.(?P<part>[qkv])_proj\.(?P<kind>weight|bias)")
 _EXPERT: Final = re.compile(r"(?P<prefix>.*\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight")
 _MLP: Final = re.compile(r"(?P<prefix>.*\.mlp)\.(?P<part>gate|up)_proj\.(?P<kind>weight|bias)")
@@ -61,12 +61,17 @@ class Parameter(Layout):
 
 def layouts(tensors: Sequence[TensorInfo]) -> dict[str, Layout]:
     """The engine's parameters, by name, that consist of checkpoint tensors. Raises: ValueError for a tensor sent twice."""
-    # All versions of a run have the same: names of thousands of tensors are matched once.
-    return dict(_layouts(tuple((info.name, info.shape[0] if info.shape else 0, info.num_bytes) for info in tensors)))
+    return dict(layouts_of(described(tensors)))
+
+
+def described(tensors: Sequence[TensorInfo]) -> tuple[Described, ...]:
+    """What is the same in all versions of a run: their thousands of names are matched once."""
+    return tuple((info.name, info.shape[0] if info.shape else 0, info.num_bytes) for info in tensors)
 
 
 @lru_cache(maxsize=2)
-def _layouts(tensors: tuple[Described, ...]) -> dict[str, Layout]:
+def layouts_of(tensors: tuple[Described, ...]) -> dict[str, Layout]:
+    """``layouts`` of tensors that were described; the caller must not change it."""
     places: dict[str, dict[tuple[int, ...], int]] = {}
     for index, (tensor, _, _) in enumerate(tensors):
         name, place = _place(tensor)
@@ -139,7 +144,7 @@ def _expected_places(name: str, places: Iterable[tuple[int, ...]]) -> set[tuple[
 
 def _vocab_padding(tensor: Described) -> int:
     _, rows, num_bytes = tensor
-    return -rows % _VOCAB_ROWS * (num_bytes // rows) if rows else 0
+    return -rows % VOCAB_ROWS * (num_bytes // rows) if rows else 0
 
 
 def checksums_of(parameters: Mapping[str, Parameter], checksum: Checksum) -> dict[str, str]:

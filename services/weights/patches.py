@@ -9,3 +9,8 @@ ABILITY: Final = "services.sglang_cpu.patching"
 INDICES: Final = ".indices"
 VALUES: Final = ".values"
 """What the names of a parameter's two arrays end with."""
+
+
+def patch_file(rank: int) -> str:
+    """The file of a patch for this tensor rank; replicas of the model read the same."""
+    return f"patch-{rank}.safetensors"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gspo.environments import RewardJob
 from protocol.messages import TensorInfo, VersionRun
 from services.environments.reward_pool import RewardResult
-from services.rollout.sglang.answers import ServerInfo
+from services.rollout.sglang.answers import RankChecksums, ServerInfo
 from services.rollout.sglang.client import EngineError
 from services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
 from services.weights import ABILITY
@@ -188,9 +188,9 @@ class SimEngine:
         await self._answer()
         return self._said_version
 
-    async def weights_checksums(self) -> dict[str, str]:
+    async def weights_checksums(self) -> list[RankChecksums]:
         await self._answer()
-        return {info.name: sha256_checksum([data]) for info, data in self._loaded}
+        return [RankChecksums(checksums={info.name: sha256_checksum([data]) for info, data in self._loaded})]
 
     async def server_info(self) -> ServerInfo:
         await self._answer()

@@ -1,6 +1,6 @@
 """One SGLang server: its process and its HTTP API."""
 
-from services.rollout.sglang.client import Engine, EngineError, EngineRefused, PauseMode
+from services.rollout.sglang.client import Engine, EngineError, EngineRefused, PauseMode, RankChecksums
 from services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
 from services.rollout.sglang.http import EngineHttp, EngineUnreachable
 from services.rollout.sglang.metrics import EngineMetrics
@@ -18,6 +18,7 @@ __all__ = [
     "GenerateRequest",
     "OutputPiece",
     "PauseMode",
+    "RankChecksums",
     "SamplingParameters",
     "ServerError",
     "ServerOptions",

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from services.weights import Spread
+
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """/server_info: what a server is and how it was started."""
@@ -11,12 +13,43 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     tp_size: int
     model_path: str
+    ep_size: int = 1
+    dp_size: int = 1
+    pp_size: int = 1
+    attn_cp_size: int = 1
+    dcp_size: int = 1
+    moe_dp_size: int = 1
+    moe_dense_tp_size: int | None = None
+    ep_num_redundant_experts: int = 0
+    enable_dp_attention: bool = False
+    enable_eplb: bool = False
     incremental_streaming_output: bool = False
     enable_deterministic_inference: bool = False
     disable_radix_cache: bool = False
     max_total_num_tokens: int | None = None
     custom_weight_loader: list[str] = []
     """Also names what this project's plug-in can do beyond SGLang."""
+
+    @property
+    def spread(self) -> Spread:
+        """The server's ranks. Raises: ValueError that names the option which shares a model in an unknown way."""
+        known = {
+            "--pp-size": self.pp_size == 1,
+            "--attn-cp-size": self.attn_cp_size == 1,
+            "--dcp-size": self.dcp_size == 1,
+            "--moe-dp-size": self.moe_dp_size == 1,
+            "--moe-dense-tp-size": self.moe_dense_tp_size is None or self.tp_size == 1,
+            "--ep-num-redundant-experts": self.ep_num_redundant_experts == 0,
+            "--enable-dp-attention": not self.enable_dp_attention,
+            "--enable-eplb": not self.enable_eplb,
+        }
+        for option, is_known in known.items():
+            if not is_known:
+                raise ValueError(
+                    f"the SGLang server was started with {option}: its shards cannot be verified; leave it out, and use "
+                    "rollout.tensor_parallel, expert_parallel and data_parallel"
+                )
+        return Spread(tensor=self.tp_size, expert=self.ep_size, data=self.dp_size)
 
 
 class ModelInfo(msgspec.Struct):
@@ -25,13 +58,58 @@ class ModelInfo(msgspec.Struct):
     weight_version: str
 
 
+class Placed(msgspec.Struct):
+    """Where a rank of /weights_checker is."""
+
+    tp_rank: int
+    dp_rank: int | None = None
+    """Which copy of the model; None: there is one."""
+    role: str = "target"
+
+
 class Rank(msgspec.Struct):
     """One rank of /weights_checker."""
 
     checksums: dict[str, str]
+    parallelism_info: list[Placed] = []
 
 
 class Checksums(msgspec.Struct):
     """/weights_checker with the action "checksum"."""
 
     ranks: list[Rank] = []
+
+
+class RankChecksums(msgspec.Struct, frozen=True, kw_only=True):
+    """The checksum of each parameter of one rank, by SGLang's names."""
+
+    checksums: dict[str, str]
+    rank: int = 0
+    """Among the ranks that share one copy of the model."""
+    replica: int = 0
+
+    @property
+    def label(self) -> str:
+        """Such as "rank 1", or "rank 0 of replica 1"."""
+        return f"rank {self.rank} of replica {self.replica}" if self.replica else f"rank {self.rank}"
+
+
+def by_rank(answer: Checksums, spread: Spread) -> list[RankChecksums]:
+    """The ranks of an answer, in order. Raises: ValueError when one has not answered or has answered twice."""
+    found: dict[tuple[int, int], RankChecksums] = {}
+    for each in answer.ranks:
+        placed = each.parallelism_info[0] if each.parallelism_info else Placed(tp_rank=0)
+        place = (placed.dp_rank or 0, placed.tp_rank)
+        if place in found:
+            raise ValueError(f"{found[place].label} has answered twice")
+        found[place] = RankChecksums(checksums=each.checksums, rank=place[1], replica=place[0])
+    wanted = {(replica, rank) for replica in range(spread.data) for rank in range(spread.tensor)}
+    if set(found) != wanted:
+        absent = [
+            RankChecksums(checksums={}, rank=rank, replica=replica).label for replica, rank in sorted(wanted - set(found))
+        ]
+        raise ValueError(
+            f"checksums of {len(found)} ranks, and the server has {len(wanted)}: {', '.join(absent) or 'too many'} "
+            f"{'are' if len(absent) > 1 else 'is'} {'missing' if absent else 'there'}"
+        )
+    return [found[place] for place in sorted(found)]

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, Self
 import msgspec
 import structlog
 
-from services.rollout.sglang.answers import Checksums, ModelInfo, ServerInfo
+from services.rollout.sglang.answers import Checksums, ModelInfo, RankChecksums, ServerInfo, by_rank
 from services.rollout.sglang.generation import (
     FinishReason,
     GenerateRequest,
@@ -37,7 +37,7 @@ from services.weights import LOAD_FORMAT
 
 log = structlog.get_logger()
 
-__all__ = ["Engine", "EngineError", "EngineRefused", "EngineUnreachable", "PauseMode", "ServerInfo"]
+__all__ = ["Engine", "EngineError", "EngineRefused", "EngineUnreachable", "PauseMode", "RankChecksums", "ServerInfo"]
 
 PauseMode = Literal["retract", "in_place"]
 _NO_WEIGHTS: Final = "a weight update failed, so nobody knows the engine's weights: load a version before generating"
@@ -250,16 +250,19 @@ class Engine:
         """POST to a path of SGLang that has no method here. Raises: EngineError."""
         await self._http.post(path, body, timeout_s=timeout_s)
 
-    async def weights_checksums(self) -> dict[str, str]:
-        """The checksum of each of the server's parameters, by SGLang's own names; works while paused.
+    async def weights_checksums(self) -> list[RankChecksums]:
+        """The checksums of each rank's parameters, in the order of ``RankChecksums``; works while paused.
 
-        Raises: EngineError, also for a server of several ranks, because their shards have no common checksum.
+        Raises: EngineError, also when a rank does not answer, or for a server that shares the model in an unknown way.
         """
         content = await self._http.post("/weights_checker", {"action": "checksum"}, timeout_s=self._load_timeout_s)
         answer = decode_answer(content, Checksums)
-        if len(answer.ranks) != 1:
-            raise EngineError(f"checksums of {len(answer.ranks)} ranks, only a server of one rank can be compared")
-        return answer.ranks[0].checksums
+        try:
+            return by_rank(answer, self._server.spread)
+        except ValueError as error:
+            # At server_url there may be another server by now.
+            self._info = await self.server_info()
+            raise EngineError(str(error)) from error
 
     async def weight_version(self) -> int | None:
         """The version that the server says it serves; None when it was started without a number as --weight-version."""

@@ -7,10 +7,11 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -23,6 +24,7 @@ from services.rollout.sglang.http import EngineHttp, EngineUnreachable
 from services.rollout.sglang.output import ServerOutput
 from services.runtime.lifecycle import module_command
 from services.runtime.log_files import USUAL_LIMITS, LogFile, LogLimits, read_end
+from services.weights import ONE_RANK, Spread
 
 log = structlog.get_logger()
 
@@ -39,7 +41,8 @@ PREFILL_TOKENS: Final = 1024
 """Tokens of a prefill pass (on CPU)."""
 _NOISE: Final = (" - leaked ", " - ... skipped", "nanobind: ", "See https://nanobind", "warnings.warn(")
 """Every SGLang process writes these lines when it ends; they would push the error out of the tail."""
-_LOAD_FILES: Final = "/dev/shm/sglang_loads_"
+_SHARED: Final = ("/dev/shm/sglang_loads_", "/dev/shm/sgl_shm_mq_")
+"""The load that a server's processes report to each other, and 24 MiB through which its ranks talk."""
 _LISTED: Final = "load_files"
 
 
@@ -65,6 +68,8 @@ class ServerOptions:
     """Size of the KV cache on CPU, where SGLang would take most of the machine's memory. On CUDA SGLang measures."""
     max_running: int = 64
     """Most requests under way. On CPU a new one waits for others to begin with while three quarters of this number run."""
+    spread: Spread = ONE_RANK
+    """The server's ranks. On a CPU each gets a part of the cores of this process."""
     extra_args: tuple[str, ...] = ()
     """More arguments for sglang.launch_server; they come last, so they win."""
     start_timeout_s: float = 600.0
@@ -83,7 +88,7 @@ def _remove_former(temporary: Path) -> None:
     """Remove what a killed server left: its temporary files, and those in shared memory that it listed there."""
     if (temporary / _LISTED).is_file():
         for name in (temporary / _LISTED).read_text(encoding="utf-8", errors="replace").splitlines():
-            if name.startswith(_LOAD_FILES) and Path(name).parent == Path(_LOAD_FILES).parent:
+            if name.startswith(_SHARED) and Path(name).parent == Path(_SHARED[0]).parent:
                 Path(name).unlink(missing_ok=True)
     if temporary.exists():
         shutil.rmtree(temporary)
@@ -142,7 +147,8 @@ class EngineServer:
         except OSError as error:
             output.close_sink()
             raise ServerError(f"{self.temporary}: no directory for SGLang's temporary files: {error.strerror}") from error
-        environment = server_environment(os.environ, cuda=cuda) | temporary_files(self.temporary)
+        ranks = self._options.spread.num_ranks
+        environment = server_environment(os.environ, cuda=cuda, ranks=ranks) | temporary_files(self.temporary)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), *command,
@@ -281,18 +287,32 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
             "--schedule-policy", "lpm",
             "--chunked-prefill-size", str(PREFILL_TOKENS),
         ]  # fmt: skip
+    spread = options.spread
+    sizes = {"--tp-size": spread.tensor, "--ep-size": spread.expert, "--dp-size": spread.data}
+    command += [word for option, size in sizes.items() if size > 1 for word in (option, str(size))]
     return [*command, *options.extra_args]
 
 
-def server_environment(environment: Mapping[str, str], *, cuda: bool) -> dict[str, str]:
-    """The server's environment: ours, offline; on a CPU with the platform plug-in and one thread."""
+def server_environment(environment: Mapping[str, str], *, cuda: bool, ranks: int = 1) -> dict[str, str]:
+    """The server's environment: ours, offline; on a CPU with the platform plug-in and one thread in each of its ranks."""
     result = {**environment, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if not cuda:
         # SGLANG_USE_CPU_ENGINE needs compiled kernels, which exist only for CUDA machines. With two threads on a busy
         # machine OpenMP's spinning made the server up to 50 times slower.
         result.pop("SGLANG_USE_CPU_ENGINE", None)
         result |= {"SGLANG_PLATFORM": "torch_cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        if ranks > 1:
+            # Without it SGLang wants a NUMA node for each rank.
+            result["SGLANG_CPU_OMP_THREADS_BIND"] = cores_of_ranks(sorted(os.sched_getaffinity(0)), ranks)
     return result
+
+
+def cores_of_ranks(cores: Sequence[int], ranks: int) -> str:
+    """Each rank's part of these cores, as SGLang reads it; where there are fewer, ranks share them in turn."""
+    if len(cores) < ranks:
+        return "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
+    ends = [len(cores) * rank // ranks for rank in range(ranks + 1)]
+    return "|".join(",".join(map(str, cores[begin:end])) for begin, end in pairwise(ends))
 
 
 def temporary_files(directory: Path) -> dict[str, str]:
@@ -304,16 +324,16 @@ def temporary_files(directory: Path) -> dict[str, str]:
 
 
 def load_files(pids: Iterable[int]) -> set[Path]:
-    """Files in shared memory through which these processes of a server report their load to each other.
+    """Files in shared memory through which these processes of a server talk to each other.
 
-    SGLang gives them a random name, accepts no directory for them and leaves them: 16 KiB of memory per start of a server.
+    SGLang gives them a random name, accepts no directory for them and leaves them when it is killed, some even when it ends.
     """
     found = set()
     for pid in pids:
         with suppress(OSError):  # It has ended, or there is no /proc.
             lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
-            found |= {Path(line[line.index(_LOAD_FILES) :]) for line in lines if _LOAD_FILES in line}
-    return {path for path in found if path.suffix == ".shm"}  # The kernel adds " (deleted)" to a file that is gone.
+            found |= {line[line.index(start) :] for line in lines for start in _SHARED if start in line}
+    return {Path(name) for name in found if not name.endswith(" (deleted)")}
 
 
 def _claim_port(host: str, port: int) -> int:

@@ -19,7 +19,7 @@ from services.rollout.weights.patch import NoPatchError, write_patch
 from services.rollout.weights.replica import Replica
 from services.rollout.weights.verify import Expected, Verification, Verifier, published
 from services.runtime.errors import ServiceError
-from services.weights import ABILITY
+from services.weights import ABILITY, SpreadError
 
 log = structlog.get_logger()
 
@@ -57,9 +57,12 @@ class EngineLoader:
     async def prepare(self, weights: Replica) -> PreparedLoad:
         """What can be done while the engine still generates: hashing takes longer than loading.
 
-        Raises: EngineError; ServiceError when there is no room.
+        Raises: EngineError; ServiceError when there is no room, or when no shard of the engine could be verified.
         """
-        return PreparedLoad(expected=await self._expected(weights), patch=await self._patch(weights))
+        try:
+            return PreparedLoad(expected=await self._expected(weights), patch=await self._patch(weights))
+        except SpreadError as error:
+            raise ServiceError(str(error)) from error
 
     async def load(self, weights: Replica, prepared: PreparedLoad) -> None:
         """Give the paused engine the version. Raises: EngineError, VerificationError; ServiceError when there is no room."""
@@ -79,9 +82,12 @@ class EngineLoader:
     async def _expected(self, weights: Replica) -> Expected:
         """What the engine must report. Before the pause: hashing takes longer than loading. Raises: EngineError."""
         manifest = weights.current
-        if manifest.checksums:
+        is_whole = (await self._verifier.spread()).is_whole
+        if manifest.checksums and is_whole:
             return published(manifest.tensors, manifest.checksums)
-        log.info("checksums_computed_here", policy_version=manifest.policy_version)
+        if is_whole:
+            # The learner never sends those of shards.
+            log.info("checksums_computed_here", policy_version=manifest.policy_version)
         return await self._verifier.expect(weights.tensors())
 
     async def _patch(self, weights: Replica) -> Path | None:
@@ -91,9 +97,9 @@ class EngineLoader:
             return None
         directory = self._work_directory / LOADED / "patch"
         try:
-            num_bytes = await asyncio.to_thread(
-                write_patch, directory, weights.files, weights.current.tensors, touched, known
-            )
+            tensors = weights.current.tensors
+            ranks = await self._verifier.shards(tensors)
+            num_bytes = await asyncio.to_thread(write_patch, directory, weights.files, tensors, touched, known, ranks)
         except NoPatchError as error:
             log.info("weights_not_patched", policy_version=weights.policy_version, error=str(error))
             return None

@@ -1,26 +1,26 @@
-"""The elements that changed since an engine loaded a version, in a file from which the engine patches its live parameters.
+"""The elements that changed since an engine loaded a version, in files from which it patches its live parameters.
 
-The engine's parameters are merged from the version's tensors (services.weights.engine_parameters), and places are those in
-the parameters. The file has two arrays for each parameter: its name followed by INDICES (int32 or int64, elements from its
-beginning) and by VALUES (uint16 or uint32: the bits that the elements have now).
+The engine's parameters are made from the version's tensors (services.weights.shards), and places are those in the
+parameters. There is one file for each rank that shares the model. It has two arrays for each parameter: its name followed
+by INDICES (int32 or int64, elements from its beginning) and by VALUES (uint16 or uint32: the bits that the elements have
+now). A rank without changes gets an empty file, so that a file that is missing is an error.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from protocol.deltas import ITEM_BYTES, Values
+from protocol.deltas import ITEM_BYTES, Places, Values
 from protocol.messages import TensorInfo
 from services.rollout.weights.file import write_arrays
 from services.rollout.weights.files import WeightFiles
-from services.weights import HEAD, INDICES, VALUES, layouts
+from services.weights import HEAD, INDICES, VALUES, Shard, ShardPiece, patch_file
 
 _MAX_INT32: Final = 2**31 - 1
 _MAX_UINT32: Final = 2**32 - 1
-PATCH_FILE: Final = "patch.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +40,33 @@ class NoPatchError(ValueError):
     """The changes cannot be given to the engine one by one; the text says why."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Target:
+    """A part of a tensor as one rank has it."""
+
+    rank: int
+    parameter: str
+    piece: ShardPiece
+    index: np.dtype[Any]
+    """The type of places in the parameter."""
+
+
 def write_patch(
-    directory: Path, files: WeightFiles, tensors: Sequence[TensorInfo], touched: Sequence[Touched], known: Collection[str]
+    directory: Path,
+    files: WeightFiles,
+    tensors: Sequence[TensorInfo],
+    touched: Sequence[Touched],
+    known: Collection[str],
+    ranks: Sequence[Mapping[str, Shard]],
 ) -> int:
     """Write the patch into ``directory`` (created), for an engine that has the parameters ``known``. Returns its bytes.
 
-    Raises: NoPatchError for a change of a parameter that is unknown or of which a part was not sent; OSError.
+    ``ranks``: the shards of each rank that shares the model. Raises: NoPatchError for a change of a parameter that is
+    unknown or of which a part was not sent; OSError.
     """
-    begins = _begins(tensors, known)
+    targets = _targets(tensors, known, ranks)
     ends = np.array([info.offset + info.num_bytes for info in tensors])
-    found: dict[str, tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]] = {}
+    found: list[dict[str, tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]]] = [{} for _ in ranks]
     for each in touched:
         values = files.gather(each.offset, each.item_bytes, each.places) if each.values is None else each.values
         at, done = int(np.searchsorted(ends, each.offset, side="right")), 0
@@ -58,34 +75,52 @@ def write_patch(
             first = (info.offset - each.offset) // each.item_bytes
             until = int(np.searchsorted(each.places, np.uint32(min(first + info.num_bytes // each.item_bytes, _MAX_UINT32))))
             if until > done:
-                parameter, begin, size = begins[at]
-                if not parameter and info.name != HEAD:
+                if not targets[at] and info.name != HEAD:
                     raise NoPatchError(f"tensor {info.name} is not in a parameter of the engine that was sent whole")
-                if parameter:
-                    kind: np.dtype[Any] = np.dtype(np.int32 if size <= _MAX_INT32 else np.int64)
-                    indices, bits = found.setdefault(parameter, ([], []))
-                    indices.append(each.places[done:until].astype(kind) + kind.type(begin - first))
-                    bits.append(values[done:until])
+                places = each.places[done:until].astype(np.int64) - first
+                for target in targets[at]:
+                    chosen, indices = _in_shard(target.piece, places, each.item_bytes)
+                    parts = found[target.rank].setdefault(target.parameter, ([], []))
+                    parts[0].append(indices.astype(target.index))
+                    parts[1].append(values[done:until][chosen])
             done, at = until, at + 1
     directory.mkdir(parents=True, exist_ok=True)
-    arrays = {
-        name + kind: pieces
-        for name, (indices, bits) in found.items()
-        for kind, pieces in ((INDICES, indices), (VALUES, bits))
-    }
-    return write_arrays(directory / PATCH_FILE, arrays)
+    return sum(
+        write_arrays(
+            directory / patch_file(rank),
+            {
+                name + kind: pieces
+                for name, (indices, bits) in parameters.items()
+                for kind, pieces in ((INDICES, indices), (VALUES, bits))
+            },
+        )
+        for rank, parameters in enumerate(found)
+    )
 
 
-def _begins(tensors: Sequence[TensorInfo], known: Collection[str]) -> list[tuple[str, int, int]]:
-    """For each tensor the engine's parameter that has it ("": none), its first element there, and the parameter's size."""
-    found = [("", 0, 0)] * len(tensors)
-    for layout in layouts(tensors).values():
-        if not layout.complete or layout.name not in known:
-            continue
-        item_bytes = ITEM_BYTES[tensors[layout.indices[0]].dtype]
-        size = (sum(tensors[index].num_bytes for index in layout.indices) + layout.padding_bytes) // item_bytes
-        begin = 0
-        for index in layout.indices:
-            found[index] = (layout.name, begin, size)
-            begin += tensors[index].num_bytes // item_bytes
+def _in_shard(piece: ShardPiece, places: Places, item_bytes: int) -> tuple[slice | np.ndarray[Any, Any], Places]:
+    """Which of a tensor's ``places`` (ascending) the piece has, and where they are in its shard: int64 [chosen]."""
+    begin, width = piece.begin // item_bytes, piece.row_bytes // item_bytes
+    rows, columns = piece.rows, (piece.columns[0] // item_bytes, piece.columns[1] // item_bytes)
+    if piece.is_run:
+        low, high = (int(np.searchsorted(places, row * width)) for row in rows)
+        return slice(low, high), places[low:high] + (begin - rows[0] * width)
+    row, column = np.divmod(places, width)
+    chosen = (column >= columns[0]) & (column < columns[1]) & (row >= rows[0]) & (row < rows[1])
+    return chosen, (row[chosen] - rows[0]) * (columns[1] - columns[0]) + column[chosen] - columns[0] + begin
+
+
+def _targets(
+    tensors: Sequence[TensorInfo], known: Collection[str], ranks: Sequence[Mapping[str, Shard]]
+) -> list[list[_Target]]:
+    """For each tensor, the parts of it that ranks have in parameters which the engine knows."""
+    found: list[list[_Target]] = [[] for _ in tensors]
+    for rank, parameters in enumerate(ranks):
+        for name, shard in parameters.items():
+            if name not in known:
+                continue
+            for piece in shard.pieces:
+                size = shard.num_bytes // ITEM_BYTES[tensors[piece.tensor].dtype]
+                index: np.dtype[Any] = np.dtype(np.int32 if size <= _MAX_INT32 else np.int64)
+                found[piece.tensor].append(_Target(rank=rank, parameter=name, piece=piece, index=index))
     return found

@@ -5,7 +5,7 @@ bytes, and trusts only the engine's own checksums.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -61,6 +61,8 @@ class ReceivingGroup:
         """
         try:
             device = await self._verifier.hash()
+            if (ranks := (await self._verifier.spread()).num_ranks) > 1:
+                raise GroupError(f"the engine has {ranks} ranks, and a group has two members")
         except ValueError as error:
             raise GroupError(str(error)) from error
         await client.send(
@@ -104,7 +106,7 @@ class ReceivingGroup:
 
     async def verify(self) -> Verification:
         """Compare the engine's checksums with the learner's. Raises: EngineError."""
-        verification = compare_checksums(self._expected, await self._verifier.checksums())
+        verification = compare_checksums(self._expected, await self._checksums())
         if verification.ok:
             self._num_failures = 0
             self._held = self._expected
@@ -112,7 +114,11 @@ class ReceivingGroup:
 
     async def holds_former(self) -> bool:
         """Whether the engine still holds what the last update in the group gave it, bit for bit. Raises: EngineError."""
-        return bool(self._held) and compare_checksums(self._held, await self._verifier.checksums()).ok
+        return bool(self._held) and compare_checksums(self._held, await self._checksums()).ok
+
+    async def _checksums(self) -> Mapping[str, str]:
+        await self._verifier.checksums()
+        return self._verifier.known
 
     def forget_former(self) -> None:
         """The engine has been given weights in another way."""

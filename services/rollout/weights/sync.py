@@ -62,13 +62,15 @@ class WeightSync:
         security: Security = PLAINTEXT,
         weight_peers: WeightPeers | None = None,
         group: ReceivingGroup | None = None,
+        kv_heads: int = 1,
     ) -> None:
-        """``retry_s``: the pause before a fetch or a load is tried again. ``weight_peers``: shares weights with other
-        rollouts; None: the learner serves everything. ``group``: receives from the learner; if it fails, chunks are fetched.
+        """``retry_s``: the pause before a fetch or a load is tried again. ``kv_heads``: of the model. ``weight_peers``:
+        shares weights with other rollouts; None: the learner serves everything. ``group``: receives from the learner; if it
+        fails, chunks are fetched.
         """
         self._context = context
         self._engine = engine
-        self._verifier = Verifier(engine)
+        self._verifier = Verifier(engine, kv_heads)
         self._work_directory = work_directory
         self._pause_mode = pause_mode
         self._peer = peer
@@ -163,14 +165,15 @@ class WeightSync:
                     await self._load(client, weights)
 
     async def _known_hash(self) -> Hash | None:
-        """The hash of the engine's checksums; None while the engine does not say."""
-        if self._engine_hash is None:
-            try:
+        """The hash whose checksums the learner shall send; None: of no use for shards, or the engine does not say it."""
+        try:
+            if self._engine_hash is None:
                 self._engine_hash = await self._verifier.hash()
-            except (EngineError, ValueError) as error:
-                # The load, which needs it, says so and counts it.
-                log.info("engine_hash_unknown", error=str(error))
-        return self._engine_hash
+            return self._engine_hash if (await self._verifier.spread()).is_whole else None
+        except (EngineError, ValueError) as error:
+            # The load, which needs it, says so and counts it.
+            log.info("engine_hash_unknown", error=str(error))
+            return None
 
     def _on_not_fetched(self, endpoint: str, error: Exception) -> None:
         log.warning("weights_not_fetched", endpoint=endpoint, error=str(error) or "no handshake")

@@ -1,10 +1,12 @@
 """Compares the engine's own checksums with those of the version that was published.
 
 The learner sends them with the version. Where it has not computed them, they are computed here, from the tensors that came.
-``services.weights.engine_parameters`` says which tensors make which parameter of the engine. Checksums cannot check
-quantised weights and MoE backends that reorder experts (they show as mismatches), servers of several ranks (EngineError) and
-merged parameters of which only a part was sent (unverified). There one can still compare log-probs of a prompt with the
-learner's own: that shows a wrong layer, not a wrong bit.
+``services.weights.engine_parameters`` says which tensors make which parameter of the engine, and
+``services.weights.shards`` what each rank has of it. The learner publishes checksums of whole parameters; those of shards
+are always computed here, from files whose every tensor has the learner's digest. Checksums cannot check quantised weights
+and MoE backends that reorder experts (they show as mismatches) and merged parameters of which only a part was sent
+(unverified). There one can still compare log-probs of a prompt with the learner's own: that shows a wrong layer, not a
+wrong bit.
 """
 
 import asyncio
@@ -14,8 +16,20 @@ from dataclasses import dataclass, field
 import structlog
 
 from protocol.messages import TensorInfo
-from services.rollout.sglang import Engine
-from services.weights import EMBEDDING, HEAD, Buffer, Hash, Layout, checksums_of, engine_hash, hash_function, layouts, merge
+from services.rollout.sglang import Engine, RankChecksums
+from services.weights import (
+    EMBEDDING,
+    HEAD,
+    Buffer,
+    Hash,
+    Layout,
+    Shard,
+    ShardChecksums,
+    Spread,
+    engine_hash,
+    layouts,
+    shards,
+)
 
 log = structlog.get_logger()
 
@@ -25,7 +39,7 @@ class Verification:
     """The result of the comparison."""
 
     mismatched: list[str] = field(default_factory=list)
-    """Engine parameters that differ from what was sent."""
+    """Engine parameters that differ from what was sent; of a server of several ranks, with the rank that has them."""
     missing: list[str] = field(default_factory=list)
     """Sent tensors without a parameter in the engine, which skipped them in silence."""
     unsent: list[str] = field(default_factory=list)
@@ -44,22 +58,28 @@ class Expected:
     """The checksums that an engine must report, known before it is asked."""
 
     parameters: Mapping[str, Layout]
-    checksums: Mapping[str, str]
-    """By name, for complete parameters only."""
+    ranks: Sequence[Mapping[str, str]]
+    """For each rank that shares the model, by name, for complete parameters only."""
 
 
 class Verifier:
     """Verifies the weights of one engine."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, kv_heads: int = 1) -> None:
+        """``kv_heads``: heads of keys and values of the model; only an engine of several ranks needs the number."""
         self._engine = engine
-        self._checksums: Mapping[str, str] | None = None
-        """Checksums last reported by the engine; they name the hash that made them."""
+        self._kv_heads = kv_heads
+        self._reported: list[RankChecksums] = []
+        """Last reported by the engine; they name the hash that made them."""
+        self._spread: Spread | None = None
+        self._shards = ShardChecksums()
+        self._former: Expected | None = None
+        """What the engine was last seen to hold."""
 
     @property
     def known(self) -> Mapping[str, str]:
         """The checksums that the engine last reported, by its parameters' names; empty: it was not asked yet."""
-        return self._checksums or {}
+        return self._reported[0].checksums if self._reported else {}
 
     async def hash(self) -> Hash:
         """The hash that makes the engine's checksums; the first call asks the engine for them.
@@ -67,29 +87,43 @@ class Verifier:
         Raises: EngineError when the engine cannot report checksums; ValueError for an engine on an unknown device.
         """
         info = await self._engine.server_info()
-        checksums = await self.checksums() if self._checksums is None else self._checksums
-        return engine_hash(info.device, checksums.values())
+        self._spread = info.spread
+        reported = self._reported or await self.checksums()
+        return engine_hash(info.device, (checksum for rank in reported for checksum in rank.checksums.values()))
 
-    async def checksums(self) -> dict[str, str]:
-        """The checksum of each of the engine's parameters, by SGLang's names. Raises: EngineError."""
-        self._checksums = checksums = await self._engine.weights_checksums()
-        return checksums
+    async def spread(self) -> Spread:
+        """The engine's ranks, as it said when it was last asked for its hash. Raises: the same as ``hash``."""
+        if self._spread is None:
+            await self.hash()
+        assert self._spread is not None
+        return self._spread
+
+    async def shards(self, tensors: Sequence[TensorInfo]) -> list[dict[str, Shard]]:
+        """What each rank that shares the model has of these tensors. Raises: the same as ``hash``; SpreadError."""
+        return shards(tensors, await self.spread(), self._kv_heads)
+
+    async def checksums(self) -> list[RankChecksums]:
+        """The checksums of each rank's parameters. Raises: EngineError."""
+        self._reported = reported = await self._engine.weights_checksums()
+        return reported
 
     async def expect(self, tensors: Iterable[tuple[TensorInfo, Buffer]]) -> Expected:
         """The checksums of an engine that has loaded these tensors: the slow half of the comparison, which needs no pause.
         ``published`` needs no tensors.
 
-        Raises: the same as ``hash``.
+        Raises: the same as ``hash``; SpreadError for a model that is shared in an unknown way.
         """
-        checksum = hash_function(await self.hash())
-        parameters = merge(tensors)
+        name, sent = await self.hash(), list(tensors)
         # Not in the event loop: hashing can take seconds for each gigabyte.
-        return Expected(parameters=parameters, checksums=await asyncio.to_thread(checksums_of, parameters, checksum))
+        ranks = await asyncio.to_thread(self._shards.of, sent, await self.spread(), self._kv_heads, name)
+        return Expected(parameters=layouts([info for info, _ in sent]), ranks=ranks)
 
     async def verify(self, expected: Expected) -> Verification:
         """Ask the engine for its checksums, and compare. Raises: EngineError when it cannot report them."""
-        verification = compare(expected.parameters, await self.checksums(), expected.checksums)
-        if not verification.ok:
+        verification = compare_ranks(expected, await self.checksums(), self._former)
+        if verification.ok:
+            self._former = expected
+        else:
             log.warning(
                 "engine_weights_differ",
                 mismatched=len(verification.mismatched),
@@ -101,16 +135,53 @@ class Verifier:
 
 def published(tensors: Sequence[TensorInfo], checksums: Mapping[str, str]) -> Expected:
     """What an engine must report for the version with these tensors, as its learner says."""
-    return Expected(parameters=layouts(tensors), checksums=checksums)
+    return Expected(parameters=layouts(tensors), ranks=[checksums])
 
 
-async def verify_loaded(engine: Engine, tensors: Iterable[tuple[TensorInfo, Buffer]]) -> Verification:
+async def verify_loaded(engine: Engine, tensors: Iterable[tuple[TensorInfo, Buffer]], kv_heads: int = 1) -> Verification:
     """Compare a whole version with the engine's weights; call it while paused, before ``resume``.
 
     Raises: EngineError when the engine cannot report its checksums.
     """
-    verifier = Verifier(engine)
+    verifier = Verifier(engine, kv_heads)
     return await verifier.verify(await verifier.expect(tensors))
+
+
+def compare_ranks(expected: Expected, reported: Sequence[RankChecksums], former: Expected | None = None) -> Verification:
+    """Compare each rank's parameters with what it must have. ``former``: what the engine had before, to say so."""
+    if {each.rank for each in reported} != set(range(len(expected.ranks))):
+        text = f"the server has {len(reported)} ranks, and not the {len(expected.ranks)} that it had: it is another server"
+        return Verification(mismatched=[text])
+    if len(reported) == 1:
+        return compare(expected.parameters, reported[0].checksums, expected.ranks[0])
+    found: list[Verification] = []
+    for each in reported:
+        one = compare(expected.parameters, each.checksums, expected.ranks[each.rank])
+        found.append(
+            Verification(
+                mismatched=[f"{each.label}: {name}{_whose(each, name, expected, former)}" for name in one.mismatched],
+                missing=[f"{each.label}: {name}" for name in one.missing],
+                unsent=[f"{each.label}: {name}" for name in one.unsent],
+                unverified=one.unverified,
+            )
+        )
+    return Verification(
+        mismatched=[name for each in found for name in each.mismatched],
+        missing=[name for each in found for name in each.missing],
+        unsent=[name for each in found for name in each.unsent],
+        unverified=found[0].unverified,
+    )
+
+
+def _whose(actual: RankChecksums, name: str, expected: Expected, former: Expected | None) -> str:
+    """What a shard is that is wrong here, where one can tell."""
+    checksum = actual.checksums[name]
+    for rank, checksums in enumerate(expected.ranks):
+        if checksums.get(name) == checksum:
+            return f" (it has the shard of rank {rank})"
+    if former is not None and actual.rank < len(former.ranks) and former.ranks[actual.rank].get(name) == checksum:
+        return " (it has the shard of the version before)"
+    return ""
 
 
 def compare(parameters: Mapping[str, Layout], actual: Mapping[str, str], expected: Mapping[str, str]) -> Verification:

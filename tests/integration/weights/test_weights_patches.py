@@ -17,11 +17,11 @@ from services.learner.weights.delta import encode_delta
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.sglang.client import Engine, EngineError
 from services.rollout.weights import loading
-from services.rollout.weights.patch import PATCH_FILE, write_patch
+from services.rollout.weights.patch import write_patch
 from services.rollout.weights.sync import WeightSync
 from services.rollout.weights.verify import verify_loaded
 from services.runtime.clock import MonotonicClock
-from services.weights import ABILITY
+from services.weights import ABILITY, patch_file
 from tests.integration.conftest import SglangServer
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE
 from tests.support.wire.served_weights import Served
@@ -36,8 +36,14 @@ class Patched:
     """A weight server, and rollouts that follow it with one real engine, one after the other."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, engine: Engine, directory: Path, weights: dict[str, torch.Tensor]
+        self,
+        context: zmq.asyncio.Context,
+        engine: Engine,
+        directory: Path,
+        weights: dict[str, torch.Tensor],
+        kv_heads: int = 1,
     ) -> None:
+        self._kv_heads = kv_heads
         self.served = Served(context)
         self.served.checksums.known("", "xxh3")
         self._context = context
@@ -61,6 +67,7 @@ class Patched:
             clock=MonotonicClock(),
             metrics=RolloutMetrics(self.registry),
             retry_s=0.05,
+            kv_heads=self._kv_heads,
         )
         sync.on_change(self._changed.set)
         async with in_background(sync.run()):
@@ -103,9 +110,11 @@ async def engine(sglang_server: SglangServer) -> AsyncIterator[Engine]:
 
 
 @contextlib.asynccontextmanager
-async def patched(engine: Engine, directory: Path, weights: dict[str, torch.Tensor]) -> AsyncIterator[Patched]:
+async def patched(
+    engine: Engine, directory: Path, weights: dict[str, torch.Tensor], kv_heads: int = 1
+) -> AsyncIterator[Patched]:
     async with zmq_context() as context:
-        made = Patched(context, engine, directory, weights)
+        made = Patched(context, engine, directory, weights, kv_heads)
         async with in_background(made.served.authenticator.run(), made.served.server.run()):
             yield made
 
@@ -119,7 +128,7 @@ async def test_many_patches_leave_the_engine_with_the_bits_of_a_full_load(
     def write(directory: Path, *rest: Any) -> int:
         num_bytes = write_patch(directory, *rest)
         if spoiled:
-            path = directory / PATCH_FILE
+            path = directory / patch_file(0)
             content = bytearray(path.read_bytes())
             content[-1] ^= 1
             path.write_bytes(content[:-1] if spoiled.pop() == "cut" else content)
@@ -168,7 +177,7 @@ async def test_a_patch_that_cannot_be_read_is_an_error_and_the_server_lives(engi
     before = await engine.weights_checksums()
     await engine.pause()
     for content in (b"", b"x" * 100):
-        (tmp_path / PATCH_FILE).write_bytes(content)
+        (tmp_path / patch_file(0)).write_bytes(content)
         with pytest.raises(EngineError, match="not patched"):
             await engine.patch_weights(tmp_path, 7)
     with pytest.raises(EngineError, match="not patched"):

@@ -9,11 +9,12 @@ import numpy as np
 from safetensors import deserialize
 
 from protocol.messages import TensorInfo, VersionRun
-from services.rollout.sglang.answers import ServerInfo
+from services.rollout.sglang.answers import RankChecksums, ServerInfo
 from services.rollout.sglang.client import EngineError
 from services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
 from services.weights.checksums import sha256_checksum
 from services.weights.engine_parameters import merge
+from services.weights.patches import patch_file
 
 Loaded = tuple[TensorInfo, bytes]
 KINDS = {"I32": "<i4", "I64": "<i8", "U16": "<u2", "U32": "<u4"}
@@ -157,8 +158,9 @@ class ScriptedEngine:
     async def weight_version(self) -> int | None:
         return self.version if self.said_version is None else self.said_version
 
-    async def weights_checksums(self) -> dict[str, str]:
-        return {name: sha256_checksum(parameter.parts) for name, parameter in merge(self.loaded.values()).items()}
+    async def weights_checksums(self) -> list[RankChecksums]:
+        made = {name: sha256_checksum(parameter.parts) for name, parameter in merge(self.loaded.values()).items()}
+        return [RankChecksums(checksums=made)]
 
     async def server_info(self) -> ServerInfo:
         return ServerInfo(
@@ -170,7 +172,7 @@ def patched(loaded: dict[str, Loaded], path: Path) -> tuple[dict[str, Loaded], l
     """The tensors after a patch, and the names of the parameters that it changes. Found without the code under test."""
     arrays = {
         name: np.frombuffer(entry["data"], KINDS[entry["dtype"]])
-        for name, entry in deserialize((path / "patch.safetensors").read_bytes())
+        for name, entry in deserialize((path / patch_file(0)).read_bytes())
     }
     changed = dict(loaded)
     names = [name.removesuffix(".indices") for name in arrays if name.endswith(".indices")]

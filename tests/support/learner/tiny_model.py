@@ -64,6 +64,28 @@ def save_tiny_model(directory: Path, seed: int = 0) -> Any:
     return model
 
 
+def save_tiny_dense(directory: Path, family: Literal["qwen3", "llama"], kv_heads: int, seed: int = 0) -> Any:
+    """Write a checkpoint of a small dense model, whose vocabulary is no multiple of 64; return the model itself."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        family, vocab_size=TINY_VOCAB_SIZE - 12, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=kv_heads, head_dim=16, max_position_embeddings=4096,
+        tie_word_embeddings=False, eos_token_id=TINY_EOS_TOKEN_ID, bos_token_id=0, pad_token_id=5,
+        **({"attention_bias": True, "mlp_bias": False} if family == "llama" else {}),
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.12) if parameter.dim() >= 2 else parameter.normal_(1.0, 0.1)
+    model = model.to(torch.float32).eval()
+    model.save_pretrained(directory)
+    _byte_level_tokenizer().save_pretrained(directory)
+    return model
+
+
 def _byte_level_tokenizer() -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

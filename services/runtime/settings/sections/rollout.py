@@ -1,11 +1,23 @@
 """The section of the rollouts."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.runtime.settings.sections.section import Number, Port, PositiveSeconds, Section
+
+_SO: Final = "which gives each rank its GPU, too"
+RANK_OPTIONS: Final = {
+    **dict.fromkeys(("--tp", "--tp-size", "--tensor-parallel-size"), f"use rollout.tensor_parallel, {_SO}"),
+    **dict.fromkeys(("--ep", "--ep-size", "--expert-parallel-size"), "use rollout.expert_parallel"),
+    **dict.fromkeys(("--dp", "--dp-size", "--data-parallel-size"), f"use rollout.data_parallel, {_SO}"),
+    **dict.fromkeys(
+        ("--pp", "--pp-size", "--pipeline-parallel-size"),
+        "a server whose layers are spread cannot be verified; use rollout.tensor_parallel",
+    ),
+}
+UNVERIFIED_OPTIONS: Final = ("--enable-dp-attention", "--enable-eplb", "--ep-num-redundant-experts", "--moe-dense-tp-size")
 
 
 class Rollout(Section):
@@ -13,12 +25,20 @@ class Rollout(Section):
 
     num_servers: int = Field(2, ge=0)
     """How many rollouts ``gspo run`` starts on this machine. Others may join at any time."""
+    tensor_parallel: int = Field(1, ge=1, le=64)
+    """Ranks that share one copy of the model in each server (SGLang's --tp-size): one GPU each, or one part of its cores.
+    It must divide the model's heads and widths. Known for Llama, Qwen3 and Qwen3-MoE; others are refused above 1."""
+    expert_parallel: int = Field(1, ge=1, le=64)
+    """Groups of these ranks that have whole experts of their own (--ep-size), for a mixture of experts. It must divide
+    tensor_parallel and the number of experts."""
+    data_parallel: int = Field(1, ge=1, le=64)
+    """Copies of the model in each server (--dp-size), each over tensor_parallel ranks. Several servers do the same."""
     gpus: list[Number] = Field([])
-    """GPUs of this machine for the servers that ``gspo run`` starts, one each; several servers may share one in equal
-    numbers, and then server_args must have --mem-fraction-static. Numbers as nvidia-smi has them, among those of
-    CUDA_VISIBLE_DEVICES. Empty: the GPUs that the learner leaves."""
+    """GPUs of this machine for the servers that ``gspo run`` starts: tensor_parallel x data_parallel for each, in this
+    order. Several servers may share them in equal numbers, and then server_args must have --mem-fraction-static. Numbers as
+    nvidia-smi has them, among those of CUDA_VISIBLE_DEVICES. Empty: the GPUs that the learner leaves."""
     cores: list[Number] = Field([])
-    """Processor cores for these servers, dealt in equal parts. Empty: all."""
+    """Processor cores for these servers, dealt in equal parts, and within a server on a CPU to its ranks. Empty: all."""
     python: str = ""
     """The interpreter for the rollouts that ``gspo run`` starts, and their servers, such as /opt/sglang/bin/python: it may
     have another build of torch than the learner's. Empty: the one that runs ``gspo run``."""
@@ -62,3 +82,22 @@ class Rollout(Section):
     SIGTERM, alive and not ready. A Deployment needs that, because it restarts whatever ends. ``gspo run`` sets false."""
     metrics_port: Port = 9110
     """The first rollout's port; ``gspo run`` gives the next ones port + 1, + 2, ... 0: any free port."""
+
+    @property
+    def ranks_per_server(self) -> int:
+        """Processes of one server that hold weights; on GPUs each has one."""
+        return self.tensor_parallel * self.data_parallel
+
+    @model_validator(mode="after")
+    def _ranks_have_settings(self) -> "Rollout":
+        for index, argument in enumerate(self.server_args):
+            name, equals, value = argument.partition("=")
+            size = value if equals else next(iter(self.server_args[index + 1 :]), "")
+            if name in RANK_OPTIONS and size != "1":
+                raise ValueError(f"server_args has {name} {size}: {RANK_OPTIONS[name]}")
+            if name in UNVERIFIED_OPTIONS:
+                raise ValueError(
+                    f"server_args has {name}: how SGLang then shares a model is not known, so its shards could not be "
+                    "verified; leave it out, and use tensor_parallel, expert_parallel or data_parallel"
+                )
+        return self

@@ -322,10 +322,10 @@ def test_what_does_not_fit_into_memory_is_found(project: Project) -> None:
 
 
 def test_more_ranks_than_gpus_are_found_and_engines_of_several_ranks(project: Project) -> None:
-    project.keys |= {"learner.num_ranks": 4, "rollout.server_args": ["--tp-size", "2"]}
+    project.keys |= {"learner.num_ranks": 4, "rollout.tensor_parallel": 3}
     found = {finding.check: finding.text for finding in failures(project.findings(gpus("H100", 2), code=False))}
     assert found["GPUs"] == "4 ranks of the learner need as many GPUs; there are 2"
-    assert "--tp-size 2" in found["engine ranks"]
+    assert "which 3 ranks do not divide" in found["engine ranks"]
 
 
 def test_a_disk_without_room_is_found(project: Project) -> None:

@@ -10,18 +10,18 @@ import torch
 
 from services.rollout.weights.file import write_arrays
 from services.sglang_cpu.patching import announce_patches, enable_patches, patch_parameters
-from services.weights import ABILITY, LOAD_FORMAT
+from services.weights import ABILITY, LOAD_FORMAT, patch_file
 
 
-def patch_file(directory: Path, **arrays: Any) -> Path:
+def write(directory: Path, **arrays: Any) -> Path:
     named = {name.replace("__", "."): [np.array(values, kind)] for name, (values, kind) in arrays.items()}
-    write_arrays(directory / "patch.safetensors", named)
+    write_arrays(directory / patch_file(0), named)
     return directory
 
 
 def test_named_elements_get_their_bits_and_no_others(tmp_path: Path) -> None:
     parameters = {"a": torch.zeros(2, 3, dtype=torch.bfloat16), "b": torch.nn.Parameter(torch.zeros(4))}
-    patch_file(
+    write(
         tmp_path,
         a__indices=([5, 0], np.int32), a__values=([0x7F80, 0xBF80], np.uint16),
         b__indices=([2], np.int64), b__values=([0x3F800000], np.uint32),
@@ -48,7 +48,7 @@ def test_a_file_that_does_not_fit_changes_nothing(
     parameters = {
         "a": torch.zeros(4), "b": torch.zeros(4), "half": torch.zeros(4).half(), "turned": torch.zeros(2, 3).t()
     }  # fmt: skip
-    patch_file(
+    write(
         tmp_path,
         a__indices=([0], np.int32), a__values=([9], np.uint32),
         **{f"{name}__indices": (indices, np.int64), f"{name}__values": (values, np.uint32)},
@@ -61,6 +61,7 @@ def test_a_file_that_does_not_fit_changes_nothing(
 def test_other_formats_are_loaded_as_before_and_an_error_is_an_answer(tmp_path: Path) -> None:
     class WeightUpdater:
         model = torch.nn.Linear(2, 2)
+        tp_rank = 0
 
         def get_model(self) -> torch.nn.Module:
             return self.model
@@ -77,11 +78,11 @@ def test_other_formats_are_loaded_as_before_and_an_error_is_an_answer(tmp_path: 
         True,
         "x safetensors {'recapture_cuda_graph': False}",
     )
-    patch_file(tmp_path, bias__indices=([1], np.int32), bias__values=([0x40000000], np.uint32))
+    write(tmp_path, bias__indices=([1], np.int32), bias__values=([0x40000000], np.uint32))
     assert updater.update_weights_from_disk(str(tmp_path), LOAD_FORMAT, recapture_cuda_graph=False)[0]
     assert updater.model.bias[1] == 2
     is_done, text = updater.update_weights_from_disk(str(tmp_path / "nothing"), LOAD_FORMAT)
-    assert (is_done, "not patched: ValueError" in text) == (False, True)
+    assert (is_done, "not patched: FileNotFoundError" in text) == (False, True)
 
 
 def test_the_server_says_so_once() -> None:
@@ -89,3 +90,16 @@ def test_the_server_says_so_once() -> None:
     announce_patches(arguments)
     announce_patches(arguments)
     assert arguments.custom_weight_loader == [ABILITY]
+
+
+def test_each_rank_takes_its_own_file(tmp_path: Path) -> None:
+    for rank in range(2):
+        arrays = {"a.indices": [np.array([rank], np.int32)], "a.values": [np.array([0x3F800000], np.uint32)]}
+        write_arrays(tmp_path / patch_file(rank), arrays)
+    parameters = {"a": torch.zeros(2)}
+    assert patch_parameters(parameters, tmp_path, 1) == 1
+    assert parameters["a"].tolist() == [0, 1]
+    write_arrays(tmp_path / patch_file(1), {})
+    assert patch_parameters(parameters, tmp_path, 1) == 0
+    with pytest.raises(OSError, match="No such file"):
+        patch_parameters(parameters, tmp_path, 2)

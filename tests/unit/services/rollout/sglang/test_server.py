@@ -9,20 +9,25 @@ import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
+from prometheus_client import CollectorRegistry
 
-from services.rollout.__main__ import server_options
+from services.rollout.__main__ import _engine, server_options
 from services.rollout.sglang.server import (
     EngineServer,
     ServerError,
     ServerOptions,
+    cores_of_ranks,
     load_files,
     server_command,
     server_environment,
     temporary_files,
 )
+from services.runtime.errors import ConfigurationError
 from services.runtime.settings.configuration import load_settings
+from services.weights import Spread
 
 TETHER = Path(__file__).parents[5] / "services" / "rollout" / "sglang" / "tether.py"
 
@@ -61,19 +66,46 @@ def test_on_cpu_requests_begin_together_one_of_each_prompt_first_unless_the_argu
 
 
 def test_a_rollouts_settings_reach_its_server() -> None:
-    changes = {"max_running": 24, "max_total_tokens": 512, "server_args": ["--tp-size", "2"], "server_port": 77}
+    changes = {"max_running": 24, "max_total_tokens": 512, "server_args": ["--log-level", "info"], "server_port": 77}
+    changes |= {"tensor_parallel": 4, "expert_parallel": 2, "data_parallel": 3}
     settings = load_settings(None, [f"rollout.{name}={value}" for name, value in changes.items()])
     made = server_options(settings, "rollout-3")
-    assert (made.max_running, made.max_total_tokens, made.extra_args, made.port) == (24, 512, ("--tp-size", "2"), 77)
+    assert (made.max_running, made.max_total_tokens, made.extra_args, made.port) == (24, 512, ("--log-level", "info"), 77)
+    assert made.spread == Spread(tensor=4, expert=2, data=3)
     assert made.log_path == settings.run.directory / "logs" / "rollout-3-sglang.log"
 
 
+async def test_a_model_that_its_ranks_cannot_share_is_refused_before_a_server_starts(tmp_path: Path) -> None:
+    settings = load_settings(None, [f"model.path={tmp_path}", "rollout.tensor_parallel=4"])
+
+    async def refusal() -> str:
+        with pytest.raises(ConfigurationError) as caught:
+            await _engine(settings, "rollout-0", 10, CollectorRegistry()).__aenter__()
+        return str(caught.value)
+
+    assert "config.json cannot be read" in await refusal()
+    config = {"architectures": ["Qwen3ForCausalLM"], "num_attention_heads": 6, "vocab_size": 64, "intermediate_size": 64}
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
+    assert "num_attention_heads is 6, which 4 ranks do not divide; use rollout.tensor_parallel = 2" in await refusal()
+
+
 def test_on_cuda_the_stock_server_runs_and_further_arguments_come_last() -> None:
-    command = server_command(options(extra_args=("--tp-size", "2")), port=1234, cuda=True)
+    command = server_command(options(extra_args=("--log-level", "info")), port=1234, cuda=True)
     assert command[:4] == [sys.executable, "-P", "-m", "sglang.launch_server"]
     assert "--max-total-tokens" not in command
-    assert command[-2:] == ["--tp-size", "2"]
+    assert command[-2:] == ["--log-level", "info"]
     assert "SGLANG_PLATFORM" not in server_environment({}, cuda=True)
+    assert not {"--tp-size", "--ep-size", "--dp-size"} & set(command)
+
+
+def test_a_server_of_several_ranks_is_told_so_and_on_a_cpu_which_cores_they_have() -> None:
+    command = server_command(options(spread=Spread(tensor=4, expert=2, data=3)), port=1234, cuda=True)
+    assert [value(command, name) for name in ("--tp-size", "--ep-size", "--dp-size")] == ["4", "2", "3"]
+    assert [cores_of_ranks([0, 2, 3, 5, 7], ranks) for ranks in (2, 3)] == ["0,2|3,5,7", "0|2,3|5,7"]
+    assert cores_of_ranks([1, 4], 5) == "1|4|1|4|1"
+    name = "SGLANG_CPU_OMP_THREADS_BIND"
+    assert server_environment({}, cuda=False, ranks=2)[name].count("|") == 1
+    assert name not in server_environment({}, cuda=False) | server_environment({}, cuda=True, ranks=2)
 
 
 def test_a_servers_temporary_files_have_a_directory_of_their_own_except_compiled_code(
@@ -97,19 +129,20 @@ def test_a_servers_temporary_files_have_a_directory_of_their_own_except_compiled
 
 def test_the_files_with_which_a_servers_processes_report_their_load_are_found_while_one_is_open() -> None:
     path = Path(f"/dev/shm/sglang_loads_test-{os.getpid()}.shm")
-    other = Path(f"/dev/shm/other-{os.getpid()}.shm")
-    files = [os.open(each, os.O_CREAT | os.O_RDWR, 0o600) for each in (path, other)]
+    queue, other = Path(f"/dev/shm/sgl_shm_mq_{os.getpid()}_00"), Path(f"/dev/shm/other-{os.getpid()}.shm")
+    files = [os.open(each, os.O_CREAT | os.O_RDWR, 0o600) for each in (path, other, queue)]
     try:
         for file in files:
             os.ftruncate(file, mmap.PAGESIZE)
-        with mmap.mmap(files[0], mmap.PAGESIZE), mmap.mmap(files[1], mmap.PAGESIZE):
-            assert load_files([os.getpid(), 2**22 + 1]) == {path}, "the second of them is no process"
+        with mmap.mmap(files[0], mmap.PAGESIZE), mmap.mmap(files[1], mmap.PAGESIZE), mmap.mmap(files[2], mmap.PAGESIZE):
+            assert load_files([os.getpid(), 2**22 + 1]) == {path, queue}, "the second of them is no process"
             path.unlink()
+            queue.unlink()
             assert load_files([os.getpid()]) == set()
     finally:
         for file in files:
             os.close(file)
-        for each in (path, other):
+        for each in (path, other, queue):
             each.unlink(missing_ok=True)
     assert load_files([os.getpid()]) == set()
 

@@ -10,7 +10,8 @@ from services.learner.weights.snapshot import Snapshot
 from services.rollout.weights.patch import NoPatchError, Touched, write_patch
 from services.rollout.weights.replica import PATCH_SHARE, Replica
 from services.sglang_cpu.patching import patch_parameters
-from services.weights import merge
+from services.weights import Spread, merge, shards
+from tests.support.engines.cut_by_torch import random_weights, rank_weights
 from tests.support.wire.replicas import hold
 from tests.support.wire.snapshots import snapshot_of
 from tests.unit.services.rollout.weights.test_replica import a_delta, apply
@@ -46,12 +47,13 @@ def engine_of(snapshot: Snapshot, dtype: torch.dtype) -> Weights:
 
 
 def bits(engine: Weights) -> dict[str, bytes]:
-    return {name: tensor.view(torch.uint8).numpy().tobytes() for name, tensor in engine.items()}
+    return {name: tensor.view(-1).view(torch.uint8).numpy().tobytes() for name, tensor in engine.items()}
 
 
 def patch(replica: Replica, directory: Path, known: Weights) -> int:
     assert replica.touched is not None
-    return write_patch(directory, replica.files, replica.current.tensors, replica.touched, known)
+    tensors = replica.current.tensors
+    return write_patch(directory, replica.files, tensors, replica.touched, known, shards(tensors, Spread(), 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -99,10 +101,34 @@ def test_what_the_engine_does_not_have_is_no_patch_but_for_a_tied_head(tmp_path:
         offset = snapshot.manifest.tensors[tensor].offset
         return [Touched(offset=offset, item_bytes=4, places=np.array([5], np.uint32))]
 
+    tensors = snapshot.manifest.tensors
+    ranks = shards(tensors, Spread(), 1)
     known = ["model.embed_tokens.weight", "a.mlp.gate_up_proj.weight"]
     for tensor in (0, 1):
-        write_patch(tmp_path, replica.files, snapshot.manifest.tensors, touched(tensor), known)
+        write_patch(tmp_path, replica.files, tensors, touched(tensor), known, ranks)
     with pytest.raises(NoPatchError, match="up_proj"):
-        write_patch(tmp_path, replica.files, snapshot.manifest.tensors, touched(2), known)
+        write_patch(tmp_path, replica.files, tensors, touched(2), known, ranks)
     with pytest.raises(NoPatchError, match="embed_tokens"):
-        write_patch(tmp_path, replica.files, snapshot.manifest.tensors, touched(0), [])
+        write_patch(tmp_path, replica.files, tensors, touched(0), [], ranks)
+
+
+@pytest.mark.parametrize(("tensor", "expert"), [(2, 1), (4, 2)])
+def test_each_rank_patches_its_own_shard(tensor: int, expert: int, tmp_path: Path) -> None:
+    """Rows, columns, experts, shared heads of keys and padding: what torch cuts from the version, after ten patches."""
+    now = random_weights(experts=4)
+    newest = snapshot_of(1, now.items())
+    replica = hold(Replica(shard_bytes=500), newest)
+    replica.was_loaded()
+    ranks = [rank_weights(now, rank, tensor=tensor, expert=expert) for rank in range(tensor)]
+    for version in range(2, 12):
+        now = stepped(now, version)
+        base, newest = newest, snapshot_of(version, now.items())
+        apply(replica, a_delta(base, newest))
+        tensors, touched = replica.current.tensors, replica.touched
+        assert touched
+        cut = shards(tensors, Spread(tensor=tensor, expert=expert), 2)
+        write_patch(tmp_path, replica.files, tensors, touched, ranks[0], cut)
+        for rank, own in enumerate(ranks):
+            patch_parameters(own, tmp_path, rank)
+            assert bits(own) == bits(rank_weights(now, rank, tensor=tensor, expert=expert))
+        replica.was_loaded()

@@ -2,19 +2,24 @@
 
 import hashlib
 import random
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from protocol.messages import TensorInfo
+from services.rollout.sglang.answers import RankChecksums, ServerInfo
 from services.rollout.sglang.client import Engine
-from services.rollout.weights.verify import Verification, Verifier, compare, compare_checksums
+from services.rollout.weights.verify import Verification, Verifier, compare, compare_checksums, compare_ranks
 from services.weights.checksums import Checksum, engine_hash, hash_function, sha256_checksum, tiled_checksum, xxh3_checksum
 from services.weights.engine_parameters import checksums_of, merge
+from services.weights.spread import Spread
+from tests.support.engines.cut_by_torch import Weights, bits, random_weights, rank_weights
 from tests.support.engines.scripted_engine import ScriptedEngine
+from tests.support.wire.snapshots import snapshot_of
 
 Tensor = tuple[TensorInfo, bytes]
 
@@ -166,9 +171,10 @@ class ChangingEngine(ScriptedEngine):
         self.num_asked = 0
         self.checksum: Checksum = xxh3_checksum
 
-    async def weights_checksums(self) -> dict[str, str]:
+    async def weights_checksums(self) -> list[RankChecksums]:
         self.num_asked += 1
-        return {name: self.checksum(parameter.parts) for name, parameter in merge(self.loaded.values()).items()}
+        made = {name: self.checksum(parameter.parts) for name, parameter in merge(self.loaded.values()).items()}
+        return [RankChecksums(checksums=made)]
 
 
 async def test_an_engine_is_asked_once_for_its_hash() -> None:
@@ -190,3 +196,72 @@ async def test_an_engine_that_changes_its_hash_is_verified_at_the_next_try() -> 
     engine.checksum = sha256_checksum
     assert len((await verifier.verify(expected)).mismatched) == len(expected.parameters)
     assert (await verifier.verify(await verifier.expect(layer()))).ok
+
+
+class ShardedEngine(ScriptedEngine):
+    """Two ranks, each with a version of its own."""
+
+    def __init__(self, *held: Weights) -> None:
+        super().__init__()
+        self.held = list(held)
+        self.spread = Spread(tensor=2)
+
+    async def weights_checksums(self) -> list[RankChecksums]:
+        ranks = [rank_weights(weights, rank, tensor=2) for rank, weights in enumerate(self.held)]
+        return [
+            RankChecksums(checksums={name: xxh3_checksum([bits(each)]) for name, each in weights.items()}, rank=rank)
+            for rank, weights in enumerate(ranks)
+        ]
+
+    async def server_info(self) -> ServerInfo:
+        return structs.replace(await super().server_info(), tp_size=self.spread.tensor)
+
+
+def sent_of(weights: Weights) -> list[tuple[TensorInfo, Any]]:
+    snapshot = snapshot_of(1, weights.items())
+    return list(zip(snapshot.manifest.tensors, snapshot.tensor_data(), strict=True))
+
+
+async def test_each_rank_is_compared_with_its_own_shards_and_named_with_what_it_has() -> None:
+    before, after = random_weights(seed=1), random_weights(seed=2)
+    engine = ShardedEngine(before, before)
+    verifier = Verifier(cast(Engine, engine), kv_heads=2)
+    assert (await verifier.verify(await verifier.expect(sent_of(before)))).ok
+    expected = await verifier.expect(sent_of(after))
+    engine.held = [after, before]
+    missed = await verifier.verify(expected)
+    assert missed.mismatched == [f"rank 1: {name} (it has the shard of the version before)" for name in expected.ranks[1]]
+    odd = dict(after)
+    odd["model.norm.weight"] = odd["model.norm.weight"] + 1
+    engine.held = [odd, after]
+    assert (await verifier.verify(expected)).mismatched == ["rank 0: model.norm.weight"]
+    engine.held = [after, after]
+    assert (await verifier.verify(expected)).ok
+
+
+async def test_shards_that_ranks_have_swapped_are_named() -> None:
+    weights = random_weights(experts=4)
+    engine = ShardedEngine(weights, weights)
+    verifier = Verifier(cast(Engine, engine), kv_heads=2)
+    expected = await verifier.expect(sent_of(weights))
+    right = await engine.weights_checksums()
+    name = "model.layers.0.mlp.experts.w13_weight"
+    swapped = [{**each.checksums, name: other.checksums[name]} for each, other in zip(right, right[::-1], strict=True)]
+    reported = [RankChecksums(checksums=each, rank=rank) for rank, each in enumerate(swapped)]
+    assert compare_ranks(expected, right).ok
+    found = compare_ranks(expected, reported)
+    assert found.mismatched == [
+        f"rank 0: {name} (it has the shard of rank 1)",
+        f"rank 1: {name} (it has the shard of rank 0)",
+    ]
+    without = [RankChecksums(checksums={}, rank=0), right[1]]
+    assert all(each.startswith("rank 0: ") for each in compare_ranks(expected, without).missing)
+
+
+async def test_a_server_of_another_number_of_ranks_is_another_server() -> None:
+    weights = random_weights()
+    engine = ShardedEngine(weights, weights)
+    verifier = Verifier(cast(Engine, engine), kv_heads=2)
+    expected = await verifier.expect(sent_of(weights))
+    one = compare_ranks(expected, [RankChecksums(checksums={})])
+    assert one.mismatched == ["the server has 1 ranks, and not the 2 that it had: it is another server"]

@@ -135,6 +135,10 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
             "[rollout]\npeer_weights_endpoint = 'tcp://0.0.0.0:7004'\n",
             ["rollout.peer_weights_endpoint is 'tcp://0.0.0.0:7004'", "this host's own"],
         ),
+        ("[rollout]\nserver_args = ['--tp-size', '2']\n", ["--tp-size 2", "use rollout.tensor_parallel"]),
+        ("[rollout]\nserver_args = ['--ep=2']\n", ["--ep 2", "use rollout.expert_parallel"]),
+        ("[rollout]\nserver_args = ['--pp-size', '2']\n", ["--pp-size 2", "cannot be verified"]),
+        ("[rollout]\nserver_args = ['--enable-dp-attention']\n", ["--enable-dp-attention", "leave it out"]),
         (
             "[learner]\nweights_group_backend = 'gloo'\n[security]\nkeys = 'keys'\n",
             ["learner.weights_group_backend is 'gloo'", "neither encrypted", "security.allow_plaintext = true"],
