@@ -188,8 +188,10 @@ def _situation(arguments: argparse.Namespace, configuration: Configuration) -> S
 
 
 def _num_rollouts(settings: Settings, spare_devices: int) -> int:
-    """On several hosts the GPUs that the learner leaves have a rollout each; `gspo run` starts rollout.num_servers."""
-    return max(1, spare_devices) if spare_devices else settings.rollout.num_servers
+    """On several hosts the GPUs that the learner leaves have rollouts, one for each server's set of them; `gspo run` starts
+    rollout.num_servers.
+    """
+    return max(1, spare_devices // settings.rollout.ranks_per_server) if spare_devices else settings.rollout.num_servers
 
 
 def all_findings(situation: Situation, report: Callable[[], CodeReport] | None) -> list[Finding]:

@@ -57,6 +57,24 @@ def numbers(cluster: ClusterModel) -> Iterator[ClusterFault]:
                 text=f"{gpus} GPUs, and learner.num_ranks, the ranks on each node, is {settings.learner.num_ranks}",
                 way_out="make them the same number",
             )
+    yield from _gpus_of_rollouts(cluster)
+
+
+def _gpus_of_rollouts(cluster: ClusterModel) -> Iterator[ClusterFault]:
+    """A server takes a GPU for each of its ranks, and no other process of a rollout uses any."""
+    for pods in cluster.pods:
+        settings = settings_of(cluster, pods) if _process(pods) == "rollout" else None
+        gpus = at(pods.main[0].data, "resources", "limits", "nvidia.com/gpu")
+        if settings is None or not gpus or int(gpus) == settings.rollout.ranks_per_server:
+            continue
+        rollout = settings.rollout
+        yield ClusterFault(
+            item=pods.owner,
+            way=(*pods.main[0].way, "resources", "limits", "nvidia.com/gpu"),
+            text=f"{gpus} GPUs, and its server has {rollout.ranks_per_server} ranks (rollout.tensor_parallel is "
+            f"{rollout.tensor_parallel}, data_parallel {rollout.data_parallel})",
+            way_out="make them the same number, in requests and limits",
+        )
 
 
 def priorities(cluster: ClusterModel) -> Iterator[ClusterFault]:

@@ -18,12 +18,12 @@ SHARE_OPTION: Final = "--mem-fraction-static"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineMemory:
-    """Bytes of one server, on its device (on the host where there is none)."""
+    """Bytes of one server: on each of its devices; all of it on the host where there is none."""
 
     weights: float
     cache_bytes_per_token: int
     cache_tokens: Span
-    """Tokens of which keys and values can be held at the same time."""
+    """Tokens of which keys and values the server can hold at the same time."""
     total: Span
 
     def running(self, tokens: float) -> float:
@@ -49,21 +49,24 @@ def engine_memory(shape: ModelShape, settings: Settings, device_bytes: float | N
     """``device_bytes``: of its GPU; None on a CPU, where rollout.max_total_tokens is the size of the cache.
 
     On a GPU weights and cache share --mem-fraction-static of the memory: the cache is what the weights leave. A token takes
-    2 x layers x kv_heads x head_dim elements.
+    2 x layers x kv_heads x head_dim elements. Ranks that share a model have a part of its weights each, and of its heads.
     """
+    rollout = settings.rollout
+    tensor, copies = rollout.tensor_parallel, rollout.data_parallel
     size = BYTES[settings.model.dtype]
-    weights = float(size * shape.parameters)
-    per_token = shape.kv_bytes(size)
+    weights = float(size * shape.parameters) / tensor
+    per_token = shape.kv_bytes(size) // min(tensor, shape.kv_heads)
     if device_bytes is None:
-        tokens = float(settings.rollout.max_total_tokens)
-        total = PROCESS_BYTES + (weights + tokens * per_token)
-        return EngineMemory(weights=weights, cache_bytes_per_token=per_token, cache_tokens=Span(tokens, tokens), total=total)
+        tokens = float(rollout.max_total_tokens)
+        total = (PROCESS_BYTES + (weights + tokens * per_token)) * rollout.ranks_per_server
+        held = Span(copies * tokens, copies * tokens)
+        return EngineMemory(weights=weights, cache_bytes_per_token=per_token, cache_tokens=held, total=total)
     given = static_share(settings)
     share = STATIC_SHARE if given is None else Span(given, given)
     room = Span(max(0.0, share.low * device_bytes - weights), max(0.0, share.high * device_bytes - weights))
     return EngineMemory(
         weights=weights,
         cache_bytes_per_token=per_token,
-        cache_tokens=room * (1 / per_token),
+        cache_tokens=room * (copies / per_token),
         total=Span(max(weights, share.low * device_bytes), max(weights, share.high * device_bytes)),
     )

@@ -132,7 +132,8 @@ def _sampled_by_devices(
     """Tokens a second of all rollouts, and seconds of a step.
 
     A decode step reads the weights that its B tokens need once, and the cache of B sequences:
-    max(bytes / bandwidth, 2 N_active B / peak). Of E experts B tokens touch E (1 - (1 - k / E)^B).
+    max(bytes / bandwidth, 2 N_active B / peak). Of E experts B tokens touch E (1 - (1 - k / E)^B). A server's ranks do this
+    side by side; what they say to each other is not counted.
     """
     device = hardware.device
     assert device is not None
@@ -143,10 +144,11 @@ def _sampled_by_devices(
     untouched = (1 - shape.experts_per_token / shape.experts) ** running if shape.experts else 0.0
     weights = size * (shape.other_parameters + (1 - untouched) * shape.expert_parameters)
     cache = running * (work.sequence_tokens - work.turn_tokens / 2) * shape.kv_bytes(size)
-    ideal = max((weights + cache) / device.bandwidth, 2.0 * shape.active_parameters * running / device.peak)
+    ranks = settings.rollout.ranks_per_server
+    ideal = max((weights + cache) / device.bandwidth, 2.0 * shape.active_parameters * running / device.peak) / ranks
     step = Span(ideal / DECODE_SHARE.high, ideal / DECODE_SHARE.low) + STEP_S
     decode = Span(work.action_tokens, work.action_tokens).divided_by(Span(running, running).divided_by(step) * num_rollouts)
-    prefill = 2.0 * shape.active_parameters * work.prompt_tokens / device.peak / num_rollouts
+    prefill = 2.0 * shape.active_parameters * work.prompt_tokens / device.peak / num_rollouts / ranks
     batch = decode + Span(prefill / PREFILL_SHARE.high, prefill / PREFILL_SHARE.low)
     return Span(work.action_tokens, work.action_tokens).divided_by(batch), step
 

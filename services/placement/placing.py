@@ -61,10 +61,10 @@ class Placement:
 def placement_of(settings: Settings, machine: Machine) -> Placement:
     """Where ``gspo run`` puts the learner's ranks and each server.
 
-    Without ``learner.gpus`` and ``rollout.gpus``, a machine of several GPUs gives the first to the ranks and the next to the
-    servers, one each, and a machine of one GPU gives it to all. Raises: ConfigurationError for GPUs or cores that are not
-    there, that are named twice or do not go round, and for a GPU that a server shares without saying how much of its memory
-    it takes.
+    Without ``learner.gpus`` and ``rollout.gpus``, a machine of several GPUs gives the first to the learner and the next to
+    the servers, one for each of their ranks; a machine of one GPU gives it to all. Raises: ConfigurationError for GPUs or
+    cores that are not there, that are named twice or do not go round, and for a GPU that a server shares without saying how
+    much of its memory it takes.
     """
     num_servers = settings.rollout.num_servers
     learner, servers = _gpus(settings, machine)
@@ -102,41 +102,53 @@ def require_pythons(settings: Settings) -> None:
 def _gpus(settings: Settings, machine: Machine) -> tuple[tuple[str, ...] | None, list[tuple[str, ...] | None]]:
     """The learner's GPUs, and each server's."""
     ranks, num_servers = settings.learner.num_ranks, settings.rollout.num_servers
+    each = settings.rollout.ranks_per_server
     own_servers = 0 if settings.rollout.server_url else num_servers
     for_ranks, for_servers = (_chosen_gpus(settings, side, machine) for side in ("learner", "rollout"))
     if for_ranks and len(for_ranks) != ranks:
         raise ConfigurationError(
             f"learner.gpus names {len(for_ranks)} and learner.num_ranks is {ranks}: each rank has one GPU; make them equal"
         )
-    wanted = (0 if for_ranks else ranks, 0 if for_servers else own_servers)
+    wanted = (0 if for_ranks else ranks, 0 if for_servers else own_servers * each)
     if machine.gpus and any(wanted):
-        free = _free(machine, (*for_ranks, *for_servers), wanted)
+        free = _free(machine, (*for_ranks, *for_servers), wanted, each)
         for_ranks = for_ranks or tuple(free[: wanted[0]])
         for_servers = for_servers or tuple(dict.fromkeys(free[wanted[0] :][: wanted[1]]))
     if not (own_servers and for_servers):
         return for_ranks or None, [None] * num_servers
-    if len(for_servers) > num_servers:
+    if len(for_servers) % each:
         raise ConfigurationError(
-            f"rollout.gpus names {len(for_servers)} and rollout.num_servers is {num_servers}: only a server on one GPU can "
-            f"be verified; use rollout.num_servers = {len(for_servers)}, or name fewer GPUs"
+            f"rollout.gpus names {len(for_servers)}, and a server takes {each} (rollout.tensor_parallel x data_parallel): "
+            f"name {len(for_servers) // each * each or each}, or another multiple"
         )
-    if num_servers % len(for_servers):
+    sets = [for_servers[begin : begin + each] for begin in range(0, len(for_servers), each)]
+    if len(sets) > num_servers:
         raise ConfigurationError(
-            f"rollout.num_servers is {num_servers}, which the {len(for_servers)} GPUs of rollout.gpus do not divide: one "
+            f"rollout.gpus names {len(for_servers)} and rollout.num_servers is {num_servers}, with {each} for each: use "
+            f"rollout.num_servers = {len(sets)}, name fewer GPUs, or raise rollout.tensor_parallel"
+        )
+    if num_servers % len(sets):
+        groups = f"{len(sets)} GPUs" if each == 1 else f"{len(sets)} sets of {each} GPUs"
+        raise ConfigurationError(
+            f"rollout.num_servers is {num_servers}, which the {groups} of rollout.gpus do not divide: one "
             "would have more servers than another; make it a multiple"
         )
-    return for_ranks or None, [(for_servers[index % len(for_servers)],) for index in range(num_servers)]
+    return for_ranks or None, [sets[index % len(sets)] for index in range(num_servers)]
 
 
-def _free(machine: Machine, taken: Sequence[str], wanted: tuple[int, int]) -> list[str]:
-    """As many GPUs as ranks and servers want, of those that nobody named; a machine's only GPU is for all."""
-    ranks, servers = wanted
-    if len(machine.gpus) == 1 and ranks <= 1:
-        return [*machine.gpus * (ranks + servers)]
+def _free(machine: Machine, taken: Sequence[str], wanted: tuple[int, int], each: int) -> list[str]:
+    """As many GPUs as ranks and servers want, of those that nobody named; a machine's only GPU is for all.
+
+    ``each``: GPUs of a server.
+    """
+    ranks, of_servers = wanted
+    if len(machine.gpus) == 1 and ranks <= 1 and each == 1:
+        return [*machine.gpus * (ranks + of_servers)]
     free = [name for name in machine.gpus if name not in taken]
-    if ranks + servers > len(free):
+    if ranks + of_servers > len(free):
+        servers = of_servers // each
         who = [f"{ranks} rank{'s' * (ranks > 1)} of the learner"] * bool(ranks)
-        who += [f"{servers} server{'s' * (servers > 1)}"] * bool(servers)
+        who += [f"{servers} server{'s' * (servers > 1)}" + f" of {each} ranks" * (each > 1)] * bool(servers)
         raise ConfigurationError(
             f"{len(free)} of this machine's {len(machine.gpus)} GPUs are free, and {' and '.join(who)} want one each: lower "
             "learner.num_ranks or rollout.num_servers, or say with learner.gpus and rollout.gpus who shares one"

@@ -131,6 +131,10 @@ SCHEDULING = {
         "single-gpu-node-scaled", f"Deployment/rollout {POD}.tolerations[3].key", "cloud.google.com/spot",
         lambda c: toleration(pod_spec(c, "rollout"), "cloud.google.com/gke-spot").update(key="cloud.google.com/spot"),
     ),
+    "a server of one rank on two GPUs": Planted(
+        "single-gpu-node", f"Deployment/rollout {MAIN}.resources.limits.nvidia.com/gpu", "2 GPUs, and its server has",
+        lambda c: [each.update({"nvidia.com/gpu": "2"}) for each in container(c, "rollout")["resources"].values()],
+    ),
     "a GPU without a limit": Planted(
         "single-gpu-node", f"Deployment/rollout {MAIN}.resources.limits", "the limit is missing",
         lambda c: container(c, "rollout")["resources"]["limits"].pop("nvidia.com/gpu"),

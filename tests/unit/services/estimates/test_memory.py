@@ -130,6 +130,16 @@ def test_a_gpu_keeps_what_the_weights_leave_for_the_cache() -> None:
     assert memory.running(1000) == pytest.approx(room / 147_456 / 1000)
 
 
+def test_ranks_that_share_a_model_have_a_part_of_its_weights_and_of_its_heads() -> None:
+    shape, share = shape_of(QWEN3_30B), ["--mem-fraction-static", "0.9"]
+    rollout = {"server_args": share, "tensor_parallel": 8, "data_parallel": 2}
+    one = engine_memory(shape, settings(model={"dtype": "bfloat16"}, rollout={"server_args": share}), 80e9)
+    many = engine_memory(shape, settings(model={"dtype": "bfloat16"}, rollout=rollout), 80e9)
+    assert many.weights == one.weights / 8
+    assert many.cache_bytes_per_token == one.cache_bytes_per_token / shape.kv_heads
+    assert many.cache_tokens.low == pytest.approx(2 * (0.9 * 80e9 - many.weights) / many.cache_bytes_per_token)
+
+
 @pytest.mark.parametrize(
     "arguments", [["--mem-fraction-static=0.5"], ["--log-level", "info", "--mem-fraction-static", "0.5"]]
 )

@@ -12,6 +12,8 @@ from services.runtime.settings.configuration import load_settings
 
 SHARE = 'rollout.server_args=["--mem-fraction-static", "0.3"]'
 
+TWO = "rollout.tensor_parallel=2"
+
 
 def placed(*overrides: str, gpus: int | tuple[str, ...] = 0, cores: int = 8) -> Placement:
     names = tuple(map(str, range(gpus))) if isinstance(gpus, int) else gpus
@@ -52,6 +54,16 @@ def test_what_is_named_is_kept_and_the_other_side_gets_the_rest(
     assert gpus_of(placed("rollout.num_servers=2", *overrides, gpus=4)) == (learner, [(name,) for name in servers])
 
 
+def test_a_server_of_several_ranks_has_as_many_gpus() -> None:
+    placement = placed(TWO, "rollout.num_servers=2", gpus=8)
+    assert gpus_of(placement) == (("0",), [("1", "2"), ("3", "4")])
+    assert placement.text == "learner: GPU 0; rollout-0: GPUs 1, 2; rollout-1: GPUs 3, 4"
+    four = placed(TWO, "rollout.data_parallel=2", "rollout.num_servers=1", "rollout.gpus=[3, 1, 2, 5]", gpus=8)
+    assert gpus_of(four) == (("0",), [("3", "1", "2", "5")])
+    shared = placed(TWO, SHARE, "rollout.num_servers=2", "rollout.gpus=[2, 3]", gpus=4)
+    assert gpus_of(shared)[1] == [("2", "3"), ("2", "3")]
+
+
 def test_numbers_count_among_the_visible_gpus() -> None:
     placement = placed("learner.gpus=[1]", "rollout.gpus=[0]", "rollout.num_servers=1", gpus=("GPU-aa", "GPU-bb"))
     assert gpus_of(placement) == (("GPU-bb",), [("GPU-aa",)])
@@ -84,8 +96,14 @@ def test_servers_that_run_already_need_no_gpu() -> None:
             r"4 of this machine's 4 GPUs are free, and 3 ranks of the learner and 2 servers want one",
         ),
         (["learner.num_ranks=2"], 1, r"1 of this machine's 1 GPUs are free, and 2 ranks"),
-        (["rollout.gpus=[0, 1, 2]"], 4, r"rollout\.gpus names 3 and rollout\.num_servers is 2: only a server on one GPU"),
+        (["rollout.gpus=[0, 1, 2]"], 4, r"rollout\.gpus names 3 and rollout\.num_servers is 2, with 1 for each"),
         (["rollout.gpus=[0, 1]", "rollout.num_servers=3"], 4, r"num_servers is 3, which the 2 GPUs of rollout\.gpus do not"),
+        (["rollout.gpus=[0, 1, 2]", TWO], 4, r"rollout\.gpus names 3, and a server takes 2 .*: name 2, or another multiple"),
+        (["rollout.gpus=[0]", TWO], 4, r"rollout\.gpus names 1, and a server takes 2 .*: name 2,"),
+        (["rollout.num_servers=1", "rollout.gpus=[0, 1, 2, 3]", TWO], 8, r"is 1, with 2 for each: use .*num_servers = 2"),
+        (["rollout.num_servers=3", "rollout.gpus=[0, 1, 2, 3]", TWO], 8, r"which the 2 sets of 2 GPUs"),
+        ([TWO], 4, r"4 of this machine's 4 GPUs are free, and 1 rank of the learner and 2 servers of 2 ranks want one each"),
+        ([TWO, "rollout.num_servers=1"], 1, r"1 of this machine's 1 GPUs are free"),
         (["rollout.gpus=[1]"], 4, r"GPU 1 is for rollout-0 and rollout-1, and a server takes nearly all"),
         (["learner.gpus=[0]", "rollout.gpus=[0, 1]"], 4, r"GPU 0 is for the learner and rollout-0"),
     ],
