@@ -68,7 +68,7 @@ class RawStore:
             stored = stored_chunk(
                 a_chunk(trajectory_id, 1, start, self._chunk_tokens), arrays["token_ids"], arrays["logprobs"]
             )
-            chunks.append(tuple(vars(stored).values()))
+            chunks.append(tuple(stored))
             row = TrajectoryRow(
                 trajectory_id=trajectory_id,
                 group_id=trajectory_id // 8,

@@ -38,6 +38,7 @@ from protocol.messages.batch import (
     VersionScore,
 )
 from protocol.messages.connection import Ack, Goodbye, Hello, Refused, Welcome
+from protocol.messages.gathered import Chunks
 from protocol.messages.journal import Journal
 from protocol.messages.operator import ReleaseRequest, Status, StatusRequest, StopRequest
 from protocol.messages.weights import (
@@ -69,14 +70,14 @@ from protocol.messages.work import (
 
 AnyMessage = (
     Hello | Goodbye | Welcome | Refused | Ack
-    | LeaseRequest | Lease | NoLease | Chunk | Journal | Finish | Release | LeaseEnded | Heartbeat | Pulse
+    | LeaseRequest | Lease | NoLease | Chunk | Chunks | Journal | Finish | Release | LeaseEnded | Heartbeat | Pulse
     | BatchRequest | BatchPending | Batch | BatchPartRequest | BatchPart | SkipBatch | EndOfRun | Evaluated
     | Published | Trained | BatchFailed | Checkpointed | Resume
     | ManifestRequest | Manifest | WeightRequest | WeightChunk | WeightGone | Loaded
     | ProcessGroupRequest | ProcessGroup | BroadcastRequest
     | StatusRequest | Status | StopRequest | ReleaseRequest
 )  # fmt: skip
-SEQUENCED = (Chunk, Journal, Finish, Release, Published, Trained, BatchFailed, Checkpointed)
+SEQUENCED = (Chunk, Chunks, Journal, Finish, Release, Published, Trained, BatchFailed, Checkpointed)
 """Messages that must arrive: sent with a sequence number, kept by the sender until acknowledged."""
 
 FOR_ONE_LIFE = (Welcome, Ack, Refused)
@@ -101,6 +102,7 @@ __all__ = [
     "BroadcastRequest",
     "Checkpointed",
     "Chunk",
+    "Chunks",
     "Count",
     "DeltaBucket",
     "EndOfRun",

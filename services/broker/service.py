@@ -12,13 +12,14 @@ from gspo.environments import TaskSource
 from protocol.channels import ChannelSpec
 from protocol.codec import Array, decode, encode, message_type
 from protocol.limits import MAX_QUEUED, MAX_QUEUED_BYTES, MAX_REASON_CHARS, MAX_TASK_BYTES, MAX_UNSEQUENCED
-from protocol.messages import FOR_ONE_LIFE, Ack, Chunk, LeaseEnded, Message, Pulse, Refused
+from protocol.messages import FOR_ONE_LIFE, Ack, LeaseEnded, Message, Pulse, Refused
 from protocol.messages.base import require_plain
 from protocol.sessions import shown_identity
 from services.broker.ledger import (
     Action,
     Announce,
     AppendChunk,
+    AppendChunks,
     DeliverBatch,
     DeliverParts,
     GrantLease,
@@ -39,7 +40,7 @@ from services.broker.retention import Retention
 from services.broker.rows import AdditionRow, CheckpointedRow, TrajectoryRow
 from services.broker.sending import BatchSender
 from services.broker.sessions import Answer, Arrival, Sessions
-from services.broker.store import RowChanges, Store, StoreCorrupt, StoredChunk, StoreUnavailable, stored_chunk
+from services.broker.store import RowChanges, Store, StoreCorrupt, StoreUnavailable, stored_chunk, stored_chunks
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import until_stopped
 from services.runtime.logs import OccasionalLog
@@ -187,7 +188,12 @@ class BrokerService:
             await asyncio.sleep(0)  # The receivers read in each round, however much is waiting.
         if self._commit_interval_s and self._arrivals:
             await asyncio.sleep(self._commit_interval_s)
-        return [self._arrivals.take() for _ in range(min(MAX_EVENTS_PER_COMMIT, len(self._arrivals)))]
+        taken: list[Arrival] = []
+        num_events = 0
+        while self._arrivals and num_events < MAX_EVENTS_PER_COMMIT:
+            taken.append(self._arrivals.take())
+            num_events += taken[-1].num_events
+        return taken
 
     # --- decide -------------------------------------------------------------------------------------------------------
 
@@ -221,9 +227,13 @@ class BrokerService:
                     if isinstance(row, TrajectoryRow) and row.status == "finished":
                         self._metrics.trajectory_tokens.labels("finished").observe(row.num_tokens)
                 case AppendChunk(chunk=chunk, peer=peer):
-                    changes.chunks.append(_stored(chunk, arrays, peer))
-                    self._metrics.chunks.inc()
-                    self._metrics.tokens.inc(chunk.num_tokens)
+                    changes.chunks.append(stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"], peer))
+                    self._metrics.took(changes.chunks[-1:])
+                case AppendChunks(chunks=chunks, places=places, rows=rows, peer=peer):
+                    changes.rows += rows
+                    stored = stored_chunks(chunks, places, peer)
+                    changes.chunks += stored
+                    self._metrics.took(stored)
                 case WriteMetrics(line=line):
                     changes.lines.append({**line, "time": self._wall_s(), "time_s": self._clock.now() - self._started})
                     self._metrics_file_is_behind = True
@@ -387,7 +397,3 @@ class BrokerService:
             self._metrics.leases_ended.inc()
         elif isinstance(message, Refused):
             self._sessions.count_refusal(sender, message)
-
-
-def _stored(chunk: Chunk, arrays: dict[str, Array], peer: str) -> StoredChunk:
-    return stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"], peer)

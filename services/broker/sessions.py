@@ -10,6 +10,7 @@ from protocol.codec import Received, message_type
 from protocol.limits import MAX_PEERS
 from protocol.messages import MESSAGE_TYPES, Chunk, Hello, Refused
 from protocol.messages.base import shortened
+from protocol.messages.gathered import Chunks, Gathered
 from protocol.sessions import shown_identity
 from services.broker.ledger import UNKNOWN_SESSION, Action, Ledger, Owner, Reply, SessionKey, TokenFacts
 from services.broker.metrics import BrokerMetrics
@@ -27,6 +28,12 @@ class Arrival:
 
     spec: ChannelSpec
     incoming: Incoming
+
+    @property
+    def num_events(self) -> int:
+        """What it counts for where a round's work is bounded: many chunks are as many."""
+        received = self.incoming.received
+        return received.message.num_chunks if received is not None and isinstance(received.message, Chunks) else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,8 +190,10 @@ class Sessions:
         self._refusals.warning("message_refused", (kind, label), type=kind, **fields)
 
 
-def token_facts(received: Received) -> TokenFacts | None:
-    """What the ledger must know of a chunk's tokens; None for any other message."""
+def token_facts(received: Received) -> TokenFacts | Gathered | None:
+    """What the ledger must know of a chunk's tokens, or many chunks as they are read; None for any other message."""
+    if isinstance(received.message, Chunks):
+        return Gathered(received.arrays)
     if not isinstance(received.message, Chunk):
         return None
     return TokenFacts(largest_token_id=int(received.arrays["token_ids"].max()))

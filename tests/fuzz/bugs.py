@@ -27,6 +27,20 @@ BUGS: Final = (
         "        pass\n",
     ),
     _bug(
+        "message",
+        "one of many chunks may have any state",
+        "protocol.messages.gathered",
+        "        chunk.check_plain()\n",
+        "        pass\n",
+    ),
+    _bug(
+        "message",
+        "any log-prob of one of many chunks will do",
+        "protocol.messages.gathered",
+        "(logprobs >= limits.MIN_LOGPROB) & (logprobs <= MAX_LOGPROB) & (token_ids >= 0)",
+        "token_ids >= 0",
+    ),
+    _bug(
         "stored_chunk",
         "the checksum leaves out the header",
         "services.broker.store.payload",

@@ -61,6 +61,7 @@ from protocol.messages import (
     WeightRequest,
     Welcome,
 )
+from protocol.messages.gathered import gather
 from protocol.messages.journal import journal_array, pack_entry
 from protocol.messages.pieces import NO_PIECES, SPAN_ARRAYS, Pieces, piece_arrays
 
@@ -89,6 +90,20 @@ def a_chunk(**changes: Any) -> Chunk:
         "turn_rewards": [0.5],
     }
     return Chunk(**{**fields, **changes})
+
+
+def an_extension(**changes: Any) -> Chunk:
+    """Three more tokens of the action that ``a_chunk`` begins: the usual chunk."""
+    fields: dict[str, Any] = {
+        "offset": 5,
+        "num_tokens": 3,
+        "segments": [Segment("action", 0, 3)],
+        "version_runs": [VersionRun(4, 3)],
+        "state": None,
+        "turn_done": False,
+        "turn_rewards": [],
+    }
+    return a_chunk(**{**fields, **changes})
 
 
 def a_lease(**changes: Any) -> Lease:
@@ -187,6 +202,7 @@ def one_of_each() -> list[tuple[Message, Arrays]]:
         (a_lease(num_entries=2), lease_arrays(num_entries=2)),
         (NoLease(request_id=1, reason="window_full", retry_s=0.5), {}),
         (a_chunk(), token_arrays(5)),
+        gather([(a_chunk(), token_arrays(5)), (an_extension(), token_arrays(3))]),
         (Journal(trajectory_id=7, epoch=2, place=3, entry={"step": "search", "result": [1, None, "x"]}), {}),
         (
             Finish(

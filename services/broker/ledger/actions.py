@@ -4,10 +4,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from protocol.messages import Chunk, GroupSampling, Message, Split
+from protocol.messages import Chunk, GroupSampling, Message, Refused, Split
+from protocol.messages.base import shortened
+from protocol.messages.gathered import Gathered
 from protocol.sessions import session_tag
-from services.broker.quotas import OffenceReason
-from services.broker.rows import Row
+from services.broker.quotas import RETRY_S, OffenceReason
+from services.broker.rows import Row, TrajectoryRow
 
 
 class SessionKey(NamedTuple):
@@ -38,6 +40,17 @@ class AppendChunk(Action, frozen=True, kw_only=True):
     chunk: Chunk
     peer: str
     """The lease's holder, who made it."""
+
+
+class AppendChunks(Action, frozen=True, kw_only=True):
+    """Write chunks of the message that was just handed in, and the rows of their trajectories."""
+
+    chunks: Gathered
+    peer: str
+    places: list[int] = []
+    """Which of them."""
+    rows: list[TrajectoryRow] = []
+    """After each of these."""
 
 
 class Reply(Action, frozen=True, kw_only=True):
@@ -110,3 +123,12 @@ class Note(Action, frozen=True, kw_only=True):
     event: str
     fields: dict[str, Any]
     level: str = "info"
+
+
+def refused(sender: SessionKey, reason: str, kind: str, *, fatal: bool = False, retry_s: float = 0.0) -> Reply:
+    return Reply(to=sender, message=Refused(reason=shortened(reason), message_type=kind, fatal=fatal, retry_s=retry_s))
+
+
+def shut_out(sender: SessionKey, seconds: float) -> Reply:
+    reason = f"hello: {sender.peer} is shut out for {seconds:.0f} s for what it sent; its log and `gspo doctor` say what"
+    return refused(sender, reason, "hello", retry_s=min(seconds, RETRY_S))

@@ -148,6 +148,10 @@ class Groups:
         """Count the chunk's tokens."""
         return self._put(grown_row(self._trajectories[chunk.trajectory_id], chunk, growth))
 
+    def put_grown(self, row: TrajectoryRow) -> TrajectoryRow:
+        """The same for a row that has the chunk already."""
+        return self._put(row)
+
     def note(self, trajectory_id: int, num_bytes: int) -> TrajectoryRow:
         """Count an entry of the journal."""
         row = self._trajectories[trajectory_id]

@@ -41,9 +41,9 @@ from protocol.messages import (
     Trained,
     Welcome,
 )
-from protocol.messages.base import shortened
+from protocol.messages.gathered import Chunks, Gathered
 from protocol.releases import other_release
-from services.broker.ledger.actions import Action, Note, Offence, Reply, Save, SessionKey
+from services.broker.ledger.actions import Action, Note, Offence, Reply, Save, SessionKey, refused, shut_out
 from services.broker.ledger.config import LedgerConfig
 from services.broker.ledger.fencing import NOBODY, Owner, Peer, Peers, PlaceTaken, SessionRefused, subjects_of
 from services.broker.ledger.fleet import Fleet
@@ -75,7 +75,7 @@ FORGIVE_EVERY_S: Final = 1.0
 ATTEMPTS_SHARE: Final = 4
 """One rollout may use up this part of the failed attempts that end a run; more of them tell nothing about the run."""
 ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
-    "rollout": (LeaseRequest, Chunk, Journal, Finish, Release, Heartbeat, Goodbye),
+    "rollout": (LeaseRequest, Chunk, Chunks, Journal, Finish, Release, Heartbeat, Goodbye),
     "learner": (BatchRequest, BatchPartRequest, Published, Trained, BatchFailed, Checkpointed, Resume, Heartbeat, Goodbye),
     "operator": (StatusRequest, StopRequest, ReleaseRequest, Goodbye),
 }
@@ -114,7 +114,7 @@ class Ledger:
         sender = SessionKey(hello.peer, hello.session)
         if hello.protocol_version != PROTOCOL_VERSION:
             reason = f"hello: {other_release(hello.role, hello.peer, hello.protocol_version, 'broker')}"
-            return [_refused(sender, reason, "hello", fatal=True)]
+            return [refused(sender, reason, "hello", fatal=True)]
         if hello.fingerprint and hello.fingerprint != self.state.config.fingerprint:
             # Before it has a session: another run's process must not take the place of one of this run's.
             reason = (
@@ -122,7 +122,7 @@ class Ledger:
                 f"{hello.fingerprint}): run.seed, the model directory's name, [environment], reward.on_deadline, [agent] "
                 "and [batch] must be the same everywhere; or is this the broker of another run on the same port?"
             )
-            return [_refused(sender, reason, "hello", fatal=True)]
+            return [refused(sender, reason, "hello", fatal=True)]
         is_new = self.peers.get(sender) is None
         who = subjects_of(hello.role, sender.peer, owner)
         said = self._held_against(who, "messages", now)
@@ -130,16 +130,16 @@ class Ledger:
             return [*said, Offence(by=sender, reason="messages")]
         wait_s = self.quotas.shut_out_s(who, now)
         if wait_s > 0:
-            return [*said, _shut_out(sender, wait_s)]
+            return [*said, shut_out(sender, wait_s)]
         try:
             silent = self.peers.make_room(sender, hello.role, now, owner)
             replaced = self.peers.hello(sender, hello.role, hello.first_seq, now, owner)
         except SessionRefused as error:
-            return [_refused(sender, f"hello: {error}", "hello", fatal=True)]
+            return [refused(sender, f"hello: {error}", "hello", fatal=True)]
         except PlaceTaken as error:
-            return [_refused(sender, f"hello: {error}", "hello")]
+            return [refused(sender, f"hello: {error}", "hello")]
         except NoPlace as error:
-            return [_refused(sender, f"hello: {error}", "hello", retry_s=RETRY_S)]
+            return [refused(sender, f"hello: {error}", "hello", retry_s=RETRY_S)]
         actions: list[Action] = [*said, *(self._forgotten(silent, "its place was needed") if silent is not None else ())]
         actions += [
             Note(
@@ -171,17 +171,22 @@ class Ledger:
         return [*actions, Reply(to=sender, message=welcome), *self._advance(now)]
 
     def on_message(
-        self, sender: SessionKey, message: AnyMessage, seq: int | None, now: float, facts: TokenFacts | None = None
+        self,
+        sender: SessionKey,
+        message: AnyMessage,
+        seq: int | None,
+        now: float,
+        facts: TokenFacts | Gathered | None = None,
     ) -> list[Action]:
         """Any message of a session. A sequenced one is acknowledged, also when it is a duplicate or refused.
 
-        ``facts``: of a Chunk's tokens.
+        ``facts``: of a Chunk's tokens, or what is in Chunks.
         """
         self.peers.listen(now)
         peer = self.peers.get(sender)
         kind = message_type(message)
         if peer is None:
-            return [_refused(sender, UNKNOWN_SESSION, kind)]
+            return [refused(sender, UNKNOWN_SESSION, kind)]
         self.peers.hear(peer, now)
         if not isinstance(message, SEQUENCED):
             number = STATUS_WEIGHT if isinstance(message, StatusRequest) else 1
@@ -191,15 +196,15 @@ class Ledger:
         return self._judged(self._on_message(peer, message, seq, now, facts), now)
 
     def _on_message(
-        self, peer: Peer, message: AnyMessage, seq: int | None, now: float, facts: TokenFacts | None
+        self, peer: Peer, message: AnyMessage, seq: int | None, now: float, facts: TokenFacts | Gathered | None
     ) -> list[Action]:
         sender, kind = peer.key, message_type(message)
         if not isinstance(message, ALLOWED[peer.role]):
-            return [_refused(sender, f"{kind}: not expected from a {peer.role}", kind)]
+            return [refused(sender, f"{kind}: not expected from a {peer.role}", kind)]
         if not isinstance(message, SEQUENCED):
             return [*self._handle(peer, message, now, facts), *self._advance_after(message, now)]
         if seq is None:
-            return [_refused(sender, f"{kind}: has no sequence number, and must arrive", kind)]
+            return [refused(sender, f"{kind}: has no sequence number, and must arrive", kind)]
         if not peer.inbox.offer(seq):
             return [Reply(to=sender, message=Ack(next_seq=peer.inbox.next_seq))]
         actions = self._handle(peer, message, now, facts)
@@ -250,7 +255,7 @@ class Ledger:
             "limited": self.quotas.limited(now),
         }
 
-    def _handle(self, peer: Peer, message: Message, now: float, facts: TokenFacts | None) -> list[Action]:
+    def _handle(self, peer: Peer, message: Message, now: float, facts: TokenFacts | Gathered | None) -> list[Action]:
         sender = peer.key
         match message:
             case LeaseRequest():
@@ -261,9 +266,8 @@ class Ledger:
                         return self.leases.on_slowed(sender, message, SLOWED_RETRY_S)
                     message = replace(message, capacity=min(message.capacity, SLOWED_LEASES))
                 return self.leases.on_lease_request(sender, message, now, is_serving=is_serving)
-            case Chunk():
-                assert facts is not None, "a chunk is handed in with what is known of its tokens"
-                return self.holders.on_chunk(sender, message, facts, now)
+            case Chunk() | Chunks():
+                return self.holders.on_tokens(sender, message, facts, now)
             case Journal():
                 return self.holders.on_journal(sender, message, now)
             case Finish():
@@ -330,7 +334,7 @@ class Ledger:
         try:
             return self.state.release(request.batches, sender.peer)
         except ValueError as error:
-            return [_refused(sender, f"release_request: {error}", "release_request")]
+            return [refused(sender, f"release_request: {error}", "release_request")]
 
     def _forgotten(self, peer: Peer, reason: str) -> list[Action]:
         fields = {"peer": peer.key.peer, "role": peer.role, "reason": reason}
@@ -361,7 +365,7 @@ class Ledger:
             actions.append(Note(event=event, fields={"peer": str(subject), **fields}, level=level))
             if event == "peer_shut_out":
                 for peer in self.peers.of_subject(subject):
-                    actions.append(_shut_out(peer.key, fields["seconds"]))
+                    actions.append(shut_out(peer.key, fields["seconds"]))
                     self.peers.leave(peer.key)
                     actions += [*self._left(peer, "shut out"), *self.leases.session_ended(peer.key)]
         return actions
@@ -384,16 +388,8 @@ class Ledger:
 
     def _advance_after(self, message: Message, now: float) -> list[Action]:
         """Frequent messages complete no group: what else they may change is seen at the next tick."""
-        return [] if isinstance(message, (LeaseRequest, BatchPartRequest, Chunk, Journal, Heartbeat)) else self._advance(now)
+        frequent = (LeaseRequest, BatchPartRequest, Chunk, Chunks, Journal, Heartbeat)
+        return [] if isinstance(message, frequent) else self._advance(now)
 
     def _advance(self, now: float) -> list[Action]:
         return [*self.state.start_evaluations_that_are_due(), *self.training.advance(now)]
-
-
-def _refused(sender: SessionKey, reason: str, kind: str, *, fatal: bool = False, retry_s: float = 0.0) -> Reply:
-    return Reply(to=sender, message=Refused(reason=shortened(reason), message_type=kind, fatal=fatal, retry_s=retry_s))
-
-
-def _shut_out(sender: SessionKey, seconds: float) -> Reply:
-    reason = f"hello: {sender.peer} is shut out for {seconds:.0f} s for what it sent; its log and `gspo doctor` say what"
-    return _refused(sender, reason, "hello", retry_s=min(seconds, RETRY_S))

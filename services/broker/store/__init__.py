@@ -32,6 +32,7 @@ from services.broker.store.payload import (
     chunk_header,
     join,
     stored_chunk,
+    stored_chunks,
 )
 from services.broker.store.reader import (
     LEDGER_FILE,
@@ -98,4 +99,5 @@ __all__ = [
     "row_checksum",
     "stale_mark",
     "stored_chunk",
+    "stored_chunks",
 ]

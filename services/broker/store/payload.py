@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgpack
 import msgspec
@@ -12,6 +12,7 @@ import numpy as np
 from protocol.codec import Array
 from protocol.messages import Chunk, Plain, Segment, VersionRun
 from protocol.messages.base import require_plain
+from protocol.messages.gathered import Gathered
 
 CHUNK_COLUMNS: Final = "trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum"
 
@@ -28,8 +29,7 @@ class ChunkHeader(msgspec.Struct, frozen=True, array_like=True):
     """The rollout that made it; empty in ledgers of before it was kept."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredChunk:
+class StoredChunk(NamedTuple):
     """One chunk as it lies on disk: little-endian int32 token ids and float32 log-probs."""
 
     trajectory_id: int
@@ -45,7 +45,7 @@ class StoredChunk:
 
 def chunk_of_row(values: tuple[Any, ...]) -> StoredChunk:
     """A chunk from CHUNK_COLUMNS."""
-    return StoredChunk(**dict(zip(CHUNK_COLUMNS.split(", "), values, strict=True)))
+    return StoredChunk(*values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +82,37 @@ def stored_chunk(chunk: Chunk, token_ids: Array, logprobs: Array, peer: str = ""
         logprobs=logprob_bytes,
         checksum=chunk_checksum(place, header, token_bytes, logprob_bytes),
     )
+
+
+def stored_chunks(chunks: Gathered, places: Sequence[int], peer: str) -> list[StoredChunk]:
+    """Those of many chunks at ``places``, which the ledger has taken."""
+    token_ids, logprobs = chunks.token_bytes("token_ids"), chunks.token_bytes("logprobs")
+    stored = []
+    for place in places:
+        extension = chunks.extensions[place]
+        if extension is None:
+            chunk, arrays = chunks.chunk(place)
+            stored.append(stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"], peer))
+            continue
+        trajectory_id, epoch, offset, num_tokens, *_, state_bytes, turn_done = chunks.rows[place]
+        state: Plain | None = {} if state_bytes else None
+        header = _PACK(
+            (
+                [("action", extension.turn, num_tokens, 0)],
+                [(extension.version, num_tokens)],
+                state,
+                bool(turn_done),
+                (),
+                peer,
+            )
+        )
+        token_bytes, logprob_bytes = token_ids[place], logprobs[place]
+        checksum = chunk_checksum((trajectory_id, offset, epoch, num_tokens), header, token_bytes, logprob_bytes)
+        stored.append(StoredChunk(trajectory_id, offset, epoch, num_tokens, header, token_bytes, logprob_bytes, checksum))
+    return stored
+
+
+_PACK: Final = msgspec.msgpack.Encoder().encode
 
 
 def chunk_checksum(place: tuple[int, int, int, int], header: bytes, token_ids: bytes, logprobs: bytes) -> int:

@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import sqlite3
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from services.broker.rows import ArchivedRow, BatchRow, Row, RunRow
+from services.broker.rows import ArchivedRow, BatchRow, Row, RunRow, TrajectoryRow
 from services.broker.store.commits import Commit, first_commit, write_commit
 from services.broker.store.inspection import require_whole
 from services.broker.store.lock import LedgerLock, LockHeldError, lock_path
@@ -221,7 +222,8 @@ class Store(Reader):
         by_type: dict[type[Row], list[Row]] = {}
         for row in changes.rows:
             by_type.setdefault(type(row), []).append(row)
-        for row_type, rows in by_type.items():
+        for row_type, all_rows in by_type.items():
+            rows = _last_of_each(all_rows) if row_type is TrajectoryRow else all_rows
             if row_type is RunRow:
                 checksums.append(self._write_meta(RUN_KEY, msgspec.json.encode(rows[-1]).decode()))
             else:
@@ -235,8 +237,8 @@ class Store(Reader):
         self._connection.executemany(FORGET_JOURNAL, archived)
         self._connection.executemany(
             "INSERT INTO chunks (trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum) "
-            "VALUES (:trajectory_id, :start, :epoch, :num_tokens, :header, :token_ids, :logprobs, :checksum)",
-            [vars(chunk) for chunk in changes.chunks],
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            changes.chunks,
         )
         checksums += [chunk.checksum for chunk in changes.chunks]
         lines = [
@@ -276,6 +278,11 @@ class Store(Reader):
         primary = error.sqlite_errorcode & 0xFF
         way_out = WAYS_OUT.get(primary, "see the message")
         return StoreUnavailable(f"{self.path}: cannot be written: {error}; {way_out}")
+
+
+def _last_of_each(rows: Iterable[Row]) -> list[Row]:
+    """Of several rows of a trajectory, which many chunks in one round make, the last one."""
+    return list({row.trajectory_id: row for row in rows if isinstance(row, TrajectoryRow)}.values())
 
 
 def _without_nan(line: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Chunks of archived groups come from their file.
 import json
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -89,7 +89,7 @@ class TokenAudit:
             seen = _Seen()
             if archive is not None:
                 for archived in archives.chunks(ArchivedRow(group_id=group_id, archive=archive, place=place), trajectory_id):
-                    self._chunk(astuple(archived), seen)
+                    self._chunk(archived, seen)
             while chunk is not None and chunk[0] == trajectory_id:
                 self._chunk(chunk, seen)
                 chunk = next(chunks, None)

@@ -13,8 +13,9 @@ import numpy as np
 from protocol.codec import Received, decode, encode, message_type
 from protocol.digests import tensor_digest, version_digest
 from protocol.errors import ProtocolError
-from protocol.messages import MESSAGE_TYPES, Chunk, Manifest, Message, Status, TensorInfo, WeightChunk, WeightGone
-from services.broker.store.payload import StoredChunk, chunk_checksum, chunk_header, join, stored_chunk
+from protocol.messages import MESSAGE_TYPES, Chunk, Chunks, Manifest, Message, Status, TensorInfo, WeightChunk, WeightGone
+from protocol.messages.gathered import Gathered
+from services.broker.store.payload import StoredChunk, chunk_checksum, chunk_header, join, stored_chunk, stored_chunks
 from services.rollout.weights.fetch import FetchError, fetch_newest
 from services.rollout.weights.replica import Replica
 from services.runtime.net.peer import PeerClient
@@ -46,13 +47,32 @@ def message(data: bytes) -> None:
     if isinstance(received.message, Chunk):
         payload = join([_first(stored_chunk(received.message, **received.arrays))])
         require(payload.num_tokens == received.message.num_tokens, "a chunk was stored with another length")
+    if isinstance(received.message, Chunks):
+        _each_is_a_chunk_or_refused(Gathered(received.arrays))
     if isinstance(received.message, Status):
         json.dumps(received.message.status)
 
 
+def _each_is_a_chunk_or_refused(chunks: Gathered) -> None:
+    """Each of many is what a chunk may be, or ValueError; and what is seen of all at once is true of each."""
+    for place, extension in enumerate(chunks.extensions):
+        try:
+            chunk, arrays = chunks.chunk(place)
+        except ValueError:
+            require(extension is None, f"chunk {place} is the usual one, and is none at all")
+            continue
+        require(_same(decode(encode(chunk, arrays)), Received(chunk, arrays, None)), f"chunk {place} cannot be forwarded")
+        (stored,) = stored_chunks(chunks, [place], "r")
+        require(stored.token_ids == arrays["token_ids"].tobytes(), f"chunk {place} is stored with other tokens")
+        header = chunk_header(stored.header)
+        told = (header.segments, header.version_runs, header.state, header.turn_done, header.turn_rewards)
+        sent = (chunk.segments, chunk.version_runs, chunk.state, chunk.turn_done, chunk.turn_rewards)
+        require(repr(told) == repr(sent), f"chunk {place} is stored as {told}, and was {sent}")
+
+
 def _first(chunk: StoredChunk) -> StoredChunk:
     """``chunk`` as the first of its trajectory."""
-    return StoredChunk(**{**vars(chunk), "start": 0})
+    return chunk._replace(start=0)
 
 
 def _same(left: Received, right: Received) -> bool:
@@ -102,7 +122,7 @@ def stored(data: bytes) -> None:
         {"logprobs": logprobs + b"\0"},
     ):
         try:
-            join([StoredChunk(**{**vars(chunk), **changes})])
+            join([chunk._replace(**changes)])
         except ValueError:
             continue
         require(False, f"other {list(changes)} have the same checksum")

@@ -1,5 +1,6 @@
 """A ledger with its store, driven by plain calls: the broker without sockets, threads or time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,12 @@ from protocol.messages import (
     TrainingValues,
     VersionRun,
 )
+from protocol.messages.gathered import Gathered, gather
 from services.broker.ledger.actions import (
     Action,
     Announce,
     AppendChunk,
+    AppendChunks,
     DeliverBatch,
     GrantLease,
     Reply,
@@ -42,7 +45,7 @@ from services.broker.ledger.actions import (
 from services.broker.ledger.intake import TokenFacts
 from services.broker.ledger.ledger import Ledger
 from services.broker.ledger.state import LedgerConfig
-from services.broker.store.payload import stored_chunk
+from services.broker.store.payload import stored_chunk, stored_chunks
 from services.broker.store.store import RowChanges, Store
 from tests.support.broker.peers import VOCABULARY, logprobs_of, tokens_of
 
@@ -131,13 +134,21 @@ class LedgerHarness:
             self._next_seq[sender] = seq + 1
         arrays: dict[str, Any] = {}
         if isinstance(message, Chunk):
-            end = message.offset + message.num_tokens
-            arrays = {
-                "token_ids": tokens_of(message.trajectory_id, end)[message.offset :],
-                "logprobs": logprobs_of(message.trajectory_id, end)[message.offset :],
-            }
+            arrays = _scripted(message)
         facts = TokenFacts(largest_token_id=int(arrays["token_ids"].max())) if arrays else None
         return self._carry_out(self.ledger.on_message(sender, message, seq, self.now, facts), arrays)
+
+    def send_chunks(
+        self, sender: SessionKey, chunks: Sequence[Chunk], seq: int | None = None, **changed: Any
+    ) -> list[Action]:
+        """Many chunks in one message, with the scripted tokens. ``changed``: arrays in place of these."""
+        if seq is None:
+            seq = self._next_seq.get(sender, 0)
+            self._next_seq[sender] = seq + 1
+        message, arrays = gather([(each, _scripted(each)) for each in chunks])
+        received = decode(encode(message, {**arrays, **changed}, seq))
+        facts = Gathered(received.arrays)
+        return self._carry_out(self.ledger.on_message(sender, received.message, seq, self.now, facts), {})
 
     def tick(self, seconds: float = 0.0) -> list[Action]:
         """Time passes, and the ledger hears of it every second."""
@@ -163,6 +174,9 @@ class LedgerHarness:
                     changes.rows.append(row)
                 case AppendChunk(chunk=chunk, peer=peer):
                     changes.chunks.append(stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"], peer))
+                case AppendChunks(chunks=chunks, places=places, rows=rows, peer=peer):
+                    changes.rows += rows
+                    changes.chunks += stored_chunks(chunks, places, peer)
                 case WriteMetrics(line=line):
                     changes.lines.append({**line, "time_s": self.now})
                     self.lines.append(line)
@@ -257,6 +271,15 @@ def chunk(lease: GrantLease, offset: int, num_tokens: int, version: int) -> Chun
         version_runs=[VersionRun(made_by, num) for _, made_by, num in parts if num],
         state={"at": offset + num_tokens},
     )
+
+
+def _scripted(message: Chunk) -> dict[str, np.ndarray]:
+    """The tokens of a chunk."""
+    end = message.offset + message.num_tokens
+    return {
+        "token_ids": tokens_of(message.trajectory_id, end)[message.offset :],
+        "logprobs": logprobs_of(message.trajectory_id, end)[message.offset :],
+    }
 
 
 def granted(actions: list[Action]) -> list[GrantLease]:

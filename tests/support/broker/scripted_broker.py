@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 import zmq.asyncio
 
 from protocol.channels import WORK, ChannelSpec
-from protocol.codec import Array
+from protocol.codec import Array, Received
 from protocol.delivery import Inbox
 from protocol.messages import (
     Ack,
     Chunk,
+    Chunks,
     Finish,
     Heartbeat,
     Hello,
@@ -23,6 +24,7 @@ from protocol.messages import (
     Pulse,
     Release,
 )
+from protocol.messages.gathered import Gathered
 from tests.support.episodes import no_tokens
 from tests.support.wire.zmq_ends import PATIENCE_S, ScriptedEnd, a_welcome
 
@@ -70,8 +72,8 @@ class ScriptedBroker:
                 if not self._inbox.offer(seq):
                     self.num_repeated += 1
                     continue
-                if isinstance(message, Chunk):
-                    self.chunks.setdefault(message.trajectory_id, []).append((message, incoming.received.arrays))
+                for chunk, arrays in _chunks_in(incoming.received):
+                    self.chunks.setdefault(chunk.trajectory_id, []).append((chunk, arrays))
                 if self.acknowledges:
                     await self._reply(Ack(next_seq=self._inbox.committed()))
             else:
@@ -127,6 +129,14 @@ class ScriptedBroker:
             for message in self.messages
             if isinstance(message, Finish | Release) and message.trajectory_id == trajectory_id
         ]
+
+
+def _chunks_in(received: Received) -> list[tuple[Chunk, dict[str, Array]]]:
+    """One chunk, each of many, or none."""
+    if isinstance(received.message, Chunks):
+        chunks = Gathered(received.arrays)
+        return [chunks.chunk(place) for place in range(len(chunks))]
+    return [(received.message, received.arrays)] if isinstance(received.message, Chunk) else []
 
 
 def _welcome(pulse: Pulse) -> Message:

@@ -2,11 +2,13 @@
 
 from protocol.messages import Chunk, Finish, Journal, Refused, Release
 from protocol.messages.base import shortened
-from services.broker.ledger.actions import Action, AppendChunk, Note, Offence, Reply, Save, SessionKey
+from protocol.messages.gathered import Chunks, Extension, Gathered
+from services.broker.ledger.actions import Action, AppendChunk, AppendChunks, Note, Offence, Reply, Save, SessionKey
 from services.broker.ledger.intake import TokenFacts, check_finish, growth, journal_entry
+from services.broker.ledger.leases.extensions import extended_row
 from services.broker.ledger.leases.leases import Leases, told_ended
 from services.broker.ledger.state import State, saves
-from services.broker.rows import TrajectoryRow
+from services.broker.rows import TrajectoryRow, VersionRow
 
 
 class HolderMessages:
@@ -16,35 +18,103 @@ class HolderMessages:
         self._state = state
         self._leases = leases
 
+    def on_tokens(
+        self, sender: SessionKey, message: Chunk | Chunks, facts: TokenFacts | Gathered | None, now: float
+    ) -> list[Action]:
+        """One chunk, or many. ``facts``: what is known of its tokens, or what is in the message."""
+        if isinstance(message, Chunks):
+            assert isinstance(facts, Gathered), "many chunks are handed in as they are read"
+            return self.on_chunks(sender, facts, now)
+        assert isinstance(facts, TokenFacts), "a chunk is handed in with what is known of its tokens"
+        return self.on_chunk(sender, message, facts, now)
+
     def on_chunk(self, sender: SessionKey, chunk: Chunk, facts: TokenFacts, now: float) -> list[Action]:
-        state = self._state
-        if self._is_finished(chunk.trajectory_id, chunk.epoch):
-            return []  # delivered again after a broker restart
-        row = self._leases.held(sender, chunk.trajectory_id, chunk.epoch)
-        if row is None:
-            return [told_ended(sender, chunk.trajectory_id, chunk.epoch, "not held by this session")]
-        end = chunk.offset + chunk.num_tokens
-        if row.lease_start <= chunk.offset and end <= row.num_tokens:
-            return []  # delivered again after a broker restart
-        if chunk.offset != row.num_tokens:
-            return self._refuse(
-                sender, row, "chunk", f"gap: offset is {chunk.offset}, {row.num_tokens} tokens are acknowledged"
-            )
-        newest = state.batches.newest
-        assert newest is not None, "a lease is granted only when a version is published"
+        row = self._before(sender, chunk.trajectory_id, chunk.epoch, chunk.offset, chunk.num_tokens)
+        if not isinstance(row, TrajectoryRow):
+            return row
         try:
-            grown = growth(
-                row,
-                chunk,
-                facts,
-                newest=newest,
-                limits=state.trajectory_limits,
-                sampling=state.groups.group(row.group_id).sampling,
-            )
+            grown = self._grown(row, chunk, facts)
         except ValueError as error:
-            return self._refuse(sender, row, "chunk", str(error))
+            return self._refuse_chunk(sender, row, str(error))
         self._leases.moved(row.trajectory_id, now)
-        return [Save(row=state.groups.append(chunk, grown)), AppendChunk(chunk=chunk, peer=sender.peer)]
+        return [Save(row=grown), AppendChunk(chunk=chunk, peer=sender.peer)]
+
+    def on_chunks(self, sender: SessionKey, chunks: Gathered, now: float) -> list[Action]:
+        """Each chunk by itself, in order: one that is refused costs the others nothing."""
+        actions: list[Action] = []
+        taken = AppendChunks(chunks=chunks, peer=sender.peer)
+        ended: set[tuple[int, int]] = set()
+        moved: set[int] = set()
+        for place, ((trajectory_id, epoch, *_), extension) in enumerate(zip(chunks.rows, chunks.extensions, strict=True)):
+            if (trajectory_id, epoch) in ended:
+                continue
+            row = self._gathered(sender, chunks, place, extension)
+            if isinstance(row, TrajectoryRow):
+                taken.rows.append(row)
+                taken.places.append(place)
+                if trajectory_id not in moved:  # At once: a later chunk may end this lease, which then must stay ended.
+                    moved.add(trajectory_id)
+                    self._leases.moved(trajectory_id, now)
+            elif row:
+                # What follows may write this trajectory's row again: after those that came before it.
+                ended.add((trajectory_id, epoch))
+                actions += [taken, *row]
+                taken = AppendChunks(chunks=chunks, peer=sender.peer)
+        actions.append(taken)
+        return [each for each in actions if not isinstance(each, AppendChunks) or each.rows]
+
+    def _gathered(
+        self, sender: SessionKey, chunks: Gathered, place: int, extension: Extension | None
+    ) -> TrajectoryRow | list[Action]:
+        """The row with one chunk of many, or what follows because it is not taken."""
+        trajectory_id, epoch, offset, num_tokens, *_ = chunks.rows[place]
+        row = self._before(sender, trajectory_id, epoch, offset, num_tokens, place)
+        if not isinstance(row, TrajectoryRow):
+            return row
+        grown = None if extension is None else self._extended(row, num_tokens, extension)
+        if grown is not None:
+            return self._state.groups.put_grown(grown)
+        try:
+            chunk, arrays = chunks.chunk(place)
+            return self._grown(row, chunk, TokenFacts(largest_token_id=int(arrays["token_ids"].max())))
+        except ValueError as error:
+            return self._refuse_chunk(sender, row, str(error), place)
+
+    def _before(
+        self, sender: SessionKey, trajectory_id: int, epoch: int, offset: int, num_tokens: int, place: int | None = None
+    ) -> TrajectoryRow | list[Action]:
+        """The row that a chunk goes on from, or what follows because it goes on from none. ``place``: of one among many."""
+        if self._is_finished(trajectory_id, epoch):
+            return []  # delivered again after a broker restart
+        row = self._leases.held(sender, trajectory_id, epoch)
+        if row is None:
+            return [told_ended(sender, trajectory_id, epoch, "not held by this session")]
+        if row.lease_start <= offset and offset + num_tokens <= row.num_tokens:
+            return []  # delivered again after a broker restart
+        if offset != row.num_tokens:
+            reason = f"gap: offset is {offset}, {row.num_tokens} tokens are acknowledged"
+            return self._refuse_chunk(sender, row, reason, place)
+        return row
+
+    def _grown(self, row: TrajectoryRow, chunk: Chunk, facts: TokenFacts) -> TrajectoryRow:
+        """The row with a chunk that follows. Raises: ValueError when it must not be taken."""
+        state = self._state
+        sampling = state.groups.group(row.group_id).sampling
+        grown = growth(row, chunk, facts, newest=self._newest, limits=state.trajectory_limits, sampling=sampling)
+        return state.groups.append(chunk, grown)
+
+    def _extended(self, row: TrajectoryRow, num_tokens: int, extension: Extension) -> TrajectoryRow | None:
+        state = self._state
+        sampling = state.groups.group(row.group_id).sampling
+        return extended_row(
+            row, num_tokens, extension, newest=self._newest, limits=state.trajectory_limits, sampling=sampling
+        )
+
+    @property
+    def _newest(self) -> VersionRow:
+        newest = self._state.batches.newest
+        assert newest is not None, "a lease is granted only when a version is published"
+        return newest
 
     def on_journal(self, sender: SessionKey, message: Journal, now: float) -> list[Action]:
         if self._is_finished(message.trajectory_id, message.epoch):
@@ -94,6 +164,11 @@ class HolderMessages:
         """Whether the lease of this epoch has finished the trajectory."""
         row = self._state.groups.trajectory(trajectory_id)
         return row is not None and row.status == "finished" and row.epoch == epoch
+
+    def _refuse_chunk(self, sender: SessionKey, row: TrajectoryRow, reason: str, place: int | None = None) -> list[Action]:
+        if place is None:
+            return self._refuse(sender, row, "chunk", reason)
+        return self._refuse(sender, row, "chunks", f"chunks[{place}]: {reason}")
 
     def _refuse(self, sender: SessionKey, row: TrajectoryRow, message_type: str, reason: str) -> list[Action]:
         """What the holder sent cannot be accepted: a failed attempt, and the lease ends."""

@@ -7,14 +7,16 @@ import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
 from protocol.channels import BATCH, WORK, ChannelSpec
-from protocol.codec import Received
+from protocol.codec import Frame, Received, decode, encode
 from protocol.limits import PROTOCOL_VERSION
 from protocol.messages import Goodbye, Heartbeat, Hello, Message, Pulse, Refused, Role, Welcome
+from protocol.messages.gathered import gather
 from services.broker.ledger import Action, Reply, SessionKey
 from services.broker.metrics import BrokerMetrics
 from services.broker.sessions import Answer, Arrival, Sessions
 from services.runtime.net import Incoming, RouterChannel
 from tests.support.broker.ledger import LedgerHarness
+from tests.support.builders import an_extension, token_arrays
 from tests.support.clocks import VirtualClock
 from tests.support.wire.zmq_ends import ANY_PORT
 
@@ -104,3 +106,13 @@ def test_a_session_stays_with_its_role_and_key(
     (stranger,) = answers(connections.send("two", BEAT, key, spec), Refused)
     assert isinstance(stranger, Refused)
     assert stranger.reason.startswith("unknown session")
+
+
+def test_many_chunks_count_as_many_where_a_rounds_work_is_bounded() -> None:
+    def arrival(frames: list[Frame]) -> Arrival:
+        return Arrival(spec=WORK, incoming=Incoming(peer=b"r", received=decode(frames)))
+
+    chunk = (an_extension(), token_arrays(3))
+    assert arrival(encode(*gather([chunk] * 7), seq=1)).num_events == 7
+    assert arrival(encode(*chunk, seq=1)).num_events == 1
+    assert Arrival(spec=WORK, incoming=Incoming(peer=b"r", received=None)).num_events == 1

@@ -193,6 +193,16 @@ def test_a_commit_that_fails_half_way_leaves_no_half(tmp_path: Path) -> None:
         assert [row.group_id for row in store.contents().groups] == [1]
 
 
+def test_of_several_rows_of_a_trajectory_in_a_commit_only_the_last_is_written(tmp_path: Path) -> None:
+    rows = [TrajectoryRow(trajectory_id=3, group_id=0, num_tokens=number) for number in range(5)]
+    with open_store(tmp_path / "ledger.sqlite3") as store:
+        store.commit(RowChanges(rows=[group()]))
+        before = store._connection.total_changes
+        store.commit(RowChanges(rows=list(rows)))
+        assert store._connection.total_changes - before == 2, "the row, and that of the commit"
+        assert store.contents().trajectories == (rows[-1],)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write into a read-only directory")
 def test_a_read_only_directory_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
