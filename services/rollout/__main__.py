@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.channels import WORK
 from protocol.sessions import new_session
+from services.rollout.gathering import GatheringClient
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.opening import Policy, open_all_episodes, open_user_code
 from services.rollout.service import RolloutService
@@ -35,7 +36,7 @@ from services.runtime.errors import ConfigurationError, ServiceError, exit_statu
 from services.runtime.lifecycle import run_until_stopped, until_stopped
 from services.runtime.log_files import LogLimits
 from services.runtime.logs import configure_logging
-from services.runtime.net import PeerClient, Security
+from services.runtime.net import Security
 from services.runtime.settings import ProcessArguments, Settings, parse_process_arguments, run_fingerprint
 from services.runtime.telemetry import Health, TelemetryServer
 from services.weights import SpreadError, kv_heads, require_spread, spread_of
@@ -129,7 +130,7 @@ async def _generate(
             # Before SGLang, which takes a minute: a mistake in the user's code is known at once.
             player = await stack.enter_async_context(open_user_code(settings, arguments.name, metrics))
             engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size, registry))
-            broker = PeerClient(
+            broker = GatheringClient(
                 context, WORK, settings.broker.work_endpoint,
                 role="rollout", peer=arguments.name, session=new_session(), clock=clock, security=security,
                 fingerprint=run_fingerprint(settings),

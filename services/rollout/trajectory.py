@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
+import msgpack
 import numpy as np
 
 from protocol.messages import Chunk, Journal, Lease, Plain, Segment, VersionRun
@@ -40,6 +41,7 @@ class TokenLog:
             self._versions.extend([run.version] * run.num_tokens)
         self._num_sent = len(self.token_ids)
         self._num_rewards_sent = len(self.turn_rewards)
+        self._sent_state = packed_state(lease.state)
 
     @property
     def num_tokens(self) -> int:
@@ -66,7 +68,7 @@ class TokenLog:
             num_tokens=end - begin,
             segments=segments,
             version_runs=version_runs,
-            state=self.state,
+            state=self.state if packed_state(self.state) != self._sent_state else None,
             turn_done=self.turn_done,
             turn_rewards=self.turn_rewards[self._num_rewards_sent :],
         )
@@ -80,6 +82,8 @@ class TokenLog:
         """``chunk`` is on its way: the next one begins after it."""
         self._num_sent = chunk.offset + chunk.num_tokens
         self._num_rewards_sent += len(chunk.turn_rewards)
+        if chunk.state is not None:
+            self._sent_state = packed_state(chunk.state)
 
     def _append(self, mark: Mark, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
         if not len(token_ids) == len(logprobs) == len(versions):
@@ -90,6 +94,12 @@ class TokenLog:
         self._logprobs.extend(logprobs)
         self._versions.extend(versions)
         self._marks.extend([mark] * len(token_ids))
+
+
+def packed_state(state: Plain | None) -> bytes:
+    """What tells one state from another: it may be changed in place."""
+    packed: bytes = msgpack.packb(state, use_bin_type=True)
+    return packed
 
 
 class Trajectory(TokenLog):

@@ -45,7 +45,7 @@ CONSEQUENCES = (
     "task rests", "all tasks rest",
     "call asked again", "call replayed", "call continued", "step replayed", "step diverged", "turns discarded",
     "several sequences trained",
-    "batch in several parts", "part delivered again", "part of a batch damaged",
+    "batch in several parts", "part delivered again", "part of a batch damaged", "many chunks in a message",
 )  # fmt: skip
 
 

@@ -137,7 +137,7 @@ class Books:
         """By session: how often its agents did not repeat what they did."""
         self.num_effects = 0
         """Side effects of steps."""
-        self.unacknowledged: defaultdict[str, dict[int, AnyMessage]] = defaultdict(dict)
+        self.unacknowledged: defaultdict[str, dict[int, list[AnyMessage]]] = defaultdict(dict)
         self.heard: defaultdict[str, set[int]] = defaultdict(set)
         """By session: sequence numbers that a broker has received."""
         self.sessions: dict[bytes, str] = {}

@@ -12,6 +12,7 @@ from protocol.messages import (
     BatchPart,
     Checkpointed,
     Chunk,
+    Chunks,
     EndOfRun,
     Finish,
     Hello,
@@ -26,6 +27,7 @@ from protocol.messages import (
     Trained,
     Welcome,
 )
+from protocol.messages.gathered import Gathered
 from services.broker.ledger.dead_letters import REPORTED_MOST
 from services.runtime.net.peer import REPLACED
 from tests.simulation.audit.books import Violation, content_of
@@ -36,14 +38,15 @@ from tests.simulation.audit.schedules import ScheduleAudit
 class MessageAudit(LearnerAudit, ScheduleAudit):
     """Hears what the broker hears and says."""
 
-    def broker_received(self, peer: bytes, message: AnyMessage, seq: int | None) -> None:
+    def broker_received(self, peer: bytes, message: AnyMessage, seq: int | None, arrays: Mapping[str, Array]) -> None:
         self._hear(peer, message)
         if isinstance(message, Hello):
             self.sessions[peer] = message.session
         elif seq is not None and peer in self.sessions:
             self.heard[self.sessions[peer]].add(seq)
-            self.unacknowledged[self.sessions[peer]].setdefault(seq, message)
-            if isinstance(message, Chunk):
+            self.unacknowledged[self.sessions[peer]].setdefault(seq, _parts_of(message, arrays))
+            if isinstance(message, Chunk | Chunks):
+                self.happened["many chunks in a message"] += isinstance(message, Chunks)
                 self.passes("chunk received")
             elif isinstance(message, BatchFailed):
                 self.passes("batch failed")
@@ -106,12 +109,12 @@ class MessageAudit(LearnerAudit, ScheduleAudit):
         )
         pending = self.unacknowledged[session]
         for seq in [seq for seq in pending if seq < next_seq]:
-            message = pending.pop(seq)
-            self.require(
-                self._is_durable(session, message),
-                "G1 nothing acknowledged is lost",
-                lambda: f"{session}'s message {seq} is acknowledged but not on disk: {message}",
-            )
+            for message in pending.pop(seq):
+                self.require(
+                    self._is_durable(session, message),
+                    "G1 nothing acknowledged is lost",
+                    lambda: f"{session}'s message {seq} is acknowledged but not on disk: {message}",
+                )
 
     def _is_durable(self, session: str, message: AnyMessage) -> bool:
         durable = self.durable
@@ -223,3 +226,11 @@ class MessageAudit(LearnerAudit, ScheduleAudit):
             lambda: f"batch {index} is delivered to {session}, after {self.failed_at[index]} could not train it",
         )
         self.delivered_to[index].add(session)
+
+
+def _parts_of(message: AnyMessage, arrays: Mapping[str, Array]) -> list[AnyMessage]:
+    """What has an effect of its own: each of many chunks."""
+    if not isinstance(message, Chunks):
+        return [message]
+    chunks = Gathered(arrays)
+    return [chunks.chunk(place)[0] for place in range(len(chunks))]

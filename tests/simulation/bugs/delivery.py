@@ -75,12 +75,27 @@ DELIVERY = (
     Bug(
         name="a chunk may overlap what is stored",
         module="services.broker.ledger.leases.holders",
-        old="        if row.lease_start <= chunk.offset and end <= row.num_tokens:\n"
+        old="        if row.lease_start <= offset and offset + num_tokens <= row.num_tokens:\n"
         "            return []  # delivered again after a broker restart\n"
-        "        if chunk.offset != row.num_tokens:",
-        new="        if chunk.offset > row.num_tokens:",
+        "        if offset != row.num_tokens:",
+        new="        if offset > row.num_tokens:",
         invariants=("G1", "no process ends by itself"),
         weather=_the_broker_dies_after_its_commits(),
+    ),
+    Bug(
+        name="the second of many chunks is lost",
+        module="services.broker.store.payload",
+        old="    for place in places:\n",
+        new="    for place in (*places[:1], *places[2:]):\n",
+        invariants=("G1", "poison", "no process ends by itself", "the ledger is whole"),
+    ),
+    Bug(
+        name="an acknowledgement covers a chunk that was not committed",
+        module="services.broker.ledger.leases.holders",
+        old="                taken.rows.append(row)\n                taken.places.append(place)\n",
+        new="                if place + 1 < len(chunks):\n"
+        "                    taken.rows.append(row)\n                    taken.places.append(place)\n",
+        invariants=("G1",),
     ),
     Bug(
         name="a message after a gap is accepted",

@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry, Counter
 from protocol.channels import WORK
 from protocol.limits import MAX_TURNS
 from services.rollout.environment_loop import EnvironmentLoop
+from services.rollout.gathering import MAX_WAITING, GatheringClient
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.service import RolloutService
 from services.rollout.weights.peers import WeightPeers
 from services.rollout.weights.sync import WeightSync
 from services.rollout.work import EpisodeRunner
-from services.runtime.net.peer import PeerClient
 from services.runtime.net.security import PLAINTEXT
 from services.runtime.settings.fingerprint import run_fingerprint
 from services.runtime.telemetry import Health
@@ -47,7 +47,7 @@ class RolloutProcess:
         self._divergences: Counter | None = None
         self.engine = SimEngine(process, rng, machinery.audit, token_s=token_s, mean_tokens=8)
         self.rewards = SimRewards(rng, machinery.audit)
-        self._broker: PeerClient | None = None
+        self._broker: GatheringClient | None = None
         self._sync: WeightSync | None = None
         self._service: RolloutService | None = None
 
@@ -57,7 +57,7 @@ class RolloutProcess:
         registry = CollectorRegistry()
         metrics: Any = RolloutMetrics(registry)
         self._divergences = metrics.divergences
-        self._broker = broker = PeerClient(
+        self._broker = broker = GatheringClient(
             context,
             SMALL_WORK,
             settings.broker.work_endpoint,
@@ -147,10 +147,12 @@ class RolloutProcess:
         if self._broker is None or self._service is None:
             return
         require, name = self._machinery.audit.require, self._process.session
-        unacknowledged, inbox = self._broker.num_unacknowledged, self._broker.inbox.qsize()
+        unacknowledged, inbox = self._broker._outbox.num_unacked, self._broker.inbox.qsize()
         require(
             unacknowledged <= SMALL_WORK.window, "G6 bounded", lambda: f"{name} has {unacknowledged} unacknowledged messages"
         )
+        waiting = len(self._broker._waiting)
+        require(waiting <= MAX_WAITING, "G6 bounded", lambda: f"{name} has {waiting} messages that wait to be gathered")
         require(inbox <= SMALL_WORK.high_water_mark, "G6 bounded", lambda: f"{name}'s inbox holds {inbox} messages")
         running = len(self._service._running)
         most = self._machinery.settings.rollout.max_running

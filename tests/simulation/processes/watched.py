@@ -113,7 +113,9 @@ class WatchedRouter(RouterChannel):
         assert incoming.received is not None, incoming.error
         if HOSTILE_NAME.encode() in incoming.peer:
             return incoming
-        self._audit.broker_received(incoming.peer, incoming.received.message, incoming.received.seq)
+        self._audit.broker_received(
+            incoming.peer, incoming.received.message, incoming.received.seq, incoming.received.arrays
+        )
         return incoming
 
     async def send(self, peer: bytes, message: Message, arrays: Mapping[str, Array] | None = None) -> bool:

@@ -82,3 +82,29 @@ def test_a_token_without_its_logprob_or_version_is_refused() -> None:
     with pytest.raises(ValueError, match="2 token ids, 1 log-probs and 2 versions"):
         trajectory.act([1, 2], [-1.0], [1, 1])
     assert trajectory.num_tokens == 0
+
+
+def test_a_state_that_has_not_changed_is_not_sent_again() -> None:
+    trajectory = Trajectory(a_new_lease(), no_tokens())
+    trajectory.state = {"turn": [0]}
+    sent = []
+    for number in range(4):
+        if number == 2:
+            trajectory.state["turn"][0] = 1  # also one that changes in place
+        trajectory.observe([number])
+        chunk, _ = trajectory.next_chunk() or pytest.fail("nothing to send")
+        trajectory.sent(chunk)
+        sent.append(chunk.state)
+    assert sent[0] is not None
+    assert [state is None for state in sent] == [False, True, False, True]
+    assert sent[2] == {"turn": [1]}
+
+
+def test_a_state_that_came_with_the_lease_is_not_sent_back() -> None:
+    lease = a_lease()
+    trajectory = Trajectory(lease, lease_arrays())
+    trajectory.observe([1])
+    following = trajectory.next_chunk()
+    assert following is not None
+    assert lease.state is not None
+    assert following[0].state is None
