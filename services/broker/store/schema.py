@@ -3,6 +3,7 @@
 import json
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -164,16 +165,22 @@ class Table:
 
     def values(self, row: Row) -> tuple[Any, ...]:
         """The row's columns, with their checksum at the end."""
-        values: tuple[Any, ...] = msgspec.structs.astuple(row)
-        if self.json_fields or self.real_fields:
-            values = tuple(self._column(name, value) for name, value in zip(self.fields, values, strict=True))
+        columns = list(msgspec.structs.astuple(row))
+        for place in self._json_places:
+            columns[place] = _as_json(columns[place])
+        for place in self._real_places:
+            # Adding zero: SQLite stores -0.0 as 0.
+            columns[place] = None if columns[place] is None else float(columns[place]) + 0.0
+        values = tuple(columns)
         return *values, row_checksum(self.name, values)
 
-    def _column(self, name: str, value: Any) -> Any:
-        if name in self.json_fields:
-            return json.dumps(msgspec.to_builtins(value))
-        # Adding zero: SQLite stores -0.0 as 0.
-        return float(value) + 0.0 if name in self.real_fields and value is not None else value
+    @cached_property
+    def _json_places(self) -> tuple[int, ...]:
+        return tuple(place for place, name in enumerate(self.fields) if name in self.json_fields)
+
+    @cached_property
+    def _real_places(self) -> tuple[int, ...]:
+        return tuple(place for place, name in enumerate(self.fields) if name in self.real_fields)
 
     def row(self, stored: tuple[Any, ...]) -> Row:
         """The row of what ``values`` made. Raises: ValueError when it is something else now."""
@@ -192,6 +199,13 @@ def _table(
     name: str, row_type: type[Row], *, json_fields: tuple[str, ...] = (), real_fields: tuple[str, ...] = (), **renamed: str
 ) -> Table:
     return Table(name, row_type, renamed, frozenset(json_fields), frozenset(real_fields))
+
+
+def _as_json(value: Any) -> str:
+    """A trajectory's row is written with each of its chunks, and nearly all of these columns are empty then."""
+    if value == ():
+        return "[]"
+    return "{}" if value == {} else json.dumps(msgspec.to_builtins(value))
 
 
 CHECKSUM: Final = "checksum"
