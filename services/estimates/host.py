@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from services.estimates.amounts import BYTES, Span, exactly
+from services.estimates.amounts import BYTES, GIB, Span, exactly
 from services.estimates.learner import LearnerMemory, trained_parameters
 from services.estimates.shape import ModelShape
 from services.runtime.settings import Settings
+
+DIGEST_BYTES: Final = 512 * 2.0**20
+"""BUDGET_BYTES of services/learner/checkpoints/digest_stream.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,8 +20,10 @@ class HostMemory:
 
     snapshots: Span
     """Versions that are served, or written for an engine to load."""
-    checkpoint: float
-    """The copy that is written in the background."""
+    copies: float
+    """Of the state that is written in the background, by all ranks of the machine."""
+    digests: float
+    """Weights that wait on rank 0 to be hashed for a checkpoint's digest."""
     offloaded: float
 
     @property
@@ -25,21 +31,27 @@ class HostMemory:
         """All of it."""
         return self.snapshots + (self.checkpoint + self.offloaded)
 
+    @property
+    def checkpoint(self) -> float:
+        """What is held until a checkpoint is written."""
+        return self.copies + self.digests
+
 
 def learner_host(shape: ModelShape, settings: Settings, memory: LearnerMemory) -> HostMemory:
     """The machine of rank 0, which serves the weights.
 
     Snapshots: 2.5 times the model's bytes at rest, and one more while it publishes (docs/guide/weights.md).
-    Checkpoint: 12 bytes a trained parameter over all ranks, and on rank 0 all trained weights once more, in the learner's
-    type (docs/guide/learner.md, "In the background").
+    Checkpoint: 12 bytes a trained parameter over all ranks, or learner.checkpoint_copy_gib (docs/guide/learner.md, "In the
+    background").
     """
     learner = settings.learner
     version = float(BYTES[settings.model.dtype] * shape.parameters)
     trained = trained_parameters(shape, settings)
-    copy = 12.0 * trained / learner.num_nodes + BYTES[learner.dtype] * trained
+    in_background = learner.checkpoint_in_background
     return HostMemory(
         snapshots=Span(2 * version, 3.5 * version),
-        checkpoint=copy if learner.checkpoint_in_background else 0.0,
+        copies=min(12.0 * trained / learner.num_nodes, learner.checkpoint_copy_gib * GIB) if in_background else 0.0,
+        digests=min(float(BYTES[learner.dtype] * trained), DIGEST_BYTES),
         offloaded=memory.on_host * learner.num_ranks,
     )
 
@@ -47,4 +59,4 @@ def learner_host(shape: ModelShape, settings: Settings, memory: LearnerMemory) -
 def rollout_host(shape: ModelShape, settings: Settings) -> HostMemory:
     """One rollout: its copy in rollout.weights_directory, and up to a third more of changes that the engine lacks."""
     version = float(BYTES[settings.model.dtype] * shape.parameters)
-    return HostMemory(snapshots=exactly(version) + Span(0.0, version / 3), checkpoint=0.0, offloaded=0.0)
+    return HostMemory(snapshots=exactly(version) + Span(0.0, version / 3), copies=0.0, digests=0.0, offloaded=0.0)

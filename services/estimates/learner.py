@@ -37,8 +37,15 @@ class LearnerMemory:
     """With the chunks of logits."""
     working: Span
     """Buckets, gathered layers, the process itself."""
-    on_host: float
-    """Of weights, gradients and optimizer: what learner.offload keeps in the host's memory instead."""
+    weights_on_host: float = 0.0
+    """This and the next two: what learner.offload keeps in the host's memory instead."""
+    gradients_on_host: float = 0.0
+    optimizer_on_host: float = 0.0
+
+    @property
+    def on_host(self) -> float:
+        """All that is offloaded."""
+        return self.weights_on_host + self.gradients_on_host + self.optimizer_on_host
 
     @property
     def total(self) -> Span:
@@ -68,14 +75,13 @@ def learner_memory(shape: ModelShape, settings: Settings, *, cuda: bool) -> Lear
     gradients = 4 * (part if stage >= 2 else whole) + (size * whole if stage == 1 else 0)
     # In float32 without ZeRO the weights are their own masters.
     optimizer = 8 * whole if stage == 0 else 12 * part
-    on_host = 0.0
+    weights_on_host = gradients_on_host = optimizer_on_host = 0.0
     if learner.offload != "none":
-        on_host = optimizer + (8 if stage == 3 else 4) * part
-        optimizer = 0.0
+        optimizer, optimizer_on_host = 0.0, optimizer
+        gradients_on_host = (8 if stage == 3 else 4) * part
         gradients = 0.0 if stage == 3 else gradients
     if learner.offload == "optimizer_and_parameters":
-        on_host += weights
-        weights = 0.0
+        weights, weights_on_host = 0.0, weights
     return LearnerMemory(
         weights=weights,
         gradients=gradients,
@@ -83,7 +89,9 @@ def learner_memory(shape: ModelShape, settings: Settings, *, cuda: bool) -> Lear
         reference=size * (other + experts) if settings.objective.kl_coefficient > 0 else 0.0,
         activations=_activations(shape, settings),
         working=_working(shape, settings, cuda=cuda),
-        on_host=on_host,
+        weights_on_host=weights_on_host,
+        gradients_on_host=gradients_on_host,
+        optimizer_on_host=optimizer_on_host,
     )
 
 

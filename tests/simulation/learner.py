@@ -309,11 +309,11 @@ class SimTrainer:
         return repr(weights_after(self.history, self.noise))
 
     def save_state(self, directory: Path) -> list[Path]:
-        written = self.copy_state().write(directory)
+        written = self.copy_state(directory).write(directory)
         self._take_time(self._rng.uniform(0.05, 0.3))
         return written
 
-    def copy_state(self) -> "SimCopy":
+    def copy_state(self, directory: Path) -> "SimCopy":
         self._audit.checkpoints(self.history, len(self.history))
         self._take_time(self._rng.uniform(0.01, 0.05))
         return SimCopy(self._audit, list(self.history), list(self.noise), self.weights_digest())

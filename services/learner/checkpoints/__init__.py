@@ -2,6 +2,7 @@
 
 from services.learner.checkpoints.base_model import BaseDigest
 from services.learner.checkpoints.canary import canary_batch, require_canary, write_canary
+from services.learner.checkpoints.digest_stream import streamed_digest
 from services.learner.checkpoints.digests import FileDigest, find_damage
 from services.learner.checkpoints.format import CheckpointError, CheckpointState, DamagedCheckpoint, read_metadata
 from services.learner.checkpoints.resuming import require_own_directory, resume
@@ -33,6 +34,7 @@ __all__ = [
     "require_own_directory",
     "resume",
     "state_digest",
+    "streamed_digest",
     "write_canary",
     "write_steps",
 ]

@@ -1,7 +1,8 @@
 """Saves checkpoints (``services.learner.checkpoints.format``) during training.
 
-All ranks begin together: each copies what it will write. On every rank a thread of its own writes the copy to disk. When all
-have done so, all ranks publish the checkpoint together, in a collective between two batches. Training continues meanwhile.
+All ranks begin together: each copies what it will write, as far as it has room for copies. On every rank a thread of its
+own writes the copy to disk. When all have done so, all ranks publish the checkpoint together, in a collective between two
+batches. Training continues meanwhile.
 
 Without a background everything is written at once, parameter by parameter, without a copy.
 """
@@ -163,7 +164,7 @@ class CheckpointSaver:
         if self._background is None:
             job = self._write_now(destination, random_states)
         else:
-            copy, rank = self._engine.copy_state(), self._engine.rank
+            copy, rank = self._engine.copy_state(partial / ENGINE), self._engine.rank
             job = self._background.start(lambda: _write_copy(partial, rank, copy, random_states))
         self._pending = _Pending(state=state, destination=destination, job=job)
 

@@ -9,24 +9,30 @@ from pathlib import Path
 
 from services.learner.checkpoints.canary import write_canary
 from services.learner.checkpoints.state_files import TensorFile, write_steps
-from services.learner.weights import WeightCopy
 from services.runtime.durable import flush_file
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineCopy:
-    """One rank's part: 12 bytes for each parameter that it writes; on rank 0 also the weights, for their digest."""
+    """One rank's part: 12 bytes for each parameter that it copied."""
 
     rank: int
     files: Sequence[TensorFile]
     num_steps: int
     canary: Sequence[float]
-    weights: WeightCopy
+    digest: str
+    """The engine's ``weights_digest`` at that moment."""
+    written: Sequence[Path] = ()
+    """Files of the directory that were written at once, because there was no room for their copies."""
+    failure: OSError | None = None
+    """Why one of those could not be written."""
 
     def write(self, directory: Path) -> Sequence[Path]:
         """Write into ``directory``, make it, and flush to disk. Returns the files. Raises: OSError."""
+        if self.failure is not None:
+            raise self.failure
         directory.mkdir(exist_ok=True)
-        written = [file.write(directory) for file in self.files]
+        written = [*self.written, *(file.write(directory) for file in self.files)]
         if self.rank == 0:
             written += [write_steps(directory, self.num_steps), write_canary(directory, self.canary)]
         for path in written:
@@ -35,12 +41,7 @@ class EngineCopy:
 
     def weights_digest(self) -> str:
         """The engine's ``weights_digest`` at that moment; empty on all ranks but the first."""
-        if self.rank != 0:
-            return ""
-        pairs = zip(self.weights.tensors, self.weights.digests(), strict=True)
-        return state_digest(
-            (tensor.name, f"torch.{tensor.dtype}", tuple(tensor.shape), digest) for tensor, digest in pairs
-        ).hex()
+        return self.digest if self.rank == 0 else ""
 
 
 def state_digest(tensors: Iterable[tuple[str, str, tuple[int, ...], str]]) -> bytes:

@@ -49,7 +49,7 @@ from services.learner.start import (
     require_sequence_parallel,
     require_supported,
 )
-from services.learner.weights import DTYPES, copy_parameters
+from services.learner.weights import DTYPES
 
 
 class LearnerEngine:
@@ -311,15 +311,20 @@ class LearnerEngine:
         written = self._state.save(directory)
         return [*written, write_canary(directory, canary)] if self.rank == 0 else written
 
-    def copy_state(self) -> EngineCopy:
-        """Copy what ``save_state`` would write, and the weights for their digest, to be written while training continues.
-        Collective."""
+    def copy_state(self, directory: Path) -> EngineCopy:
+        """Copy what ``save_state`` would write, and compute the digest of the weights, to be written into ``directory``
+        while training continues. What ``learner.checkpoint_copy_gib`` has no room for is written now. Collective."""
+        # Of all ranks of this machine.
+        room = self.settings.learner.checkpoint_copy_gib * 2**30 / self.settings.learner.num_ranks
+        state = self._state.copy(directory, room)
         return EngineCopy(
             rank=self.rank,
             canary=self._canary(),
-            files=self._state.copy(),
+            files=state.copied,
+            written=state.written,
+            failure=state.failure,
             num_steps=self._state.num_steps,
-            weights=copy_parameters(self._weights.trained()),
+            digest=self._weights.local_digest().hex(),
         )
 
     def load_state(self, directory: Path) -> None:

@@ -12,7 +12,7 @@ drops it before the next. A learner with another stage, number of ranks or exper
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +40,16 @@ class _Fragment:
     """Where the fragment begins in the flattened parameter."""
     values: Mapping[str, Tensor]
     """float32 [n] by kind: views, so that copying into them changes the state."""
+
+
+@dataclass
+class StateInParts:
+    """What one rank has of a checkpoint: copies that are still to be written, and files."""
+
+    copied: list[TensorFile] = field(default_factory=list)
+    written: list[Path] = field(default_factory=list)
+    failure: OSError | None = None
+    """Why some file could not be written."""
 
 
 class OptimizerState:
@@ -95,14 +105,23 @@ class OptimizerState:
             raise failure
         return written
 
-    def copy(self) -> list[TensorFile]:
+    def copy(self, directory: Path, budget_bytes: float) -> StateInParts:
         """Copy the tensors that this rank writes in ``save`` into CPU memory: 12 bytes for each parameter of its share.
-        Collective."""
+
+        What would exceed ``budget_bytes`` is written into ``directory`` at once, parameter by parameter; it is made if need
+        be. Collective, and completes on all ranks.
+        """
         views = self._zero_stage == 0
-        return [
-            replace(file, tensors={key: tensor.to("cpu", copy=views) for key, tensor in file.tensors.items()})
-            for file in self._files()
-        ]
+        state, room = StateInParts(), budget_bytes
+        for file in self._files():
+            num_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
+            if num_bytes <= room:
+                room -= num_bytes
+                own = {key: tensor.to("cpu", copy=views) for key, tensor in file.tensors.items()}
+                state.copied.append(replace(file, tensors=own))
+            elif state.failure is None:
+                state.failure = _failure(lambda file=file: _write_below(file, directory), state.written)  # type: ignore[misc]
+        return state
 
     def load(self, directory: Path) -> None:
         """Read what ``save`` wrote in any layout, for a model with the same ``shapes``. Collective.
@@ -256,6 +275,11 @@ def _failure(write: Callable[[], Path], written: list[Path]) -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+def _write_below(file: TensorFile, directory: Path) -> Path:
+    directory.mkdir(exist_ok=True)
+    return file.write(directory)
 
 
 def _read(files: TensorDirectory, name: str, parameter: nn.Parameter, share: ExpertShare, kind: str) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,8 +11,7 @@ from torch import Tensor
 
 from gspo.model.serving import lora_weights, served_parameters, serving_weights
 from gspo.model.serving_layout import ServedParameter, ServingLayout
-from protocol.digests import tensor_digest
-from services.learner.checkpoints import BaseDigest, state_digest
+from services.learner.checkpoints import BaseDigest, streamed_digest
 from services.learner.engine.expert_parallel import ExpertShare, gathered
 
 Broadcast = Callable[[Tensor], Tensor]
@@ -42,7 +41,11 @@ class EngineWeights:
 
     def digest(self, broadcast: Broadcast) -> str:
         """Hexadecimal digest of ``trained``, in any layout; the same on every rank."""
-        return _shared(state_digest(_described(pair for each in self.trained() for pair in each.tensors())), broadcast)
+        return _shared(self.local_digest(), broadcast)
+
+    def local_digest(self) -> bytes:
+        """``digest`` as bytes, right on rank 0 alone. The other ranks get the digest of nothing."""
+        return streamed_digest(pair for each in self.trained() for pair in each.tensors())
 
     def base_digest(self, broadcast: Broadcast) -> str:
         """Hexadecimal digest of the model below the adapters; the same on every rank. Empty without adapters."""
@@ -56,12 +59,6 @@ class EngineWeights:
 
     def _gathered(self, value: Tensor) -> AbstractContextManager[Tensor | None]:
         return gathered(value, self._shares)
-
-
-def _described(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str, tuple[int, ...], str]]:
-    for name, tensor in weights:
-        data = tensor.cpu().reshape(-1).view(torch.uint8).numpy().data
-        yield name, str(tensor.dtype), tuple(tensor.shape), tensor_digest(data)
 
 
 def _shared(digest: bytes, broadcast: Broadcast) -> str:

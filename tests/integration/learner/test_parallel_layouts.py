@@ -61,6 +61,8 @@ def two(work: Path) -> Results:
                 save_after=2,
                 export=True,
                 in_background=True,
+                # Room for some parameters; the others are written at once.
+                checkpoint_copy_gib=2e-4,
             ),
             job("unwritable", zero_stage=3, expert_parallel=2, save_after=1, unwritable_on=1, in_background=True),
             job("other-size", zero_stage=1, expert_parallel=1, resume="run", steps=RESUMED_STEPS, export=True),

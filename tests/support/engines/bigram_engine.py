@@ -104,7 +104,7 @@ class BigramEngine:
         save_file({"table": self.table.detach()}, directory / "table.safetensors")
         return [directory / "table.safetensors"]
 
-    def copy_state(self) -> BigramCopy:
+    def copy_state(self, directory: Path) -> BigramCopy:
         return BigramCopy(self)
 
     def load_state(self, directory: Path) -> None:

@@ -84,8 +84,11 @@ class Learner(Section):
     is written."""
     checkpoint_in_background: bool = True
     """true: training waits only for a copy of what a checkpoint holds, and continues while it is written. Until then each
-    rank holds its share in CPU memory (12 bytes per parameter, over all ranks), and rank 0 holds all weights as well. false:
-    no copy, and training waits until everything is on disk."""
+    rank holds its share in CPU memory (12 bytes per parameter, over all ranks). false: no copy, and training waits until
+    everything is on disk."""
+    checkpoint_copy_gib: float = Field(1024.0, ge=0, le=2**20)
+    """The most host memory, in GiB, that these copies take on one machine, all its ranks together. Training waits while
+    what exceeds it is written, parameter by parameter. 0: all of it."""
     keep_checkpoints: int = Field(2, ge=1)
     """How many of the newest checkpoints are kept; older ones are removed."""
     keep_best_checkpoint: bool = True

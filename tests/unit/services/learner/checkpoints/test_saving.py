@@ -140,8 +140,8 @@ def test_when_training_fails_the_thread_still_writes_and_is_waited_for(tmp_path:
     go = threading.Event()
 
     class Slow(BigramEngine):
-        def copy_state(self) -> StateCopy:
-            copied = super().copy_state()
+        def copy_state(self, directory: Path) -> StateCopy:
+            copied = super().copy_state(directory)
             write = copied.write
 
             class Waiting:
@@ -167,8 +167,8 @@ def test_when_training_fails_the_thread_still_writes_and_is_waited_for(tmp_path:
 
 def test_an_error_in_the_thread_is_raised_where_training_asks_for_its_result(tmp_path: Path) -> None:
     class Mistaken(BigramEngine):
-        def copy_state(self) -> StateCopy:
-            copied = super().copy_state()
+        def copy_state(self, directory: Path) -> StateCopy:
+            copied = super().copy_state(directory)
             copied._table = None  # type: ignore[assignment]
             return copied
 
