@@ -56,8 +56,6 @@ def test_a_parameter_made_inside_is_partitioned_and_nothing_is_sent(monkeypatch:
     assert (layer.weight.ds_shape, layer.weight.ds_numel) == ((3, 5), 15)
     assert layer.weight.ds_tensor.dim() == 1
     assert layer.weight.ds_tensor.ds_numel == layer.weight.ds_tensor.numel() >= 15
-    with deepspeed.zero.GatheredParameters([layer.weight]):
-        assert layer.weight.shape == (3, 5)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "qwen3_tied"])
@@ -69,8 +67,9 @@ def test_a_model_read_into_partitions_is_the_saved_one(tmp_path: Path, kind: str
     assert [name for name, _ in model.named_parameters()] == list(expected)
     for name, parameter in model.named_parameters():
         assert parameter.numel() == 0, name
-        with deepspeed.zero.GatheredParameters([parameter]):
-            assert torch.equal(parameter, expected[name]), name
+        # The only rank's part is all of it.
+        part: Any = parameter.ds_tensor
+        assert torch.equal(part[: expected[name].numel()], expected[name].detach().view(-1)), name
 
 
 def test_what_is_partitioned_after_loading_is_sent_as_deepspeed_does(monkeypatch: pytest.MonkeyPatch) -> None:
