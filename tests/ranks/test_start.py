@@ -15,7 +15,7 @@ import torch
 from gspo.model.serving import serving_weights
 from services.runs.export.weights import state_digest_of
 from tests.support.learner.ranks import Ranks
-from tests.support.learner.small_models import save_small_model
+from tests.support.starts.small_models import save_small_model
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1000)]
 
@@ -72,7 +72,7 @@ def run_starts(work: Path, plan: Mapping[str, dict[str, Any]]) -> list[dict[str,
     path = work / "plan.json"
     content: Sequence[dict[str, Any]] = [each | {"model": str(work / each["model"])} for each in plan.values()]
     path.write_text(json.dumps(content), encoding="utf-8")
-    with Ranks("tests.support.learner.start_worker", [str(path)], RANKS, path) as ranks:
+    with Ranks("tests.support.starts.start_worker", [str(path)], RANKS, path) as ranks:
         ranks.finish(900)
     found = [json.loads(path.with_suffix(f".{rank}.out").read_text(encoding="utf-8")) for rank in range(RANKS)]
     return [dict(zip(plan, each, strict=True)) for each in found]

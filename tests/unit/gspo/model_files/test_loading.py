@@ -18,7 +18,7 @@ from gspo.model_files import folder as folder_module
 from gspo.model_files.folder import ModelFilesError, ModelFolder
 from gspo.model_files.loading import OwnRange, load_from_files
 from gspo.model_files.sources import WantedTensor, sources_of
-from tests.support.learner.small_models import KINDS, save_small_model, small_model
+from tests.support.starts.small_models import KINDS, save_small_model, small_model
 
 NUM_RANKS = 3
 

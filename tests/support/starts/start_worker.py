@@ -1,6 +1,6 @@
 """Runs under torchrun: how much memory a rank takes while its learner starts, and what weights it then has.
 
-python -m tests.support.learner.start_worker PLAN.json; the plan is a list of starts, see ``Start``.
+python -m tests.support.starts.start_worker PLAN.json; the plan is a list of starts, see ``Start``.
 """
 
 from __future__ import annotations

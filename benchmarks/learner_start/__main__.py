@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tests.support.learner.ranks import Ranks
-from tests.support.learner.small_models import save_small_model
+from tests.support.starts.small_models import save_small_model
 
 MIB = 2**20
 SHAPE: dict[str, Any] = {
@@ -56,7 +56,7 @@ def measure(work: Path, num_ranks: int) -> list[list[dict[str, float]]]:
     plan.write_text(
         json.dumps([start | {"settings": settings, "with_optimizer": False} for start in starts]), encoding="utf-8"
     )
-    with Ranks("tests.support.learner.start_worker", [str(plan)], num_ranks, plan) as ranks:
+    with Ranks("tests.support.starts.start_worker", [str(plan)], num_ranks, plan) as ranks:
         ranks.finish(1800)
     return [json.loads(plan.with_suffix(f".{rank}.out").read_text(encoding="utf-8")) for rank in range(num_ranks)]
 

@@ -1,0 +1,1 @@
+"""What each rank of a learner takes while it loads its model."""
