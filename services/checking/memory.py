@@ -15,6 +15,8 @@ from services.estimates import (
     gib,
     learner_host,
     learner_memory,
+    memory_rows,
+    memory_text,
     rollout_host,
 )
 from services.weights import SpreadError, require_spread, spread_of
@@ -43,6 +45,7 @@ def memory_findings(situation: Situation, model: ReadModel, prompt_tokens: float
         yield from _on_devices(situation, learner, engine)
         yield from _cache(situation, engine, prompt_tokens)
         yield _hosts(situation, model, learner)
+    yield _note("memory of a rank", memory_text(memory_rows(model.shape, situation.settings, cuda=cuda)))
 
 
 def _note(check: str, text: str) -> Finding:

@@ -7,6 +7,7 @@ from services.estimates.host import HostMemory, learner_host, rollout_host
 from services.estimates.learner import LearnerMemory, activation_bytes_per_token, learner_memory, trained_parameters
 from services.estimates.shape import ModelShape, ShapeError, shape_of
 from services.estimates.speed import RunPace, Work, pace_of, work_of
+from services.estimates.table import MemoryRow, memory_rows, memory_text
 from services.estimates.versions import version_span
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Hardware",
     "HostMemory",
     "LearnerMemory",
+    "MemoryRow",
     "ModelShape",
     "RunPace",
     "ShapeError",
@@ -27,6 +29,8 @@ __all__ = [
     "known_devices",
     "learner_host",
     "learner_memory",
+    "memory_rows",
+    "memory_text",
     "pace_of",
     "rollout_host",
     "shape_of",

@@ -18,6 +18,7 @@ from services.learner.start import (
     ended_by_signals,
     engine_settings_of,
     is_rank,
+    log_expected_memory,
     parallelism_of,
     read_model_config,
     require_adaptable,
@@ -117,6 +118,8 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     # On rank 0 the broker's loop beats. The other ranks have only the training, which may be quiet for long.
     health = Health(clock, MAX_QUIET_S, max_stall_s=LOOP_STALL_S if rank == 0 else math.inf)
     engine_settings = engine_settings_of(settings, "cuda" if torch.cuda.is_available() else "cpu")
+    if rank == 0:
+        log_expected_memory(read_model_config(settings.model.path), settings, engine_settings.device)
     # One rank of each machine answers the probes. Only rank 0 has the learner's metrics.
     telemetry = (
         TelemetryServer(

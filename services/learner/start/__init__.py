@@ -2,6 +2,7 @@
 
 from services.learner.start.adapters import require_adaptable
 from services.learner.start.engine_settings import Device, EngineSettings, engine_settings_of
+from services.learner.start.expected_memory import log_expected_memory
 from services.learner.start.long_context import TRAINED_LAYERS, position_limit, require_positions, require_sequence_parallel
 from services.learner.start.parallelism import (
     autoep_config,
@@ -21,6 +22,7 @@ __all__ = [
     "ended_by_signals",
     "engine_settings_of",
     "is_rank",
+    "log_expected_memory",
     "offload_config",
     "parallelism_of",
     "position_limit",

@@ -1,0 +1,29 @@
+"""Says at the start what memory each rank will take, so that a learner that is killed for it has said why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from services.estimates import ShapeError, memory_rows, shape_of
+from services.learner.start.engine_settings import Device
+from services.runtime.settings import Settings
+
+log = structlog.get_logger()
+
+
+def log_expected_memory(model_config: Mapping[str, Any], settings: Settings, device: Device) -> None:
+    """Log the table that ``gspo check`` prints, in GiB, one line for each row.
+
+    ``model_config``: the model's config.json. A model of unknown shape has no table.
+    """
+    try:
+        shape = shape_of(model_config)
+    except ShapeError as error:
+        log.info("memory_not_estimated", reason=str(error))
+        return
+    for row in memory_rows(shape, settings, cuda=device == "cuda"):
+        name, on_device, on_host, of_rank_0 = row.texts
+        log.info("memory_of_a_rank_gib", what=name, device=on_device, host=on_host, rank_0_in_addition=of_rank_0)
