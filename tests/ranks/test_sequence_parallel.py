@@ -24,6 +24,7 @@ def two(work: Path) -> Results:
                 for experts in (1, 2)
             ),
             gradient_job("sp2-again", sequence_parallel=2, zero_stage=3, expert_parallel=2, activation_checkpointing=True),
+            gradient_job("sp2-penalised", sequence_parallel=2, zero_stage=2, penalties=True),
             job("sp2-replayed", sequence_parallel=2, zero_stage=3, replay=True, **REPLAY),
         ],
     )
@@ -67,3 +68,11 @@ def test_two_pairs_of_ranks_train_other_sequences(work: Path, one: Results, four
 def test_given_experts_are_used_in_each_slice(work: Path, one: Results, two: Results) -> None:
     assert two[0]["sp2-replayed"]["losses"] == pytest.approx(one[0]["replayed"]["losses"], rel=1e-5)
     require_gradients(work, "sp2-replayed", "replayed")
+
+
+def test_log_probs_of_the_start_and_of_the_reference_and_the_entropy_are_those_of_whole_rows(
+    work: Path, two: Results
+) -> None:
+    alone = run_jobs(work, 1, [gradient_job("penalised", zero_stage=0, penalties=True)])
+    assert two[0]["sp2-penalised"]["losses"] == pytest.approx(alone[0]["penalised"]["losses"], rel=1e-5)
+    require_gradients(work, "sp2-penalised", "penalised")

@@ -21,7 +21,19 @@ from torch import Tensor
 from tests.support.learner.ranks import Ranks
 
 RESUMED_STEPS = 5
-JOB_FIELDS = ("resume", "steps", "save_after", "export", "unwritable_on", "replay", "model", "in_background")
+JOB_FIELDS = (
+    "resume",
+    "steps",
+    "save_after",
+    "export",
+    "unwritable_on",
+    "replay",
+    "model",
+    "groups",
+    "penalties",
+    "count_saved",
+    "in_background",
+)
 Results = list[dict[str, dict[str, Any]]]
 
 
@@ -62,13 +74,24 @@ def state(work: Path, name: str) -> dict[str, Tensor]:
     }
 
 
-def require_gradients(work: Path, name: str, reference: str, scale: float = 1.0, *, tolerance: float = 1e-5) -> None:
+# 2 layers of attention (q, k, v, o, two norms), two norms, a router and three projections; embeddings, head, last norm.
+TINY_PARAMETERS = 2 * (4 + 2 + 2 + 1 + 3) + 3
+
+
+def require_gradients(
+    work: Path,
+    name: str,
+    reference: str,
+    scale: float = 1.0,
+    *,
+    tolerance: float = 1e-5,
+    num_parameters: int = TINY_PARAMETERS,
+) -> None:
     """Every parameter's gradient equals that of ``reference`` times ``scale``, and none is 0."""
     found, expected = state(work, name), state(work, reference)
     assert set(found) == set(expected)
     gradients = [key for key in expected if key.endswith("/exp_avg")]
-    # 2 layers of attention (q, k, v, o, two norms), two norms, a router and three projections; embeddings, head, last norm.
-    assert len(gradients) == 2 * (4 + 2 + 2 + 1 + 3) + 3
+    assert len(gradients) == num_parameters
     for key in gradients:
         norm = expected[key].norm() * scale
         assert norm > 0, key

@@ -9,6 +9,8 @@ import json
 import os
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +35,7 @@ from tests.support.learner.learner_worker import OBJECTIVE, settings
 from tests.support.loss.sequences import load_groups
 
 WIDE = replace(OBJECTIVE, eps_low=0.19, eps_high=0.19)
+PENALISED = replace(WIDE, anchor="proximal", kl_coefficient=0.1, kl_in="loss", entropy_coefficient=0.01)
 SLOW: dict[str, Any] = {"learning_rate": 0.002}
 """With larger steps everything would be clipped after the second, so that later steps would show nothing."""
 
@@ -44,6 +47,11 @@ class Job:
     name: str
     settings: dict[str, Any]
     model: str = "model"
+    groups: str = "groups.npz"
+    penalties: bool = False
+    """Anchor at the batch's start, a KL term and an entropy bonus."""
+    count_saved: bool = False
+    """Count the bytes that autograd keeps for backward."""
     resume: str = ""
     """The job whose checkpoint to resume from."""
     steps: int = 1
@@ -67,8 +75,12 @@ def _save(engine: LearnerEngine, root: Path, state: CheckpointState, in_backgrou
 
 
 def run(job: Job, work: Path) -> dict[str, Any]:
-    groups = load_groups(work / "groups.npz")
-    engine = LearnerEngine.create(work / job.model, settings(**(SLOW | job.settings)))
+    groups = load_groups(work / job.groups)
+    chosen = settings(**(SLOW | job.settings))
+    if job.penalties:
+        chosen = replace(chosen, keeps_reference=True, entropy_gradient=True)
+    engine = LearnerEngine.create(work / job.model, chosen)
+    saved: list[int] = []
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         if engine.rank == job.unwritable_on:
@@ -84,15 +96,16 @@ def run(job: Job, work: Path) -> dict[str, Any]:
             state = CheckpointState(policy_version=1, batch_position=1, mismatch={})
             _save(engine, work / job.name, state, job.in_background)
         for step in range(first, first + (0 if job.replay else job.steps)):
-            metrics = train_batch(
-                engine,
-                # All groups but one, another one in each step.
-                [group for index, group in enumerate(groups) if index != step % len(groups)],
-                objective=WIDE,
-                policy_version=1,
-                num_mini_batches=1,
-                mismatch=MismatchTracker(),
-            ).metrics
+            with _counting(engine, saved) if job.count_saved else nullcontext():
+                metrics = train_batch(
+                    engine,
+                    # All groups but one, another one in each step; a single group in each.
+                    [group for index, group in enumerate(groups) if index != step % len(groups) or len(groups) == 1],
+                    objective=PENALISED if job.penalties else WIDE,
+                    policy_version=1,
+                    num_mini_batches=1,
+                    mismatch=MismatchTracker(),
+                ).metrics
             losses.append(metrics["loss"])
             norms.append(metrics["grad_norm"])
             rates.append(metrics["learning_rate"])
@@ -112,6 +125,7 @@ def run(job: Job, work: Path) -> dict[str, Any]:
             "rates": rates,
             "experts": experts,
             "scored": scored,
+            "saved_bytes": sum(saved),
             "digest": engine.weights_digest(),
             "layout": engine.layout(),
             "offloaded": _offloaded(engine),
@@ -121,6 +135,24 @@ def run(job: Job, work: Path) -> dict[str, Any]:
         return {"error": str(error), "digest": engine.weights_digest()}
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@contextmanager
+def _counting(engine: LearnerEngine, saved: list[int]) -> Iterator[None]:
+    """Note the bytes of each tensor that autograd keeps inside, weights aside, each storage once a step."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in engine.model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        place = tensor.untyped_storage().data_ptr()
+        if place not in weights and place not in kept:
+            # Held until the end, or another tensor could get the place of a freed one.
+            kept[place] = tensor.detach()
+            saved.append(tensor.untyped_storage().nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield
 
 
 def score(engine: LearnerEngine, groups: list[TrainGroup]) -> list[tuple[list[int], list[float]]]:
@@ -148,7 +180,8 @@ def given_picks(packed: PackedBatch) -> ExpertPicks:
 def replay_step(engine: LearnerEngine, groups: list[TrainGroup]) -> float:
     """The loss of one step in which the routers get their experts, and verifiably use them."""
     sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
-    packed = pack(sequences[engine.rank :: engine.world_size], policy_version=1)
+    together = engine.sequence_parallel
+    packed = pack(sequences[engine.rank // together :: engine.world_size // together], policy_version=1)
 
     def loss_fn(packed: PackedBatch, result: TokenLogProbs) -> Tensor:
         assert result.experts is not None
