@@ -120,6 +120,8 @@ bench-loss: setup ## time and memory of the loss and its backward, compared with
 
 bench-broker: setup ## intake of one broker, compared with raw SQLite and raw sockets, with and without CURVE
 	$(BIN)/python -m benchmarks.broker_intake
+	$(BIN)/python -m benchmarks.broker_intake.costs --kind alone
+	$(BIN)/python -m benchmarks.broker_intake.costs --kind gathered
 
 bench-parts: setup ## a batch of 128 x 16 x 32,768 tokens from the ledger to two ranks: memory, and time beside a raw copy
 	$(BIN)/python -m benchmarks.batch_parts --json runs/batch_parts.json

@@ -3,8 +3,9 @@
     python -m benchmarks.broker_intake --chunk-tokens 16 64 512 --json broker_intake.json
 
 Real producers (connections with the rollouts' window, 64 leases each) send to a real broker process, with and without
-CURVE. Each round runs, one after the other: the two brokers; group commits of the same rows to the same tables, with as
-many chunks each as the broker's; the same frames from as many DEALERs to a ROUTER that does nothing, with and without
+CURVE, and to one with each chunk in a message of its own. Each round runs, one after the other: the three brokers; group
+commits of the same rows to the same tables, with as many chunks each as the broker's; the same frames from as many DEALERs
+to a ROUTER that does nothing, with and without
 CURVE. A ratio is taken within its round, per CPU second of the receiving process (all its threads), so that producers and
 other work on the machine matter little. Figures are medians over the rounds, with quartiles.
 """
@@ -40,12 +41,13 @@ from tests.support.broker.process import BrokerProcess, broker_process
 GROUP_SIZE, GROUPS_PER_BATCH, MAX_LAG = 8, 64, 127
 GROUPS_ALLOWED = GROUPS_PER_BATCH * (MAX_LAG + 1)
 LATENCY_CHUNKS: Final = 200
-SQLITE, ROUTER, ROUTER_CURVE, BROKER, BROKER_CURVE = KINDS = (
+SQLITE, ROUTER, ROUTER_CURVE, BROKER, BROKER_CURVE, BROKER_ALONE = KINDS = (
     "SQLite alone",
     "ROUTER alone",
     "ROUTER alone, CURVE",
     "broker",
     "broker, CURVE",
+    "broker, one chunk a message",
 )
 
 
@@ -95,6 +97,10 @@ class Intake:
             commits=await self._commits() - commits,
         )
 
+    async def end(self) -> None:
+        """Stop the broker in order."""
+        await self._broker.terminate()
+
     async def _commits(self) -> float:
         _, text = await self._broker.http("/metrics")
         return next(
@@ -103,8 +109,16 @@ class Intake:
 
 
 @contextlib.asynccontextmanager
-async def intake(directory: Path, chunk_tokens: int, num_producers: int, keys: Path | None) -> Any:
-    """Open a broker that has a published version, and producers that hold leases from it."""
+async def intake(
+    directory: Path,
+    chunk_tokens: int,
+    num_producers: int,
+    keys: Path | None,
+    *,
+    module: str = "services.broker",
+    kind: str = "gathered",
+) -> Any:
+    """Open a broker (``python -m MODULE``) that has a published version, and producers that hold leases from it."""
     await asyncio.to_thread(directory.mkdir)
     settings: dict[str, dict[str, Any]] = {
         "run": {"num_batches": 1000},
@@ -114,7 +128,7 @@ async def intake(directory: Path, chunk_tokens: int, num_producers: int, keys: P
     }
     security = PLAINTEXT if keys is None else Security.load(SecuritySection(keys=str(keys)), "learner")
     context = zmq.asyncio.Context()
-    async with broker_process(directory, **settings) as broker, contextlib.AsyncExitStack() as stack:
+    async with broker_process(directory, module=module, **settings) as broker, contextlib.AsyncExitStack() as stack:
         stack.callback(context.destroy, linger=0)
         learner = PeerClient(
             context,
@@ -148,6 +162,7 @@ async def intake(directory: Path, chunk_tokens: int, num_producers: int, keys: P
                     broker.work_endpoint,
                     f"rollout-{number}",
                     str(chunk_tokens),
+                    kind,
                     *([] if keys is None else [str(keys)]),
                 )
             )
@@ -196,6 +211,7 @@ async def measure(directory: Path, chunk_tokens: int, num_chunks: int, num_round
     async with contextlib.AsyncExitStack() as stack:
         plain = await stack.enter_async_context(intake(directory / "plain", chunk_tokens, num_producers, None))
         curve = await stack.enter_async_context(intake(directory / "curve", chunk_tokens, num_producers, keys))
+        alone = await stack.enter_async_context(intake(directory / "alone", chunk_tokens, num_producers, None, kind="alone"))
         sqlite = stack.enter_context(
             Child("benchmarks.broker_intake.raw", "sqlite", str(directory / "raw.sqlite3"), str(chunk_tokens))
         )
@@ -203,7 +219,7 @@ async def measure(directory: Path, chunk_tokens: int, num_chunks: int, num_round
         socket_curve = stack.enter_context(raw_socket(chunk_tokens, num_producers, curve=True))
         for _ in range(num_rounds + 1):
             row: Round = {}
-            for kind, broker in ((BROKER, plain), (BROKER_CURVE, curve)):
+            for kind, broker in ((BROKER, plain), (BROKER_CURVE, curve), (BROKER_ALONE, alone)):
                 row[kind] = await broker.take(num_chunks)
                 row[kind].alone_s = (await broker.take(LATENCY_CHUNKS, under_way=1)).latencies_s
             per_commit = max(1, round(row[BROKER].chunks / row[BROKER].commits))

@@ -1,6 +1,8 @@
 """A rollout without an engine: a real connection that sends chunks as fast as they are acknowledged.
 
-    python -m benchmarks.broker_intake.producer ENDPOINT NAME CHUNK_TOKENS [KEYS]
+    python -m benchmarks.broker_intake.producer ENDPOINT NAME CHUNK_TOKENS gathered|alone [KEYS]
+
+``alone``: each chunk in a message of its own, as rollouts of former releases send them.
 
 Each request {"chunks": N, "under_way": U} is answered when N more chunks are acknowledged, of which at most U (0: the
 channel's window) were in flight at a time.
@@ -18,6 +20,7 @@ import zmq.asyncio
 from benchmarks.broker_intake.load import CHUNKS_PER_TRAJECTORY, LEASES, a_chunk, arrays_of
 from protocol.channels import WORK
 from protocol.messages import Finish, Heartbeat, Lease, LeaseKey, LeaseRequest, Message, NoLease, Pulse
+from services.rollout.gathering import GatheringClient
 from services.runtime.clock import MonotonicClock
 from services.runtime.logs import configure_logging
 from services.runtime.net import PLAINTEXT, PeerClient, Security
@@ -116,10 +119,11 @@ class Producer:
             await asyncio.sleep(HEARTBEAT_S)
 
 
-async def serve(endpoint: str, name: str, chunk_tokens: int, security: Security) -> None:
+async def serve(endpoint: str, name: str, chunk_tokens: int, kind: str, security: Security) -> None:
     context = zmq.asyncio.Context()
     clock = MonotonicClock()
-    peer = PeerClient(context, WORK, endpoint, role="rollout", peer=name, session="s", clock=clock, security=security)
+    client = GatheringClient if kind == "gathered" else PeerClient
+    peer = client(context, WORK, endpoint, role="rollout", peer=name, session="s", clock=clock, security=security)
     loop = asyncio.get_running_loop()
     try:
         async with running(peer), asyncio.TaskGroup() as tasks:
@@ -138,11 +142,11 @@ async def serve(endpoint: str, name: str, chunk_tokens: int, security: Security)
 
 
 def main() -> None:
-    endpoint, name, chunk_tokens, *keys = sys.argv[1:]
+    endpoint, name, chunk_tokens, kind, *keys = sys.argv[1:]
     configure_logging("producer")
     security = Security.load(SecuritySection(keys=keys[0]), "rollout") if keys else PLAINTEXT
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(serve(endpoint, name, int(chunk_tokens), security))
+        asyncio.run(serve(endpoint, name, int(chunk_tokens), kind, security))
 
 
 if __name__ == "__main__":

@@ -105,14 +105,23 @@ class StoredBatch:
         end = min(begin + self._part_tokens, self._ends[-1])
         first = int(np.searchsorted(self._ends, begin, side="right"))
         last = int(np.searchsorted(self._ends, end, side="left"))
-        spans = []
+        arrays: dict[str, Array] = {
+            "token_ids": np.empty(end - begin, "<i4"),
+            "logprobs": np.empty(end - begin, "<f4"),
+        }
+        segments, runs = [], []
+        at = 0
         for place in range(first, last + 1):
             trajectory = self._trajectories[place]
             start = self._ends[place] - trajectory.num_tokens
-            spans.append(self._read(trajectory, max(begin - start, 0), min(end - start, trajectory.num_tokens)))
-        arrays = {
-            name: np.concatenate(columns) for name, columns in zip(TokenSpan._fields, zip(*spans, strict=True), strict=True)
-        }
+            span = self._read(trajectory, max(begin - start, 0), min(end - start, trajectory.num_tokens))
+            # One trajectory after another: what was read of it is forgotten before the next is read.
+            for name, tokens in (("token_ids", span.token_ids), ("logprobs", span.logprobs)):
+                arrays[name][at : at + len(tokens)] = tokens
+            at += len(span.token_ids)
+            segments.append(span.segments)
+            runs.append(span.version_runs)
+        arrays |= {"segments": np.concatenate(segments), "version_runs": np.concatenate(runs)}
         return BatchPart(index=self.index, part=number, digest=part_digest(self.index, number, arrays)), arrays
 
     def _outline(self, trajectory: TrajectoryRow) -> tuple[list[tuple[int, int]], int]:

@@ -32,6 +32,8 @@ class BrokerProcess:
 
     directory: Path
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    module: str = "services.broker"
+    """What runs it; another one may measure it."""
     events: list[dict[str, Any]] = field(default_factory=list)
     metrics_port: int = 0
 
@@ -76,7 +78,7 @@ class BrokerProcess:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "services.broker",
+            self.module,
             str(self.config),
             stderr=asyncio.subprocess.PIPE,
             cwd=Path(__file__).parents[3],
@@ -155,9 +157,11 @@ async def scraped(broker: BrokerProcess, *lines: str, timeout_s: float = 10.0) -
 
 
 @contextlib.asynccontextmanager
-async def broker_process(directory: Path, **settings: dict[str, Any]) -> AsyncIterator[BrokerProcess]:
+async def broker_process(
+    directory: Path, *, module: str = "services.broker", **settings: dict[str, Any]
+) -> AsyncIterator[BrokerProcess]:
     """A started broker, gone at the end whatever happens."""
-    process = BrokerProcess(directory, settings)
+    process = BrokerProcess(directory, settings, module=module)
     await process.start()
     try:
         yield process

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.broker_intake.__main__ import (
     BROKER,
+    BROKER_ALONE,
     BROKER_CURVE,
     ROUTER,
     ROUTER_CURVE,
@@ -19,6 +20,7 @@ from benchmarks.broker_intake.__main__ import (
 )
 from benchmarks.broker_intake.load import CHUNKS_PER_TRAJECTORY
 from benchmarks.broker_intake.raw import RawStore
+from benchmarks.broker_intake.staged_broker import Stages
 from benchmarks.broker_resume import GROUP_SIZE, GROUPS_PER_BATCH, write_ledger
 from benchmarks.slow_learner import MIB, Outcome, Sample
 from services.broker.store.reader import LEDGER_FILE
@@ -28,9 +30,12 @@ from services.runs.audit.audit import audit_run
 
 def a_round(sqlite: float, router: float, router_curve: float, broker: float, broker_curve: float) -> dict[str, Rate]:
     """Return chunks per CPU second of each kind."""
-    per_cpu_s = {SQLITE: sqlite, ROUTER: router, ROUTER_CURVE: router_curve, BROKER: broker, BROKER_CURVE: broker_curve}
+    per_cpu_s = {
+        SQLITE: sqlite, ROUTER: router, ROUTER_CURVE: router_curve, BROKER: broker, BROKER_CURVE: broker_curve,
+        BROKER_ALONE: 1.0,
+    }  # fmt: skip
     rates = {kind: Rate(chunks=1000, seconds=2.0, cpu_s=1000 / value) for kind, value in per_cpu_s.items()}
-    for kind in (BROKER, BROKER_CURVE):
+    for kind in (BROKER, BROKER_CURVE, BROKER_ALONE):
         rates[kind].latencies_s = [0.010, 0.020, 0.030]
         rates[kind].alone_s = [0.001]
         rates[kind].commits = 10
@@ -47,6 +52,20 @@ def test_the_table_says_rates_commits_ratios_and_latencies_of_each_kind() -> Non
     lines = table(64, [a_round(100, 400, 50, 25, 20)])
     assert lines[0] == "| 64 | SQLite alone | 500 | 0.3 | 100 (100 to 100) |  |  |  |  |"
     assert lines[3] == "| 64 | broker | 500 | 0.3 | 25 (25 to 25) | 100 | 0.25 (0.25 to 0.25) | 1.0 / 1.0 | 20.0 / 30.0 |"
+
+
+def test_a_stage_counts_its_own_time_and_not_that_of_a_stage_inside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 1.0, 4.0, 9.0])
+    monkeypatch.setattr("benchmarks.broker_intake.staged_broker.time.thread_time", lambda: next(times))
+    stages = Stages()
+    inner = stages.timed("inner", lambda: "done")
+    assert stages.timed("outer", inner)() == "done"
+    assert stages.seconds == {"inner": 3.0, "outer": 6.0}
+
+
+def test_every_stage_is_found() -> None:
+    with Stages().watching():
+        pass
 
 
 def test_quartiles_and_percentiles_are_values_of_the_rounds() -> None:
