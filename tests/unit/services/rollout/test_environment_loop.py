@@ -308,7 +308,10 @@ async def test_a_chunk_carries_the_state_before_the_last_step(tokenizer: ChatTok
     loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id), turns=2)
     await run_episode(loop, a_new_lease())
     chunks = loop.broker.chunks  # type: ignore[attr-defined]
-    states = [(chunk.turn_done, chunk.state["turn"]) for chunk, _ in chunks]
+    states, state = [], None
+    for chunk, _ in chunks:
+        state = state if chunk.state is None else chunk.state
+        states.append((chunk.turn_done, state["turn"]))
     assert (states[0], states[-1]) == ((False, 0), (True, 1))
     assert [len(chunk.turn_rewards) for chunk, _ in chunks].count(1) == 1, "each turn's reward travels once"
 
