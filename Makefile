@@ -159,7 +159,7 @@ bench-trl: $(PARITY)/.installed models/tiny/config.json ## seconds to a held-out
 
 bench-stalls: setup ## how long training waits when it publishes and saves; 2 minutes
 	$(BIN)/python -m benchmarks.training_stalls --json runs/stalls.json
-	$(BIN)/python -m benchmarks.export_copy --json runs/export_copy.json
+	$(BIN)/python -m benchmarks.weight_updates.export_copy --json runs/export_copy.json
 
 bench-weights: setup ## weight updates: bytes of deltas, rates, egress to 32 rollouts, the pause of generation
 	$(BIN)/python -m benchmarks.weight_updates

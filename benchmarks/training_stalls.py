@@ -30,7 +30,7 @@ from services.learner.checkpoints import CheckpointSaver, CheckpointState, Threa
 from services.learner.engine import LearnerEngine
 from services.learner.start import EngineSettings
 from services.learner.trainer import train_batch
-from services.learner.weights import build_snapshot, copy_weights, encode_delta
+from services.learner.weights import build_snapshot, copy_parameters, encode_delta
 from services.runtime.settings import Learner
 from tests.support.loss.sequences import random_groups
 
@@ -76,7 +76,7 @@ class Measured:
         )
 
     def _copy(self) -> Any:
-        return copy_weights(self._engine.serving_weights(torch.bfloat16))
+        return copy_parameters(self._engine.served_parameters(torch.bfloat16))
 
     def publish(self) -> tuple[float, float]:
         """Return the seconds that training waits for a version, in all and for its copy alone."""

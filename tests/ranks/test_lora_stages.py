@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.learner.lora_results import (
+from tests.support.learner.parallel_jobs import Results, job, run_jobs
+from tests.support.learner.training_groups import write_model_and_groups
+from tests.support.runs.lora_results import (
     BOTH,
     STEPS,
     require_log_probs,
@@ -14,8 +16,6 @@ from tests.support.learner.lora_results import (
     require_same_steps,
     require_served_names,
 )
-from tests.support.learner.parallel_jobs import Results, job, run_jobs
-from tests.support.learner.training_groups import write_model_and_groups
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1000)]
 

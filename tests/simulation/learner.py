@@ -335,9 +335,9 @@ class SimTrainer:
         return tensor.clone()
 
     def served_parameters(self, dtype: torch.dtype | None = None) -> Iterator[ServedParameter]:
-        return (ServedParameter.alone(*each) for each in self._weights())
+        return (ServedParameter.alone(*each) for each in self.serving_weights(dtype))
 
-    def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         # By name, as the audit orders them.
         for name, table in tables_after(self.history) if self._has_tables else ():
             yield name, torch.from_numpy(table.view(np.int16)).view(torch.bfloat16)

@@ -16,17 +16,6 @@ from safetensors.torch import load_file
 from services.runs.export.adapted import AdaptedCheckpointWeights, open_checkpoint
 from services.runs.export.writing import write_adapter, write_export
 from services.runtime.errors import ConfigurationError
-from tests.support.learner.lora_results import (
-    ATTENTION,
-    BOTH,
-    STEPS,
-    TOLERANCE,
-    load_model,
-    require_log_probs,
-    require_same_export,
-    require_same_steps,
-    require_served_names,
-)
 from tests.support.learner.parallel_jobs import (
     RESUMED_STEPS,
     Results,
@@ -37,6 +26,17 @@ from tests.support.learner.parallel_jobs import (
 )
 from tests.support.learner.tiny_model import reference_logprobs, tiny_qwen3_moe
 from tests.support.learner.training_groups import write_model_and_groups
+from tests.support.runs.lora_results import (
+    ATTENTION,
+    BOTH,
+    STEPS,
+    TOLERANCE,
+    load_model,
+    require_log_probs,
+    require_same_export,
+    require_same_steps,
+    require_served_names,
+)
 
 SAVED: dict[str, dict[str, Any]] = {
     "stage-3": {"lora": BOTH},

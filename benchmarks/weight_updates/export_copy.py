@@ -1,6 +1,6 @@
 """How long training stops for the copy of a version: tensor by tensor as they are served, and parameter by parameter.
 
-    python -m benchmarks.export_copy --json export.json
+    python -m benchmarks.weight_updates.export_copy --json export.json
 
 A model of Qwen3-30B-A3B's shape, narrow: 48 layers of 128 experts, 18,867 serving tensors in 531 parameters. Both ways
 are measured in turn, in CPU seconds.
