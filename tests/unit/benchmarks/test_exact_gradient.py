@@ -21,6 +21,12 @@ from benchmarks.study.exact.policy import (
 )
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Its matrices are small: beside other work several threads wait for each other, and it takes minutes."""
+    torch.set_num_threads(1)
+
+
 def test_the_probabilities_of_all_answers_add_up_to_one() -> None:
     answers = all_answers()
     words = NUM_TOKENS - 1
