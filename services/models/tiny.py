@@ -123,7 +123,7 @@ def build_model(
         norm_topk_prob=True,
         decoder_sparse_step=1,
         mlp_only_layers=[],
-        max_position_embeddings=1024,
+        max_position_embeddings=2048,
         rope_theta=1e4,
         rms_norm_eps=1e-6,
         tie_word_embeddings=False,

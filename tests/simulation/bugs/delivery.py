@@ -194,6 +194,7 @@ DELIVERY = (
         old="        if not self._unacked or now - self._last_progress < self._resend_s:\n            return ()\n",
         new="        if True:\n            return ()\n",
         invariants=("liveness",),
+        seed=3,
         weather=(Event(at=0.0, kind="loss", seconds=40.0, amount=0.15),),
     ),
     Bug(

@@ -208,6 +208,7 @@ TRAINING = (
         new="if False:",
         invariants=("one version, one content", "G2 exactly once"),
         weather=_a_learner_sleeps_until_its_successor_has_begun(),
+        seed=6,
         is_deterministic=False,
     ),
 )

@@ -21,7 +21,7 @@ QWEN3_30B: dict[str, Any] = QWEN3_06B | {
 TINY: dict[str, Any] = QWEN3_30B | {
     "vocab_size": 264, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 16, "intermediate_size": 128, "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2,
-    "max_position_embeddings": 1024, "eos_token_id": 256,
+    "max_position_embeddings": 2048, "eos_token_id": 256,
 }  # fmt: skip
 MIXTRAL_8X7B: dict[str, Any] = {
     "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096,

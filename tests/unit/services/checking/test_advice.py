@@ -50,10 +50,10 @@ def test_what_runs_badly_is_a_warning_with_the_way_out(
 @pytest.mark.parametrize(
     ("keys", "way_out"),
     [
-        ({"sampling.max_tokens": 4096}, "lower sampling.max_tokens to at most 1024, or"),
+        ({"sampling.max_tokens": 4096}, "lower sampling.max_tokens to at most 2048, or"),
         (
             {"sampling.max_tokens": 512, "schedule.max_tokens": {"steps": [[2, 4096]]}},
-            "lower schedule.max_tokens to at most 1024",
+            "lower schedule.max_tokens to at most 2048",
         ),
     ],
 )
@@ -64,12 +64,12 @@ def test_more_tokens_than_positions_are_a_fault(keys: dict[str, Any], way_out: s
 
 def test_positions_that_only_the_learner_stretches_are_a_warning(project: Project) -> None:
     config = json.loads((project.model / "config.json").read_text())
-    config["rope_scaling"] = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 1024}
+    config["rope_scaling"] = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 2048}
     (project.model / "config.json").write_text(json.dumps(config))
     project.keys |= {"sampling.max_tokens": 4096}
     found = by_check(project.findings(code=False), "warn")["positions"]
-    assert found.text.endswith("the engine ends a sequence at the model's 1024 positions")
-    assert "raise max_position_embeddings in config.json to 8192" in found.way_out
+    assert found.text.endswith("the engine ends a sequence at the model's 2048 positions")
+    assert "raise max_position_embeddings in config.json to 16384" in found.way_out
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_schedule_is_shown_with_what_it_does_and_the_batch_at_which_it_grows_t
     found = project.findings(code=False)
     assert by_check(found, "ok")["schedule"].text == "in 10 batches sampling.max_tokens 64 to 4096"
     text = by_check(found, "fail")["positions"].text
-    assert text.startswith("sampling.max_tokens is 4096 (schedule.max_tokens, above that from batch 7); the model has 1024")
+    assert text.startswith("sampling.max_tokens is 4096 (schedule.max_tokens, above that from batch 7); the model has 2048")
 
 
 def test_a_cache_size_is_unused_on_a_gpu_only(project: Project) -> None:
