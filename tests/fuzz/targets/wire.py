@@ -14,14 +14,14 @@ from protocol.codec import Received, decode, encode, message_type
 from protocol.digests import tensor_digest, version_digest
 from protocol.errors import ProtocolError
 from protocol.messages import MESSAGE_TYPES, Chunk, Chunks, Manifest, Message, Status, TensorInfo, WeightChunk, WeightGone
-from protocol.messages.gathered import Gathered
+from protocol.messages.gathered import Gathered, gather
 from services.broker.store.payload import StoredChunk, chunk_checksum, chunk_header, join, stored_chunk, stored_chunks
 from services.rollout.weights.fetch import FetchError, fetch_newest
 from services.rollout.weights.replica import Replica
 from services.runtime.net.peer import PeerClient
 from tests.fuzz.mutate import FRAME_MARK, mutate_frames
 from tests.fuzz.target import Target, require
-from tests.support.builders import a_chunk, a_lease, a_manifest, lease_arrays, one_of_each, token_arrays
+from tests.support.builders import a_chunk, a_lease, a_manifest, an_extension, lease_arrays, one_of_each, token_arrays
 from tests.support.wire.golden import GOLDEN
 
 MESSAGE_MARK: Final = FRAME_MARK * 2
@@ -92,6 +92,10 @@ def message_seeds() -> list[bytes]:
     seeds += [FRAME_MARK.join(bytes.fromhex(frame) for frame in frames) for frames in golden.values()]
     seeds.append(joined(a_chunk(state={"deep": [[[{"a": [1.5]}]]], "none": None}, turn_rewards=[]), token_arrays(5)))
     seeds.append(joined(a_lease(num_tokens=0, state=None), lease_arrays(0), None))
+    # Of many chunks, one that none may be: changes of bytes seldom make one.
+    seeds.append(joined(*gather([(a_chunk(state={"raw": b"bytes"}), token_arrays(5)), (an_extension(), token_arrays(3))])))
+    no_number = token_arrays(3) | {"logprobs": np.array([-0.5, np.nan, -0.5], np.float32)}
+    seeds.append(joined(*gather([(a_chunk(), token_arrays(5)), (an_extension(), no_number)])))
     return seeds
 
 

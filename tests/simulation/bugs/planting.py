@@ -11,6 +11,7 @@ import types
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from tests.simulation.plan import Agents, Event, Plan
 from tests.simulation.weather import plan_of
@@ -56,17 +57,24 @@ def _rollouts_after(plan: Plan) -> list[str]:
 
 @contextmanager
 def planted(bug: Bug) -> Iterator[None]:
-    """Plant ``bug`` in the services inside this block. Raises: ValueError when its text is not there exactly once."""
+    """Plant ``bug`` in the services inside this block. Raises: ValueError when its text is not there exactly once, or in no
+    function."""
     module = importlib.import_module(bug.module)
     source = inspect.getsource(module)
     if source.count(bug.old) != 1:
         raise ValueError(f"bug {bug.name!r}: {bug.module} has its text {source.count(bug.old)} times, expected once")
     before, after = (_codes(text, bug.module) for text in (source, source.replace(bug.old, bug.new)))
+    changed = [
+        (function, after[name])
+        for name, function in _functions(module).items()
+        if name in after and after[name] != before[name]
+    ]
+    if not changed:
+        raise ValueError(f"bug {bug.name!r}: its text is in no function or method of {bug.module}, so nothing would change")
     with ExitStack() as stack:
-        for name, function in _functions(module).items():
-            if name in after and after[name] != before[name]:
-                stack.callback(setattr, function, "__code__", function.__code__)
-                function.__code__ = after[name]
+        for function, code in changed:
+            stack.callback(setattr, function, "__code__", function.__code__)
+            function.__code__ = code
         yield
 
 
@@ -90,6 +98,7 @@ def _functions(module: types.ModuleType) -> dict[str, types.FunctionType]:
     for owner in owners:
         for value in vars(owner).values():
             function = value.fget if isinstance(value, property) else value
+            function = function.func if isinstance(function, cached_property) else function
             function = inspect.unwrap(function) if callable(function) else function
             if isinstance(function, types.FunctionType) and function.__module__ == module.__name__:
                 found[function.__qualname__] = function
