@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from protocol.messages import BatchPart, TensorInfo
+from protocol.messages import AdapterInfo, BatchPart, TensorInfo
 
 
 def tensor_digest(data: bytes | bytearray | memoryview) -> str:
@@ -19,9 +19,14 @@ def head_digest(head: bytes | memoryview) -> str:
     return hashlib.blake2b(head, digest_size=32).hexdigest()
 
 
-def version_digest(tensors: Iterable[TensorInfo]) -> str:
-    """Digest of a whole version: over every tensor's name, dtype, shape and digest, in the manifest's order."""
+def version_digest(tensors: Iterable[TensorInfo], adapter: AdapterInfo | None = None) -> str:
+    """Digest of a whole version: over every tensor's name, dtype, shape and digest, in the manifest's order.
+
+    That of an adapter is also over the model below it and its scale: the same matrices are another policy elsewhere.
+    """
     state = hashlib.blake2b(digest_size=32)
+    if adapter is not None:
+        state.update(f"{adapter.rank} {adapter.alpha!r} {' '.join(adapter.modules)} {adapter.base_digest}\n".encode())
     for tensor in tensors:
         shape = "x".join(str(size) for size in tensor.shape)
         state.update(f"{tensor.name}\0{tensor.dtype}\0{shape}\0{tensor.digest}\n".encode())

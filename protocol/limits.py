@@ -65,6 +65,8 @@ MAX_DELTA_BUCKETS: Final = 262_144
 """Buckets of one delta: as many as a manifest has room for; 2 TiB of weights."""
 MAX_SOURCES: Final = 16
 """Rollouts that a manifest names as sources of the same bytes."""
+MAX_PROBE_TOKENS: Final = 256
+"""Tokens of the sequence whose log-probs show whether an engine applies an adapter."""
 MAX_METRICS: Final = 4096
 MAX_SET_NAME: Final = 64
 """Characters of the name of an evaluation set."""

@@ -42,13 +42,11 @@ from protocol.messages.gathered import Chunks
 from protocol.messages.journal import Journal
 from protocol.messages.operator import ReleaseRequest, Status, StatusRequest, StopRequest
 from protocol.messages.weights import (
-    BroadcastRequest,
+    AdapterInfo,
     DeltaBucket,
     Loaded,
     Manifest,
     ManifestRequest,
-    ProcessGroup,
-    ProcessGroupRequest,
     Source,
     TensorInfo,
     WeightChunk,
@@ -74,7 +72,6 @@ AnyMessage = (
     | BatchRequest | BatchPending | Batch | BatchPartRequest | BatchPart | SkipBatch | EndOfRun | Evaluated
     | Published | Trained | BatchFailed | Checkpointed | Resume
     | ManifestRequest | Manifest | WeightRequest | WeightChunk | WeightGone | Loaded
-    | ProcessGroupRequest | ProcessGroup | BroadcastRequest
     | StatusRequest | Status | StopRequest | ReleaseRequest
 )  # fmt: skip
 SEQUENCED = (Chunk, Chunks, Journal, Finish, Release, Published, Trained, BatchFailed, Checkpointed)
@@ -91,6 +88,7 @@ __all__ = [
     "MESSAGE_TYPES",
     "SEQUENCED",
     "Ack",
+    "AdapterInfo",
     "AnyMessage",
     "Batch",
     "BatchFailed",
@@ -99,7 +97,6 @@ __all__ = [
     "BatchPartRequest",
     "BatchPending",
     "BatchRequest",
-    "BroadcastRequest",
     "Checkpointed",
     "Chunk",
     "Chunks",
@@ -124,8 +121,6 @@ __all__ = [
     "Name",
     "NoLease",
     "Plain",
-    "ProcessGroup",
-    "ProcessGroupRequest",
     "Published",
     "Pulse",
     "Reason",

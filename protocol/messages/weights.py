@@ -57,6 +57,22 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     key: Annotated[str, Meta(max_length=limits.MAX_NAME_CHARS)] = ""
 
 
+class AdapterInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What a version is that consists of an adapter (LoRA) alone: matrices A and B of weights W that become W + alpha / rank
+    * B A. The model below it is not sent."""
+
+    rank: Annotated[int, Meta(ge=1, le=4096)]
+    alpha: Annotated[float, Meta(gt=0)]
+    modules: Annotated[list[Annotated[str, Meta(min_length=1, max_length=64)]], Meta(min_length=1, max_length=16)]
+    """The last part of the names of the adapted weights' modules, such as "q_proj"."""
+    base_digest: Name
+    """The digest that the model below would have as a version, in the type in which it is served."""
+    probe_ids: Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(max_length=limits.MAX_PROBE_TOKENS)] = []
+    """A fixed sequence of tokens."""
+    probe_logprobs: Annotated[list[float], Meta(max_length=limits.MAX_PROBE_TOKENS)] = []
+    """The learner's own log-probs of ``probe_ids[1:]`` with this adapter, at temperature 1."""
+
+
 class ManifestRequest(Message, frozen=True, tag="manifest_request"):
     """Rollout -> weight server: what is the newest version? ``have_version`` allows a delta against it."""
 
@@ -96,7 +112,10 @@ class Manifest(Message, frozen=True, tag="manifest"):
     """The version at the end of the chain of deltas that begins with this one; 0: this is the newest version."""
     sources: Annotated[list[Source], Meta(max_length=limits.MAX_SOURCES)] = []
     checksums: EngineChecksums = {}
-    """By the hash that was asked for; empty: the weight server has not computed them, so the rollout does."""
+    """By the hash that was asked for; empty: the weight server has not computed them, so the rollout does. Of an adapter
+    they are those of the model below it, which is not changed."""
+    adapter: AdapterInfo | None = None
+    """None: the version has all weights."""
 
 
 class WeightRequest(Message, frozen=True, tag="weight_request"):
@@ -126,37 +145,6 @@ class WeightGone(Message, frozen=True, tag="weight_gone"):
 
     policy_version: Version
     newest_version: Version
-
-
-class ProcessGroupRequest(Message, frozen=True, tag="process_group_request"):
-    """Rollout -> learner: be ready to send a version into a process group of the learner and this rollout's engine."""
-
-    policy_version: Version
-    device: HashName
-    group: Annotated[str, Meta(max_length=limits.MAX_NAME_CHARS)] = ""
-    """The group that both are in already; empty: a new one is wanted, and an older one of this rollout is over."""
-
-
-class ProcessGroup(Message, frozen=True, tag="process_group"):
-    """Learner -> rollout: the learner waits for the engine in ``group``, and keeps the version until it is sent."""
-
-    LARGE_HEADER: ClassVar[bool] = True
-
-    policy_version: Version
-    group: Name
-    port: Annotated[int, Meta(ge=1, le=65535)]
-    """Port of the group's store, on the learner's host."""
-    backend: Literal["gloo", "nccl"]
-    checksums: EngineChecksums
-
-
-class BroadcastRequest(Message, frozen=True, tag="broadcast_request"):
-    """Rollout -> learner: send these tensors of the version into the group now, one after the other, as bytes."""
-
-    policy_version: Version
-    group: Name
-    first_tensor: Count
-    num_tensors: Annotated[int, Meta(ge=1, le=limits.MAX_TENSORS)]
 
 
 class Loaded(Message, frozen=True, tag="loaded"):

@@ -1,5 +1,6 @@
 """``gspo learner CONFIG``: wiring of the learner process. With several ranks it starts them."""
 
+import gc
 import math
 import os
 import signal
@@ -26,13 +27,16 @@ from services.learner.start import (
     require_sequence_parallel,
     require_supported,
     run_ranks,
+    warn_without_rdma,
 )
+from services.placement import require_driver
 from services.runtime.clock import MonotonicClock
 from services.runtime.errors import ConfigurationError, exit_status
 from services.runtime.lifecycle import die_with_parent
 from services.runtime.logs import configure_logging
 from services.runtime.settings import Learner, Settings, parse_process_arguments, require_model
 from services.runtime.telemetry import LOOP_STALL_S, Health, TelemetryServer
+from services.turns import LOCK_FILE, DeviceLock
 
 log = structlog.get_logger()
 
@@ -77,6 +81,7 @@ def _node(learner: Learner) -> Node | None:
 
 def _require_trainable(settings: Settings) -> None:
     """Raises: ConfigurationError."""
+    require_driver()
     require_model(settings.model.path)
     learner = settings.learner
     try:
@@ -104,7 +109,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
 
     from services.learner.broker import BrokerThread
     from services.learner.checkpoints import CheckpointScrub
-    from services.learner.engine import LearnerEngine, init_distributed
+    from services.learner.engine import LearnerEngine, LearnerTurns, init_distributed
     from services.learner.lost_rank import lost_ranks_named
     from services.learner.metrics import LearnerMetrics
     from services.learner.profiling import profiled
@@ -119,7 +124,9 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     health = Health(clock, MAX_QUIET_S, max_stall_s=LOOP_STALL_S if rank == 0 else math.inf)
     engine_settings = engine_settings_of(settings, "cuda" if torch.cuda.is_available() else "cpu")
     if rank == 0:
-        log_expected_memory(read_model_config(settings.model.path), settings, engine_settings.device)
+        model_config = read_model_config(settings.model.path)
+        log_expected_memory(model_config, settings, engine_settings.device)
+        warn_without_rdma(model_config, settings, engine_settings.device)
     # One rank of each machine answers the probes. Only rank 0 has the learner's metrics.
     telemetry = (
         TelemetryServer(
@@ -136,7 +143,13 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         if rank == 0
         else nullcontext()
     )
+    turns = None
+    if settings.run.take_turns:
+        lock = DeviceLock(settings.run.directory / LOCK_FILE, "learner")
+        turns = LearnerTurns(lock, clock=clock, health=health, metrics=metrics)
     with telemetry, broker as opened, lost_ranks_named():
+        if turns is not None:
+            turns.begin(stop.is_set)
         try:
             with ended_by_signals() if is_rank() else nullcontext():
                 if stop.is_set():
@@ -148,6 +161,10 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
             engine = LearnerEngine.create(settings.model.path, engine_settings)
         except ValueError as error:
             raise ConfigurationError(f"the model in {settings.model.path} cannot be trained: {error}") from error
+        if turns is not None:
+            # DeepSpeed collects garbage whenever the states leave. What exists by now stays for good, and is not looked at.
+            gc.freeze()
+            turns.made(engine)
         try:
             checkpoints = settings.run.directory / "checkpoints"
             scrub = CheckpointScrub(checkpoints, metrics.damaged_checkpoint_files.set) if rank == 0 else nullcontext()
@@ -162,6 +179,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
                     stop=stop,
                     train=partial(train_batch, profile=profile),
                     profile=profile,
+                    turns=turns,
                 ).run()
         finally:
             engine.close()

@@ -24,6 +24,13 @@ class LearnerMetrics:
             registry=registry,
         )
         self.wait_seconds = Counter("gspo_learner_wait_seconds_total", "Time spent waiting for batches", registry=registry)
+        self.has_device = Gauge(
+            "gspo_learner_has_device", "1 while the learner may use the device, with run.take_turns", registry=registry
+        )
+        self.device_turns = Counter("gspo_learner_device_turns_total", "Turns on the device that began", registry=registry)
+        self.device_wait_seconds = Counter(
+            "gspo_learner_device_wait_seconds_total", "Time spent waiting for the rollout's turn to end", registry=registry
+        )
         self.publish_seconds = Histogram(
             "gspo_learner_publish_seconds", "Time that training waited for a version to be copied", registry=registry
         )

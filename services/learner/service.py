@@ -25,7 +25,7 @@ from services.learner.checkpoints import (
     require_own_directory,
     resume,
 )
-from services.learner.engine import LearnerEngine
+from services.learner.engine import AlwaysMine, LearnerEngine, Turns
 from services.learner.export import export_model
 from services.learner.metrics import LearnerMetrics
 from services.learner.plan import rows_of_rank
@@ -34,7 +34,7 @@ from services.learner.scheduled import scheduled_objective
 from services.learner.share import share, stop_anywhere
 from services.learner.token_recorder import TokenRecorder
 from services.learner.trainer import TrainBatch, train_batch
-from services.learner.weights import DTYPES, copy_parameters
+from services.learner.weights import DTYPES, VersionCopies
 from services.runtime.clock import Clock
 from services.runtime.errors import ServiceError
 from services.runtime.settings import Settings
@@ -72,9 +72,12 @@ class LearnerService:
         background: Background | None = None,
         profile: Phases = NO_PROFILE,
         life: str = "",
+        turns: Turns | None = None,
     ) -> None:
         """``broker`` is None on all ranks but 0. ``train`` makes a batch's optimizer steps. ``background`` writes
-        checkpoints if the settings want that; None: a thread. ``life`` names this life of the learner; empty: at random."""
+        checkpoints if the settings want that; None: a thread. ``life`` names this life of the learner; empty: at random.
+        ``turns``: on the engine's device; None: it is the learner's alone."""
+        self._turns = AlwaysMine() if turns is None else turns
         self._profile = profile
         self._train_batch = train
         self._settings = settings
@@ -84,6 +87,7 @@ class LearnerService:
         self._health = health
         self._metrics = metrics
         self._stop = stop
+        self._copies = VersionCopies(engine, settings, has_copies=broker is not None)
         self._mismatch = MismatchTracker()
         self._next_batch = 0
         self._policy_version = 0
@@ -122,8 +126,10 @@ class LearnerService:
 
     def _run(self) -> None:
         self._failures.begin()
-        self._resume()
-        self._publish()
+        self._newest_trained = self._wait_for_broker()
+        with self._turns.turn():
+            self._resume()
+            self._publish()
         while True:
             with self._profile.phase("wait"):
                 directive: Answer | AssembledBatch | None = self._next()
@@ -131,20 +137,21 @@ class LearnerService:
                     directive = assemble(directive, self._rows_of_rank, self._arrival, self._failures.of)
             if directive is None:
                 log.info("stopping", next_batch=self._next_batch)
-                self._checkpoint()
+                with self._turns.turn():
+                    self._checkpoint()
                 self._finish_saving()
                 self._flush()
                 return
             if isinstance(directive, EndOfRun):
                 self._finish(directive)
                 return
-            if isinstance(directive, SkipBatch):
-                self._skip(directive)
-            elif isinstance(directive, AssembledBatch):
-                self._train(directive)
+            with self._turns.turn():
+                if isinstance(directive, SkipBatch):
+                    self._skip(directive)
+                elif isinstance(directive, AssembledBatch):
+                    self._train(directive)
 
     def _resume(self) -> None:
-        self._newest_trained = self._wait_for_broker()
         # Only now: the learner that this one had to wait for may have saved another checkpoint meanwhile.
         resumed = resume(self._engine, self._root)
         if resumed is not None:
@@ -270,19 +277,12 @@ class LearnerService:
         if self._next_batch < self._newest_trained:
             self._health.progress()
             return
-        dtype = DTYPES[self._settings.model.dtype]
         if self._broker is not None:
             # Before the copy: there is never more than one beside the weights that are served.
             with self._profile.phase("publish"):
                 self._broker.wait_announced()
-        weights = self._engine.served_parameters(dtype)
         with self._profile.phase("export"):
-            if self._broker is None:
-                for _ in weights:
-                    pass
-                copied = None
-            else:
-                copied = copy_parameters(weights)
+            copied = self._copies.copy()
         with self._profile.phase("publish"):
             number = 0 if copied is None else self._versions.number(copied, self._next_batch)
             # Every rank names its checkpoints by it.
@@ -356,12 +356,11 @@ class LearnerService:
                 last_log = self._clock.now()
 
     def _finish(self, end: EndOfRun) -> None:
-        self._checkpoint()
-        self._finish_saving()
-        destination = self._settings.run.directory / "export"
-        export_model(
-            self._engine, destination, tokenizer_from=self._settings.model.path, dtype=DTYPES[self._settings.model.dtype]
-        )
+        destination, model = self._settings.run.directory / "export", self._settings.model
+        with self._turns.turn():
+            self._checkpoint()
+            self._finish_saving()
+            export_model(self._engine, destination, tokenizer_from=model.path, dtype=DTYPES[model.dtype])
         if self._broker is not None:
             log.info("run_complete", reason=end.reason, export=str(destination))
         self._flush()

@@ -1,9 +1,10 @@
 """``gspo rollout CONFIG`` wires one rollout: SGLang server, engine client, environment loop, weight sync."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.channels import WORK
 from protocol.sessions import new_session
+from services.placement import require_driver, this_machine
 from services.rollout.gathering import GatheringClient
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.opening import Policy, open_all_episodes, open_user_code
@@ -30,7 +32,16 @@ from services.rollout.sglang import (
     fail_when_deaf,
 )
 from services.rollout.tokenizer import ChatTokenizer, TokenizerError
-from services.rollout.weights import ReceivingGroup, WeightPeers, WeightSync, weights_directory
+from services.rollout.turns import TurnTaker
+from services.rollout.weights import (
+    AdapterPlan,
+    EngineTurns,
+    WeightPeers,
+    WeightSync,
+    lora_arguments,
+    taken,
+    weights_directory,
+)
 from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.errors import ConfigurationError, ServiceError, exit_status
 from services.runtime.lifecycle import run_until_stopped, until_stopped
@@ -39,7 +50,8 @@ from services.runtime.logs import configure_logging
 from services.runtime.net import Security
 from services.runtime.settings import ProcessArguments, Settings, parse_process_arguments, run_fingerprint
 from services.runtime.telemetry import Health, TelemetryServer
-from services.weights import SpreadError, kv_heads, require_spread, spread_of
+from services.turns import LOCK_FILE, DeviceLock
+from services.weights import SpreadError, kv_heads, require_served, require_spread, spread_of
 
 log = structlog.get_logger()
 
@@ -129,7 +141,8 @@ async def _generate(
         async with AsyncExitStack() as stack:
             # Before SGLang, which takes a minute: a mistake in the user's code is known at once.
             player = await stack.enter_async_context(open_user_code(settings, arguments.name, metrics))
-            engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size, registry))
+            lock = await stack.enter_async_context(_first_turn(settings, arguments.name, clock, metrics))
+            engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size, registry, lock))
             broker = GatheringClient(
                 context, WORK, settings.broker.work_endpoint,
                 role="rollout", peer=arguments.name, session=new_session(), clock=clock, security=security,
@@ -156,8 +169,9 @@ async def _generate(
                 metrics=metrics,
                 security=security,
                 weight_peers=weight_peers,
-                group=ReceivingGroup(engine) if settings.rollout.weights_path == "group" else None,
                 kv_heads=await _shared(settings, engine),
+                adapters=AdapterPlan.of(settings),
+                turns=EngineTurns(engine, lock, clock=clock, metrics=metrics),
             )
             policy = Policy(
                 tokenizer=tokenizer, engine=engine, broker=broker, may_generate=sync.may_generate, metrics=metrics,
@@ -172,6 +186,7 @@ async def _generate(
                 clock=clock,
                 health=health,
                 metrics=metrics,
+                turns=None if lock is None else TurnTaker(sync),
             )
             started.set()
             health.opened()
@@ -198,6 +213,20 @@ async def _shared(settings: Settings, engine: Engine) -> int:
         raise ConfigurationError(str(error)) from error
 
 
+def _require_served(settings: Settings) -> None:
+    """Check that SGLang computes what the model's config.json says. Raises: ConfigurationError.
+
+    A server that somebody else has started may have a model of which only the tokenizer is here.
+    """
+    if settings.rollout.server_url and not (settings.model.path / "config.json").is_file():
+        return
+    on_cpu = not settings.rollout.server_url and not this_machine(os.environ).gpus
+    try:
+        require_served(model_config(settings), settings.largest_sampling.max_tokens, on_cpu=on_cpu)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+
+
 def model_config(settings: Settings) -> dict[str, Any]:
     """The model's config.json. Raises: ConfigurationError."""
     path = settings.model.path / "config.json"
@@ -207,9 +236,21 @@ def model_config(settings: Settings) -> dict[str, Any]:
         raise ConfigurationError(f"{path} cannot be read: {error}; model.path must be a model's directory") from error
 
 
-def server_options(settings: Settings, name: str) -> ServerOptions:
-    """The options of the SGLang server that the rollout of this name starts."""
-    rollout = settings.rollout
+@asynccontextmanager
+async def _first_turn(
+    settings: Settings, name: str, clock: Clock, metrics: RolloutMetrics
+) -> AsyncIterator[DeviceLock | None]:
+    """The lock of the engine's device, in hand, because a server takes memory when it starts; None: nobody shares it."""
+    if not settings.run.take_turns:
+        yield None
+        return
+    with closing(DeviceLock(settings.run.directory / LOCK_FILE, name)) as lock:
+        yield await taken(lock, clock, metrics)
+
+
+def server_options(settings: Settings, name: str, lock: DeviceLock | None = None) -> ServerOptions:
+    """The options of the SGLang server that the rollout of this name starts. ``lock``: of the turn in which it does."""
+    rollout, lora = settings.rollout, settings.lora
     return ServerOptions(
         model_path=settings.model.path,
         log_path=settings.run.directory / "logs" / f"{name}-sglang.log",
@@ -219,18 +260,24 @@ def server_options(settings: Settings, name: str) -> ServerOptions:
         max_total_tokens=rollout.max_total_tokens,
         max_running=rollout.max_running,
         spread=spread_of(settings),
+        lora_args=tuple(lora_arguments(lora.rank, lora.loaded)) if lora.publish == "adapter" else (),
         extra_args=tuple(rollout.server_args),
         start_timeout_s=rollout.start_timeout_s,
+        takes_turns=lock is not None,
+        kept_open=None if lock is None else lock.fileno(),
     )
 
 
 @asynccontextmanager
-async def _engine(settings: Settings, name: str, vocab_size: int, registry: CollectorRegistry) -> AsyncIterator[Engine]:
+async def _engine(
+    settings: Settings, name: str, vocab_size: int, registry: CollectorRegistry, lock: DeviceLock | None = None
+) -> AsyncIterator[Engine]:
     """The client of a running server: the one at server_url, or one started here that ends with this process.
 
     The server's metrics are in ``registry`` from then on.
     """
     rollout = settings.rollout
+    _require_served(settings)
     client = partial(
         Engine,
         vocab_size=vocab_size,
@@ -250,7 +297,8 @@ async def _engine(settings: Settings, name: str, vocab_size: int, registry: Coll
             require_spread(model_config(settings), spread_of(settings))
         except SpreadError as error:
             raise ConfigurationError(str(error)) from error
-    async with EngineServer(server_options(settings, name)) as server:
+    require_driver()
+    async with EngineServer(server_options(settings, name, lock)) as server:
         registry.register(EngineMetrics(server.url))
         async with client(server.url) as engine, _watched(fail_when_dead(server), fail_when_deaf(server.url)):
             yield engine

@@ -12,9 +12,9 @@ from services.user_code import AgentFailure
 
 STATUSES: Final = get_args(RolloutStatus)
 OUTCOMES: Final = ("done", "length", "failed", "engine_error", "lease_ended", "handed_back")
-UPDATES: Final = ("loaded", "failed", "not_fetched", "no_group", "no_patch")
+UPDATES: Final = ("loaded", "failed", "not_fetched", "no_patch")
 SOURCES: Final = ("fetched", "failed", "slow", "damaged")
-FETCHES: Final = ("snapshot", "delta", "group")
+FETCHES: Final = ("snapshot", "delta")
 CONTEXTS: Final = ("first", "other", "no_bridge")
 KINDS: Final = ("action", "observation")
 
@@ -87,6 +87,13 @@ class RolloutMetrics:
             "Time that generation stopped for a weight update",
             buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30),
             registry=registry,
+        )
+        self.has_device = Gauge(
+            "gspo_rollout_has_device", "1 while the engine may use the device, with run.take_turns", registry=registry
+        )
+        self.device_turns = Counter("gspo_rollout_device_turns_total", "Turns on the device that began", registry=registry)
+        self.device_wait_seconds = Counter(
+            "gspo_rollout_device_wait_seconds_total", "Time spent waiting for the learner's turn to end", registry=registry
         )
         self.episode_seconds = Histogram(
             "gspo_rollout_episode_seconds",

@@ -23,6 +23,7 @@ from protocol.messages.base import shortened
 from protocol.messages.work import RolloutStatus
 from services.rollout.metrics import STATUSES, RolloutMetrics
 from services.rollout.sglang import EngineError
+from services.rollout.turns import TurnTaker
 from services.rollout.weights import WeightSync
 from services.rollout.work import EpisodeFailed, EpisodeRunner, EpisodeWork
 from services.runtime.clock import Clock
@@ -72,8 +73,10 @@ class RolloutService:
         health: Health,
         metrics: RolloutMetrics,
         heartbeat_s: float = HEARTBEAT_S,
+        turns: TurnTaker | None = None,
     ) -> None:
-        """``heartbeat_s``: how often to renew the leases, and to check whether to ask for more."""
+        """``heartbeat_s``: how often to renew the leases, and to check whether to ask for more. ``turns``: on the engine's
+        device; None: it is the engine's alone."""
         self._episodes = episodes
         self._broker = broker
         self._sync = sync
@@ -82,6 +85,7 @@ class RolloutService:
         self._health = health
         self._metrics = metrics
         self._heartbeat_s = heartbeat_s
+        self._turns = turns
         self._running: dict[int, HeldLease] = {}
         self._late: list[asyncio.Task[None]] = []
         self._last_work: list[tuple[int, int, int]] = []
@@ -109,6 +113,8 @@ class RolloutService:
                     tasks.create_task(self._ask(), name="ask"),
                     tasks.create_task(self._beat(), name="heartbeat"),
                 ]
+                if self._turns is not None:
+                    loops.append(tasks.create_task(self._turns.run(lambda: len(self._running)), name="turns"))
                 await self._until_over(stop)
                 self._draining = True
                 for loop in loops[1:]:
@@ -174,6 +180,8 @@ class RolloutService:
             if message.request_id == self._request_id:
                 self._expected = 0
                 self._ask_again_at = self._clock.now() + message.retry_s
+                if self._turns is not None:
+                    self._turns.refused()
                 self._wake.set()
         elif isinstance(message, LeaseEnded):
             self._end_episode(message)
@@ -201,6 +209,8 @@ class RolloutService:
             return
         task = tasks.create_task(self._episode(lease, work), name=name)
         self._running[lease.trajectory_id] = HeldLease(lease=lease, work=work, task=task)
+        if self._turns is not None:
+            self._turns.leased()
         self._metrics.episodes_running.set(len(self._running))
         if lease.num_tokens:
             self._metrics.resumed.inc()
@@ -219,6 +229,9 @@ class RolloutService:
     async def _episode(self, lease: Lease, work: EpisodeWork) -> None:
         begin = self._clock.now()
         try:
+            if self._turns is not None:
+                # An agent's deadline begins with its episode, and must not pass in the learner's turn.
+                await self._sync.may_generate.wait()
             await work.run()
             self._engine_failures = 0
         except EpisodeFailed as error:
@@ -318,6 +331,8 @@ class RolloutService:
                     await self._send_heartbeat()
                 self._request_id += 1
                 self._asked_at, self._expected = now, room
+                if self._turns is not None:
+                    self._turns.asked(self._sync.policy_version, len(self._running))
                 await self._broker.send(
                     LeaseRequest(request_id=self._request_id, capacity=room, policy_version=self._sync.policy_version)
                 )
@@ -355,7 +370,10 @@ class RolloutService:
         return f"{waited}: {self._broker.refused}" if self._broker.refused else waited
 
     def _has_worked(self) -> bool:
-        """Whether any episode started, ended or grew since the last heartbeat; also true without any episode."""
+        """Whether any episode started, ended or grew since the last heartbeat; also true without any episode, and while all
+        wait for their turn."""
+        if self._turns is not None and self._turns.waits:
+            return True
         work = [
             (episode.lease.trajectory_id, episode.lease.epoch, episode.work.num_tokens)
             for episode in self._running.values()

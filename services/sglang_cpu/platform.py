@@ -29,10 +29,14 @@ class TorchCpuPlatform(SRTPlatform):
         from sglang.srt.layers import sampler
         from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
         from sglang.srt.layers.moe import fused_moe_native
+        from sglang.srt.lora import layers as lora_layers
+        from sglang.srt.lora import lora_manager
+        from sglang.srt.lora.backend import torch_backend
         from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
         from sglang.srt.model_executor.model_runner_components import weight_updater
         from sglang.srt.utils import weight_checker
 
+        from services.sglang_cpu.adapters import pin_nothing, report_slots
         from services.sglang_cpu.checksums import hash_with_xxh3
         from services.sglang_cpu.decode_backend import BatchedDecodeBackend
         from services.sglang_cpu.experts import enable_local_experts
@@ -50,6 +54,8 @@ class TorchCpuPlatform(SRTPlatform):
         hash_with_xxh3(weight_checker)
         enable_patches(weight_updater)
         enable_local_experts(fused_moe_native)
+        pin_nothing(lora_layers, torch_backend)
+        report_slots(lora_manager, weight_checker)
         # For compiled kernels SGLang rounds heads and widths up on a CPU. Without that, ranks have the shards that they have
         # on GPUs, and share heads of keys as there.
         update_config.DEFAULT_MOE_PADDING_SIZE = 1
@@ -63,9 +69,11 @@ class TorchCpuPlatform(SRTPlatform):
         """
         from sglang.srt.arg_groups import choices
 
+        from services.sglang_cpu.adapters import announce_slots
         from services.sglang_cpu.patching import announce_patches
 
         announce_patches(server_args)
+        announce_slots(server_args)
         for backends in (
             choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES,
             choices.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND,

@@ -108,10 +108,6 @@ class ChunkServer(ABC):
     def on_loaded(self, incoming: Incoming, loaded: Loaded) -> None:
         """The sender's engine serves a version, or could not load it."""
 
-    def takes(self, incoming: Incoming, message: Message) -> bool:
-        """Handle a message that is not about chunks, without waiting. Returns whether the subclass knows it."""
-        return False
-
     # --- messages ------------------------------------------------------------------------------------------------------
 
     async def _handle(self, incoming: Incoming) -> None:
@@ -136,7 +132,7 @@ class ChunkServer(ABC):
             self._peers.discard((peer, incoming.key))
         elif isinstance(message, Loaded):
             self.on_loaded(incoming, message)
-        elif not self.takes(incoming, message):
+        else:
             reason = f"{message_type(message)} does not belong on the {self._spec.name} channel"
             await self._channel.send(peer, Refused(reason=reason, message_type=message_type(message)))
 

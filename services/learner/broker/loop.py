@@ -36,14 +36,13 @@ from services.learner.broker.port import ToBroker
 from services.learner.broker.scores import updated_scores
 from services.learner.metrics import LearnerMetrics
 from services.learner.weights import (
+    AdapterCopy,
     PublishedChecksums,
-    SendingGroups,
     SnapshotStore,
     WeightCopy,
     WeightServer,
     build_snapshot,
     encode_delta,
-    group_options,
     likely_hash,
 )
 from services.runtime.clock import Clock
@@ -112,10 +111,8 @@ class BrokerLoop:
         self._authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
         channel = RouterChannel(context, WEIGHTS, settings.learner.weights_endpoint, self._authenticator)
         self._weights_endpoint = settings.learner.advertised_weights_endpoint or channel.endpoint
-        options = group_options(settings.learner.weights_group_backend)
-        groups = None if options is None else SendingGroups(options)
         self._checksums = PublishedChecksums([likely_hash()])
-        self._server = WeightServer(channel, self._store, metrics, groups=groups, checksums=self._checksums)
+        self._server = WeightServer(channel, self._store, metrics, checksums=self._checksums)
         self._client = PeerClient(
             context,
             BATCH,
@@ -242,9 +239,15 @@ class BrokerLoop:
         newest = self._store.newest
         # Not in the loop: rollouts fetch the former version meanwhile.
         self.encoding = True
-        snapshot = await asyncio.to_thread(build_snapshot, publication.policy_version, publication.weights)
-        delta = None if newest is None else await asyncio.to_thread(encode_delta, newest, snapshot)
-        await asyncio.to_thread(self._checksums.renew, newest, snapshot)
+        weights = publication.weights
+        snapshot = await asyncio.to_thread(build_snapshot, publication.policy_version, weights)
+        delta = None
+        if isinstance(weights, AdapterCopy):
+            # It is small, and changes everywhere. Engines report checksums of the model below it.
+            self._checksums.keep_base(weights.base)
+        else:
+            delta = None if newest is None else await asyncio.to_thread(encode_delta, newest, snapshot)
+            await asyncio.to_thread(self._checksums.renew, newest, snapshot)
         self.encoding = False
         await asyncio.to_thread(publication.note_digest, snapshot.manifest.digest)
         self._store.add(snapshot, delta)

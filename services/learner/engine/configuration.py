@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch.distributed
 
-from services.learner.start import EngineSettings, autoep_config, offload_config
+from services.learner.start import EngineSettings, autoep_config, gathering_config, offload_config
 
 _NEVER: Final = 10**9
 
@@ -31,9 +31,10 @@ def deepspeed_config(settings: EngineSettings, model_config: Mapping[str, Any]) 
             "stage": settings.learner.zero_stage,
             "reduce_bucket_size": 50_000_000,
             "stage3_param_persistence_threshold": settings.zero3_persistence_elements,
+            **gathering_config(model_config, size),
             **offload_config(settings.learner.offload, pin_memory=settings.device == "cuda"),
         },
-        **({} if size == 1 else {"expert_parallel": autoep_config(size, model_config)}),
+        **({} if size == 1 else {"expert_parallel": autoep_config(size, model_config, on_cuda=settings.device == "cuda")}),
         "optimizer": {
             "type": "AdamW",
             "params": {
@@ -43,8 +44,9 @@ def deepspeed_config(settings: EngineSettings, model_config: Mapping[str, Any]) 
                 "weight_decay": settings.learner.weight_decay,
                 # PyTorch's own: DeepSpeed's is compiled at the first start.
                 "torch_adam": True,
-                # One vectorised pass over the host's memory on OMP_NUM_THREADS threads, like DeepSpeed's own, but built in.
-                **({} if settings.learner.offload == "none" else {"fused": True}),
+                # One pass over the memory. On a host: on OMP_NUM_THREADS threads, like DeepSpeed's own, but built in. On a
+                # GPU: one kernel for many tensors, where PyTorch's default launches several for each step of the formula.
+                **({"fused": True} if settings.learner.offload != "none" or settings.device == "cuda" else {}),
             },
         },
     }

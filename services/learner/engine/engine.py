@@ -32,6 +32,7 @@ from services.learner.engine.gradients import (
     NonFiniteGradientError,
     NonFiniteLossError,
 )
+from services.learner.engine.host_states import HostStates
 from services.learner.engine.lora import lora_layout, lora_plan, trained_parameters
 from services.learner.engine.optimizer_state import OPTIMIZER, OptimizerState
 from services.learner.engine.partitioned_loading import placement_of
@@ -83,6 +84,9 @@ class LearnerEngine:
         )
         self._coverage_known = False
         self._reference = reference
+        states = HostStates(engine, reference, self.device)
+        # Between two turns on a device; nothing else may be called between the two.
+        self.leave_device, self.return_to_device = states.leave, states.come_back
         self.profile: Phases = NO_PROFILE
         self._weights = EngineWeights(self.model, self._shares, rank=self.rank, has_lora=self._lora is not None)
         self._base_digest = self._weights.base_digest(self.broadcast)
@@ -279,6 +283,20 @@ class LearnerEngine:
     def served_parameters(self, dtype: torch.dtype | None = None) -> Iterator[ServedParameter]:
         """All weights as engines load them; ranks other than 0 get nothing and must exhaust it. Collective."""
         return self._weights.served(dtype)
+
+    def base_parameters(self, dtype: torch.dtype) -> Iterator[ServedParameter]:
+        """``served_parameters`` without adapters. Collective."""
+        return self._weights.base(dtype)
+
+    def adapter_parameters(self, dtype: torch.dtype) -> Iterator[ServedParameter]:
+        """The adapters alone; ranks other than 0 get nothing and must exhaust it. Collective."""
+        return self._weights.adapters(dtype)
+
+    def probe(self) -> tuple[list[int], list[float]]:
+        """Tokens, and the log-probs of all but the first: what an engine with these weights computes, too. Collective."""
+        # SGLang misreports the log-prob of the highest id in a prompt.
+        packed = canary_batch(self.vocabulary - 1)
+        return packed.input_ids[0].tolist(), self.logprobs(packed).logprobs_T[packed.mask_T].tolist()
 
     def weights_digest(self) -> str:
         """Hexadecimal digest of what is trained: the same in any layout, on every rank. Collective."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed
 
+from gspo.model.boundaries import Boundaries
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch
 from gspo.model.sequence_parallel import RowShare
@@ -60,7 +61,7 @@ def model_inputs(packed: PackedBatch, share: RowShare | None) -> dict[str, Any]:
     return {
         "input_ids": packed.input_ids,
         "position_ids": packed.position_ids,
-        "cu_seqlens": packed.cu_seqlens,
+        "cu_seqlens": Boundaries(packed.cu_seqlens),
         "targets_T": packed.targets_T,
         "temperatures_T": packed.temperatures_T,
     }

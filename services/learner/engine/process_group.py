@@ -42,5 +42,7 @@ def init_distributed(device: Device, timeout_s: float = 1800.0) -> None:
 
 def limit_waiting(timeout_s: float) -> None:
     """Give the process groups that DeepSpeed has made the timeout of the first; their default is half an hour."""
+    # Public from PyTorch 2.14 on, which warns of the other name.
+    set_timeout = getattr(torch.distributed, "set_timeout", None) or distributed_c10d._set_pg_timeout
     for group in list(distributed_c10d._world.pg_map):
-        distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+        set_timeout(timedelta(seconds=timeout_s), group)

@@ -37,6 +37,10 @@ class FrozenReference:
         """
         return cls(load_policy(model_dir, dtype, AgreedWhole(device)), device, logprob_chunk_tokens=logprob_chunk_tokens)
 
+    def move(self, device: torch.device) -> None:
+        """Keep it on another device from now on. ``logprobs`` needs that of the packed batches."""
+        self._model = self._model.to(device)
+
     def logprobs(self, packed: PackedBatch, share: RowShare | None = None) -> Tensor:
         """float32 [T]: log-probs of a micro-batch's targets at their temperatures. Collective only with a ``share``."""
         with torch.no_grad():

@@ -13,6 +13,7 @@ from gspo.model.serving import lora_weights, served_parameters, serving_weights
 from gspo.model.serving_layout import ServedParameter, ServingLayout
 from services.learner.checkpoints import BaseDigest, streamed_digest
 from services.learner.engine.expert_parallel import ExpertShare, gathered
+from services.weights import PEFT_PREFIX
 
 Broadcast = Callable[[Tensor], Tensor]
 """Rank 0's tensor on every rank. Collective."""
@@ -31,6 +32,17 @@ class EngineWeights:
     def served(self, dtype: torch.dtype | None = None) -> Iterator[ServedParameter]:
         """All weights, adapters merged: see ``gspo.model.serving.served_parameters``."""
         return served_parameters(self._model, gathered=self._gathered, emit=self._emit, dtype=dtype, layout=self._layout)
+
+    def base(self, dtype: torch.dtype | None = None) -> Iterator[ServedParameter]:
+        """All weights as they are without adapters."""
+        return served_parameters(
+            self._model, gathered=self._gathered, emit=self._emit, dtype=dtype, with_adapters=False, layout=self._layout
+        )
+
+    def adapters(self, dtype: torch.dtype) -> Iterator[ServedParameter]:
+        """The adapters' matrices under the names of peft's files, in the type in which they are served."""
+        matrices = lora_weights(self._model, gathered=self._gathered, emit=self._emit)
+        return (ServedParameter.alone(PEFT_PREFIX + name, matrix.to(dtype)) for name, matrix in matrices)
 
     def trained(self) -> Iterator[ServedParameter]:
         """What a checkpoint has of the weights: all as they are served, or the adapters' matrices alone."""

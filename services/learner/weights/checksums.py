@@ -12,6 +12,8 @@ from typing import Final, TypeVar
 
 import torch
 
+from protocol.messages import Manifest
+from services.learner.weights.adapters import PublishedBase
 from services.learner.weights.snapshot import Snapshot
 from services.weights import WORD_BYTES, Hash, Layout, TileSums, hash_function, layouts, parts_of
 
@@ -37,6 +39,17 @@ class PublishedChecksums:
         self._lock = threading.Lock()
         # Of the version of this digest.
         self._tiles: tuple[str, dict[str, TileSums]] = ("", {})
+        self._base: PublishedBase | None = None
+
+    def keep_base(self, base: PublishedBase) -> None:
+        """Adapters are published from now on, above this model."""
+        self._base = base
+
+    def asked(self, manifest: Manifest, name: Hash) -> dict[str, str]:
+        """What an engine must report that serves this version; empty: not computed yet. Of an adapter: for its model."""
+        if manifest.adapter is None:
+            return self.known(manifest.digest, name)
+        return {} if self._base is None else self._base.checksums(name)
 
     def known(self, digest: str, name: Hash) -> dict[str, str]:
         """The checksums of the version of this digest; empty: not computed. They are computed for the versions to come."""
@@ -47,10 +60,6 @@ class PublishedChecksums:
         """Compute them for a new version, whose predecessor is ``base``. Takes up to seconds for each gigabyte."""
         for name in tuple(self._wanted):
             self._compute(base, snapshot, name)
-
-    def of(self, snapshot: Snapshot, name: Hash) -> dict[str, str]:
-        """The checksums of a version, computed now if they are not known. Takes up to seconds for each gigabyte."""
-        return self.known(snapshot.manifest.digest, name) or self._compute(None, snapshot, name)
 
     def _compute(self, base: Snapshot | None, snapshot: Snapshot, name: Hash) -> dict[str, str]:
         changed = _changed(base, snapshot)

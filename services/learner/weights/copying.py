@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gspo.model.serving_layout import ServedParameter, ServedPart
 from protocol.digests import tensor_digest, version_digest
-from protocol.messages import TensorInfo
+from protocol.messages import AdapterInfo, TensorInfo
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """By their names on the wire and in the settings."""
@@ -31,6 +31,9 @@ class CopiedTensor:
 
 class WeightCopy:
     """The weights of one moment, copied to the CPU: training may continue, and change the originals."""
+
+    adapter: AdapterInfo | None = None
+    """What the tensors are if they are an adapter's (services.learner.weights.adapters)."""
 
     def __init__(self, copied: Iterable[tuple[Tensor, Sequence[ServedPart]]]) -> None:
         """``copied``: for each parameter its elements in row-major order, and what they are served as."""
@@ -60,7 +63,7 @@ class WeightCopy:
 
     def digest(self) -> str:
         """The digest that a version of these weights has."""
-        return version_digest(described(self.tensors, self.digests()))
+        return version_digest(described(self.tensors, self.digests()), self.adapter)
 
 
 def copy_weights(weights: Iterable[tuple[str, Tensor]]) -> WeightCopy:

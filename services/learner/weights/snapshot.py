@@ -46,8 +46,9 @@ def build_snapshot(policy_version: int, weights: WeightCopy) -> Snapshot:
         base_version=0,
         num_bytes=data.nbytes,
         chunk_bytes=CHUNK_BYTES,
-        digest=version_digest(tensors),
+        digest=version_digest(tensors, weights.adapter),
         tensors=tensors,
+        adapter=weights.adapter,
     )
     return Snapshot(manifest=manifest, data=data)
 

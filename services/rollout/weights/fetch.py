@@ -119,14 +119,6 @@ async def _fetch(
         raise DamagedError(f"version {manifest.policy_version}: {error}") from error
 
 
-async def newest_snapshot(client: PeerClient, stall_s: float = STALL_S) -> Manifest | None:
-    """The manifest of the newest version's snapshot; None when the server has no version. Raises: FetchError."""
-    manifest = await newest_manifest(client, ManifestRequest(have_version=0), stall_s)
-    if manifest is not None:
-        _check_layout(manifest)
-    return manifest
-
-
 async def newest_manifest(client: PeerClient, request: ManifestRequest, stall_s: float) -> Manifest | None:
     """The server's newest manifest; None when it has no version. Late answers to older requests are ignored.
 
@@ -153,7 +145,7 @@ def _same(replica: Replica, manifest: Manifest) -> Replica:
         raise FetchError(
             f"version {manifest.policy_version} has digest {manifest.digest}, the replica has another one under this number"
         )
-    replica.manifest = structs.replace(replica.manifest, checksums=manifest.checksums)
+    replica.manifest = structs.replace(replica.manifest, checksums=manifest.checksums, adapter=manifest.adapter)
     return replica
 
 
@@ -195,7 +187,7 @@ def _check_layout(manifest: Manifest) -> None:
         offset += tensor.num_bytes
     if offset != manifest.num_bytes:
         raise FetchError(f"manifest: tensors have {offset} bytes, num_bytes is {manifest.num_bytes}")
-    if version_digest(manifest.tensors) != manifest.digest:
+    if version_digest(manifest.tensors, manifest.adapter) != manifest.digest:
         raise FetchError(f"manifest of version {manifest.policy_version}: its digest does not match its tensors")
 
 

@@ -250,7 +250,7 @@ class Replica:
             files = self._files = WeightFiles(mark.manifest.tensors, self._directory, self._shard_bytes)
             files.reopen()
             self._check(mark.manifest.tensors, range(len(mark.manifest.tensors)))
-            if version_digest(mark.manifest.tensors) != mark.manifest.digest:
+            if version_digest(mark.manifest.tensors, mark.manifest.adapter) != mark.manifest.digest:
                 raise ValueError("its digest does not match its tensors")
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             self.forget()

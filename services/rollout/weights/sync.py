@@ -5,6 +5,9 @@ after a failed update, the rollout does not serve: it takes no lease and generat
 
 The rollout keeps a copy of the version that it fetched last (``replica``), so that the next one can be a delta.
 ``loading`` has how an engine gets it.
+
+Where learner and engine take turns on a device, a version is fetched without the turn and loaded with it. An engine that
+gave the device up has lost its weights: it gets the served version again, from the copy, and is verified as with any other.
 """
 
 import asyncio
@@ -21,11 +24,12 @@ from protocol.messages import Loaded, Manifest
 from protocol.messages.base import shortened
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.sglang import Engine, EngineError
-from services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest, newest_snapshot
+from services.rollout.weights.adapters import AdapterLoader, AdapterPlan, BaseUnknownError
+from services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest
 from services.rollout.weights.loading import EngineLoader, VerificationError
 from services.rollout.weights.peers import WeightPeers
-from services.rollout.weights.process_group import GroupError, ReceivingGroup
 from services.rollout.weights.replica import Replica
+from services.rollout.weights.turns import EngineTurns
 from services.rollout.weights.verify import Verifier
 from services.runtime.clock import Clock
 from services.runtime.errors import EndpointError, ServiceError
@@ -36,6 +40,7 @@ log = structlog.get_logger()
 
 RETRY_S: Final = 1.0
 MAX_FAILED_LOADS: Final = 3
+MAX_FAILED_RELEASES: Final = 3
 CONNECT_S: Final = 10.0
 
 
@@ -61,12 +66,13 @@ class WeightSync:
         retry_s: float = RETRY_S,
         security: Security = PLAINTEXT,
         weight_peers: WeightPeers | None = None,
-        group: ReceivingGroup | None = None,
         kv_heads: int = 1,
+        adapters: AdapterPlan | None = None,
+        turns: EngineTurns | None = None,
     ) -> None:
         """``retry_s``: the pause before a fetch or a load is tried again. ``kv_heads``: of the model. ``weight_peers``:
-        shares weights with other rollouts; None: the learner serves everything. ``group``: receives from the learner; if it
-        fails, chunks are fetched.
+        shares weights with other rollouts; None: the learner serves everything. ``adapters``: versions are adapters; None:
+        they have all weights. ``turns``: on the engine's device; None: it is the engine's alone.
         """
         self._context = context
         self._engine = engine
@@ -81,10 +87,16 @@ class WeightSync:
         self._security = security
         self._on_change: Callable[[], None] = lambda: None
         self._weight_peers = weight_peers
-        self._group = group
         self._replica = Replica(work_directory) if weight_peers is None else weight_peers.replica
         self._engine_hash: Hash | None = None
         self._loader = EngineLoader(engine, self._verifier, work_directory, metrics)
+        self._adapters = None if adapters is None else AdapterLoader(engine, self._verifier, work_directory, adapters)
+        self._turns = EngineTurns(engine, None, clock=clock, metrics=metrics) if turns is None else turns
+        # Whoever loads a version or gives the device up. Nobody waits for the learner inside.
+        self._loads = asyncio.Lock()
+        # Whoever changes the copy, or reads it beside the task that fetches. Before ``_loads``, where both are needed.
+        self._copy = asyncio.Lock()
+        self._failed_releases = 0
         self._announced = (0, "")
         self._wake = asyncio.Event()
         self._failed_loads = 0
@@ -142,17 +154,16 @@ class WeightSync:
                 try:
                     async with asyncio.timeout(CONNECT_S):
                         await client.connected_welcome()
-                    if await self._follow_in_group(client, endpoint):
-                        continue
                     begin = self._clock.now()
-                    weights = await fetch_newest(
-                        client,
-                        self.policy_version,
-                        self._replica,
-                        fetched=self._count,
-                        sources=self._weight_peers,
-                        engine_hash=await self._known_hash(),
-                    )
+                    async with self._copy:
+                        weights = await fetch_newest(
+                            client,
+                            self.policy_version,
+                            self._replica,
+                            fetched=self._count,
+                            sources=self._weight_peers,
+                            engine_hash=await self._known_hash(),
+                        )
                 except (FetchError, TimeoutError) as error:
                     self._on_not_fetched(endpoint, error)
                     await asyncio.sleep(self._retry_s)
@@ -166,6 +177,8 @@ class WeightSync:
 
     async def _known_hash(self) -> Hash | None:
         """The hash whose checksums the learner shall send; None: of no use for shards, or the engine does not say it."""
+        if self._adapters is not None and not self._adapters.wants_checksums:
+            return None
         try:
             if self._engine_hash is None:
                 self._engine_hash = await self._verifier.hash()
@@ -212,95 +225,117 @@ class WeightSync:
         ).running("weights-client")
 
     async def _load(self, client: PeerClient, weights: Replica) -> None:
+        if self._adapters is not None:
+            await self._load_adapter(client, weights, self._adapters)
+            return
         version, digest = weights.policy_version, weights.digest
-        if self._group is not None:
-            self._group.forget_former()
-        if self.policy_version == 0:
-            weights.must_load_all()
+        if weights.current.adapter is not None:
+            raise ServiceError(
+                f'policy version {version} is an adapter, and lora.publish is "merged" here: the learner has other '
+                "settings; give learner and rollouts the same, and start them again"
+            )
+        try:
+            async with self._loads:
+                pause_s = await self._serve(weights)
+        except (EngineError, VerificationError) as error:
+            await self._on_failed(client, version, digest, str(error))
+            return
+        await self._on_loaded(client, version, digest, pause_s)
+
+    async def _serve(self, weights: Replica) -> float:
+        """Have the engine serve a version, in its turn. Returns the seconds of the pause. Raises: EngineError,
+        VerificationError."""
         self.loading = True
         try:
+            if await self._turns.take() or self.policy_version == 0:
+                weights.must_load_all()
             prepared = await self._loader.prepare(weights)
             self.may_generate.clear()
             begin = self._clock.now()
             await self._engine.pause(self._pause_mode)
             await self._loader.load(weights, prepared)
-            self.policy_version, self.quarantined = version, ""
+            await self._turns.complete()
+            self.policy_version, self.quarantined = weights.policy_version, ""
             await self._engine.resume()
             self.may_generate.set()
-            pause_s = self._clock.now() - begin
-        except (EngineError, VerificationError) as error:
-            await self._on_failed(client, version, digest, str(error))
-            return
+            return self._clock.now() - begin
         finally:
             self.loading = False
             await self._loader.tidy()
-        await self._on_loaded(client, version, digest, pause_s)
 
-    async def _follow_in_group(self, client: PeerClient, endpoint: str) -> bool:
-        """Let the learner send its newest version to the engine; False: impossible now, so fetch the version."""
-        group = self._group
-        if group is None or not group.usable:
-            return False
-        manifest = await newest_snapshot(client)
-        if manifest is None or manifest.policy_version <= self.policy_version:
-            return False
-        if not await self._is_announced(manifest.policy_version, endpoint):
-            return True
-        try:
-            await group.join(client, manifest, endpoint)
-        except (GroupError, EngineError) as error:
-            await self._on_no_group(group, str(error))
-            return False
-        return await self._load_in_group(client, manifest, group)
+    @property
+    def has_device(self) -> bool:
+        """Whether the engine may use the device now: always, unless the learner uses it, too."""
+        return self._turns.has_device
 
-    async def _load_in_group(self, client: PeerClient, manifest: Manifest, group: ReceivingGroup) -> bool:
-        version, digest = manifest.policy_version, manifest.digest
-        # The replica would no longer match the engine, and is no base for the versions that follow.
-        self._replica.forget()
+    async def bring_back(self) -> None:
+        """Take the turn, and have the engine serve again what it served in the last one.
+
+        Does nothing where a version is on its way: that will take the turn. Raises: ServiceError.
+        """
+        async with self._copy, self._loads:
+            if self.may_generate.is_set() or not self.policy_version or self._replica.policy_version != self.policy_version:
+                return
+            try:
+                await self._serve(self._replica)
+            except (EngineError, VerificationError) as error:
+                raise ServiceError(f"the engine did not take policy version {self.policy_version} again: {error}") from error
+        log.info("weights_brought_back", policy_version=self.policy_version)
+
+    async def give_up(self, may: Callable[[], bool]) -> None:
+        """End the turn, if ``may`` says so once nothing is being loaded. The version counts as served all the same.
+
+        Raises: ServiceError when the engine refuses to release its memory.
+        """
+        async with self._loads:
+            if not self._turns.has_device or not may():
+                return
+            self.may_generate.clear()
+            try:
+                if not self._verifier.known:
+                    # Once the memory is gone there is nothing to compute checksums of, and the next fetch wants their kind.
+                    await self._verifier.hash()
+                await self._engine.pause("retract")
+                await self._turns.give_back()
+            except (EngineError, ValueError) as error:
+                self._on_not_released(error)
+            else:
+                self._failed_releases = 0
+
+    def _on_not_released(self, error: Exception) -> None:
+        self._failed_releases += 1
+        log.warning("memory_not_released", error=str(error), attempt=self._failed_releases)
+        if self._failed_releases >= MAX_FAILED_RELEASES:
+            raise ServiceError(
+                f"the engine does not release its memory, for which the learner waits: {error}; it is started again, which "
+                "frees all of it"
+            ) from error
+
+    async def _load_adapter(self, client: PeerClient, weights: Replica, adapters: AdapterLoader) -> None:
+        """The engine generates on meanwhile, with the version that it served before."""
+        version, digest = weights.policy_version, weights.digest
         self.loading = True
-        self.may_generate.clear()
-        begin = self._clock.now()
         try:
-            await self._engine.pause(self._pause_mode)
-            await group.load(client, manifest, self._pause_mode)
-            EngineLoader.require(await group.verify())
+            adapter = await adapters.load(weights)
+            begin = self._clock.now()
+            adapters.serve(adapter)
             self.policy_version, self.quarantined = version, ""
-            await self._engine.resume()
             self.may_generate.set()
+            await adapters.retire_former()
             pause_s = self._clock.now() - begin
+        except BaseUnknownError as error:
+            log.info("base_not_known_yet", reason=str(error))
+            await asyncio.sleep(self._retry_s)
+            return
         except (EngineError, VerificationError) as error:
-            await self._on_no_group(group, str(error))
-            if not await self._goes_on(group):
-                await self._on_failed(client, version, digest, str(error))
-            return False
+            # The former version, if there is one, is as it was.
+            self._replica.forget()
+            self.quarantined = "" if self.policy_version else str(error)
+            await self._on_not_loaded(client, version, digest, str(error))
+            return
         finally:
             self.loading = False
-        self._metrics.weight_fetches.labels(kind="group").inc()
         await self._on_loaded(client, version, digest, pause_s)
-        return True
-
-    async def _goes_on(self, group: ReceivingGroup) -> bool:
-        """Generate on with the version that was served before the update, if nothing of the new one has arrived.
-
-        So a learner that dies when it should send does not stop generation until it is back.
-        """
-        try:
-            if not self.policy_version or not await group.holds_former():
-                return False
-            async with self._engine.updating(self.policy_version):
-                pass  # The engine must say, too, that it serves that version.
-            await self._engine.resume()
-        except EngineError as error:
-            log.warning("former_version_not_kept", policy_version=self.policy_version, error=str(error))
-            return False
-        self.may_generate.set()
-        log.info("former_version_kept", policy_version=self.policy_version)
-        return True
-
-    async def _on_no_group(self, group: ReceivingGroup, error: str) -> None:
-        log.warning("weights_group_failed", error=error)
-        self._metrics.weight_updates.labels(outcome="no_group").inc()
-        await group.failed()
 
     async def _on_loaded(self, client: PeerClient, version: int, digest: str, pause_s: float) -> None:
         self._failed_loads = 0
@@ -318,8 +353,12 @@ class WeightSync:
         self.may_generate.clear()
         self._replica.forget()
         self.policy_version, self.quarantined = 0, error
+        await self._on_not_loaded(client, version, digest, error)
+
+    async def _on_not_loaded(self, client: PeerClient, version: int, digest: str, error: str) -> None:
+        """Count and report it. Raises: ServiceError after several in a row."""
         self._failed_loads += 1
-        self._metrics.policy_version.set(0)
+        self._metrics.policy_version.set(self.policy_version)
         self._metrics.weight_updates.labels(outcome="failed").inc()
         log.error("weights_not_loaded", policy_version=version, error=error, attempt=self._failed_loads)
         self._on_change()

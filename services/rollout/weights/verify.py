@@ -200,13 +200,6 @@ def compare(parameters: Mapping[str, Layout], actual: Mapping[str, str], expecte
     return Verification(mismatched=mismatched, missing=missing, unsent=unsent, unverified=unverified)
 
 
-def compare_checksums(expected: Mapping[str, str], actual: Mapping[str, str]) -> Verification:
-    """Compare the checksums of all of an engine's parameters, when nothing else is known about them."""
-    mismatched = [name for name, digest in expected.items() if name in actual and actual[name] != digest]
-    missing = [name for name in expected if name not in actual and not _is_tied_head(name, expected)]
-    return Verification(mismatched=mismatched, missing=missing, unsent=[name for name in actual if name not in expected])
-
-
 def _is_tied_head(name: str, expected: Mapping[str, str]) -> bool:
     """Whether this is an output layer that is the embedding: some checkpoints have it twice, the engine once."""
     return name == HEAD and name in expected and expected[name] == expected.get(EMBEDDING)

@@ -176,8 +176,8 @@ def _record(directory: Path) -> RunRecord | None:
 
 def _published(directory: Path, settings: Settings, choice: ChosenCheckpoint) -> str | None:
     """The digest under which these weights were served; None where it is not known, or not comparable (the learner's order
-    of tensors is another with expert parallelism)."""
-    if not choice.checkpoint.policy_version or settings.learner.expert_parallel > 1:
+    of tensors is another with expert parallelism, and of adapters that were published as such the ledger has their own)."""
+    if settings.lora.publish == "adapter" or not choice.checkpoint.policy_version or settings.learner.expert_parallel > 1:
         return None
     path = directory / LEDGER_FILE
     if not path.is_file():

@@ -10,6 +10,7 @@ from services.runtime.settings.configuration import validated
 from services.runtime.settings.sections import Settings
 
 SETTINGS_FILE: Final = "settings.json"
+_FORMER: Final = (("rollout", "weights_path"), ("learner", "weights_group_backend"))
 
 
 def write_run_settings(settings: Settings) -> None:
@@ -32,8 +33,17 @@ def read_run_settings(directory: Path) -> Settings:
         raise ConfigurationError(f"{path}: not there; the broker writes it when it starts") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+    _drop_former(plain)
     _drop_unused_mode(plain)
     return validated(plain, str(path))
+
+
+def _drop_former(plain: Any) -> None:
+    """Leave out settings that there were once, and that say nothing about what the run did: its record stays readable."""
+    for section, key in _FORMER:
+        match plain:
+            case dict() if isinstance(plain.get(section), dict):
+                plain[section].pop(key, None)
 
 
 def _drop_unused_mode(plain: Any) -> None:

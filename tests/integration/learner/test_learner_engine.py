@@ -22,7 +22,9 @@ from gspo.model.packing import TrainGroup
 from gspo.staleness import sequence_lag
 from services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from services.learner.plan import split_groups
-from tests.support.learner.learner_worker import ADAM_EPS, NUM_MINI_BATCHES, OBJECTIVE, SETTINGS
+from services.runtime.settings.sections import Learner, LoraSection, Rollout
+from services.runtime.settings.sections.run import require_turns
+from tests.support.learner.learner_worker import ADAM_EPS, IMMOVABLE, MOVABLE, NUM_MINI_BATCHES, OBJECTIVE, SETTINGS
 from tests.support.learner.ranks import Ranks
 from tests.support.learner.training_groups import padded_logprobs, write_model_and_groups
 
@@ -47,7 +49,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def everything(work: Path) -> Results:
     """Runs of one rank and of two, side by side."""
-    scenarios = {1: ("stages", "bfloat16", "reference"), 2: ("stages", "replay", "faults")}
+    scenarios = {1: ("stages", "bfloat16", "reference", "leaving"), 2: ("stages", "replay", "faults")}
     with contextlib.ExitStack() as stack:
         started = [
             stack.enter_context(
@@ -183,6 +185,25 @@ def test_an_export_loads_in_transformers_bit_for_bit(
     served = load_file(work / f"exported-{stage}-{num_ranks}.safetensors")
     assert set(again) == set(served)
     assert all(torch.equal(again[name], served[name]) for name in served)
+
+
+def test_an_engine_that_leaves_its_device_between_batches_trains_as_one_that_stays(everything: Results) -> None:
+    (result,) = everything["leaving"][1]
+    assert set(result["digests"]) == set(MOVABLE)
+    assert all(stays == leaves for stays, leaves in result["digests"].values())
+    assert set(map(tuple, result["where"].values())) == {("cpu",)}
+
+
+def test_deepspeed_moves_the_states_of_no_stage_that_run_take_turns_refuses(everything: Results) -> None:
+    (result,) = everything["leaving"][1]
+    assert set(result["refused"]) == set(IMMOVABLE)
+    for name, changes in IMMOVABLE.items():
+        with pytest.raises(ValueError, match=r"use learner\.zero_stage = 2"):
+            require_turns(Learner(**changes), Rollout(num_servers=1), LoraSection())
+        assert result["refused"][name]
+    for changes in MOVABLE.values():
+        learner = {key: value for key, value in changes.items() if key in Learner.model_fields}
+        require_turns(Learner(**learner), Rollout(num_servers=1), LoraSection())
 
 
 def test_bfloat16_training_moves_every_tensor(work: Path, everything: Results) -> None:

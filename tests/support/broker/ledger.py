@@ -42,9 +42,9 @@ from services.broker.ledger.actions import (
     SessionKey,
     WriteMetrics,
 )
+from services.broker.ledger.config import LedgerConfig
 from services.broker.ledger.intake import TokenFacts
 from services.broker.ledger.ledger import Ledger
-from services.broker.ledger.state import LedgerConfig
 from services.broker.store.payload import stored_chunk, stored_chunks
 from services.broker.store.store import RowChanges, Store
 from tests.support.broker.peers import VOCABULARY, logprobs_of, tokens_of
@@ -174,9 +174,9 @@ class LedgerHarness:
                     changes.rows.append(row)
                 case AppendChunk(chunk=chunk, peer=peer):
                     changes.chunks.append(stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"], peer))
-                case AppendChunks(chunks=chunks, places=places, rows=rows, peer=peer):
+                case AppendChunks(chunks=chunks, stretches=stretches, rows=rows, peer=peer):
                     changes.rows += rows
-                    changes.chunks += stored_chunks(chunks, places, peer)
+                    changes.chunks += stored_chunks(chunks, stretches, peer)
                 case WriteMetrics(line=line):
                     changes.lines.append({**line, "time_s": self.now})
                     self.lines.append(line)

@@ -14,9 +14,12 @@ from prometheus_client import CollectorRegistry
 from services.learner.weights.delta import encode_delta
 from services.learner.weights.snapshot import Delta
 from services.rollout.metrics import RolloutMetrics
+from services.rollout.sglang import Engine
 from services.rollout.weights.replica import Replica
 from services.rollout.weights.sync import WeightSync
+from services.rollout.weights.turns import EngineTurns
 from services.runtime.clock import MonotonicClock
+from services.turns import DeviceLock
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.wire.served_weights import Served, weights
 from tests.support.wire.snapshots import snapshot_of
@@ -28,21 +31,24 @@ RETRY_S = 0.05
 class Following:
     """A WeightSync between a real weight server and a scripted engine."""
 
-    def __init__(self, context: zmq.asyncio.Context, directory: Path) -> None:
+    def __init__(self, context: zmq.asyncio.Context, directory: Path, lock: DeviceLock | None = None) -> None:
         self.served = Served(context)
         self.engine = ScriptedEngine()
         self.work_directory = directory / "work"
         self.registry = CollectorRegistry()
+        clock, metrics = MonotonicClock(), RolloutMetrics(self.registry)
+        engine: Engine = self.engine  # type: ignore[assignment]
         self.sync = WeightSync(
             context=context,
-            engine=self.engine,  # type: ignore[arg-type]
+            engine=engine,
             work_directory=self.work_directory,
             pause_mode="retract",
             peer="rollout-0",
             session="s",
-            clock=MonotonicClock(),
-            metrics=RolloutMetrics(self.registry),
+            clock=clock,
+            metrics=metrics,
             retry_s=RETRY_S,
+            turns=EngineTurns(engine, lock, clock=clock, metrics=metrics, poll_s=0.001),
         )
         # A file for each tensor: the engine loads the files with changed tensors.
         self.sync._replica = Replica(self.work_directory, shard_bytes=1)
@@ -116,8 +122,9 @@ class Following:
 
 
 @contextlib.asynccontextmanager
-async def following(directory: Path) -> AsyncIterator[Following]:
+async def following(directory: Path, lock: DeviceLock | None = None) -> AsyncIterator[Following]:
+    """``lock``: of a device that others use, too."""
     async with zmq_context() as context:
-        follow = Following(context, directory)
+        follow = Following(context, directory, lock)
         async with in_background(follow.served.authenticator.run(), follow.served.server.run(), follow.sync.run()):
             yield follow

@@ -9,6 +9,7 @@ import numpy as np
 from safetensors import deserialize
 
 from protocol.messages import TensorInfo, VersionRun
+from services.rollout.sglang import CACHE_MEMORY, WEIGHTS_MEMORY
 from services.rollout.sglang.answers import RankChecksums, ServerInfo
 from services.rollout.sglang.client import EngineError
 from services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
@@ -70,6 +71,10 @@ class ScriptedEngine:
         self.refuse_update: str = ""
         self.damage: Callable[[dict[str, tuple[TensorInfo, bytes]]], None] = lambda _: None
         self.said_version: int | None = None
+        self.memory = self
+        self.released: set[str] = set()
+        self.refuse_release: str = ""
+        self.update_hold: Hold | None = None
 
     def hold_at(self, num_tokens: int) -> Hold:
         """Wait before the token at place ``num_tokens`` of a context."""
@@ -123,13 +128,30 @@ class ScriptedEngine:
 
     async def resume(self) -> None:
         self.calls.append("resume")
+        assert not self.released
         self.paused = False
+
+    async def release_memory(self) -> None:
+        self.calls.append("release")
+        assert self.paused, "SGLang ends itself when something runs"
+        if self.refuse_release:
+            raise EngineError(self.refuse_release)
+        self.released = {WEIGHTS_MEMORY, CACHE_MEMORY}
+        self.loaded = {name: (info, bytes(len(data))) for name, (info, data) in self.loaded.items()}
+
+    async def take_back(self, tag: str) -> None:
+        self.calls.append(f"resume {tag}")
+        self.released.discard(tag)
 
     async def update_weights_from_disk(
         self, path: Path, version: int, *, check: Callable[[], Awaitable[None]] | None = None
     ) -> None:
         self.calls.append(f"update {version}")
         assert self.paused
+        assert WEIGHTS_MEMORY not in self.released
+        if self.update_hold is not None:
+            self.update_hold.reached.set()
+            await self.update_hold.go.wait()
         if self.refuse_update:
             raise EngineError(self.refuse_update)
         # Tensors that are not in the file stay, as in SGLang.
@@ -159,6 +181,7 @@ class ScriptedEngine:
         return self.version if self.said_version is None else self.said_version
 
     async def weights_checksums(self) -> list[RankChecksums]:
+        assert WEIGHTS_MEMORY not in self.released, "there is nothing to read: CUDA ends the server"
         made = {name: sha256_checksum(parameter.parts) for name, parameter in merge(self.loaded.values()).items()}
         return [RankChecksums(checksums=made)]
 

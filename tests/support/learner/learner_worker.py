@@ -286,6 +286,49 @@ def faults(work: Path) -> dict[str, Any]:
     return results
 
 
+MOVABLE: dict[str, dict[str, Any]] = {
+    "1": {"zero_stage": 1},
+    "2": {"zero_stage": 2, "dtype": "bfloat16"},
+    "offload": {"zero_stage": 2, "offload": "optimizer"},
+    "adapters": {"zero_stage": 2, "lora": {"rank": 4}},
+    "reference": {"zero_stage": 2, "with_penalties": True},
+}
+IMMOVABLE: dict[str, dict[str, Any]] = {
+    "0": {"zero_stage": 0},
+    "1 in bfloat16": {"zero_stage": 1, "dtype": "bfloat16"},
+    "3": {"zero_stage": 3},
+}
+
+
+def leaving(work: Path) -> dict[str, Any]:
+    """Two batches by an engine that leaves its device between them, and by one that stays; and what cannot leave."""
+    groups = load_groups(work / "groups.npz")
+    results: dict[str, Any] = {"digests": {}, "where": {}, "refused": {}}
+    for name, changes in MOVABLE.items():
+        digests = []
+        for leaves in (False, True):
+            engine, mismatch = LearnerEngine.create(work / "model", settings(**changes)), MismatchTracker()
+            for _ in range(2):
+                if leaves:
+                    engine.leave_device()
+                    engine.leave_device()  # It has left.
+                    engine.return_to_device()
+                train(engine, groups, mismatch)
+            if leaves:
+                engine.leave_device()
+                engine.return_to_device()
+                steps = [state["step"] for state in engine._engine.optimizer.optimizer.state.values()]
+                results["where"][name] = sorted({step.device.type for step in steps})
+            digests.append(engine.weights_digest())
+        results["digests"][name] = digests
+    for name, changes in IMMOVABLE.items():
+        try:
+            LearnerEngine.create(work / "model", settings(**changes)).leave_device()
+        except (AttributeError, AssertionError) as error:
+            results["refused"][name] = str(error)
+    return results
+
+
 def _message(action: Callable[[], object]) -> str:
     try:
         action()
@@ -295,7 +338,8 @@ def _message(action: Callable[[], object]) -> str:
 
 
 SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "stages": stages, "bfloat16": bfloat16, "replay": replay, "reference": reference, "faults": faults
+    "stages": stages, "bfloat16": bfloat16, "replay": replay, "reference": reference, "faults": faults,
+    "leaving": leaving,
 }  # fmt: skip
 
 

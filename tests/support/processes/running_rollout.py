@@ -16,6 +16,7 @@ from protocol.messages import (
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.service import RolloutService
 from services.rollout.tokenizer import ChatTokenizer
+from services.rollout.turns import TurnTaker
 from services.rollout.work import EpisodeRunner
 from services.runtime.settings.sections import Rollout
 from services.runtime.telemetry import Health
@@ -37,6 +38,8 @@ class SteadySync:
         self.loading = False
         self.may_generate = asyncio.Event()
         self.may_generate.set()
+        self.turn, self.given_up, self.asked_back = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.turn.set()
         self.announced: list[tuple[int, str]] = []
         self._on_change: Callable[[], None] = lambda: None
 
@@ -45,6 +48,22 @@ class SteadySync:
 
     def announce(self, policy_version: int, endpoint: str) -> None:
         self.announced.append((policy_version, endpoint))
+
+    @property
+    def has_device(self) -> bool:
+        return self.turn.is_set()
+
+    async def give_up(self, may: Callable[[], bool]) -> None:
+        if may():
+            self.turn.clear()
+            self.may_generate.clear()
+            self.given_up.set()
+
+    async def bring_back(self) -> None:
+        """Waits until the test ends the learner's turn."""
+        self.asked_back.set()
+        await self.turn.wait()
+        self.may_generate.set()
 
     def serve(self, policy_version: int, quarantined: str = "") -> None:
         self.policy_version, self.quarantined = policy_version, quarantined
@@ -84,7 +103,7 @@ class Running:
             metrics=self.metrics,
         )
 
-    async def serve(self, episodes: EpisodeRunner) -> None:
+    async def serve(self, episodes: EpisodeRunner, *, takes_turns: bool = False) -> None:
         """Be a rollout with these episodes until ``stop``."""
         service = RolloutService(
             episodes=episodes,
@@ -95,6 +114,7 @@ class Running:
             health=self.health,
             metrics=self.metrics,
             heartbeat_s=0.05,
+            turns=TurnTaker(self.sync, look_s=0.001) if takes_turns else None,  # type: ignore[arg-type]
         )
         await service.run(self.stop)
 
@@ -114,13 +134,15 @@ def starter(tokenizer: ChatTokenizer) -> Start:
     """Starts a ``RunningRollout`` as a context."""
 
     @contextlib.asynccontextmanager
-    async def start(spec: ChannelSpec = WORK, drain_s: float = 5.0, max_running: int = 4) -> AsyncIterator[Running]:
+    async def start(
+        spec: ChannelSpec = WORK, drain_s: float = 5.0, max_running: int = 4, *, takes_turns: bool = False
+    ) -> AsyncIterator[Running]:
         """Runs until the block ends; then the service must end by itself."""
         async with zmq_context() as context:
             run = Running(context, tokenizer, spec, drain_s, max_running)
             async with in_background(run.broker.serve()):
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(run.serve(run.environment_loop()))
+                    tasks.create_task(run.serve(run.environment_loop(), takes_turns=takes_turns))
                     try:
                         yield run
                     finally:

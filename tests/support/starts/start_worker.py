@@ -5,6 +5,7 @@ python -m tests.support.starts.start_worker PLAN.json; the plan is a list of sta
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -23,7 +24,15 @@ from services.learner.engine.partitioned_loading import placement_of
 from services.learner.engine.process_group import init_distributed
 from services.learner.start import read_model_config
 from services.learner.weights import DTYPES
+from services.runtime.memory import return_freed_memory
+from tests.support.learner.gpu_worker import policy_gradient, random_row
 from tests.support.learner.learner_worker import settings
+
+M_MMAP_THRESHOLD: Final = -3
+"""Of mallopt (malloc.h)."""
+STEP_TOKENS: Final = 8
+VOCABULARY: Final = 64
+"""Token ids below it are in every model."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,9 @@ class Start:
     """A folder; {rank} in it is the rank."""
     settings: dict[str, Any] = field(default_factory=dict)
     with_optimizer: bool = True
+    with_step: bool = False
+    """One step on a short sequence, after which every gradient and moment has been written. Freed memory goes back to the
+    system as soon as it is free, so that what is resident is what is held."""
     by_transformers: bool = False
     """Loaded by from_pretrained, as a model is whose class this project's loader does not know."""
 
@@ -59,6 +71,11 @@ def patched_loader() -> Iterator[None]:
         loading._wanted = own
 
 
+def free_at_once() -> None:
+    """glibc gives a block back when it is freed if it was mapped alone; let it map those from 64 KiB on alone."""
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)
+
+
 def run(start: Start) -> dict[str, Any]:
     chosen, model_dir = settings(**start.settings), Path(start.model.format(rank=os.environ.get("RANK", "0")))
     init_distributed("cpu")
@@ -72,6 +89,10 @@ def run(start: Start) -> dict[str, Any]:
         engine = LearnerEngine.from_model(model, chosen, model_dir=model_dir)
         found |= {"starting": resident_bytes("VmHWM") - before, "started": resident_bytes() - before}
         found["digest"] = engine.weights_digest()
+        if start.with_step:
+            engine.train_mini_batch([random_row(1, STEP_TOKENS, VOCABULARY)], policy_gradient)
+            return_freed_memory()
+            found["trained"] = resident_bytes() - before
     return found
 
 
@@ -80,8 +101,11 @@ def main() -> None:
     plan = Path(sys.argv[1])
     results = []
     for content in json.loads(plan.read_text(encoding="utf-8")):
+        start = Start(**content)
+        if start.with_step:
+            free_at_once()
         try:
-            results.append(run(Start(**content)))
+            results.append(run(start))
         except ValueError as error:
             results.append({"error": f"{type(error).__name__}: {error}"})
     plan.with_suffix(f".{os.environ.get('RANK', '0')}.out").write_text(json.dumps(results), encoding="utf-8")

@@ -11,7 +11,7 @@ from protocol import limits
 from protocol.codec import decode, encode
 from protocol.errors import ProtocolError
 from protocol.messages import Chunk, Segment, VersionRun
-from protocol.messages.gathered import COLUMNS, OFFSET, SEGMENTS, STATE, TOKENS, Chunks, Extension, Gathered, gather
+from protocol.messages.gathered import COLUMNS, OFFSET, SEGMENTS, STATE, TOKENS, Chunks, Gathered, Stretch, gather
 from tests.support.builders import a_chunk, an_extension, token_arrays
 
 
@@ -37,15 +37,63 @@ def test_every_chunk_comes_back_with_its_tokens() -> None:
             assert chunks.token_bytes(name)[place] == array.tobytes()
 
 
+def usual_places(chunks: Gathered) -> list[int]:
+    return sorted(place for stretch in chunks.stretches if stretch.is_usual for place in stretch.places)
+
+
 def test_only_more_tokens_of_one_action_by_one_version_are_the_usual_chunk() -> None:
     two_runs = an_extension(version_runs=[VersionRun(3, 1), VersionRun(4, 2)])
     observation = an_extension(segments=[Segment("observation", 0, 3)], version_runs=[VersionRun(-1, 3)])
     other_sequence = an_extension(segments=[Segment("action", 0, 3, 1)])
     sent = [*MIXED, two_runs, observation, other_sequence, an_extension(turn_rewards=[1.0]), an_extension(state={"a": 1})]
-    usual = Extension(turn=0, version=4, largest_token_id=7)
-    assert read(*gather([with_arrays(chunk) for chunk in sent])).extensions == [
-        None, usual, None, usual, None, None, None, None, None,
+    chunks = read(*gather([with_arrays(chunk) for chunk in sent]))
+    assert usual_places(chunks) == [1, 3]
+    first = an_extension()
+    assert next(stretch for stretch in chunks.stretches if 1 in stretch.places) == Stretch(
+        (1,), first.trajectory_id, first.epoch, first.offset, 3, is_usual=True, turn=0, versions=((4, 3),), version_sum=12,
+        largest_token_id=7,
+    )._replace(places=[1])  # fmt: skip
+
+
+def goes_on(place: int, offset: int, version: int = 4, **fields: Any) -> Chunk:
+    """A usual chunk of trajectory ``place``, of three tokens."""
+    return an_extension(trajectory_id=place, offset=offset, version_runs=[VersionRun(version, 3)], **fields)
+
+
+def test_chunks_that_follow_one_another_are_one_stretch_whatever_is_between_them() -> None:
+    sent = [
+        goes_on(1, 10), goes_on(2, 10, turn_done=True), goes_on(1, 13, state={}), goes_on(1, 16, 6), goes_on(2, 13, 5),
+        goes_on(1, 19, 6, turn_done=True),
     ]  # fmt: skip
+    one, two = read(*gather([with_arrays(chunk) for chunk in sent])).stretches
+    assert (one.places, one.trajectory_id, one.offset, one.num_tokens) == ([0, 2, 3, 5], 1, 10, 12)
+    assert list(one.versions) == [(4, 6), (6, 6)]
+    assert (one.version_sum, one.has_state, one.turn_done) == (4 * 6 + 6 * 6, True, True)
+    assert (two.places, list(two.versions), two.has_state, two.turn_done) == ([1, 4], [(4, 3), (5, 3)], False, False)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        goes_on(1, 12),
+        goes_on(1, 14),
+        goes_on(1, 13, epoch=9),
+        goes_on(2, 13),
+        goes_on(1, 13, 3),
+        goes_on(1, 13, segments=[Segment("action", 1, 3)]),
+        goes_on(1, 13, turn_rewards=[1.0]),
+    ],
+    ids=["overlap", "gap", "epoch", "trajectory", "version goes back", "next turn", "reward"],
+)
+def test_what_does_not_go_on_is_a_stretch_of_its_own(second: Chunk) -> None:
+    stretches = read(*gather([with_arrays(goes_on(1, 10)), with_arrays(second)])).stretches
+    assert [list(stretch.places) for stretch in stretches] == [[0], [1]]
+
+
+def test_a_stretch_does_not_reach_over_another_kind_of_chunk_of_its_trajectory() -> None:
+    sent = [goes_on(1, 10), a_chunk(trajectory_id=1), goes_on(1, 13)]
+    stretches = read(*gather([with_arrays(chunk) for chunk in sent])).stretches
+    assert [(list(stretch.places), stretch.is_usual) for stretch in stretches] == [([0], True), ([1], False), ([2], True)]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +111,7 @@ def test_a_value_that_cannot_be_is_the_fault_of_one_chunk(array: str, value: flo
     first = {"segments": 1, "version_runs": 1}.get(array, 3)
     arrays[array].reshape(len(arrays[array]), -1)[first, 0] = value
     chunks = read(message, arrays)
-    assert [extension is None for extension in chunks.extensions] == [False, True, False]
+    assert usual_places(chunks) == [0, 2]
     with pytest.raises(ValueError, match=named):
         chunks.chunk(1)
     assert [chunks.chunk(place)[0].trajectory_id for place in (0, 2)] == [0, 2]
@@ -75,7 +123,7 @@ def test_a_state_that_is_no_plain_map_is_the_fault_of_one_chunk() -> None:
         arrays["states"] = np.frombuffer(packed, np.uint8)
         arrays["chunks"][0, STATE] = len(packed)
         chunks = read(message, arrays)
-        assert chunks.extensions[0] is None
+        assert usual_places(chunks) == [1]
         with pytest.raises(ValueError, match=named):
             chunks.chunk(0)
         assert chunks.chunk(1)[0] == an_extension()
@@ -93,14 +141,16 @@ def test_what_is_seen_of_all_at_once_agrees_with_a_look_at_each() -> None:
             flat = arrays[name].reshape(-1)
             flat[rng.randrange(len(flat))] = rng.choice([-1, 0, 1, 3, 2**31 - 1])
         chunks = read(message, arrays)
-        for place, extension in enumerate(chunks.extensions):
-            if extension is None:
+        assert sorted(place for stretch in chunks.stretches for place in stretch.places) == list(range(len(chunks)))
+        for stretch in chunks.stretches:
+            if not stretch.is_usual:
                 continue
             usual += 1
-            chunk, found = chunks.chunk(place)
-            assert chunk.segments == [Segment("action", extension.turn, chunk.num_tokens)]
-            assert chunk.version_runs == [VersionRun(extension.version, chunk.num_tokens)]
-            assert found["token_ids"].max() == extension.largest_token_id
+            found = [chunks.chunk(place) for place in stretch.places]
+            assert all(chunk.segments == [Segment("action", stretch.turn, chunk.num_tokens)] for chunk, _ in found)
+            runs = [run for chunk, _ in found for run in chunk.version_runs]
+            assert sum(run.version * run.num_tokens for run in runs) == stretch.version_sum
+            assert max(arrays["token_ids"].max() for _, arrays in found) == stretch.largest_token_id
     assert usual > 100
 
 

@@ -98,10 +98,6 @@ class Learner(Section):
     writes it as a model. false: only the newest are kept."""
     weights_endpoint: str = "tcp://127.0.0.1:7003"
     """Rollouts fetch weights here; the learner binds it."""
-    weights_group_backend: Literal["", "gloo", "nccl"] = ""
-    """Also send weights into process groups, each of the learner and one engine, for rollouts with rollout.weights_path =
-    "group". nccl: where the engines' GPUs reach the learner's. gloo: between CPUs. Process groups are neither encrypted nor
-    authenticated, and torch chooses their ports. Empty: chunks only. See docs/guide/weights.md."""
     advertised_weights_endpoint: str = ""
     """What rollouts connect to, if it differs from weights_endpoint, such as a service name. Empty: the same."""
     metrics_port: Port = 9102
@@ -162,6 +158,13 @@ class LoraSection(Section):
     targets: list[LoraTarget] = Field(["attention"], min_length=1)
     """What is adapted. attention: the projections of queries, keys, values and outputs. mlp: those of dense MLPs. experts:
     those of a mixture's experts, each with matrices of its own. The router, norms and embeddings never are."""
+    publish: Literal["merged", "adapter"] = "merged"
+    """What a version consists of. merged: the model's weights with the adapters in them, which every engine can load.
+    adapter: the adapters alone, which SGLang adds to the model that it was started with: a version is small, and no
+    generation pauses. For targets = ["attention"] and servers of one rank; see docs/guide/lora.md."""
+    loaded: int = Field(3, ge=2, le=64)
+    """With publish = "adapter": versions whose adapters a server holds at once. SGLang's --max-loras-per-batch is one more,
+    for requests without an adapter. A version too many ends the generations of the oldest early, as retract does."""
 
     @field_validator("targets")
     @classmethod
@@ -170,6 +173,22 @@ class LoraSection(Section):
         if again:
             raise ValueError(f"lora.targets names {', '.join(again)} more than once; name each once")
         return targets
+
+    @model_validator(mode="after")
+    def _can_be_published(self) -> "LoraSection":
+        if self.publish == "merged":
+            return self
+        if not self.is_used:
+            raise ValueError(
+                'lora.publish is "adapter" and lora.rank is 0, so that there is none; set lora.rank, or publish = "merged"'
+            )
+        others = [target for target in self.targets if target != "attention"]
+        if others:
+            raise ValueError(
+                f'lora.publish is "adapter" and lora.targets names {", ".join(others)}: only adapters of attention are '
+                'published as such; use targets = ["attention"], or publish = "merged"'
+            )
+        return self
 
     @property
     def is_used(self) -> bool:

@@ -18,6 +18,7 @@ RANK_OPTIONS: Final = {
     ),
 }
 UNVERIFIED_OPTIONS: Final = ("--enable-dp-attention", "--enable-eplb", "--ep-num-redundant-experts", "--moe-dense-tp-size")
+QUANTISING_OPTIONS: Final = ("--quantization", "--modelopt-quant", "--quantize-and-serve", "--rl-quant-profile")
 
 
 class Rollout(Section):
@@ -57,13 +58,10 @@ class Rollout(Section):
     chunk."""
     pause_mode: Literal["retract", "in_place"] = "retract"
     """How unfinished generations wait for a weight update. retract: their KV cache is computed again under the new weights,
-    so that each token's log-prob is that of one policy. in_place: faster, but later tokens see the old cache."""
+    so that each token's log-prob is that of one policy. in_place: faster, but later tokens see the old cache. With
+    lora.publish = "adapter" nothing waits: retract lets them go on with the new adapter, in_place end with their own."""
     weights_directory: Path = Path("/dev/shm")
     """The copy of the weights lies below this directory (a memory file system); SGLang loads it from there."""
-    weights_path: Literal["chunks", "group"] = "chunks"
-    """How weights reach the engine. chunks: the rollout fetches and checks them, and SGLang loads them from
-    weights_directory. group: the learner sends every version whole into a process group with the engine
-    (learner.weights_group_backend must be set), and chunks are used where that fails. See docs/guide/weights.md."""
     peer_weights_endpoint: str = ""
     """Fetch weights from other rollouts too, and serve them here. The learner then sends each version to only a few
     rollouts, however many there are. Give an address of this host that the others can reach, such as
@@ -99,5 +97,11 @@ class Rollout(Section):
                 raise ValueError(
                     f"server_args has {name}: how SGLang then shares a model is not known, so its shards could not be "
                     "verified; leave it out, and use tensor_parallel, expert_parallel or data_parallel"
+                )
+            if name in QUANTISING_OPTIONS:
+                raise ValueError(
+                    f"server_args has {name}: a server that quantises weights as it loads them holds others than were sent, "
+                    'so no update could be verified; leave it out, and use model.dtype = "bfloat16" (the KV cache may be '
+                    "quantised: --kv-cache-dtype)"
                 )
         return self

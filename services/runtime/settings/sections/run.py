@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from services.runtime.settings.sections.learner import Learner, LoraSection
+from services.runtime.settings.sections.rollout import Rollout
 from services.runtime.settings.sections.section import Section
 
 
@@ -17,6 +19,10 @@ class Run(Section):
     """The run ends after this many batches."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Seeds task order, sampling and the learner."""
+    take_turns: bool = False
+    """For one GPU that holds the learner or the server, but not both: they take turns. Between its turns the learner keeps
+    its states in the host's memory, and the server loads the weights again from rollout.weights_directory. See
+    docs/guide/everyday/turns.md."""
     max_restarts: int = Field(5, ge=0)
     """``gspo run`` restarts a process that ends early. It gives up when one ends more often than this within 5 minutes."""
     log_bytes: int = Field(64 * 2**20, ge=2**16)
@@ -108,3 +114,46 @@ class BatchSection(Section):
                 "mini-batch holds whole groups, so the first must be a multiple of the second"
             )
         return self
+
+
+def require_turns(learner: Learner, rollout: Rollout, lora: LoraSection) -> None:
+    """What ``run.take_turns`` needs: one learner and one server that can both leave the device. Raises: ValueError."""
+    ranks = learner.num_ranks * learner.num_nodes
+    if ranks > 1:
+        _refuse(f"the learner has {ranks} ranks", "they would need a lock for each GPU; use learner.num_ranks = 1")
+    if rollout.server_url:
+        _refuse(
+            f"rollout.server_url is {rollout.server_url}",
+            "a server that somebody else starts takes the device before its turn; leave server_url out",
+        )
+    if rollout.num_servers != 1 or rollout.ranks_per_server != 1:
+        _refuse(
+            f"rollout.num_servers is {rollout.num_servers}, with {rollout.ranks_per_server} ranks each",
+            "one server of one rank uses a GPU best; use rollout.num_servers = 1, tensor_parallel = 1 and data_parallel = 1",
+        )
+    if lora.publish == "adapter":
+        _refuse(
+            'lora.publish is "adapter"',
+            'the engine would lose the model below the adapters with every turn; use publish = "merged"',
+        )
+    _require_movable(learner)
+
+
+def _require_movable(learner: Learner) -> None:
+    """DeepSpeed's ``offload_states`` exists in its optimizers of ZeRO 1 in float32 and of ZeRO 2."""
+    stage = learner.zero_stage
+    if stage == 2 or (stage == 1 and learner.dtype == "float32"):
+        return
+    reason = {
+        0: "without ZeRO, DeepSpeed cannot move its optimizer's states",
+        1: "in bfloat16, DeepSpeed's optimizer of ZeRO 1 cannot move its states",
+        3: "DeepSpeed's optimizer of ZeRO 3 moves those of its own fused Adam only",
+    }[stage]
+    _refuse(
+        f"learner.zero_stage is {stage} and learner.dtype {learner.dtype!r}",
+        f"{reason}; use learner.zero_stage = 2, which takes the same memory on one GPU",
+    )
+
+
+def _refuse(found: str, way_out: str) -> None:
+    raise ValueError(f"run.take_turns is true and {found}: {way_out}; or set run.take_turns = false")

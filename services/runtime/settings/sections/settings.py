@@ -12,7 +12,7 @@ from services.runtime.settings.sections.learner import Learner, LoraSection
 from services.runtime.settings.sections.objective import ObjectiveSettings
 from services.runtime.settings.sections.reward import RewardSection
 from services.runtime.settings.sections.rollout import Rollout
-from services.runtime.settings.sections.run import BatchSection, EnvironmentSection, Model, Run, Sampling
+from services.runtime.settings.sections.run import BatchSection, EnvironmentSection, Model, Run, Sampling, require_turns
 from services.runtime.settings.sections.sandbox import SandboxSection
 from services.runtime.settings.sections.schedule import (
     Scheduled,
@@ -161,6 +161,24 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _adapters_can_be_served(self) -> "Settings":
+        if self.lora.publish != "adapter":
+            return self
+        for name in ("tensor_parallel", "expert_parallel", "data_parallel"):
+            if getattr(self.rollout, name) > 1:
+                raise ValueError(
+                    f'lora.publish is "adapter" and rollout.{name} is {getattr(self.rollout, name)}: the model below '
+                    'adapters can only be verified in a server of one rank; set it to 1, or lora.publish = "merged"'
+                )
+        if self.rollout.pause_mode == "in_place" and self.lora.loaded <= self.batch.max_lag:
+            raise ValueError(
+                f'rollout.pause_mode is "in_place", batch.max_lag is {self.batch.max_lag} and lora.loaded is '
+                f"{self.lora.loaded}: generations may be under way with the adapters of {self.batch.max_lag + 1} versions; "
+                'raise lora.loaded above max_lag, or use pause_mode = "retract"'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _weights_can_be_reached(self) -> "Settings":
         endpoint = self.learner.weights_endpoint
         if self.learner.advertised_weights_endpoint:
@@ -179,13 +197,9 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _groups_are_plaintext(self) -> "Settings":
-        if self.learner.weights_group_backend and not self.security.allow_plaintext:
-            raise ValueError(
-                f"learner.weights_group_backend is {self.learner.weights_group_backend!r}: process groups are neither "
-                "encrypted nor authenticated, with keys or without; set security.allow_plaintext = true where only the "
-                "run's own machines reach each other, or leave it empty"
-            )
+    def _turns_are_possible(self) -> "Settings":
+        if self.run.take_turns:
+            require_turns(self.learner, self.rollout, self.lora)
         return self
 
     @model_validator(mode="after")

@@ -95,8 +95,6 @@ def test_a_hash_is_computed_for_the_versions_after_the_first_request() -> None:
     known.renew(versions[0], versions[1])
     assert known.known(versions[1].manifest.digest, "xxh3") == expected(versions[1], "xxh3")
     assert known.known(versions[1].manifest.digest, "cpu") == {}
-    # A process group needs them at once.
-    assert known.of(versions[1], "cpu") == expected(versions[1], "cpu")
     known.renew(versions[1], versions[2])
     known.renew(versions[2], versions[3])
     assert known.known(versions[1].manifest.digest, "xxh3") == {}

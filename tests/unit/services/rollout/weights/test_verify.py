@@ -13,7 +13,7 @@ from msgspec import structs
 from protocol.messages import TensorInfo
 from services.rollout.sglang.answers import RankChecksums, ServerInfo
 from services.rollout.sglang.client import Engine
-from services.rollout.weights.verify import Verification, Verifier, compare, compare_checksums, compare_ranks
+from services.rollout.weights.verify import Verification, Verifier, compare, compare_ranks
 from services.weights.checksums import Checksum, engine_hash, hash_function, sha256_checksum, tiled_checksum, xxh3_checksum
 from services.weights.engine_parameters import checksums_of, merge
 from services.weights.spread import Spread
@@ -115,21 +115,6 @@ def test_an_output_layer_that_is_the_embedding_needs_no_parameter_of_its_own() -
     assert compared([embedding, head], actual).ok
     other = compared([embedding, tensor("lm_head.weight", "h")], actual)
     assert other.missing == ["lm_head.weight"]
-
-
-def test_checksums_alone_show_different_missing_and_unsent_parameters() -> None:
-    expected = {"a": "1", "b": "2", "c": "3"}
-    assert compare_checksums(expected, dict(expected)).ok
-    found = compare_checksums(expected, {"a": "1", "b": "0", "d": "4"})
-    assert (found.mismatched, found.missing, found.unsent) == (["b"], ["c"], ["d"])
-
-
-def test_checksums_alone_show_an_output_layer_that_is_the_embedding() -> None:
-    tied = {"model.embed_tokens.weight": "1", "lm_head.weight": "1"}
-    assert compare_checksums(tied, {"model.embed_tokens.weight": "1"}).ok
-    assert compare_checksums(tied | {"lm_head.weight": "2"}, {"model.embed_tokens.weight": "1"}).missing == [
-        "lm_head.weight"
-    ]
 
 
 def test_a_tensor_sent_twice_is_refused() -> None:

@@ -139,10 +139,7 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
         ("[rollout]\nserver_args = ['--ep=2']\n", ["--ep 2", "use rollout.expert_parallel"]),
         ("[rollout]\nserver_args = ['--pp-size', '2']\n", ["--pp-size 2", "cannot be verified"]),
         ("[rollout]\nserver_args = ['--enable-dp-attention']\n", ["--enable-dp-attention", "leave it out"]),
-        (
-            "[learner]\nweights_group_backend = 'gloo'\n[security]\nkeys = 'keys'\n",
-            ["learner.weights_group_backend is 'gloo'", "neither encrypted", "security.allow_plaintext = true"],
-        ),
+        ("[rollout]\nserver_args = ['--quantization=fp8']\n", ["--quantization", "no update could be verified", "bfloat16"]),
         (
             "[rollout]\npeer_weights_endpoint = 'tcp://10.0.3.7:7004'\n",
             ["rollout.peer_weights_endpoint is 'tcp://10.0.3.7:7004'", "security.keys"],
@@ -309,10 +306,32 @@ def test_a_wrong_setting_of_the_rewards_is_named_with_its_value(tmp_path: Path, 
         ('targets = ["router"]', "'attention', 'mlp' or 'experts'"),
         ('targets = ["attention", "attention"]', "lora.targets names attention more than once; name each once"),
         ("ranks = 8", "lora.ranks: unknown key; did you mean 'rank'?"),
+        ('publish = "adapter"', 'lora.publish is "adapter" and lora.rank is 0'),
+        (
+            'rank = 8\npublish = "adapter"\ntargets = ["attention", "experts"]',
+            'lora.targets names experts: only adapters of attention are published as such; use targets = ["attention"], or '
+            'publish = "merged"',
+        ),
+        ("loaded = 1", "lora.loaded is 1: Input should be greater than or equal to 2"),
+        (
+            'rank = 8\npublish = "adapter"\n[rollout]\ntensor_parallel = 2',
+            'lora.publish is "adapter" and rollout.tensor_parallel is 2: the model below adapters can only be verified in a',
+        ),
+        (
+            'rank = 8\npublish = "adapter"\n[rollout]\npause_mode = "in_place"\n[batch]\nmax_lag = 3',
+            'rollout.pause_mode is "in_place", batch.max_lag is 3 and lora.loaded is 3',
+        ),
     ],
 )
 def test_a_wrong_setting_of_the_adapters_is_named_with_its_value(tmp_path: Path, table: str, text: str) -> None:
     assert text in refusal(f"[lora]\n{table}\n", tmp_path)
+
+
+def test_in_place_each_version_that_may_be_under_way_can_have_its_adapter() -> None:
+    overrides = ["lora.rank=8", "lora.publish=adapter", "rollout.pause_mode=in_place", "batch.max_lag=3", "lora.loaded=4"]
+    assert load_settings(None, overrides, {}).lora.loaded == 4
+    merged = load_settings(None, ["rollout.pause_mode=in_place", "batch.max_lag=9", "lora.rank=8"], {})
+    assert merged.lora.publish == "merged"
 
 
 def test_without_a_rank_there_are_no_adapters(tmp_path: Path) -> None:
@@ -354,6 +373,12 @@ def test_the_record_of_a_run_whose_mismatch_mode_had_no_effect_can_be_read(mode:
     assert (objective.anchor, objective.weight_mode) == ("behaviour", "off")
     (tmp_path / "settings.json").write_text(f'{{"objective": {{"anchor": "proximal", "mismatch_mode": "{mode}"}}}}')
     assert read_run_settings(tmp_path).objective.weight_mode == mode
+
+
+def test_the_record_of_a_run_that_named_its_weight_path_can_be_read(tmp_path: Path) -> None:
+    former = '{"rollout": {"weights_path": "group", "max_running": 3}, "learner": {"weights_group_backend": "gloo"}}'
+    (tmp_path / "settings.json").write_text(former)
+    assert read_run_settings(tmp_path).rollout.max_running == 3
 
 
 DEEP = 60

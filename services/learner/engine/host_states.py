@@ -1,0 +1,61 @@
+"""Between two turns on a device that the learner shares, its weights and optimizer states are in the host's memory.
+
+DeepSpeed 0.19.8 moves them in the optimizers of ZeRO 1 and 2 (runtime/zero/stage_1_and_2.py, ``offload_states``). Its
+optimizer for ZeRO 1 in bfloat16 has no such method, nor has any without ZeRO, and that of ZeRO 3 asserts its own FusedAdam.
+What no optimizer knows is moved here: frozen weights, and the reference model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from services.learner.engine.reference import FrozenReference
+
+HOST = torch.device("cpu")
+
+
+class HostStates:
+    """Moves what one rank keeps on its device, in both directions. Nothing may be computed in between."""
+
+    def __init__(self, engine: Any, reference: FrozenReference | None, device: torch.device) -> None:
+        self._engine = engine
+        self._reference = reference
+        self._device = device
+        self.away = False
+        """Whether the states are in the host's memory."""
+
+    def leave(self) -> None:
+        """Move them to the host, and give the device's memory back, but for CUDA's context."""
+        if self.away:
+            return
+        self._engine.offload_states(pin_memory=self._device.type == "cuda")
+        self._move_others(HOST)
+        self.away = True
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def come_back(self) -> None:
+        """Move them to the device again."""
+        if not self.away:
+            return
+        self._engine.reload_states()
+        self._move_others(self._device)
+        # DeepSpeed moves Adam's counts of steps, too. torch keeps them on the host, where they are read without a wait.
+        for state in self._engine.optimizer.optimizer.state.values():
+            if "step" in state:
+                state["step"] = state["step"].to(HOST)
+        self.away = False
+
+    def _move_others(self, device: torch.device) -> None:
+        for parameter in _frozen(self._engine.module.parameters()):
+            parameter.data = parameter.data.to(device)
+        if self._reference is not None:
+            self._reference.move(device)
+
+
+def _frozen(parameters: Iterable[nn.Parameter]) -> Iterable[nn.Parameter]:
+    return (parameter for parameter in parameters if not parameter.requires_grad)

@@ -1,0 +1,117 @@
+"""The learner's turns on a device that a rollout's engine uses, too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
+
+import structlog
+
+from services.learner.metrics import LearnerMetrics
+from services.runtime.clock import Clock
+from services.runtime.telemetry import Health
+from services.turns import TURN_POLL_S, DeviceLock
+
+log = structlog.get_logger()
+
+
+class MovableEngine(Protocol):
+    """What can leave a device and return."""
+
+    def leave_device(self) -> None:
+        """See ``HostStates.leave``."""
+        ...
+
+    def return_to_device(self) -> None:
+        """See ``HostStates.come_back``."""
+        ...
+
+
+class Turns(Protocol):
+    """When the learner may compute."""
+
+    def turn(self) -> AbstractContextManager[None]:
+        """The engine may be used inside. Nobody may wait for a rollout there."""
+        ...
+
+
+class AlwaysMine:
+    """The learner has its device for itself."""
+
+    def turn(self) -> AbstractContextManager[None]:
+        """At once."""
+        return nullcontext()
+
+
+class LearnerTurns:
+    """The learner has the device between taking the lock and giving it back; otherwise its states are in host memory.
+
+    produces:     turns
+    waits for:    the device
+    unblocked by: the end of the rollout's turn, or of its process and server
+    """
+
+    def __init__(
+        self,
+        lock: DeviceLock,
+        *,
+        clock: Clock,
+        health: Health,
+        metrics: LearnerMetrics,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """``pause`` waits for so many seconds."""
+        self._lock = lock
+        self._clock = clock
+        self._health = health
+        self._metrics = metrics
+        self._pause = pause
+        self._engine: MovableEngine | None = None
+
+    def begin(self, stopped: Callable[[], bool]) -> None:
+        """Take the turn in which the engine is made: loading a model takes memory. Returns without it once ``stopped``."""
+        self._wait(stopped)
+
+    def made(self, engine: MovableEngine) -> None:
+        """The engine was made, and leaves the device until the first ``turn``."""
+        self._engine = engine
+        self._end(engine)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """An error in the turn ends the process, and so the turn: nothing is moved for it."""
+        engine = self._engine
+        assert engine is not None, "made() comes first"
+        self._wait()
+        began = self._clock.now()
+        engine.return_to_device()
+        log.debug("states_returned", seconds=round(self._clock.now() - began, 3))
+        yield
+        self._end(engine)
+
+    def _wait(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        begin, holder = self._clock.now(), ""
+        while not self._lock.try_take():
+            if stopped():
+                return
+            if holder != (found := self._lock.holder):
+                holder = found
+                log.info("waiting_for_turn", holder=holder)
+            if self._engine is None:
+                self._health.not_ready(f"waits for the device, which {holder or 'another process'} has")
+            else:
+                self._health.progress()
+            self._pause(TURN_POLL_S)
+        waited_s = self._clock.now() - begin
+        self._metrics.device_turns.inc()
+        self._metrics.device_wait_seconds.inc(waited_s)
+        self._metrics.has_device.set(1)
+        log.info("turn_taken", waited_s=round(waited_s, 3))
+
+    def _end(self, engine: MovableEngine) -> None:
+        engine.leave_device()
+        self._lock.give_back()
+        self._metrics.has_device.set(0)
+        log.info("turn_ended")

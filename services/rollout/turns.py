@@ -1,0 +1,65 @@
+"""When a rollout takes its turn on a device that the learner uses, too, and when it ends it.
+
+It keeps the turn while it has leases, and until the broker has answered that the window of its version is spent. While its
+engine serves nothing it ends the turn at once: the next version may need the learner, which may need the device.
+``services/turns/lock.py`` says why nobody waits for ever.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from services.rollout.weights import WeightSync
+
+LOOK_S: Final = 0.2
+"""Time between two looks at whether the turn should begin or end."""
+
+
+class TurnTaker:
+    """Begins and ends the rollout's turns.
+
+    produces:     turns
+    waits for:    leases; the broker's word that it has none; the device
+    unblocked by: Lease; NoLease; the end of the learner's turn
+    """
+
+    def __init__(self, sync: WeightSync, *, look_s: float = LOOK_S) -> None:
+        self._sync = sync
+        self._look_s = look_s
+        self._asked = 0
+        self._spent = 0
+        """The version for which the broker had nothing more; 0: none."""
+
+    def asked(self, policy_version: int, num_running: int) -> None:
+        """The rollout asks for leases, as a server of this version. Only without any in hand does a refusal end the turn:
+        what they lead to may make room for more."""
+        self._asked = 0 if num_running else policy_version
+
+    def refused(self) -> None:
+        """The broker has no lease for it now."""
+        self._spent = self._asked
+
+    def leased(self) -> None:
+        """A lease has come. That the same answer had no more of them does not end the turn either."""
+        self._asked = self._spent = 0
+
+    def may_end(self, num_running: int) -> bool:
+        """Whether the engine can do nothing with the device now."""
+        if self._sync.loading:
+            return False
+        return not self._sync.may_generate.is_set() or (not num_running and self._spent == self._sync.policy_version)
+
+    @property
+    def waits(self) -> bool:
+        """Whether episodes cannot go on because the device is the learner's."""
+        return not self._sync.has_device
+
+    async def run(self, num_running: Callable[[], int]) -> None:
+        """Take turns until cancelled; ``num_running`` counts the leases in hand. Raises: ServiceError."""
+        while True:
+            await asyncio.sleep(self._look_s)
+            if not self._sync.has_device:
+                if num_running():
+                    await self._sync.bring_back()
+            elif self.may_end(num_running()):
+                await self._sync.give_up(lambda: self.may_end(num_running()))

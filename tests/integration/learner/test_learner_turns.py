@@ -1,0 +1,101 @@
+"""A learner that shares its device: it computes in its turns, and waits for batches outside of them."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from gspo.model.serving_layout import ServedParameter
+from services.learner.broker.batches import Answer
+from services.learner.metrics import LearnerMetrics
+from services.learner.service import LearnerService
+from services.runtime.clock import MonotonicClock
+from services.runtime.settings.sections import BatchSection, Learner, Run, Settings
+from services.runtime.telemetry import Health
+from tests.support.learner.scripted_broker import ScriptedBroker
+from tests.support.learner.serving_bigram import ServingBigram
+
+
+class NotedTurns:
+    """Turns without a device, and what happens in them."""
+
+    def __init__(self) -> None:
+        self.has_device = False
+        self.said: list[str] = []
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        self.has_device = True
+        self.said.append("turn:")
+        yield
+        self.has_device = False
+
+    def say(self, what: str) -> None:
+        """What needs the device."""
+        assert self.has_device, f"{what} outside of a turn"
+        self.said[-1] += f" {what}"
+
+
+class MovedBigram(ServingBigram):
+    """An engine that can only be used in a turn."""
+
+    def __init__(self, turns: NotedTurns) -> None:
+        super().__init__()
+        self._turns = turns
+
+    def train_mini_batch(self, *arguments: Any, **options: Any) -> Any:
+        self._turns.say("step")
+        return super().train_mini_batch(*arguments, **options)
+
+    def served_parameters(self, *arguments: Any) -> Iterator[ServedParameter]:
+        self._turns.say("copy")
+        return super().served_parameters(*arguments)
+
+    def copy_state(self, directory: Path) -> Any:
+        self._turns.say("save")
+        return super().copy_state(directory)
+
+
+class OutsideBroker(ScriptedBroker):
+    """Is waited for outside of turns only."""
+
+    def __init__(self, stop: threading.Event, turns: NotedTurns) -> None:
+        super().__init__(stop, num_batches=2)
+        self._turns = turns
+
+    def wait_welcome(self, timeout_s: float) -> Any:
+        assert not self._turns.has_device
+        return super().wait_welcome(timeout_s)
+
+    def take(self, timeout_s: float) -> Answer | None:
+        assert not self._turns.has_device
+        return super().take(timeout_s)
+
+
+def run(directory: Path) -> list[str]:
+    """What two batches' turns were used for."""
+    settings = Settings(
+        run=Run(directory=directory),
+        batch=BatchSection(group_size=2, groups_per_batch=4, mini_batches=2),
+        learner=Learner(checkpoint_every_batches=2),
+    )
+    clock, stop, turns = MonotonicClock(), threading.Event(), NotedTurns()
+    LearnerService(
+        settings,
+        MovedBigram(turns),  # type: ignore[arg-type]
+        OutsideBroker(stop, turns),
+        clock=clock,
+        health=Health(clock, 60.0),
+        metrics=LearnerMetrics(CollectorRegistry()),
+        stop=stop,
+        turns=turns,
+    ).run()
+    assert not turns.has_device
+    return turns.said
+
+
+def test_each_batch_is_trained_published_and_saved_in_one_turn_and_a_stop_has_its_own(tmp_path: Path) -> None:
+    assert run(tmp_path) == ["turn: copy", "turn: step step copy", "turn: step step copy save", "turn:"]

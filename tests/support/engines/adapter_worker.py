@@ -1,0 +1,69 @@
+"""A learner of adapters in a process of its own: ``python -m tests.support.engines.adapter_worker WORK`` writes versions.
+
+WORK has ``model/`` and ``groups.npz``. Each version is written as it is published with ``lora.publish = "adapter"`` and
+``"merged"``: ``adapter-1`` and so on, and the model below the adapters as ``base``. See ``read_version``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+
+from gspo.mismatch import MismatchTracker
+from protocol.messages import Manifest
+from services.learner.engine.engine import LearnerEngine
+from services.learner.trainer import train_batch
+from services.learner.weights.adapters import AdapterCopy
+from services.learner.weights.publishing import VersionCopies
+from services.learner.weights.snapshot import Snapshot, build_snapshot
+from services.runtime.settings.sections import LoraSection, Settings
+from tests.support.learner.learner_worker import OBJECTIVE, settings
+from tests.support.loss.sequences import load_groups
+
+LORA: Final[dict[str, Any]] = {"rank": 4, "alpha": 8.0, "targets": ["attention"]}
+NUM_VERSIONS: Final = 3
+LEARNING_RATE: Final = 0.02
+
+
+def read_version(work: Path, name: str) -> Snapshot:
+    """A version as it was written."""
+    manifest = msgspec.msgpack.decode((work / f"{name}.manifest").read_bytes(), type=Manifest)
+    return Snapshot(manifest=manifest, data=np.fromfile(work / f"{name}.bytes", dtype=np.uint8))
+
+
+def _write(snapshot: Snapshot, path: Path) -> None:
+    path.with_suffix(".manifest").write_bytes(msgspec.msgpack.encode(snapshot.manifest))
+    snapshot.data.tofile(path.with_suffix(".bytes"))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    work = Path(sys.argv[1])
+    groups = load_groups(work / "groups.npz")
+    engine = LearnerEngine.create(work / "model", settings(zero_stage=1, learning_rate=LEARNING_RATE, lora=LORA))
+    copies = {
+        publish: VersionCopies(engine, Settings(lora=LoraSection(**LORA, publish=publish)), has_copies=True)
+        for publish in ("adapter", "merged")
+    }
+    for version in range(1, NUM_VERSIONS + 1):
+        if version > 1:
+            objective = OBJECTIVE
+            train_batch(
+                engine, groups, objective=objective, policy_version=1, num_mini_batches=1, mismatch=MismatchTracker()
+            )
+        for publish, each in copies.items():
+            weights = each.copy()
+            assert weights is not None
+            if isinstance(weights, AdapterCopy):
+                _write(weights.base._snapshot, work / "base")
+            _write(build_snapshot(version, weights), work / f"{publish}-{version}")
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()

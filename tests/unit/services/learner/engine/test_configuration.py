@@ -1,0 +1,51 @@
+"""What DeepSpeed is told, by device and model."""
+
+from typing import Any
+
+import pytest
+import torch.distributed
+
+from services.learner.engine.configuration import deepspeed_config
+from services.learner.start import Device, EngineSettings
+from services.runtime.settings.sections import Learner
+from tests.support.checking.shapes import QWEN3_06B, QWEN3_30B
+
+
+def told(device: Device, model: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **learner: Any) -> dict[str, Any]:
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
+    settings = EngineSettings(
+        learner=Learner(**learner), device=device, max_sequence_tokens=None, routing_replay=False, seed=0
+    )
+    return deepspeed_config(settings, model)
+
+
+@pytest.mark.parametrize(
+    ("device", "offload", "fused"),
+    [("cpu", "none", False), ("cpu", "optimizer", True), ("cuda", "none", True), ("cuda", "optimizer", True)],
+)
+def test_adam_is_one_pass_over_a_gpus_memory_and_over_a_hosts(
+    device: Device, offload: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = told(device, QWEN3_06B, monkeypatch, zero_stage=2, offload=offload)
+    assert config["optimizer"]["params"].get("fused", False) is fused
+
+
+def test_zero_3_has_room_for_the_next_layer_of_many_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = 128 * 3 * 2048 * 768
+    config = told("cuda", QWEN3_30B, monkeypatch, zero_stage=3)["zero_optimization"]
+    assert config["stage3_max_live_parameters"] > 2 * layer
+    assert config["stage3_prefetch_bucket_size"] >= layer
+    dense = told("cuda", QWEN3_06B, monkeypatch, zero_stage=3)["zero_optimization"]
+    assert (dense["stage3_max_live_parameters"], dense["stage3_prefetch_bucket_size"]) == (10**9, 50_000_000)
+    shared = told("cuda", QWEN3_30B, monkeypatch, zero_stage=3, num_ranks=8, expert_parallel=8)["zero_optimization"]
+    assert shared["stage3_prefetch_bucket_size"] == layer // 8
+    unknown = told("cuda", {"model_type": "unheard of"}, monkeypatch, zero_stage=3)["zero_optimization"]
+    assert "stage3_max_live_parameters" not in unknown
+
+
+@pytest.mark.parametrize(("device", "ahead"), [("cpu", False), ("cuda", True)])
+def test_on_gpus_tokens_are_packed_while_their_numbers_go_to_the_host(
+    device: Device, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = told(device, QWEN3_30B, monkeypatch, zero_stage=2, num_ranks=8, expert_parallel=2)
+    assert config["expert_parallel"]["async_split_plan"] is ahead
