@@ -19,11 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from gspo.model.boundaries import Boundaries
 from gspo.model.scored_attention import Scores, pieces, scored_attention
 from gspo.model.sequence_parallel import RowShare
 
 SEGMENT_ATTENTION = "gspo_segments"
 """Its name in transformers: ``attn_implementation=SEGMENT_ATTENTION``."""
+
+
+Masks = dict[tuple[int, int], Tensor]
+"""What a block of queries sees, by its extent: [queries, keys], 0 or -inf."""
 
 
 def register_segment_attention() -> str:
@@ -88,24 +93,30 @@ def _attended(
     # Split, not sliced: the backward of each slice would make a tensor as large as the whole row, T x S in all.
     lengths = [end - start for start, end in pairwise(cu_seqlens)]
     grouped = query.shape[1] != key.shape[1]
+    masks: Masks = {}
     segments = [
         scaled_dot_product_attention(query_L, key_L, value_L, is_causal=True, scale=scaling, enable_gqa=grouped)
         if window is None or query_L.shape[2] <= window
-        else _in_window(query_L, key_L, value_L, scaling, window)
+        else _in_window(query_L, key_L, value_L, scaling, window, masks)
         for query_L, key_L, value_L in zip(*(states.split(lengths, dim=2) for states in (query, key, value)), strict=True)
     ]
     return torch.cat(segments, dim=2).transpose(1, 2).contiguous()
 
 
-def _in_window(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int) -> Tensor:
-    """One segment, whose tokens see the ``window`` last ones: blocks of queries, each with the keys that any of it sees."""
+def _in_window(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int, masks: Masks) -> Tensor:
+    """One segment, whose tokens see the ``window`` last ones: blocks of queries, each with the keys that any of it sees.
+
+    ``masks``: those of this layer so far. Autograd keeps the mask of each block, as numbers that are added to the scores:
+    made anew for each, they would be several times the size of all queries.
+    """
     grouped = query.shape[1] != key.shape[1]
-    outputs = [
-        scaled_dot_product_attention(
-            own, keys, values, attn_mask=block.visible(window, query.device), scale=scaling, enable_gqa=grouped
-        )
-        for block, own, keys, values in pieces(query, key, value, window)
-    ]
+    outputs = []
+    for block, own, keys, values in pieces(query, key, value, window):
+        if block.extent not in masks:
+            seen = block.visible(window, query.device)
+            masks[block.extent] = torch.zeros_like(seen, dtype=query.dtype).masked_fill_(~seen, -torch.inf)
+        mask = masks[block.extent]
+        outputs.append(scaled_dot_product_attention(own, keys, values, attn_mask=mask, scale=scaling, enable_gqa=grouped))
     return torch.cat(outputs, dim=2)
 
 
@@ -122,8 +133,8 @@ def _flash(
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    boundaries = torch.tensor(cu_seqlens, dtype=torch.int32, device=query.device)
-    longest = max(end - start for start, end in pairwise(cu_seqlens))
+    found = Boundaries.of(cu_seqlens)
+    boundaries, longest = found.on(query.device), found.longest
     grouped: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]} if _asks_for_grouped_heads() else {}
     output = varlen_attn(
         query.squeeze(0).transpose(0, 1),

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+
+from gspo.model.boundaries import Boundaries
 
 MODULE_NAME = "linear_attn"
 """What transformers calls such a module in a decoder layer."""
@@ -31,18 +31,10 @@ def _by_rows(forward: Callable[..., Any]) -> Callable[..., Any]:
     def on_rows(self: nn.Module, hidden_states: Tensor, *, cu_seqlens: Sequence[int], **arguments: Any) -> Tensor:
         if arguments.pop("row_share", None) is not None:
             raise ValueError(f"{type(self).__name__} carries a state from token to token; use learner.sequence_parallel = 1")
-        places_SL, is_token_SL = _rows(cu_seqlens, hidden_states.device)
-        rows = hidden_states[0, places_SL] * is_token_SL[..., None].to(hidden_states.dtype)
+        found = Boundaries.of(cu_seqlens).rows(hidden_states.device)
+        rows = hidden_states[0, found.places_SL] * found.is_token_SL[..., None].to(hidden_states.dtype)
         output: Tensor = forward(self, rows, **arguments)
-        return output[is_token_SL][None]
+        # By places, which are known; picked by truth values, the host would wait to learn how many there are.
+        return output.flatten(0, 1)[found.slots_T][None]
 
     return on_rows
-
-
-def _rows(cu_seqlens: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """For each row and column, the token's place in the packed row, and whether there is a token."""
-    bounds = torch.tensor(cu_seqlens, device=device)
-    starts_S, lengths_S = bounds[:-1], bounds.diff()
-    columns_L = torch.arange(max(end - start for start, end in pairwise(cu_seqlens)), device=device)
-    is_token_SL = columns_L < lengths_S[:, None]
-    return torch.where(is_token_SL, starts_S[:, None] + columns_L, bounds[-1] - 1), is_token_SL

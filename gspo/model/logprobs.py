@@ -9,6 +9,7 @@ all rows is small. For 2,048 tokens and a vocabulary of 152k this takes a tenth 
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -245,7 +246,7 @@ def _logprob_forward(
     *,
     input_ids: Tensor,
     position_ids: Tensor,
-    cu_seqlens: tuple[int, ...],
+    cu_seqlens: Sequence[int],
     targets_T: Tensor,
     temperatures_T: Tensor,
     with_entropy: bool = False,

@@ -37,6 +37,11 @@ class Block:
     end: int
     first_key: int
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Number of queries and of keys. Blocks of one extent see alike, because the last key is the last query."""
+        return self.end - self.start, self.end - self.first_key
+
     def visible(self, window: int | None, device: torch.device) -> Tensor:
         """bool [queries, keys]: whether a query sees a key."""
         queries = torch.arange(self.start, self.end, device=device)[:, None]

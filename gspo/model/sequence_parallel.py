@@ -17,6 +17,7 @@ import torch.distributed
 from torch import Tensor
 from torch.nn.functional import pad
 
+from gspo.model.boundaries import Boundaries
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch
 from gspo.moe.experts import ExpertPicks
@@ -41,7 +42,7 @@ class RowShare:
         return {
             "input_ids": self._own(packed.input_ids),
             "position_ids": self._slice(torch.cat([packed.position_ids, positions], dim=1)),
-            "cu_seqlens": packed.cu_seqlens + ((num_tokens + missing,) if missing else ()),
+            "cu_seqlens": Boundaries(packed.cu_seqlens + ((num_tokens + missing,) if missing else ())),
             "targets_T": self._own(packed.targets_T),
             "temperatures_T": self._own(packed.temperatures_T, 1.0),
             "row_share": self,

@@ -3,9 +3,11 @@
 from services.learner.start.adapters import require_adaptable
 from services.learner.start.engine_settings import Device, EngineSettings, engine_settings_of
 from services.learner.start.expected_memory import log_expected_memory
+from services.learner.start.fabric import warn_without_rdma
 from services.learner.start.long_context import TRAINED_LAYERS, position_limit, require_positions, require_sequence_parallel
 from services.learner.start.parallelism import (
     autoep_config,
+    gathering_config,
     offload_config,
     parallelism_of,
     read_model_config,
@@ -21,6 +23,7 @@ __all__ = [
     "autoep_config",
     "ended_by_signals",
     "engine_settings_of",
+    "gathering_config",
     "is_rank",
     "log_expected_memory",
     "offload_config",
@@ -32,4 +35,5 @@ __all__ = [
     "require_sequence_parallel",
     "require_supported",
     "run_ranks",
+    "warn_without_rdma",
 ]

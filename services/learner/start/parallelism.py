@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from services.estimates import ShapeError, live_elements, shape_of
+
 AUTOEP_PRESETS: Final = {"qwen3_moe": "qwen3_moe"}
 """DeepSpeed's preset by ``model_type``, for models whose export is tested against the engine's names."""
+PREFETCHED_ELEMENTS: Final = 50_000_000
+"""DeepSpeed's default of stage3_prefetch_bucket_size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +107,7 @@ def require_supported(plan: Parallelism) -> None:
             raise ValueError(f"expert_parallel is {size}, which does not divide {what} ({number}); use one of {fitting}")
 
 
-def autoep_config(size: int, model_config: Mapping[str, Any]) -> dict[str, Any]:
+def autoep_config(size: int, model_config: Mapping[str, Any], *, on_cuda: bool) -> dict[str, Any]:
     """DeepSpeed's "expert_parallel" section, for a model that passed ``require_supported``."""
     return {
         "enabled": True,
@@ -111,6 +115,24 @@ def autoep_config(size: int, model_config: Mapping[str, Any]) -> dict[str, Any]:
         "preset_model": AUTOEP_PRESETS[str(model_config["model_type"])],
         # The preset would always normalise.
         "route_norm": bool(model_config["norm_topk_prob"]),
+        # How many tokens each rank sends is copied to the host while the tokens are packed, not before it.
+        "async_split_plan": on_cuda,
+    }
+
+
+def gathering_config(model_config: Mapping[str, Any], expert_parallel: int) -> dict[str, int]:
+    """DeepSpeed's entries of "zero_optimization" for what ZeRO 3 gathers: the next layer, while this one computes.
+
+    DeepSpeed's own limits are of dense models: 10^9 live elements, and 5 x 10^7 fetched ahead. A layer of 128 experts has
+    6 x 10^8: no second one would be gathered before the first is given up. Nothing for a model of unknown shape.
+    """
+    try:
+        layer = shape_of(model_config).gathered_layer(expert_parallel)
+    except ShapeError:
+        return {}
+    return {
+        "stage3_max_live_parameters": live_elements(layer),
+        "stage3_prefetch_bucket_size": max(PREFETCHED_ELEMENTS, layer),
     }
 
 

@@ -29,7 +29,7 @@ def test_the_slices_of_a_row_are_the_row_and_a_segment_that_fills_it_up() -> Non
     packed = pack([each.with_advantages(np.zeros(each.num_tokens, np.float32)) for each in sequences], policy_version=0)
     slices = [share.inputs(packed) for share in shares(4)]
     assert {each["input_ids"].shape for each in slices} == {(1, 4)}
-    assert {each["cu_seqlens"] for each in slices} == {(0, 5, 14, 16)}
+    assert {tuple(each["cu_seqlens"]) for each in slices} == {(0, 5, 14, 16)}
     ids = torch.cat([each["input_ids"] for each in slices], dim=1)
     positions = torch.cat([each["position_ids"] for each in slices], dim=1)
     assert torch.equal(ids[:, :14], packed.input_ids)
@@ -44,7 +44,7 @@ def test_a_row_that_divides_gets_no_other_segment() -> None:
     sequence = random_sequence(8, 1)
     packed = pack([sequence.with_advantages(np.zeros(8, np.float32))], policy_version=0)
     for share in shares(4):
-        assert share.inputs(packed)["cu_seqlens"] == (0, 8)
+        assert tuple(share.inputs(packed)["cu_seqlens"]) == (0, 8)
 
 
 def test_each_slice_gets_its_tokens_experts_and_a_filling_token_different_ones() -> None:

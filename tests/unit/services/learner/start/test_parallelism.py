@@ -96,7 +96,7 @@ def test_a_directory_without_a_configuration_is_refused(tmp_path: Path, content:
 
 def test_gates_are_normalised_as_the_models_configuration_says_not_as_the_preset_does() -> None:
     for normalised in (True, False):
-        config = autoep_config(2, {"model_type": "qwen3_moe", "norm_topk_prob": normalised})
+        config = autoep_config(2, {"model_type": "qwen3_moe", "norm_topk_prob": normalised}, on_cuda=False)
         assert config["route_norm"] is normalised
         assert (config["autoep_size"], config["preset_model"]) == (2, "qwen3_moe")
 
