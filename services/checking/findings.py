@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from services.estimates import Span
+
 Status = Literal["ok", "note", "warn", "fail"]
 Basis = Literal["read", "tried", "estimated"]
 """read: in the settings, in files, from the system. tried: it was done here. estimated: a formula with assumptions."""
@@ -31,3 +33,12 @@ class Finding:
 def worst(findings: Iterable[Finding]) -> Status:
     """The most serious status; ok for none."""
     return max((finding.status for finding in findings), key=SEVERITY.index, default="ok")
+
+
+def verdict(check: str, text: str, needed: Span, room: float, way_out: str) -> Finding:
+    """A verdict that allows for the width of the estimate."""
+    if needed.low > room:
+        return Finding(check=check, status="fail", text=text, way_out=way_out, basis="estimated")
+    if needed.high > room:
+        return Finding(check=check, status="warn", text=f"{text}: perhaps too little", way_out=way_out, basis="estimated")
+    return Finding(check=check, status="ok", text=text, basis="estimated")

@@ -14,6 +14,7 @@ from services.checking.findings import Finding
 from services.checking.situation import ReadModel, Situation
 from services.cli.run import can_bind, port_ranges
 from services.estimates import gib, trained_parameters
+from services.placement import require_driver
 from services.runtime.errors import ConfigurationError
 from services.runtime.net import Security
 from services.runtime.plain_text import one_line
@@ -28,12 +29,24 @@ TOKEN_BYTES: Final = 24
 
 def machine_findings(situation: Situation, model: ReadModel) -> Iterator[Finding]:
     """Everything that must be free, writable or there when the run starts."""
+    yield from _driver(situation)
     yield from _ports(situation)
     yield from _keys(situation)
     yield from _sandbox(situation)
     if not situation.elsewhere:
         yield from _directory(situation)
         yield from _room(situation, model)
+
+
+def _driver(situation: Situation) -> Iterator[Finding]:
+    """A driver that is too old for this Python's torch; nothing about any other."""
+    if situation.elsewhere or situation.hardware.is_named:
+        return
+    try:
+        require_driver()
+    except ConfigurationError as error:
+        text, _, way_out = str(error).partition("; ")
+        yield Finding(check="driver", status="fail", text=text, way_out=way_out)
 
 
 def _sandbox(situation: Situation) -> Iterator[Finding]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
-from services.checking.findings import Finding
+from services.checking.findings import Finding, verdict
 from services.checking.situation import ReadModel, Situation
 from services.estimates import (
+    KEPT_BY_ENGINE,
+    Device,
     EngineMemory,
     LearnerMemory,
     Span,
@@ -18,9 +21,14 @@ from services.estimates import (
     memory_rows,
     memory_text,
     rollout_host,
+    turn_memory,
 )
+from services.learner.start import require_sequence_parallel
+from services.runtime.settings import Settings
 from services.weights import SpreadError, require_spread, spread_of
 
+LONG_TOKENS: Final = 16_384
+"""A sequence from which on one sequence is a micro-batch."""
 UNNAMED: Final = "--gpu NAME --gpus N compares it with a GPU"
 
 
@@ -42,7 +50,7 @@ def memory_findings(situation: Situation, model: ReadModel, prompt_tokens: float
         yield from _on_the_host(situation, model, learner, engine)
         yield from _cache(situation, engine, prompt_tokens)
     else:
-        yield from _on_devices(situation, learner, engine)
+        yield from _on_devices(situation, model, learner, engine)
         yield from _cache(situation, engine, prompt_tokens)
         yield _hosts(situation, model, learner)
     yield _note("memory of a rank", memory_text(memory_rows(model.shape, situation.settings, cuda=cuda)))
@@ -81,16 +89,7 @@ def _parts(learner: LearnerMemory) -> str:
     return ", ".join(f"{name} {span.gib}" for name, span in parts.items() if span.high > 0.005 * learner.total.high)
 
 
-def _fits(check: str, text: str, needed: Span, room: float, way_out: str) -> Finding:
-    """A verdict that allows for the width of the estimate."""
-    if needed.low > room:
-        return Finding(check=check, status="fail", text=text, way_out=way_out, basis="estimated")
-    if needed.high > room:
-        return Finding(check=check, status="warn", text=f"{text}: perhaps too little", way_out=way_out, basis="estimated")
-    return Finding(check=check, status="ok", text=text, basis="estimated")
-
-
-def _smaller(situation: Situation) -> str:
+def _smaller(situation: Situation, model: ReadModel) -> str:
     """What makes a rank smaller, in the order in which it costs least."""
     learner = situation.settings.learner
     ways = []
@@ -102,13 +101,31 @@ def _smaller(situation: Situation) -> str:
         ways.append(f"learner.token_budget = {situation.settings.largest_sampling.max_tokens}")
     if learner.dtype == "float32":
         ways.append('learner.dtype = "bfloat16"')
+    if situation.settings.largest_sampling.max_tokens >= max(LONG_TOKENS, learner.token_budget):
+        ways += _for_long_sequences(situation, model)
     ways.append("more ranks")
     if learner.offload == "none":
         ways.append('learner.offload = "optimizer"')
     return ", ".join(ways[:-1]) + f" or {ways[-1]}" if len(ways) > 1 else ways[0]
 
 
-def _on_devices(situation: Situation, learner: LearnerMemory, engine: EngineMemory) -> Iterator[Finding]:
+def _for_long_sequences(situation: Situation, model: ReadModel) -> Iterator[str]:
+    """What makes a rank smaller whose micro-batch is one long sequence."""
+    learner, is_dense = situation.settings.learner, model.shape is not None and not model.shape.experts
+    if learner.mlp_tiles == 1 and is_dense:
+        yield "learner.mlp_tiles = 8"
+    if learner.sequence_parallel == 1 and situation.num_ranks > 1:
+        with suppress(ValueError):
+            require_sequence_parallel(
+                model.config, situation.num_ranks, num_ranks=situation.num_ranks,
+                load_balance=situation.settings.objective.load_balance_coefficient > 0,
+            )  # fmt: skip
+            yield f"learner.sequence_parallel = {situation.num_ranks}"
+    if learner.activation_checkpointing and not learner.activation_offload:
+        yield "learner.activation_offload = true"
+
+
+def _on_devices(situation: Situation, model: ReadModel, learner: LearnerMemory, engine: EngineMemory) -> Iterator[Finding]:
     hardware = situation.hardware
     device = hardware.device
     assert device is not None
@@ -119,22 +136,60 @@ def _on_devices(situation: Situation, learner: LearnerMemory, engine: EngineMemo
             text=f"{ranks} ranks of the learner need as many GPUs; there are {hardware.num_devices}",
             way_out="lower learner.num_ranks, or name more with --gpus",
         )  # fmt: skip
+    if situation.settings.run.take_turns:
+        yield from _turn_findings(learner, engine, device, _parts(learner), _smaller(situation, model))
+        return
     text = f"{learner.total.gib} a rank ({_parts(learner)}); a {device.name} has {gib(room)}"
-    yield _fits("learner memory", text, learner.total, room, _smaller(situation))
+    yield verdict("learner memory", text, learner.total, room, _smaller(situation, model))
     weights = f"weights {gib(engine.weights)}; a {device.name} has {gib(room)}"
     of_server = situation.settings.rollout.ranks_per_server
     if ranks + situation.num_rollouts * of_server <= hardware.num_devices:
         way_out = "raise rollout.tensor_parallel: so many GPUs share a model; or a GPU with more memory, or a smaller model"
-        yield _fits("engine memory", f"{engine.total.gib} with its cache: {weights}", engine.total, room, way_out)
+        yield verdict("engine memory", f"{engine.total.gib} with its cache: {weights}", engine.total, room, way_out)
         return
     both = learner.total + engine.total
     share = int(max(0.0, 1 - (learner.total.high + 0.03 * room) / room) * 20) / 20
-    way_out = (
-        f'rollout.server_args = ["--mem-fraction-static", "{share:g}"]' if share * room > 1.1 * engine.weights
-        else "a GPU for each: name more with --gpus, or use a smaller model"
-    )  # fmt: skip
+    if share * room > 1.1 * engine.weights:
+        way_out = f'rollout.server_args = ["--mem-fraction-static", "{share:g}"]'
+    else:
+        way_out = "a GPU for each: name more with --gpus, or use a smaller model"
+        if ranks == of_server == 1:
+            way_out += _turns_way_out(situation.settings, learner, engine, room)
     text = f"{engine.total.gib} beside a rank of the learner, {both.gib} together: {weights}"
-    yield _fits("engine memory", text, both, room, way_out)
+    yield verdict("engine memory", text, both, room, way_out)
+
+
+def _turn_findings(
+    learner: LearnerMemory, engine: EngineMemory, device: Device, parts: str, smaller: str
+) -> Iterator[Finding]:
+    """Whether each side fits in its turn. ``parts``: of the learner's memory; ``smaller``: what makes it smaller."""
+    turns, room = turn_memory(learner, engine), device.memory_bytes
+    text = (
+        f"{turns.learner.gib} in its turn ({parts}, and {KEPT_BY_ENGINE.gib} that the server keeps); "
+        f"a {device.name} has {gib(room)}"
+    )
+    yield verdict("learner memory", text, turns.learner, room, smaller)
+    text = (
+        f"{turns.engine.gib} in its turn: with its cache, weights {gib(engine.weights)}, and what the learner's process "
+        f"keeps; a {device.name} has {gib(room)}"
+    )
+    yield verdict("engine memory", text, turns.engine, room, "a smaller --mem-fraction-static in rollout.server_args")
+
+
+def _turns_way_out(settings: Settings, learner: LearnerMemory, engine: EngineMemory, room: float) -> str:
+    """The arithmetic of run.take_turns on a GPU that cannot hold both sides together; empty if one does not fit alone."""
+    turns = turn_memory(learner, engine)
+    if turns.learner.low > room or turns.engine.low > room:
+        return ""
+    keys = ["run.take_turns = true"]
+    if settings.rollout.num_servers != 1:
+        keys.append("rollout.num_servers = 1")
+    if settings.learner.zero_stage != 2 and (settings.learner.zero_stage != 1 or settings.learner.dtype != "float32"):
+        keys.append("learner.zero_stage = 2")
+    return (
+        f"; or {', '.join(keys)}: in turns the learner takes {turns.learner.gib}, then the engine {turns.engine.gib}, of "
+        f"{gib(room)}, and {gib(turns.on_host)} more of the host's memory"
+    )
 
 
 def _cache(situation: Situation, engine: EngineMemory, prompt_tokens: float) -> Iterator[Finding]:
@@ -178,8 +233,8 @@ def _on_the_host(situation: Situation, model: ReadModel, learner: LearnerMemory,
         f"{needed.gib}: learner {of_learner.gib}, {servers} servers {of_servers.gib}; this machine has "
         f"{gib(hardware.memory_bytes)}"
     )
-    way_out = f"fewer servers (rollout.num_servers is {servers}), {_smaller(situation)}; or a smaller model"
-    yield _fits("memory", text, needed, hardware.memory_bytes, way_out)
+    way_out = f"fewer servers (rollout.num_servers is {servers}), {_smaller(situation, model)}; or a smaller model"
+    yield verdict("memory", text, needed, hardware.memory_bytes, way_out)
 
 
 def _hosts(situation: Situation, model: ReadModel, learner: LearnerMemory) -> Finding:
@@ -196,4 +251,4 @@ def _hosts(situation: Situation, model: ReadModel, learner: LearnerMemory) -> Fi
     way_out = "learner.checkpoint_in_background = false, or a machine with more memory"
     needed = main.total + rollout.total * situation.num_rollouts
     text = f"{text}; this machine has {gib(hardware.memory_bytes)}"
-    return _fits("host memory", text, needed, hardware.memory_bytes, way_out)
+    return verdict("host memory", text, needed, hardware.memory_bytes, way_out)

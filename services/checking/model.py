@@ -26,6 +26,7 @@ from services.learner.start import (
     require_supported,
 )
 from services.runtime.settings import Scheduled, critical_batches
+from services.weights import ServedError, require_served
 
 TRIED: Final = frozenset({"qwen3", "qwen3_moe"})
 """Families whose weights were compared with a real engine's, bit by bit."""
@@ -64,18 +65,18 @@ def model_findings(situation: Situation, model: ReadModel) -> Iterator[Finding]:
     """Everything about a model that has a config.json."""
     if not model.config:
         return
-    yield _architecture(model)
+    yield _architecture(situation, model)
     yield from _ranks(situation, model)
     yield from _adapters(situation, model)
     yield from _weights(situation, model)
     yield from _positions(situation, model)
 
 
-def _architecture(model: ReadModel) -> Finding:
+def _architecture(situation: Situation, model: ReadModel) -> Finding:
     config = model.config
     kind = str(config.get("model_type", ""))[:100]
     names = _texts(config, "architectures")
-    refused = _refused(config)
+    refused = _refused(config) or _unserved(situation, config)
     if refused:
         return Finding(check="architecture", status="fail", text=f"{kind or 'the model'}: {refused[0]}", way_out=refused[1])
     for name in names[:1]:
@@ -112,6 +113,19 @@ def _refused(config: Mapping[str, Any]) -> tuple[str, str] | None:
         return "its weights are quantised", "train the unquantised model: quantised weights get no gradient"
     if names and not names[0].endswith("ForCausalLM"):
         return f"{names[0]} is not a causal language model", "use a model whose class ends in ForCausalLM"
+    return None
+
+
+def _unserved(situation: Situation, config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Why a rollout would refuse the model, and the way out."""
+    settings = situation.settings
+    here = not settings.rollout.server_url and not situation.elsewhere
+    on_cpu = here and situation.hardware.device is None and not situation.has_unknown_hardware
+    try:
+        require_served(config, settings.largest_sampling.max_tokens, on_cpu=on_cpu)
+    except ServedError as error:
+        text, _, way_out = str(error).rpartition("; ")
+        return text, way_out
     return None
 
 
@@ -194,10 +208,13 @@ def _adapters(situation: Situation, model: ReadModel) -> Iterator[Finding]:
     if not settings.lora.is_used or model.shape is None:
         return
     trained = model.shape.lora_parameters(settings.lora.rank, settings.lora.targets)
+    merges = settings.lora.publish == "merged" and settings.model.dtype == "bfloat16"
     text = f"rank {settings.lora.rank} on {', '.join(settings.lora.targets)}: {count(trained)} parameters are trained"
-    if settings.model.dtype == "bfloat16":
+    if settings.lora.publish == "adapter":
+        text += f"; a version has these alone, in {settings.model.dtype}, and every server has the model below"
+    elif merges:
         text += "; engines get the sum of weights and adapters rounded to bfloat16 (docs/guide/lora.md)"
-    yield Finding(check="adapters", status="note" if settings.model.dtype == "bfloat16" else "ok", text=text)
+    yield Finding(check="adapters", status="note" if merges else "ok", text=text)
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,6 @@ def unused_findings(situation: Situation) -> Iterator[Finding]:
         given = [key for key in keys if situation.is_set(key)]
         if given:
             yield Finding(check="unused", status="note", text=f"{', '.join(given)}: {why}")
-    settings = situation.settings
-    if settings.rollout.weights_path == "group" and not settings.learner.weights_group_backend:
-        yield Finding(
-            check="unused", status="warn", text='rollout.weights_path is "group" and learner.weights_group_backend is empty',
-            way_out="set learner.weights_group_backend, or leave weights_path out: every version falls back to chunks",
-        )  # fmt: skip
 
 
 def schedule_findings(situation: Situation) -> Iterator[Finding]:
@@ -94,6 +88,8 @@ def _rules_of_processes(situation: Situation) -> Iterator[tuple[list[str], str]]
         yield ["learner.peak_tflops"], "learner.profile is false"
     if not settings.lora.is_used:
         yield ["lora.alpha", "lora.targets"], "lora.rank is 0: all weights are trained"
+    if settings.lora.publish == "merged":
+        yield ["lora.loaded"], 'for lora.publish = "adapter"'
     if is_for_several_hosts(settings):
         yield ["rollout.num_servers"], "for `gspo run` on one machine; elsewhere each rollout is started by itself"
 

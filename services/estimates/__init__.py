@@ -4,13 +4,21 @@ from services.estimates.amounts import Span, gib
 from services.estimates.engine import EngineMemory, engine_memory
 from services.estimates.hardware import Device, Hardware, device_named, known_devices
 from services.estimates.host import HostMemory, learner_host, rollout_host
-from services.estimates.learner import LearnerMemory, activation_bytes_per_token, learner_memory, trained_parameters
+from services.estimates.learner import (
+    LearnerMemory,
+    activation_bytes_per_token,
+    learner_memory,
+    live_elements,
+    trained_parameters,
+)
 from services.estimates.shape import ModelShape, ShapeError, shape_of
 from services.estimates.speed import RunPace, Work, pace_of, work_of
 from services.estimates.table import MemoryRow, memory_rows, memory_text
+from services.estimates.turns import KEPT_BY_ENGINE, TurnMemory, turn_memory
 from services.estimates.versions import version_span
 
 __all__ = [
+    "KEPT_BY_ENGINE",
     "Device",
     "EngineMemory",
     "Hardware",
@@ -21,6 +29,7 @@ __all__ = [
     "RunPace",
     "ShapeError",
     "Span",
+    "TurnMemory",
     "Work",
     "activation_bytes_per_token",
     "device_named",
@@ -29,12 +38,14 @@ __all__ = [
     "known_devices",
     "learner_host",
     "learner_memory",
+    "live_elements",
     "memory_rows",
     "memory_text",
     "pace_of",
     "rollout_host",
     "shape_of",
     "trained_parameters",
+    "turn_memory",
     "version_span",
     "work_of",
 ]

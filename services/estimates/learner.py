@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,9 +13,9 @@ from services.runtime.settings import Settings
 LOGIT_CHUNK_BYTES: Final = 256 * 2**20
 KEPT_SOFTMAX_BYTES: Final = 64 * 2**20
 BUCKET_ELEMENTS: Final = 50_000_000
-"""reduce_bucket_size of services/learner/engine/configuration.py, in float32 gradients."""
-LIVE_ELEMENTS: Final = 1e9
-"""DeepSpeed's stage3_max_live_parameters: the most that ZeRO 3 keeps gathered."""
+"""reduce_bucket_size of services/learner/engine/configuration.py: gradients, in the dtype of the weights."""
+LIVE_ELEMENTS: Final = 10**9
+"""DeepSpeed's default of stage3_max_live_parameters: the most that ZeRO 3 keeps gathered."""
 CUDA_BYTES: Final = Span(0.8 * GIB, 2.0 * GIB)
 """CUDA's context, NCCL's buffers, kernels."""
 CPU_PROCESS_BYTES: Final = Span(0.6 * GIB, 1.2 * GIB)
@@ -35,22 +36,26 @@ class LearnerMemory:
     """The frozen start model of a KL term."""
     activations: Span
     """With the chunks of logits."""
+    bucket: float
+    """Gradients on their way to the rank that keeps them."""
     working: Span
-    """Buckets, gathered layers, the process itself."""
+    """Gathered layers, the process itself."""
     weights_on_host: float = 0.0
     """This and the next two: what learner.offload keeps in the host's memory instead."""
     gradients_on_host: float = 0.0
     optimizer_on_host: float = 0.0
+    activations_on_host: float = 0.0
+    """What learner.activation_offload keeps there: the input of each layer."""
 
     @property
     def on_host(self) -> float:
         """All that is offloaded."""
-        return self.weights_on_host + self.gradients_on_host + self.optimizer_on_host
+        return self.weights_on_host + self.gradients_on_host + self.optimizer_on_host + self.activations_on_host
 
     @property
     def total(self) -> Span:
         """All of the device's."""
-        fixed = self.weights + self.gradients + self.optimizer + self.reference
+        fixed = self.weights + self.gradients + self.optimizer + self.reference + self.bucket
         return self.activations + self.working + exactly(fixed)
 
 
@@ -88,10 +93,13 @@ def learner_memory(shape: ModelShape, settings: Settings, *, cuda: bool) -> Lear
         optimizer=optimizer,
         reference=size * (other + experts) if settings.objective.kl_coefficient > 0 else 0.0,
         activations=_activations(shape, settings),
+        # On a host only what is written of it takes memory.
+        bucket=size * min(BUCKET_ELEMENTS, math.inf if cuda else whole) if stage > 0 else 0.0,
         working=_working(shape, settings, cuda=cuda),
         weights_on_host=weights_on_host,
         gradients_on_host=gradients_on_host,
         optimizer_on_host=optimizer_on_host,
+        activations_on_host=_checkpoints(shape, settings) if learner.activation_offload else 0.0,
     )
 
 
@@ -103,23 +111,29 @@ def trained_parameters(shape: ModelShape, settings: Settings) -> int:
 
 def _working(shape: ModelShape, settings: Settings, *, cuda: bool) -> Span:
     learner = settings.learner
-    working = (CUDA_BYTES if cuda else CPU_PROCESS_BYTES) + 4.0 * min(BUCKET_ELEMENTS, trained_parameters(shape, settings))
+    working = CUDA_BYTES if cuda else CPU_PROCESS_BYTES
     if learner.zero_stage == 3:
-        layer = shape.largest_layer / (learner.expert_parallel if shape.experts else 1)
+        layer = shape.gathered_layer(learner.expert_parallel)
         size = BYTES[learner.dtype]
-        most = max(2 * layer, min(LIVE_ELEMENTS, shape.parameters))
-        working = working + Span(size * layer, size * most)
+        working = working + Span(float(size * layer), float(size * min(live_elements(layer), shape.parameters)))
     return working
+
+
+def live_elements(layer: int) -> int:
+    """How many elements ZeRO 3 may keep gathered: a layer of ``layer``, the next one, and what lies between them."""
+    return max(LIVE_ELEMENTS, 5 * layer // 2)
 
 
 def _activations(shape: ModelShape, settings: Settings) -> Span:
     """A micro-batch, and the chunks of logits of docs/evidence/performance.md, "Memory of the log-probs"."""
     learner = settings.learner
-    size = BYTES[learner.dtype]
-    # A sequence that is longer than the budget travels alone, on as many ranks as share it.
-    tokens = max(learner.token_budget, -(-settings.largest_sampling.max_tokens // learner.sequence_parallel))
-    layer = activation_bytes_per_token(shape, size)
-    layers = size * shape.hidden * shape.layers + layer if learner.activation_checkpointing else layer * shape.layers
+    size, tokens = BYTES[learner.dtype], _tokens(settings)
+    kept, passing = activation_bytes_per_token(shape, size, learner.mlp_tiles)
+    if learner.activation_checkpointing:
+        on_device = 0.0 if learner.activation_offload else _checkpoints(shape, settings) / tokens
+        layers = on_device + kept + passing
+    else:
+        layers = kept * shape.layers + passing
     rows = min(learner.logprob_chunk_tokens, max(1, LOGIT_CHUNK_BYTES // (4 * shape.vocabulary)))
     softmax = 4 * tokens * shape.vocabulary
     logits: float = 2 * rows * 4 * shape.vocabulary + (softmax if softmax <= KEPT_SOFTMAX_BYTES else 0)
@@ -132,8 +146,20 @@ def _activations(shape: ModelShape, settings: Settings) -> Span:
     return Span(tokens * layers * low, tokens * layers * high) + exactly(logits + embedding)
 
 
-def activation_bytes_per_token(shape: ModelShape, element_bytes: int) -> float:
-    """What autograd keeps of one layer for one token, in transformers' eager code with attention that stores no scores.
+def _tokens(settings: Settings) -> int:
+    """The most of a micro-batch. A sequence that is longer than the budget travels alone, on as many ranks as share it."""
+    learner = settings.learner
+    return max(learner.token_budget, -(-settings.largest_sampling.max_tokens // learner.sequence_parallel))
+
+
+def _checkpoints(shape: ModelShape, settings: Settings) -> float:
+    """The input of each layer, from which its activations are computed again."""
+    return float(BYTES[settings.learner.dtype] * shape.hidden * shape.layers * _tokens(settings))
+
+
+def activation_bytes_per_token(shape: ModelShape, element_bytes: int, mlp_tiles: int = 1) -> tuple[float, float]:
+    """What autograd keeps of one layer for one token, in transformers' eager code with attention that stores no scores,
+    and what one layer at a time takes beside it: of an MLP in tiles its input is kept, and one tile is computed again.
 
         norms       2 x (a float32 copy H, the normalised H, the scaled H)
         heads       their norm where there is one: 3 of Q + K;  attention's q, k, v and result;  the projection's input
@@ -154,4 +180,6 @@ def activation_bytes_per_token(shape: ModelShape, element_bytes: int) -> float:
         mlp += size * 4 * shape.shared_ffn
     else:
         mlp = size * 4 * shape.ffn
-    return float(norms + heads + attention + mlp)
+    if mlp_tiles == 1 or shape.experts:
+        return float(norms + heads + attention + mlp), 0.0
+    return float(norms + heads + attention + size * shape.hidden), mlp / mlp_tiles

@@ -90,6 +90,10 @@ class ModelShape:
         of_experts = self.experts * 3 * self.hidden * self.expert_ffn
         return of_experts or 3 * self.hidden * self.ffn + 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
 
+    def gathered_layer(self, expert_parallel: int) -> int:
+        """``largest_layer`` on one of the ranks that share the layer's experts."""
+        return self.largest_layer // (expert_parallel if self.experts else 1)
+
     def lora_parameters(self, rank: int, targets: Sequence[str]) -> int:
         """Parameters of adapters of ``rank``: rank times the sum of both dimensions, for each adapted matrix."""
         hidden, heads, keys = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim

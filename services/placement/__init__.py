@@ -1,5 +1,6 @@
 """Which GPUs and cores each process of a run on one machine gets."""
 
+from services.placement.driver import require_driver
 from services.placement.placing import Placement, ProcessPlace, is_for_cuda, machine_of, placement_of, require_pythons
 from services.placement.visible import Machine, named_gpus, this_machine, torch_is_for_cuda
 
@@ -11,6 +12,7 @@ __all__ = [
     "machine_of",
     "named_gpus",
     "placement_of",
+    "require_driver",
     "require_pythons",
     "this_machine",
     "torch_is_for_cuda",

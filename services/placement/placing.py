@@ -185,7 +185,9 @@ def _require_once(key: str, wanted: Sequence[int]) -> None:
 
 
 def _require_shares(settings: Settings, placement: Placement) -> None:
-    """Two processes on one GPU must say who takes what: SGLang takes nearly all that it finds."""
+    """Two processes on one GPU must say who takes what, or take turns: SGLang takes nearly all that it finds."""
+    if settings.run.take_turns:
+        return
     users: dict[str, list[str]] = {}
     for name in placement.learner.gpus or ():
         users.setdefault(name, []).append("the learner")
@@ -198,7 +200,8 @@ def _require_shares(settings: Settings, placement: Placement) -> None:
             share = 0.8 / len(who)
             raise ConfigurationError(
                 f"GPU {name} is for {' and '.join(who)}, and a server takes nearly all the memory that it finds: set "
-                f'rollout.server_args = ["{MEMORY}", "{share:.2g}"], or the share that `gspo check` works out'
+                f'rollout.server_args = ["{MEMORY}", "{share:.2g}"], or the share that `gspo check` works out; or, '
+                "where both do not fit, run.take_turns = true, with which each has the memory in turn"
             )
 
 

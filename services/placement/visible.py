@@ -44,13 +44,18 @@ def named_gpus(environment: Mapping[str, str]) -> tuple[str, ...] | None:
 
 def torch_is_for_cuda(package: Path | None = None) -> bool:
     """Whether torch, of this Python or in ``package``, was built for CUDA. It is not imported: that takes a second."""
+    return cuda_of_torch(package) != ""
+
+
+def cuda_of_torch(package: Path | None = None) -> str | None:
+    """The release of CUDA that torch was built for, such as "13.0"; empty: none, or no torch; None: it does not say."""
     if package is None:
         found = importlib.util.find_spec("torch")
         if found is None or not found.submodule_search_locations:
-            return False
+            return ""
         package = Path(found.submodule_search_locations[0])
     try:
         build = _CUDA.search((package / "version.py").read_text(encoding="utf-8"))
     except OSError:
-        return True  # A layout that we do not know: the device files have the last word.
-    return build is None or build[1] != "None"
+        return None  # A layout that we do not know: the device files have the last word.
+    return None if build is None else build[1].strip("'\"").replace("None", "")

@@ -1,15 +1,18 @@
 """Warnings and notes: what runs badly, what nothing uses, what an estimate says of lag."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from services.checking import machine
 from services.checking.findings import Finding
 from services.checking.speed import lag_span
 from services.checking.unused import evaluated_per_batch
 from services.estimates import RunPace, Span
 from services.rollout.tokenizer import ChatTokenizer
+from services.runtime.errors import ConfigurationError
 from services.runtime.settings import Evaluation, EvaluationSet
 from tests.support.checking.projects import LAPTOP, Project, gpus, write_weights
 from tests.support.checking.shapes import QWEN3_06B, QWEN3_8B
@@ -34,7 +37,6 @@ def by_check(findings: list[Finding], status: str) -> dict[str, Finding]:
         ({"rollout.max_total_tokens": 400}, "KV cache", "raise rollout.max_total_tokens"),
         ({"learner.num_ranks": 16, "batch.mini_batches": 8}, "slow", "raise batch.groups_per_batch"),
         ({"schedule.temperature": {"steps": [[99999, 0.5]]}}, "schedule", "raise run.num_batches, or lower that batch"),
-        ({"rollout.weights_path": "group"}, "unused", "learner.weights_group_backend"),
         ({"learner.dtype": "bfloat16"}, "types", 'model.dtype = "bfloat16"'),
         ({"batch.groups_per_batch": 64}, "train tasks", "batch.groups_per_batch"),
     ],
@@ -87,6 +89,7 @@ def test_positions_that_only_the_learner_stretches_are_a_warning(project: Projec
         ({"learner.meeting_address": "host:1"}, "learner.num_nodes is 1"),
         ({"learner.peak_tflops": 1.0}, "learner.profile is false"),
         ({"lora.targets": ["experts"]}, "lora.targets: lora.rank is 0: all weights are trained"),
+        ({"lora.loaded": 4}, 'lora.loaded: for lora.publish = "adapter"'),
         ({"evaluation.every_batches": 0}, "evaluation.num_tasks: evaluation.every_batches is 0"),
         ({"objective.overlong_penalty": 0.5}, "objective.overlong_buffer_tokens is not set"),
     ],
@@ -130,6 +133,33 @@ def test_one_gpu_for_both_halves_is_told_which_share_the_server_may_take(project
     assert share.startswith('rollout.server_args = ["--mem-fraction-static", "0.')
     project.keys["rollout.server_args"] = ["--mem-fraction-static", "0.5"]
     assert "engine memory" in by_check(project.findings(gpus("H100", 1), code=False), "ok")
+
+
+def test_one_gpu_for_one_half_at_a_time_is_told_of_turns_with_the_arithmetic(project: Project) -> None:
+    project.configure_model(**QWEN3_8B)
+    write_weights(project.model / "model.safetensors", 8_190_735_360, "BF16")
+    # Adapters beside 15 GiB of weights, and 15 GiB for the engine: too much for 24 GB together, and no share would help.
+    project.keys |= BF16 | {"learner.zero_stage": 2, "lora.rank": 16, "sampling.max_tokens": 1024}
+    found = by_check(project.findings(gpus("4090", 1), code=False), "fail")["engine memory"]
+    offered = (
+        r"a GPU for each: .*; or run\.take_turns = true, rollout\.num_servers = 1: in turns the learner takes "
+        r"\d+ to \d+ GiB, then the engine \d+ to \d+ GiB, of 24 GiB, and 15 GiB more of the host's memory"
+    )
+    assert re.fullmatch(offered, found.way_out), found.way_out
+    project.keys |= {"run.take_turns": True, "rollout.num_servers": 1}
+    findings = project.findings(gpus("4090", 1), code=False)
+    told = {each.check: each for each in findings if each.check in ("learner memory", "engine memory")}
+    assert {check: each.status for check, each in told.items()} == {"learner memory": "warn", "engine memory": "ok"}
+    assert " in its turn (weights 15 GiB, " in told["learner memory"].text
+    assert "and 1.0 to 4.0 GiB that the server keeps); a 4090 has 24 GiB" in told["learner memory"].text
+    assert "15 GiB offloaded" in next(each.text for each in findings if each.check == "host memory")
+
+
+def test_turns_are_not_offered_for_a_learner_that_does_not_fit_alone(project: Project) -> None:
+    project.configure_model(**QWEN3_8B)
+    write_weights(project.model / "model.safetensors", 8_190_735_360, "BF16")
+    project.keys |= BF16
+    assert "take_turns" not in by_check(project.findings(gpus("H100", 1), code=False), "fail")["engine memory"].way_out
 
 
 def test_where_each_process_would_be_is_said_before_a_gpu_is_booked(project: Project) -> None:
@@ -208,3 +238,14 @@ def test_what_evaluations_sample_is_counted_over_all_sets() -> None:
     }
     assert evaluated_per_batch(one) == 5.0
     assert evaluated_per_batch(Evaluation(every_batches=4, num_tasks=20, sets=sets)) == 10 * 8 / 4 + 20
+
+
+def test_a_driver_that_is_too_old_is_a_failure(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_old() -> None:
+        raise ConfigurationError("the GPUs' driver is 535.104.05, and torch needs 580 or newer; update the driver")
+
+    monkeypatch.setattr(machine, "require_driver", too_old)
+    found = by_check(project.findings(LAPTOP, code=False), "fail")["driver"]
+    assert found.text.endswith("needs 580 or newer")
+    assert found.way_out == "update the driver"
+    assert "driver" not in by_check(project.findings(gpus("H100", 8), code=False), "fail"), "of another machine"

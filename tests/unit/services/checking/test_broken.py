@@ -12,7 +12,7 @@ import pytest
 from services.checking.findings import Finding
 from services.runtime.settings import load_settings, write_run_settings
 from tests.support.checking.projects import LAPTOP, Project, gpus, write_weights
-from tests.support.checking.shapes import QWEN3_30B
+from tests.support.checking.shapes import QWEN3_8B, QWEN3_30B
 
 Break = Callable[[Project], None]
 
@@ -54,6 +54,14 @@ def shared_keys(project: Project) -> None:
 
 def mixed_layers(project: Project) -> None:
     project.configure_model(layer_types=["full_attention", "chunked_attention"])
+
+
+def a_window_that_sglang_ignores(project: Project) -> None:
+    project.configure_model(layer_types=["full_attention", "sliding_attention"], sliding_window=16)
+
+
+def a_kernel_for_gpus(project: Project) -> None:
+    project.configure_model(model_type="gpt_oss")
 
 
 def an_encoder(project: Project) -> None:
@@ -105,6 +113,13 @@ def adapters_of_shared_experts(project: Project) -> None:
         (config_that_is_no_json, "model", "cannot be read", "again"),
         (shared_keys, "architecture", "num_kv_shared_layers", "another model"),
         (mixed_layers, "architecture", "chunked_attention", "full_attention, linear_attention, sliding_attention"),
+        (
+            a_window_that_sglang_ignores,
+            "architecture",
+            "with a window of 16 tokens",
+            "lower sampling.max_tokens to at most 16",
+        ),
+        (a_kernel_for_gpus, "architecture", "gpt_oss on a CPU", "use a GPU"),
         (an_encoder, "architecture", "BertForMaskedLM is not a causal language model", "ForCausalLM"),
         (an_unknown_class, "architecture", "NobodysForCausalLM", "both know"),
         (quantised, "architecture", "quantised", "unquantised"),
@@ -319,6 +334,18 @@ def test_what_does_not_fit_into_memory_is_found(project: Project) -> None:
     assert "at most 1,100 GiB" in disk.text
     (of_host,) = [finding for finding in project.findings(LAPTOP, code=False) if finding.check == "memory"]
     assert of_host.status == "fail"
+
+
+def test_what_makes_a_rank_smaller_that_trains_one_long_sequence_is_named(project: Project) -> None:
+    project.configure_model(**QWEN3_8B | {"max_position_embeddings": 262_144})
+    project.keys |= {"learner.num_ranks": 4, "learner.activation_checkpointing": True}
+    project.keys |= {"sampling.max_tokens": 262_144, "rollout.max_total_tokens": 524_288}
+    found = {finding.check: finding.way_out for finding in project.findings(gpus("4090", 8), code=False)}
+    for way in ("learner.mlp_tiles = 8", "learner.sequence_parallel = 4", "learner.activation_offload = true"):
+        assert way in found["learner memory"]
+    project.keys["learner.num_ranks"] = 3
+    found = {finding.check: finding.way_out for finding in project.findings(gpus("4090", 8), code=False)}
+    assert "sequence_parallel" not in found["learner memory"], "three ranks cannot share 32 heads"
 
 
 def test_more_ranks_than_gpus_are_found_and_engines_of_several_ranks(project: Project) -> None:

@@ -81,18 +81,38 @@ def test_checkpointing_leaves_one_layer_and_the_boundaries_of_the_others() -> No
     assert with_it.high < 20 * GIB
 
 
+def test_an_mlp_in_tiles_takes_a_tile_and_checkpoints_may_lie_on_the_host() -> None:
+    shape = shape_of(QWEN3_8B)
+    given = {"dtype": "bfloat16", "token_budget": 131_072, "activation_checkpointing": True}
+    whole, tiled, away = (
+        learner_memory(shape, settings(learner=given | more), cuda=True)
+        for more in ({}, {"mlp_tiles": 16}, {"mlp_tiles": 16, "activation_offload": True})
+    )
+    hidden_values = 131_072 * 4 * 2 * shape.ffn
+    inputs = 131_072 * 2 * shape.hidden * shape.layers
+    assert whole.activations.low - tiled.activations.low == pytest.approx(
+        0.7 * (hidden_values * 15 / 16 - 131_072 * 2 * shape.hidden)
+    )
+    assert tiled.activations.low - away.activations.low == pytest.approx(0.7 * inputs)
+    assert (tiled.activations_on_host, away.activations_on_host, away.on_host) == (0, inputs, inputs)
+
+
 @pytest.mark.parametrize("config", [TINY, QWEN3_06B | {"hidden_size": 96, "intermediate_size": 256, "vocab_size": 300,
                                                        "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 32,
                                                        "num_key_value_heads": 2}], ids=["experts", "dense"])  # fmt: skip
-def test_activations_are_what_autograd_keeps(config: dict[str, Any]) -> None:
+@pytest.mark.parametrize("tiles", [1, 4])
+def test_activations_are_what_autograd_keeps(config: dict[str, Any], tiles: int) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from gspo.model.activations import tile_mlps
     from gspo.model.attention import register_segment_attention
 
     known = AutoConfig.for_model(**{key: value for key, value in config.items() if key != "architectures"})
     model = AutoModelForCausalLM.from_config(known, attn_implementation=register_segment_attention())
     model.train()
+    if tiles > 1:
+        tile_mlps(model, tiles)
     tokens = 256
     ids = torch.randint(0, config["vocab_size"], (1, tokens))
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -110,7 +130,7 @@ def test_activations_are_what_autograd_keeps(config: dict[str, Any]) -> None:
     ):
         model.model(input_ids=ids, position_ids=torch.arange(tokens)[None], cu_seqlens=[0, tokens])
     measured = sum(kept.values()) / tokens / config["num_hidden_layers"]
-    estimated = activation_bytes_per_token(shape_of(config), 4)
+    estimated, _ = activation_bytes_per_token(shape_of(config), 4, tiles)
     # 0.7 to 1.5 is the span that the estimate has for allocators and kernels.
     assert 0.7 < measured / estimated < 1.5
 
@@ -218,6 +238,17 @@ def test_with_adapters_only_they_have_gradients_moments_and_a_place_in_checkpoin
     assert memory.optimizer == pytest.approx(12 * trained / 4)
     assert memory.activations == whole.activations
     assert learner_host(shape, with_lora, memory).checkpoint == pytest.approx(14 * trained)
+
+
+def test_a_version_that_is_an_adapter_takes_a_hundredth_of_the_model_or_less() -> None:
+    for config in (QWEN3_8B, QWEN3_30B):
+        shape = shape_of(config)
+        given = settings(model={"dtype": "bfloat16"}, lora={"rank": 16, "publish": "adapter"})
+        assert shape.lora_parameters(16, ["attention"]) < 0.01 * shape.parameters
+        rollout, version = rollout_host(shape, given).total, 2 * shape.parameters
+        assert rollout.high == 2 * 2 * shape.lora_parameters(16, ["attention"])
+        learner = learner_host(shape, given, learner_memory(shape, given, cuda=True)).snapshots
+        assert (learner.low, learner.high) == (version, 2 * version), "the model below, and its copy at the start"
 
 
 def test_adapters_of_experts_keep_the_sum_of_each_layer_whose_activations_are_kept() -> None:
