@@ -27,6 +27,10 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     enable_deterministic_inference: bool = False
     disable_radix_cache: bool = False
     max_total_num_tokens: int | None = None
+    enable_lora: bool | None = None
+    max_lora_rank: int | None = None
+    max_loras_per_batch: int = 0
+    lora_target_modules: list[str] | None = None
     custom_weight_loader: list[str] = []
     """Also names what this project's plug-in can do beyond SGLang."""
 

@@ -7,6 +7,10 @@ log-prob of each later token equals a clean forward of prompt and tokens under t
 "in_place" the keys and values of the old weights stay: later log-probs belong to no model at all, and the cache cannot be
 flushed.
 
+With adapters (``services.rollout.sglang.adapters``) nothing pauses: each request keeps the adapter that it began with, and
+``cut`` ends it early, so that the rest is sampled with the one that new requests get (``serve``). Keys and values are then
+computed again, as with retract.
+
 A failed update leaves unknown weights (SGLang's rollback reads the same directory again), so ``generate`` refuses until an
 update has succeeded.
 """
@@ -14,33 +18,39 @@ update has succeeded.
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 import msgspec
 import structlog
 
+from services.rollout.sglang.adapters import Adapter, EngineAdapters, OpenRequest
 from services.rollout.sglang.answers import Checksums, ModelInfo, RankChecksums, ServerInfo, by_rank
 from services.rollout.sglang.generation import (
-    FinishReason,
     GenerateRequest,
     OutputDecoder,
     OutputPiece,
     RequestRefused,
     SamplingParameters,
     VersionTagger,
+    generate_fields,
     parse_version,
+    true_reason,
 )
 from services.rollout.sglang.http import EngineError, EngineHttp, EngineRefused, EngineUnreachable, decode_answer
-from services.weights import LOAD_FORMAT
+from services.rollout.sglang.joint import MAX_JOINT_TOKENS, AskAlone, JointRequests
+from services.rollout.sglang.memory import ServerMemory
+from services.weights import LOAD_FORMAT, SLOT
 
 log = structlog.get_logger()
 
 __all__ = ["Engine", "EngineError", "EngineRefused", "EngineUnreachable", "PauseMode", "RankChecksums", "ServerInfo"]
 
 PauseMode = Literal["retract", "in_place"]
-_NO_WEIGHTS: Final = "a weight update failed, so nobody knows the engine's weights: load a version before generating"
+CUT_AGAIN_S: Final = 1.0
+CUTS: Final = 30
+_NO_WEIGHTS: Final = "nobody knows the engine's weights, after a failed update or a turn of others: load a version first"
 
 
 class Engine:
@@ -78,6 +88,7 @@ class Engine:
         self._load_timeout_s = load_timeout_s
         self._slots = asyncio.Semaphore(max_concurrency)
         self._http = EngineHttp(url, timeout_s=timeout_s, stall_timeout_s=stall_timeout_s)
+        self._joint = JointRequests(self._http)
         self._info: ServerInfo | None = None
         self._under_way: set[str] = set()
         self._num_requests = 0
@@ -88,6 +99,11 @@ class Engine:
         self._update_ended.set()
         self._weights_unknown = False
         self._paused_mode: PauseMode | None = None
+        self.adapters = EngineAdapters(self._http, load_timeout_s)
+        self.memory = ServerMemory(self._http, load_timeout_s)
+        self._adapter: Adapter | None = None
+        self._open: dict[str, OpenRequest] = {}
+        self._ended = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         """Raises: EngineUnreachable, EngineError."""
@@ -108,7 +124,8 @@ class Engine:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[OutputPiece, None]:
         """Sample one completion; the last piece, and only that, has a finish reason.
 
-        Close the iterator (or cancel) to give up: the server notices within 4 s.
+        Close the iterator (or cancel) to give up: the server notices within 4 s, or, where a short answer was asked for
+        together with others, ends it as they end.
         Raises: ValueError for a request that cannot be served, EngineRefused, EngineUnreachable, EngineError.
         """
         self._check(request)
@@ -117,21 +134,25 @@ class Engine:
             async with self._slots:
                 input_ids = [int(token) for token in request.input_ids]
                 sampling = request.sampling
+                alone = False
                 while True:
                     given: list[int] = []
-                    async with aclosing(self._answer_pieces(request.rid, input_ids, sampling)) as pieces:
-                        async for piece in pieces:
-                            given += piece.token_ids.tolist()
-                            yield piece
-                            if piece.finish_reason is not None:
-                                return
+                    try:
+                        async with aclosing(self._answer_pieces(request.rid, input_ids, sampling, alone)) as pieces:
+                            async for piece in pieces:
+                                given += piece.token_ids.tolist()
+                                yield piece
+                                if piece.finish_reason is not None:
+                                    return
+                    except AskAlone:
+                        alone = True
                     input_ids += given
                     sampling = msgspec.structs.replace(sampling, max_new_tokens=sampling.max_new_tokens - len(given))
         finally:
             self._under_way.remove(request.rid)
 
     async def _answer_pieces(
-        self, rid: str, input_ids: list[int], sampling: SamplingParameters
+        self, rid: str, input_ids: list[int], sampling: SamplingParameters, alone: bool
     ) -> AsyncGenerator[OutputPiece, None]:
         """One HTTP request. It ends without a finish reason when it was cut short: ask for the rest.
 
@@ -141,13 +162,38 @@ class Engine:
         # SGLang aborts every request whose id begins with the one given, hence the ';'. And 2 s after the end of a stream it
         # aborts that id once more, even in another request: so no id is used twice, nor by another engine object.
         server_rid = f"{rid}#{self._session}-{self._num_requests};"
+        self._open[server_rid] = OpenRequest(self._adapter)
+        try:
+            async with aclosing(self._pieces_of(server_rid, rid, input_ids, sampling, alone)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except EngineRefused as error:
+            adapter = self._open[server_rid].adapter
+            if adapter is not None and adapter.name in str(error):
+                # It is not about the request: the server was started again, and no longer has the adapter.
+                raise EngineError(str(error)) from error
+            raise
+        finally:
+            del self._open[server_rid]
+            self._ended.set()
+
+    async def _pieces_of(
+        self, server_rid: str, rid: str, input_ids: list[int], sampling: SamplingParameters, alone: bool
+    ) -> AsyncGenerator[OutputPiece, None]:
+        request = self._open[server_rid]
+        adapter = request.adapter
         stream = sampling.max_new_tokens > self._chunk_tokens
-        body = _generate_body(server_rid, input_ids, sampling, stream, self._chunk_tokens)
+        name = None if adapter is None else adapter.name
+        fields = generate_fields(server_rid, input_ids, sampling, stream, self._chunk_tokens, name)
+        if alone or stream or adapter is not None or sampling.max_new_tokens > MAX_JOINT_TOKENS:
+            answers = self._http.answers(msgspec.json.encode(fields), stream=stream)
+        else:
+            answers = self._joint.answers(fields)
         decoder = OutputDecoder(incremental=self._server.incremental_streaming_output)
         tagger = VersionTagger(self._chunk_tokens)
         given: list[int] = []
-        mark, cut = self._update_marks, False
-        async with aclosing(self._http.answers(body, stream=stream)) as payloads:
+        mark = self._update_marks
+        async with aclosing(answers) as payloads:
             async for payload in payloads:
                 # Output that left the server before an update may arrive during it: it is good if the update succeeds.
                 await self._update_ended.wait()
@@ -155,20 +201,22 @@ class Engine:
                     raise EngineError(_NO_WEIGHTS)
                 try:
                     output = decoder.decode(payload)
+                    output = output if adapter is None else adapter.of_version(output)
                 except RequestRefused as error:
                     raise EngineRefused(f"request {rid}: {error}") from error
                 except (ValueError, msgspec.MsgspecError) as error:
                     raise EngineError(f"request {rid}: {error}: {payload[:300]!r}") from error
-                piece = tagger.push(output, certain=mark == self._update_marks and mark % 2 == 0)
+                untouched = mark == self._update_marks and mark % 2 == 0
+                piece = tagger.push(output, certain=untouched or adapter is not None)
                 if piece is not None:
                     given += piece.token_ids.tolist()
-                    reason = _true_reason(piece.finish_reason, given, sampling)
-                    if reason == "abort" and cut:
+                    reason = true_reason(piece.finish_reason, given, sampling)
+                    if reason == "abort" and request.cut and not request.is_over:
                         reason = None
                     if len(piece.token_ids) or reason is not None:
                         yield msgspec.structs.replace(piece, finish_reason=reason)
-                elif tagger.num_held > self._hold_limit_tokens and not cut:
-                    cut = True
+                elif tagger.num_held > self._hold_limit_tokens and not request.cut:
+                    request.cut = True
                     await self._http.post("/abort_request", {"rid": server_rid})
                 if output.finish_reason is not None:
                     return
@@ -179,7 +227,42 @@ class Engine:
 
         Raises: EngineError.
         """
+        for each in self._open.values():
+            each.is_over = True
         await self._http.post("/abort_request", {"abort_all": True})
+
+    # Adapters ------------------------------------------------------------------------------------------------------
+
+    def serve(self, adapter: Adapter) -> None:
+        """From now on requests begin with ``adapter``, which the server has; those under way keep theirs."""
+        self._adapter = adapter
+
+    def uses(self, name: str) -> bool:
+        """Whether a request under way has the adapter of this name."""
+        return any(each.adapter is not None and each.adapter.name == name for each in self._open.values())
+
+    async def cut(self, name: str) -> bool:
+        """End the requests that have this adapter; the rest of each is asked for with the one that is served by now.
+
+        Returns True when none is left; False when some are for long, because nobody takes their output. The server forgets
+        an abort of a request that it has not read yet, so it is told again. Raises: EngineError.
+        """
+        for _ in range(CUTS):
+            if not self.uses(name):
+                return True
+            self._ended.clear()
+            aborts = []
+            for server_rid, each in self._open.items():
+                if each.adapter is not None and each.adapter.name == name:
+                    each.cut = True
+                    aborts.append(self._http.post("/abort_request", {"rid": server_rid}))
+            await asyncio.gather(*aborts)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CUT_AGAIN_S):
+                    while self.uses(name):
+                        await self._ended.wait()
+                        self._ended.clear()
+        return not self.uses(name)
 
     # Weights -------------------------------------------------------------------------------------------------------
 
@@ -246,6 +329,11 @@ class Engine:
             self._update_marks += 1
             self._update_ended.set()
 
+    async def release_memory(self) -> None:
+        """See ``ServerMemory.release``; afterwards ``generate`` refuses until a version is loaded."""
+        self._weights_unknown = True
+        await self.memory.release(self._paused_mode)
+
     async def control(self, path: str, body: dict[str, Any], *, timeout_s: float) -> None:
         """POST to a path of SGLang that has no method here. Raises: EngineError."""
         await self._http.post(path, body, timeout_s=timeout_s)
@@ -258,7 +346,7 @@ class Engine:
         content = await self._http.post("/weights_checker", {"action": "checksum"}, timeout_s=self._load_timeout_s)
         answer = decode_answer(content, Checksums)
         try:
-            return by_rank(answer, self._server.spread)
+            return [_without_slots(rank) for rank in by_rank(answer, self._server.spread)]
         except ValueError as error:
             # At server_url there may be another server by now.
             self._info = await self.server_info()
@@ -302,40 +390,7 @@ async def _nothing() -> None:
     """No check."""
 
 
-def _generate_body(
-    server_rid: str, input_ids: list[int], sampling: SamplingParameters, stream: bool, chunk_tokens: int
-) -> bytes:
-    parameters: dict[str, Any] = {
-        "max_new_tokens": sampling.max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "ignore_eos": sampling.ignore_eos,
-        "stream_interval": chunk_tokens,
-    }
-    if sampling.stop_token_ids:
-        parameters["stop_token_ids"] = list(sampling.stop_token_ids)
-    if sampling.seed is not None:
-        parameters["sampling_seed"] = sampling.seed
-    return msgspec.json.encode(
-        {
-            "rid": server_rid,
-            "input_ids": input_ids,
-            "stream": stream,
-            "return_logprob": True,
-            "sampling_params": parameters,
-        }
-    )
-
-
-def _true_reason(reason: FinishReason | None, given: list[int], sampling: SamplingParameters) -> FinishReason | None:
-    """The reason behind an abort: SGLang lets it hide a stop token or the length limit reached in the same step.
-
-    Asking for the rest after such an end would continue behind the stop token.
-    """
-    if reason == "abort" and given:
-        if given[-1] in sampling.stop_token_ids:
-            return "stop"
-        if len(given) >= sampling.max_new_tokens:
-            return "length"
-    return reason
+def _without_slots(rank: RankChecksums) -> RankChecksums:
+    """The checksums of the model alone: adapters come and go."""
+    own = {name: checksum for name, checksum in rank.checksums.items() if not name.startswith(SLOT)}
+    return msgspec.structs.replace(rank, checksums=own)

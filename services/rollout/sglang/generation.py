@@ -254,6 +254,58 @@ def version_runs(spans: Sequence[tuple[int, int, int]], skip: int) -> list[Versi
     return runs
 
 
+def generate_fields(
+    server_rid: str,
+    input_ids: list[int],
+    sampling: SamplingParameters,
+    stream: bool,
+    chunk_tokens: int,
+    adapter: str | None = None,
+) -> dict[str, Any]:
+    """The fields of /generate. ``adapter``: the name under which the server has it; None: the model alone."""
+    parameters: dict[str, Any] = {
+        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "ignore_eos": sampling.ignore_eos,
+        "stream_interval": chunk_tokens,
+    }
+    if sampling.stop_token_ids:
+        parameters["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.seed is not None:
+        parameters["sampling_seed"] = sampling.seed
+    body: dict[str, Any] = {
+        "rid": server_rid,
+        "input_ids": input_ids,
+        "stream": stream,
+        "return_logprob": True,
+        "sampling_params": parameters,
+    }
+    if adapter is not None:
+        body["lora_path"] = adapter
+    return body
+
+
+def joint_body(fields: Sequence[dict[str, Any]]) -> bytes:
+    """The body of one /generate for several answers, of which none is streamed and none has an adapter."""
+    each = {name: [of_one[name] for of_one in fields] for name in ("rid", "input_ids", "sampling_params")}
+    return msgspec.json.encode({"stream": False, "return_logprob": True, **each})
+
+
+def true_reason(reason: FinishReason | None, given: list[int], sampling: SamplingParameters) -> FinishReason | None:
+    """The reason behind an abort: SGLang lets it hide a stop token or the length limit reached in the same step.
+
+    Asking for the rest after such an end would continue behind the stop token.
+    """
+    if reason == "abort" and given:
+        if given[-1] in sampling.stop_token_ids:
+            return "stop"
+        if len(given) >= sampling.max_new_tokens:
+            return "length"
+    return reason
+
+
 def parse_version(text: str) -> int:
     """The server's weight version. Raises: ValueError when the server was started without a number as --weight-version."""
     if not (text.isascii() and text.isdigit()):

@@ -70,9 +70,15 @@ class ServerOptions:
     """Most requests under way. On CPU a new one waits for others to begin with while three quarters of this number run."""
     spread: Spread = ONE_RANK
     """The server's ranks. On a CPU each gets a part of the cores of this process."""
+    lora_args: tuple[str, ...] = ()
+    """What lets the server hold adapters. On a CPU it computes them in plain PyTorch."""
     extra_args: tuple[str, ...] = ()
     """More arguments for sglang.launch_server; they come last, so they win."""
     start_timeout_s: float = 600.0
+    takes_turns: bool = False
+    """Its memory can be released between turns. On a CPU no memory is, and SGLang needs no option."""
+    kept_open: int | None = None
+    """An open file that the server's process keeps until it ends: the lock of the turn in which it starts."""
 
 
 def _temporary_directory(log_path: Path) -> Path:
@@ -154,6 +160,7 @@ class EngineServer:
                 sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), *command,
                 stdin=asyncio.subprocess.DEVNULL, stdout=output.sink, stderr=asyncio.subprocess.STDOUT,
                 env=environment, start_new_session=True,
+                pass_fds=() if self._options.kept_open is None else (self._options.kept_open,),
             )  # fmt: skip
         finally:
             output.close_sink()
@@ -268,6 +275,9 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
         "--skip-tokenizer-init",
         "--incremental-streaming-output",
         "--enable-metrics",
+        # A group's requests come together, and after a weight update all requests do. One request of each prompt goes
+        # first; the others find the prompt in the cache. SGLang's default takes them as they come.
+        "--schedule-policy", "lpm",
     ]  # fmt: skip
     if not cuda:
         # SGLang honours sampling seeds only in deterministic mode. That is free here; on CUDA it costs throughput, so ask
@@ -282,14 +292,18 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
             # So the requests that come within eight decode steps begin together.
             "--prefill-decode-interval", str(DECODE_STEPS),
             "--prefill-decode-interval-min-bs", str(options.max_running * 3 // 4),
-            # Then a group's requests come together, and after a weight update all requests do. One request of each prompt
-            # goes first; the others wait for a next pass, as this one is full, and find the prompt in the cache.
-            "--schedule-policy", "lpm",
+            # Then the others of a group wait for a next pass, as this one is full.
             "--chunked-prefill-size", str(PREFILL_TOKENS),
         ]  # fmt: skip
+    if options.takes_turns and cuda:
+        # Needs torch_memory_saver, which SGLang's GPU wheels bring; without that package SGLang refuses to start.
+        command.append("--enable-memory-saver")
     spread = options.spread
     sizes = {"--tp-size": spread.tensor, "--ep-size": spread.expert, "--dp-size": spread.data}
     command += [word for option, size in sizes.items() if size > 1 for word in (option, str(size))]
+    command += options.lora_args
+    if options.lora_args and not cuda:
+        command += ["--lora-backend", "torch_native"]
     return [*command, *options.extra_args]
 
 

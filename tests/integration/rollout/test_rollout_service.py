@@ -12,6 +12,7 @@ from protocol.messages import (
     Pulse,
     Release,
 )
+from services.rollout.environment_loop import EnvironmentEpisode
 from services.rollout.tokenizer import ChatTokenizer
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 from tests.support.episodes import a_new_lease, no_tokens, resumed, whole
@@ -85,6 +86,46 @@ async def test_a_rollout_asks_for_nothing_before_it_serves_a_verified_version(ru
         run.sync.serve(9)
         assert (await run.broker.expect(LeaseRequest)).policy_version == 9
         await run.broker.until(lambda: run.broker.of(Heartbeat)[-1].status == "serving")
+
+
+async def test_a_rollout_with_a_spent_window_gives_its_device_up_and_a_lease_waits_for_the_next_turn(
+    running: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[EnvironmentEpisode] = []
+    play = EnvironmentEpisode.run
+
+    async def noted(episode: EnvironmentEpisode) -> None:
+        begun.append(episode)
+        await play(episode)
+
+    monkeypatch.setattr(EnvironmentEpisode, "run", noted)
+    async with running(takes_turns=True) as run:
+        run.broker.grant(*leases(2))
+        await run.broker.expect(Finish, 2)
+        assert not run.sync.given_up.is_set(), "there may be more leases"
+        run.clock.advance(60.1)
+        await run.sync.given_up.wait()
+        run.broker.grant(a_new_lease(trajectory_id=9))
+        run.clock.advance(60.1)
+        await run.sync.asked_back.wait()
+        run.clock.advance(20.0)  # More than the health's bound without progress.
+        await run.heartbeats(2)
+        assert (len(begun), run.health.ready()) == (2, (True, "ready"))
+        assert run.broker.of(Heartbeat)[-1].leases == [LeaseKey(9, 1)]
+        run.sync.turn.set()
+        await run.broker.expect(Finish, 3)
+        assert len(begun) == 3
+
+
+async def test_a_lease_that_waits_for_a_turn_goes_back_when_the_rollout_drains(running: Start) -> None:
+    async with running(takes_turns=True, drain_s=0.5) as run:
+        await run.sync.given_up.wait()
+        run.broker.grant(a_new_lease(trajectory_id=9))
+        run.clock.advance(60.1)
+        await run.sync.asked_back.wait()
+        run.stop.set()
+        assert (await run.broker.expect(Release)).reason == "draining"
+    assert run.engine.requests == []
 
 
 async def test_announced_versions_reach_the_weight_sync(running: Start) -> None:

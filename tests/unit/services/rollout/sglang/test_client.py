@@ -9,9 +9,16 @@ from typing import Any
 
 import pytest
 
-from services.rollout.sglang.client import Engine, EngineError, EngineRefused, EngineUnreachable
+from services.rollout.sglang.adapters import Adapter
+from services.rollout.sglang.client import (
+    Engine,
+    EngineError,
+    EngineRefused,
+    EngineUnreachable,
+)
 from services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
 from services.rollout.sglang.http import EngineHttp
+from services.rollout.sglang.memory import CACHE_MEMORY, WEIGHTS_MEMORY
 from tests.support.processes.ports import free_port
 
 INFO = {
@@ -196,6 +203,45 @@ async def test_after_an_update_to_another_version_than_asked_the_engine_refuses(
     assert [(body["weight_version"], body["flush_cache"]) for body in updates] == [("5", True), ("4", True), ("4", False)]
 
 
+async def test_memory_is_released_once_while_paused_and_comes_back_in_two_steps_before_anything_is_generated() -> None:
+    async with scripted(lambda path, body: answer(200, {"success": True})) as (engine, asked):
+        for mode in (None, "in_place"):
+            if mode is not None:
+                await engine.pause(mode)
+            with pytest.raises(ValueError, match=f"the engine's pause is {mode}: only one that was paused with retract"):
+                await engine.release_memory()
+        await engine.pause("retract")
+        await engine.release_memory()
+        await engine.release_memory()
+        await engine.memory.take_back(WEIGHTS_MEMORY)
+        await engine.memory.take_back(WEIGHTS_MEMORY)
+        with pytest.raises(
+            EngineError, match="nobody knows the engine's weights, after a failed update or a turn of others"
+        ):
+            await ask(engine)
+        await engine.update_weights_from_disk(Path("/w"), 1)
+        await engine.memory.take_back(CACHE_MEMORY)
+    memory = [(path, body["tags"]) for path, body in asked if path.endswith("memory_occupation")]
+    assert memory == [
+        ("/release_memory_occupation", ["kv_cache", "weights"]),
+        ("/resume_memory_occupation", ["weights"]),
+        ("/resume_memory_occupation", ["kv_cache"]),
+    ]
+
+
+async def test_memory_that_the_server_refuses_to_release_is_asked_for_again() -> None:
+    def reply(path: str, body: Any) -> bytes:
+        return answer(500 if path.startswith("/release") and len(asked) < 4 else 200, {})
+
+    async with scripted(reply) as (engine, asked):
+        await engine.pause("retract")
+        with pytest.raises(EngineError, match="/release_memory_occupation: 500"):
+            await engine.release_memory()
+        await engine.memory.take_back(WEIGHTS_MEMORY)  # It has it.
+        await engine.release_memory()
+    assert [path for path, _ in asked if path.endswith("memory_occupation")] == ["/release_memory_occupation"] * 2
+
+
 async def test_an_update_counts_only_after_the_check_of_the_loaded_weights() -> None:
     async def check() -> None:
         async with asyncio.timeout(60):
@@ -284,3 +330,49 @@ async def test_no_more_requests_than_allowed_are_at_the_server_at_once() -> None
             await asyncio.wait_for(anext(second), 0.05)
         assert [path for path, _ in asked].count("/generate") == 1
         await first.aclose()
+
+
+async def ask_together(engine: Engine, *max_tokens: int) -> list[Any]:
+    """The finish reasons or errors of requests that begin in the same turn of the loop."""
+
+    async def one(name: str, num_tokens: int) -> Any:
+        sampling = SamplingParameters(max_new_tokens=num_tokens)
+        return [
+            piece.finish_reason
+            async for piece in engine.generate(GenerateRequest(rid=name, input_ids=[1], sampling=sampling))
+        ]
+
+    asked = (one(f"r{place}", num_tokens) for place, num_tokens in enumerate(max_tokens))
+    return await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_only_short_answers_without_an_adapter_are_asked_for_together() -> None:
+    def reply(path: str, body: Any) -> bytes:
+        ended = event([5], 1, "stop")
+        return answer(200, [ended] * len(body["rid"]) if isinstance(body["rid"], list) else ended)
+
+    async with scripted(reply, chunk_tokens=64) as (engine, asked):
+        assert await ask_together(engine, 3, 16, 17, 8) == [["stop"]] * 4
+        sampled = [body for path, body in asked if path == "/generate"]
+        assert [body["sampling_params"]["max_new_tokens"] for body in sampled if isinstance(body["rid"], str)] == [17]
+        assert [
+            [each["max_new_tokens"] for each in body["sampling_params"]] for body in sampled if isinstance(body["rid"], list)
+        ] == [[3, 16, 8]]
+        asked.clear()
+        engine.serve(Adapter(name="v1", version=1, base_version=1))
+        assert await ask_together(engine, 3, 3) == [["stop"]] * 2
+        assert [body["rid"][:3] for _, body in asked] == ["r0#", "r1#"]
+
+
+async def test_of_requests_that_are_refused_together_only_the_guilty_one_is_refused() -> None:
+    def reply(path: str, body: Any) -> bytes:
+        if isinstance(body["rid"], list) or body["sampling_params"]["max_new_tokens"] == 4:
+            return answer(400, {"error": {"message": "too long"}})
+        return answer(200, event([5], 1, "stop"))
+
+    async with scripted(reply) as (engine, asked):
+        first, second, third = await ask_together(engine, 3, 4, 2)
+        assert (first, third) == (["stop"], ["stop"])
+        assert isinstance(second, EngineRefused)
+        rids = [rid for path, body in asked[1:] for rid in ([body["rid"]] if isinstance(body["rid"], str) else body["rid"])]
+        assert len(rids) == len(set(rids)) == 6  # SGLang must never see an id twice.

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from services.rollout.sglang.server import (
 )
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings.configuration import load_settings
+from services.turns import LOCK_FILE, DeviceLock
 from services.weights import Spread
 
 TETHER = Path(__file__).parents[5] / "services" / "rollout" / "sglang" / "tether.py"
@@ -58,11 +60,15 @@ def test_on_cpu_requests_begin_together_one_of_each_prompt_first_unless_the_argu
     command = server_command(options(max_running=24), port=1234, cuda=False)
     assert value(command, "--prefill-decode-interval") == "8"
     assert value(command, "--prefill-decode-interval-min-bs") == "18", "with a quarter of the places free none waits"
-    assert value(command, "--schedule-policy") == "lpm"
     assert value(command, "--chunked-prefill-size") == "1024"
-    other = server_command(options(extra_args=("--schedule-policy", "fcfs")), port=1234, cuda=False)
+    assert "--prefill-decode-interval" not in server_command(options(), port=1234, cuda=True)
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_requests_that_share_a_prompt_find_it_in_the_cache(cuda: bool) -> None:
+    assert value(server_command(options(), port=1234, cuda=cuda), "--schedule-policy") == "lpm"
+    other = server_command(options(extra_args=("--schedule-policy", "fcfs")), port=1234, cuda=cuda)
     assert other[::-1][other[::-1].index("--schedule-policy") - 1] == "fcfs", "the last one counts"
-    assert not {"--prefill-decode-interval", "--schedule-policy"} & set(server_command(options(), port=1234, cuda=True))
 
 
 def test_a_rollouts_settings_reach_its_server() -> None:
@@ -73,6 +79,36 @@ def test_a_rollouts_settings_reach_its_server() -> None:
     assert (made.max_running, made.max_total_tokens, made.extra_args, made.port) == (24, 512, ("--log-level", "info"), 77)
     assert made.spread == Spread(tensor=4, expert=2, data=3)
     assert made.log_path == settings.run.directory / "logs" / "rollout-3-sglang.log"
+
+
+def test_a_server_that_shall_hold_adapters_is_told_how_many() -> None:
+    overrides = ["lora.rank=8", "lora.publish=adapter", "lora.loaded=4", 'rollout.server_args=["--log-level","info"]']
+    made = server_options(load_settings(None, overrides), "rollout-3")
+    on_cpu, on_gpu = (server_command(made, port=1, cuda=cuda) for cuda in (False, True))
+    for command in (on_cpu, on_gpu):
+        assert "--enable-lora" in command
+        assert (value(command, "--max-lora-rank"), value(command, "--max-loras-per-batch")) == ("8", "5")
+        first = command.index("--lora-target-modules")
+        assert command[first + 1 : first + 5] == ["q_proj", "k_proj", "v_proj", "o_proj"]
+        assert command[-2:] == ["--log-level", "info"], "they come last, so they win"
+    assert value(on_cpu, "--lora-backend") == "torch_native"
+    assert "--lora-backend" not in on_gpu, "SGLang knows its own best"
+    merged = server_options(load_settings(None, ["lora.rank=8"]), "rollout-3")
+    assert "--enable-lora" not in server_command(merged, port=1, cuda=False)
+
+
+def test_a_server_that_takes_turns_can_release_the_memory_of_a_gpu_and_keeps_the_lock_until_it_ends(tmp_path: Path) -> None:
+    settings = load_settings(None, ["rollout.num_servers=1", "run.take_turns=true"])
+    with closing(DeviceLock(tmp_path / LOCK_FILE, "rollout-0")) as lock:
+        made = server_options(settings, "rollout-0", lock)
+        assert (made.takes_turns, made.kept_open) == (True, lock.fileno())
+    alone = server_options(settings, "rollout-0")
+    assert (alone.takes_turns, alone.kept_open) == (False, None)
+    saver = "--enable-memory-saver"
+    # The saver is a library for CUDA: on a CPU SGLang would not start with it, and answers the same calls without.
+    assert [saver in server_command(one, port=1, cuda=cuda) for one in (made, alone) for cuda in (True, False)] == [
+        True, False, False, False
+    ]  # fmt: skip
 
 
 async def test_a_model_that_its_ranks_cannot_share_is_refused_before_a_server_starts(tmp_path: Path) -> None:
