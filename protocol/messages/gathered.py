@@ -99,12 +99,26 @@ def gather(chunks: Sequence[tuple[Chunk, Arrays]]) -> tuple[Chunks, dict[str, np
     }
 
 
-class Extension(NamedTuple):
-    """A chunk of the usual kind: more tokens of one action, by one version, with nothing else."""
+class Stretch(NamedTuple):
+    """Chunks of one trajectory that follow one another. ``is_usual``: all are more tokens of one action, with nothing else,
+    by versions that do not go back; otherwise it is one chunk of any kind, and what follows ``is_usual`` is not known.
+    """
 
-    turn: int
-    version: int
-    largest_token_id: int
+    places: Sequence[int]
+    trajectory_id: int
+    epoch: int
+    offset: int
+    num_tokens: int
+    is_usual: bool
+    turn: int = 0
+    versions: Sequence[tuple[int, int]] = ()
+    """Each version with its number of tokens."""
+    version_sum: int = 0
+    """Sum over the tokens of the version that made them."""
+    largest_token_id: int = 0
+    has_state: bool = False
+    """An empty one."""
+    turn_done: bool = False
 
 
 class Gathered:
@@ -116,6 +130,7 @@ class Gathered:
         """By chunk: COLUMNS."""
         self._ends = arrays["chunks"][:, TOKENS : STATE + 1].cumsum(axis=0)
         self._bounds: list[list[int]] = self._ends.tolist()
+        self._chunks: dict[int, tuple[Chunk, dict[str, np.ndarray[Any, Any]]]] = {}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -125,8 +140,54 @@ class Gathered:
         return end - self.rows[place][column], end
 
     @cached_property
-    def extensions(self) -> list[Extension | None]:
-        """By chunk: what it is when it is of the usual kind and its values are possible; None: see ``chunk``."""
+    def stretches(self) -> list[Stretch]:
+        """All chunks, each in one stretch, in the order of their first ones. Chunks of one trajectory keep their order."""
+        columns = self._arrays["chunks"]
+        order = np.lexsort((columns[:, EPOCH], columns[:, TRAJECTORY]))
+        trajectory, epoch, offset, tokens, *_, state_bytes, done = columns[order].T
+        usual, turn, version, largest = (each[order] for each in self._usual())
+        goes_on = (
+            usual[1:] & usual[:-1] & (trajectory[1:] == trajectory[:-1]) & (epoch[1:] == epoch[:-1])
+            & (turn[1:] == turn[:-1]) & (offset[1:] == offset[:-1] + tokens[:-1]) & (version[1:] >= version[:-1])
+        )  # fmt: skip
+        begins = np.flatnonzero(np.append(True, ~goes_on))
+        lasts = np.append(begins[1:], len(order)) - 1
+        places = _cut(order, begins, lasts)
+        by_chunk = list(zip(version.tolist(), tokens.tolist(), strict=True))
+        num_tokens = np.add.reduceat(tokens, begins).tolist()
+        versions = [
+            ((by_chunk[first][0], total),)
+            if by_chunk[first][0] == by_chunk[last][0]
+            else _merged(by_chunk[first : last + 1])
+            for first, last, total in zip(begins.tolist(), lasts.tolist(), num_tokens, strict=True)
+        ]
+        found = zip(
+            places,
+            trajectory[begins].tolist(),
+            epoch[begins].tolist(),
+            offset[begins].tolist(),
+            num_tokens,
+            usual[begins].tolist(),
+            turn[begins].tolist(),
+            versions,
+            # What is not usual may have any version, also one that this overflows with: nobody reads it there.
+            np.add.reduceat(version * tokens, begins).tolist(),
+            np.maximum.reduceat(largest, begins).tolist(),
+            (np.maximum.reduceat(state_bytes, begins) > 0).tolist(),
+            (done[lasts] > 0).tolist(),
+            strict=True,
+        )
+        return sorted(map(Stretch._make, found), key=_first_place)
+
+    def alone(self, place: int) -> Stretch:
+        """One chunk by itself, as one of any kind."""
+        trajectory_id, epoch, offset, num_tokens, *_ = self.rows[place]
+        return Stretch((place,), trajectory_id, epoch, offset, num_tokens, is_usual=False)
+
+    def _usual(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """By chunk: whether it is more tokens of one action, by one version, with nothing else, and its values are possible;
+        its turn, its version, its largest token id. What is not usual is known from ``chunk`` alone.
+        """
         columns, token_ids, logprobs = (self._arrays[name] for name in ("chunks", "token_ids", "logprobs"))
         starts = self._ends - columns[:, TOKENS : STATE + 1]
         tokens, (segments, runs) = columns[:, TOKENS], (starts[:, column - TOKENS] for column in (SEGMENTS, RUNS))
@@ -140,9 +201,7 @@ class Gathered:
             & (in_segment == tokens) & (in_run == tokens) & (version >= 1) & (version <= limits.MAX_VERSION)
             & np.logical_and.reduceat(possible, starts[:, 0]) & self._has_simple_state(columns[:, STATE], starts[:, -1])
         )  # fmt: skip
-        largest = np.maximum.reduceat(token_ids, starts[:, 0])
-        found = zip(usual.tolist(), turn.tolist(), version.tolist(), largest.tolist(), strict=True)
-        return [Extension(*what) if is_usual else None for is_usual, *what in found]
+        return usual, turn, version, np.maximum.reduceat(token_ids, starts[:, 0])
 
     def _has_simple_state(self, num_bytes: np.ndarray[Any, Any], starts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Whether nothing can be wrong with a chunk's state: it has none, or an empty one."""
@@ -155,6 +214,11 @@ class Gathered:
 
         Raises: ValueError with the field and the value for one that no Chunk may be.
         """
+        if place not in self._chunks:
+            self._chunks[place] = self._chunk(place)
+        return self._chunks[place]
+
+    def _chunk(self, place: int) -> tuple[Chunk, dict[str, np.ndarray[Any, Any]]]:
         row = self.rows[place]
         pieces = self.pieces(place)
         arrays = {name: self._arrays[name][slice(*self._range(place, TOKENS))] for name in ("token_ids", "logprobs")}
@@ -203,6 +267,25 @@ class Gathered:
 
 
 _PIECES: Final = (SEGMENTS, RUNS, REWARDS)
+
+
+def _first_place(stretch: Stretch) -> int:
+    return stretch.places[0]
+
+
+def _cut(order: np.ndarray[Any, Any], begins: np.ndarray[Any, Any], lasts: np.ndarray[Any, Any]) -> list[list[int]]:
+    places: list[int] = order.tolist()
+    return [places[first : last + 1] for first, last in zip(begins.tolist(), lasts.tolist(), strict=True)]
+
+
+def _merged(versions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Neighbours of the same version as one."""
+    merged: list[tuple[int, int]] = []
+    for version, num_tokens in versions:
+        if merged and merged[-1][0] == version:
+            num_tokens += merged.pop()[1]
+        merged.append((version, num_tokens))
+    return merged
 
 
 class RawPieces(NamedTuple):

@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from services.broker.answer_metrics import AnswerMetrics
 from services.broker.ledger import ALLOWED, STATES, Ledger, groups_by_state
 from services.broker.quotas import QUOTAS
-from services.broker.store import StoredChunk
 from services.runtime.net import AUTHENTICATOR_REASONS, AuthenticatorCounters
 from services.runtime.process_metrics import register_process
 
@@ -174,10 +173,10 @@ class BrokerMetrics:
             for num_tokens in line["num_tokens"]:
                 self.trajectory_tokens.labels(line["reason"]).observe(num_tokens)
 
-    def took(self, chunks: Sequence[StoredChunk]) -> None:
-        """Count chunks that are to be stored."""
-        self.chunks.inc(len(chunks))
-        self.tokens.inc(sum(chunk.num_tokens for chunk in chunks))
+    def took(self, num_chunks: int, num_tokens: int) -> None:
+        """Count chunks that are to be stored, and their tokens."""
+        self.chunks.inc(num_chunks)
+        self.tokens.inc(num_tokens)
 
     def observe(self, ledger: Ledger, queue_messages: int, queue_bytes: int, now: float) -> None:
         """Copy the ledger's state at ``now``, on the ledger's clock."""

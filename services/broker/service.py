@@ -1,4 +1,6 @@
-"""The broker's shell: receive, decide, make durable, answer. One round after another; nothing leaves before its commit."""
+"""The broker's shell: receive, decide, make durable, answer. Nothing leaves before its commit; the next round is decided
+meanwhile.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -37,12 +39,12 @@ from services.broker.metrics_file import MetricsFile
 from services.broker.outgoing import NO_TOKENS, lease_message
 from services.broker.refresh import Refresh
 from services.broker.retention import Retention
+from services.broker.rounds import Committer, DecidedRound, NextRound
 from services.broker.rows import AdditionRow, CheckpointedRow, TrajectoryRow
 from services.broker.sending import BatchSender
 from services.broker.sessions import Answer, Arrival, Sessions
-from services.broker.store import RowChanges, Store, StoreCorrupt, StoreUnavailable, stored_chunk, stored_chunks
+from services.broker.store import RowChanges, Store, StoreCorrupt, stored_chunk, stored_chunks
 from services.runtime.clock import Clock
-from services.runtime.lifecycle import until_stopped
 from services.runtime.logs import OccasionalLog
 from services.runtime.net import FairQueue, RouterChannel
 from services.runtime.telemetry import Health
@@ -50,14 +52,11 @@ from services.runtime.telemetry import Health
 log = structlog.get_logger()
 T = TypeVar("T")
 
-MAX_EVENTS_PER_COMMIT: Final = 512
 TICK_S: Final = 0.25
 NOTES_AT_ONCE: Final = 8
 """Lines of one event about one peer that the log takes at once; ten seconds later it takes as many again..."""
 MAX_NOTE_KEYS: Final = 256
 """...and beyond this many pairs of event and peer, all others of the event count as one."""
-RETRY_FIRST_S: Final = 0.1
-RETRY_MOST_S: Final = 5.0
 
 
 class BrokerService:
@@ -105,6 +104,8 @@ class BrokerService:
         self._metrics_file_is_behind = True
         # The store has one connection, used by this one thread.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        self._next = NextRound()
+        self._committer = Committer(store, self._in_thread, self._next, metrics, health, clock)
         self._batches = BatchSender(store, self._in_thread, self._send, part_tokens=part_tokens)
         metrics.last_batch.set(wall_s())
 
@@ -120,7 +121,8 @@ class BrokerService:
                     receivers.append(tasks.create_task(self._retention.run(self._commit_archived), name="retention"))
                 if self._refresh is not None:
                     receivers.append(tasks.create_task(self._refresh.run(), name="refresh"))
-                await self._rounds(stop)
+                receivers.append(tasks.create_task(self._decide_rounds(stop), name="decide"))
+                await self._finish_rounds(stop)
                 for receiver in receivers:
                     receiver.cancel()
         finally:
@@ -148,36 +150,52 @@ class BrokerService:
                 self._metrics.messages_dropped.labels(spec.name).inc()
                 channel.unwanted(incoming)
 
-    async def _rounds(self, stop: asyncio.Event) -> None:
-        """Gather what arrived, decide, commit once, answer.
+    async def _decide_rounds(self, stop: asyncio.Event) -> None:
+        """Gather what arrived and decide, into the round that is taken when the one before is durable.
+
+        produces:     rounds
+        waits for:    arrivals, at most a tick; room in the round
+        unblocked by: the receivers; ``_finish_rounds``; ``stop``
+        """
+        is_last = False
+        while not is_last:
+            await self._next.room()
+            is_last = stop.is_set()
+            arrivals = await self._gather()
+            self._decide(arrivals, self._next.open)
+            if is_last:
+                self._sort(self._ledger.on_end(), {}, self._next.open)
+            self._next.open.is_last = is_last
+            self._next.decided(len(arrivals))
+
+    async def _finish_rounds(self, stop: asyncio.Event) -> None:
+        """Commit a round once, answer, and take the next one.
 
         produces:     rows, replies, leases, batches; of a batch's parts one in each round
-        waits for:    arrivals, at most a tick; a commit, however long the disk refuses
-        unblocked by: the receivers; space on the disk; ``stop``
+        waits for:    what is decided; a commit, however long the disk refuses
+        unblocked by: ``_decide_rounds``; space on the disk; ``stop``
         """
-        last = False
-        while not last:
-            last = stop.is_set()
-            changes = RowChanges()
-            arrivals = await self._gather()
-            effects = self._decide(arrivals, changes)
-            if last:
-                self._sort(self._ledger.on_end(), {}, changes, effects)
-            if changes and not await self._commit(changes, stop):
+        is_last = False
+        while not is_last:
+            round_ = self._next.take_now() if self._batches.has_parts else await self._next.take()
+            is_last, changes = round_.is_last, round_.changes
+            if changes and not await self._committer.commit(changes, stop):
                 return
             if self._retention is not None and any(isinstance(row, CheckpointedRow) for row in changes.rows):
                 self._retention.wake()
             if self._refresh is not None and any(isinstance(row, AdditionRow) for row in changes.rows):
                 self._refresh.is_durable()
-            await self._carry_out(effects)
+            self._metrics_file_is_behind |= bool(changes.lines)
+            await self._carry_out(round_.effects)
             await self._batches.send_next()
             # Only now: a peer that was refused for good must hear it first.
-            self._sessions.forget_gone()
+            self._sessions.forget(round_.gone)
             await self._bring_metrics_file_up_to_date()
+            self._next.done()
             self._health.progress()
 
     async def _gather(self) -> list[Arrival]:
-        if not self._arrivals and not self._batches.has_parts:
+        if not self._arrivals:
             self._arrived.clear()
             try:
                 async with asyncio.timeout(TICK_S):
@@ -186,40 +204,41 @@ class BrokerService:
                 return []
         else:
             await asyncio.sleep(0)  # The receivers read in each round, however much is waiting.
-        if self._commit_interval_s and self._arrivals:
+        if self._commit_interval_s:
             await asyncio.sleep(self._commit_interval_s)
         taken: list[Arrival] = []
-        num_events = 0
-        while self._arrivals and num_events < MAX_EVENTS_PER_COMMIT:
+        while self._arrivals:
             taken.append(self._arrivals.take())
-            num_events += taken[-1].num_events
+            if not self._next.add(taken[-1].num_events, taken[-1].incoming.num_bytes):
+                break
         return taken
 
     # --- decide -------------------------------------------------------------------------------------------------------
 
-    def _decide(self, arrivals: list[Arrival], changes: RowChanges) -> list[Action]:
-        """The ledger's actions: what must be durable goes into ``changes``, the rest is returned."""
+    def _decide(self, arrivals: list[Arrival], into: DecidedRound) -> None:
+        """Add the ledger's actions to a round."""
         now = self._clock.now()
-        effects: list[Action] = []
         for grant, reason in self._undelivered:
-            self._sort(self._ledger.on_undelivered(grant.trajectory_id, grant.epoch, reason, now), {}, changes, effects)
+            self._sort(self._ledger.on_undelivered(grant.trajectory_id, grant.epoch, reason, now), {}, into)
         self._undelivered.clear()
         for sender, index, reason in self._batches.unreadable:
-            self._sort(self._ledger.on_unreadable_batch(sender, index, reason, now), {}, changes, effects)
+            self._sort(self._ledger.on_unreadable_batch(sender, index, reason, now), {}, into)
         self._batches.unreadable.clear()
         if self._refresh is not None and (added := self._refresh.take()) is not None:
-            self._sort(self._ledger.on_tasks_added(added), {}, changes, effects)
+            self._sort(self._ledger.on_tasks_added(added), {}, into)
         for arrival in arrivals:
             received = arrival.incoming.received
             arrays = {} if received is None else received.arrays
-            self._sort(self._sessions.actions(arrival, now), arrays, changes, effects)
+            self._sort(self._sessions.actions(arrival, now), arrays, into)
         if now - self._last_tick >= TICK_S:
             self._last_tick = now
-            self._sort(self._ledger.on_tick(now), {}, changes, effects)
+            self._sort(self._ledger.on_tick(now), {}, into)
             self._metrics.observe(self._ledger, len(self._arrivals), self._arrivals.num_bytes, now)
-        return effects
+        into.gone = self._sessions.gone()
 
-    def _sort(self, actions: list[Action], arrays: dict[str, Array], changes: RowChanges, effects: list[Action]) -> None:
+    def _sort(self, actions: list[Action], arrays: dict[str, Array], into: DecidedRound) -> None:
+        """What must be durable goes into the round's changes, the rest into its effects."""
+        changes = into.changes
         for action in actions:
             match action:
                 case Save(row=row):
@@ -228,43 +247,20 @@ class BrokerService:
                         self._metrics.trajectory_tokens.labels("finished").observe(row.num_tokens)
                 case AppendChunk(chunk=chunk, peer=peer):
                     changes.chunks.append(stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"], peer))
-                    self._metrics.took(changes.chunks[-1:])
-                case AppendChunks(chunks=chunks, places=places, rows=rows, peer=peer):
+                    self._metrics.took(1, chunk.num_tokens)
+                case AppendChunks(chunks=chunks, stretches=stretches, rows=rows, peer=peer):
                     changes.rows += rows
-                    stored = stored_chunks(chunks, places, peer)
-                    changes.chunks += stored
-                    self._metrics.took(stored)
+                    changes.chunks += stored_chunks(chunks, stretches, peer)
+                    self._metrics.took(
+                        sum(len(each.places) for each in stretches), sum(each.num_tokens for each in stretches)
+                    )
                 case WriteMetrics(line=line):
                     changes.lines.append({**line, "time": self._wall_s(), "time_s": self._clock.now() - self._started})
-                    self._metrics_file_is_behind = True
                     self._metrics.count(line, self._wall_s())
                 case _:
-                    effects.append(action)
+                    into.effects.append(action)
 
     # --- make durable ----------------------------------------------------------------------------------------------
-
-    async def _commit(self, changes: RowChanges, stop: asyncio.Event) -> bool:
-        """Commit, trying again until it succeeds. What arrives meanwhile waits in bounded queues or is dropped.
-
-        Returns False when ``stop`` was set first: nothing of ``changes`` was acknowledged.
-        """
-        delay_s = RETRY_FIRST_S
-        while True:
-            started = self._clock.now()
-            try:
-                await self._in_thread(lambda: self._store.commit(changes))
-            except StoreUnavailable as error:
-                self._metrics.commit_failures.inc()
-                self._health.not_ready(str(error))
-                log.error("commit_failed", error=str(error), retry_s=delay_s, rows=len(changes.rows))
-                self._health.beat()
-                if await until_stopped(stop, delay_s):
-                    log.error("stopped_with_uncommitted_messages", rows=len(changes.rows))
-                    return False
-                delay_s = min(2 * delay_s, RETRY_MOST_S)
-                continue
-            self._metrics.commit_s.observe(self._clock.now() - started)
-            return True
 
     async def _commit_archived(self, changes: RowChanges) -> None:
         """Between two rounds. Raises: StoreUnavailable."""

@@ -1,5 +1,6 @@
 """Turns what comes in through a socket into events of its session for the ledger, and knows how to reach each session."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -93,10 +94,15 @@ class Sessions:
             return self._hello(arrival, received.message, now)
         return self._message(arrival, received, now)
 
-    def forget_gone(self) -> None:
-        """Drop the routes to sessions that the ledger no longer knows."""
-        for sender in [sender for sender in self._routes if self._ledger.peers.get(sender) is None]:
-            self._disconnect(sender)
+    def gone(self) -> list[SessionKey]:
+        """Sessions with a route that the ledger no longer knows."""
+        return [sender for sender in self._routes if self._ledger.peers.get(sender) is None]
+
+    def forget(self, gone: Iterable[SessionKey]) -> None:
+        """Drop the routes to these sessions, except where one was welcomed again since."""
+        for sender in gone:
+            if self._ledger.peers.get(sender) is None:
+                self._disconnect(sender)
 
     def count_refusal(self, sender: SessionKey, refused: Refused) -> None:
         """Count a Refused that is sent to a session."""

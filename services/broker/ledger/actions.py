@@ -6,7 +6,7 @@ import msgspec
 
 from protocol.messages import Chunk, GroupSampling, Message, Refused, Split
 from protocol.messages.base import shortened
-from protocol.messages.gathered import Gathered
+from protocol.messages.gathered import Gathered, Stretch
 from protocol.sessions import session_tag
 from services.broker.quotas import RETRY_S, OffenceReason
 from services.broker.rows import Row, TrajectoryRow
@@ -47,8 +47,8 @@ class AppendChunks(Action, frozen=True, kw_only=True):
 
     chunks: Gathered
     peer: str
-    places: list[int] = []
-    """Which of them."""
+    stretches: list[Stretch] = []
+    """Which of them: those of a stretch become one row on the disk."""
     rows: list[TrajectoryRow] = []
     """After each of these."""
 

@@ -39,7 +39,8 @@ tokens then count with the version before. That is lower than necessary, so they
 L = 0 is the synchronous mode: N(v) <= B, and nothing is granted between a batch and the publication after it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -110,12 +111,11 @@ class Admission:
 class Window:
     """Counts outstanding groups by oldest version, for the batch at ``version``, and admits what still fits (rule 1)."""
 
-    def __init__(self, admission: Admission, oldest_versions: Iterable[int], *, version: int) -> None:
+    def __init__(self, admission: Admission, oldest_versions: Mapping[int, int] | Iterable[int], *, version: int) -> None:
+        """``oldest_versions``: that of each outstanding group; or, by oldest version, how many have it."""
         self._admission = admission
         self._version = version
-        self._counts: dict[int, int] = {}
-        for oldest_version in oldest_versions:
-            self._counts[oldest_version] = self._counts.get(oldest_version, 0) + 1
+        self._counts: dict[int, int] = dict(Counter(oldest_versions))
 
     @property
     def is_feasible(self) -> bool:

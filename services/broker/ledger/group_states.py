@@ -1,5 +1,6 @@
 """Decides how groups and their trajectories change state: one transition per method, which returns the rows it changed."""
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -13,7 +14,10 @@ from services.broker.rows import DropReason, GroupRow, LedgerContents, Row, Traj
 
 
 class Groups:
-    """Every open or complete group, with its trajectories. Batched, dropped and evaluated ones are forgotten here."""
+    """Every open or complete group, with its trajectories. Batched, dropped and evaluated ones are forgotten here.
+
+    What is asked with every message is counted as it changes: a fleet of a thousand rollouts has ten thousand groups.
+    """
 
     def __init__(self, contents: LedgerContents) -> None:
         self._groups: dict[int, GroupRow] = {row.group_id: row for row in contents.groups}
@@ -22,11 +26,16 @@ class Groups:
         self._oldest_versions: dict[int, int] = {}
         self._free: set[int] = set()
         self._leased: set[int] = set()
+        self._held: defaultdict[str, set[int]] = defaultdict(set)
+        """Leased trajectories by the name of their holder."""
+        self._complete = {row.group_id for row in self.of_split("train") if row.status == "complete"}
+        self._num_by_oldest: Counter[int] = Counter()
+        """Training groups by their oldest version."""
         self._next_group_id = contents.next_group_id
         self._next_trajectory_id = contents.next_trajectory_id
         for row in contents.trajectories:
             self._members[row.group_id] = (*self._members.get(row.group_id, ()), row.trajectory_id)
-            self._index(row)
+            self._index(row, None)
         for group_id in self._groups:
             self._refresh_oldest_version(group_id)
 
@@ -48,12 +57,28 @@ class Groups:
     @property
     def num_training(self) -> int:
         """Groups admitted for training, neither batched nor dropped."""
-        return sum(1 for _ in self.of_split("train"))
+        return self._num_by_oldest.total()
 
     @property
     def num_complete(self) -> int:
         """Complete groups for training."""
-        return sum(1 for row in self.of_split("train") if row.status == "complete")
+        return len(self._complete)
+
+    def num_by_oldest_version(self, newest_version: int) -> Counter[int]:
+        """The training groups as admission counts them: by ``oldest_possible_version``."""
+        counted = Counter(self._num_by_oldest)
+        without = counted.pop(0, 0)
+        if without:
+            counted[newest_version] += without
+        return counted
+
+    def has_older_than(self, version: int) -> bool:
+        """Whether a training group has, or is getting, tokens of a version below ``version``."""
+        return any(0 < oldest_version < version for oldest_version in self._num_by_oldest)
+
+    def held_by(self, peer: str) -> list[TrajectoryRow]:
+        """Trajectories that a peer of this name has leased, under whatever session."""
+        return [self._trajectories[trajectory_id] for trajectory_id in sorted(self._held.get(peer, ()))]
 
     def leased(self) -> list[TrajectoryRow]:
         return [self._trajectories[trajectory_id] for trajectory_id in sorted(self._leased)]
@@ -124,7 +149,7 @@ class Groups:
         self._members[group.group_id] = tuple(row.trajectory_id for row in rows)
         for row in rows:
             self._trajectories[row.trajectory_id] = row
-            self._index(row)
+            self._index(row, None)
         self._refresh_oldest_version(group.group_id)
         return group
 
@@ -193,6 +218,7 @@ class Groups:
         self._members[group.group_id] = tuple(row.trajectory_id for row in rows)
         for row in rows:
             self._trajectories[row.trajectory_id] = row
+        self._note_complete(group)
         self._refresh_oldest_version(group.group_id)
 
     def drop(self, group_id: int, reason: DropReason) -> GroupRow:
@@ -228,6 +254,7 @@ class Groups:
         if any(row.status in ("free", "leased") for row in self.members(group_id)):
             return []
         self._groups[group_id] = replace(self._groups[group_id], status="complete")
+        self._note_complete(self._groups[group_id])
         return [self._groups[group_id]]
 
     def _put(self, row: TrajectoryRow) -> TrajectoryRow:
@@ -235,28 +262,55 @@ class Groups:
         self._trajectories[row.trajectory_id] = row
         # Most rows are put for one more chunk, which changes neither.
         if row.status != former.status:
-            self._index(row)
+            self._index(row, former)
         if (row.min_version, row.lease_version) != (former.min_version, former.lease_version):
             self._refresh_oldest_version(row.group_id)
         return row
 
-    def _index(self, row: TrajectoryRow) -> None:
+    def _index(self, row: TrajectoryRow, former: TrajectoryRow | None) -> None:
         for status, index in (("free", self._free), ("leased", self._leased)):
             if row.status == status:
                 index.add(row.trajectory_id)
             else:
                 index.discard(row.trajectory_id)
+        if former is not None:
+            self._no_longer_held(former)
+        if row.status == "leased":
+            self._held[row.holder_peer].add(row.trajectory_id)
+
+    def _no_longer_held(self, row: TrajectoryRow) -> None:
+        """``row``: as it was under its lease, if it had one."""
+        if row.status == "leased":
+            held = self._held[row.holder_peer]
+            held.discard(row.trajectory_id)
+            if not held:
+                del self._held[row.holder_peer]
+
+    def _note_complete(self, group: GroupRow) -> None:
+        if group.split == "train" and group.status == "complete":
+            self._complete.add(group.group_id)
 
     def _refresh_oldest_version(self, group_id: int) -> None:
         bounds = [version for row in self.members(group_id) for version in (row.min_version, row.lease_version) if version]
-        self._oldest_versions[group_id] = min(bounds, default=0)
+        self._no_longer_counted(group_id)
+        self._oldest_versions[group_id] = oldest_version = min(bounds, default=0)
+        if self._groups[group_id].split == "train":
+            self._num_by_oldest[oldest_version] += 1
+
+    def _no_longer_counted(self, group_id: int) -> None:
+        former = self._oldest_versions.pop(group_id, None)
+        if former is not None and self._groups[group_id].split == "train":
+            self._num_by_oldest[former] -= 1
+            if not self._num_by_oldest[former]:
+                del self._num_by_oldest[former]
 
     def _forget(self, group_id: int) -> GroupRow:
         for trajectory_id in self._members.pop(group_id):
-            del self._trajectories[trajectory_id]
+            self._no_longer_held(self._trajectories.pop(trajectory_id))
             self._free.discard(trajectory_id)
             self._leased.discard(trajectory_id)
-        del self._oldest_versions[group_id]
+        self._no_longer_counted(group_id)
+        self._complete.discard(group_id)
         return self._groups.pop(group_id)
 
     def _grant_order(self, row: TrajectoryRow) -> tuple[bool, bool, int, int]:

@@ -96,9 +96,8 @@ class State:
 
     def window(self) -> Window:
         """The admission window for the version of the next batch."""
-        newest = self.batches.newest_version
-        oldest_versions = (group.oldest_version for group in self.groups.outstanding(newest))
-        return Window(self.admission, oldest_versions, version=self.batches.next_version)
+        counted = self.groups.num_by_oldest_version(self.batches.newest_version)
+        return Window(self.admission, counted, version=self.batches.next_version)
 
     # --- changes -----------------------------------------------------------------------------------------------------
 

@@ -324,6 +324,8 @@ class Training:
 
     def _choose(self) -> Choice:
         state = self._state
+        if state.groups.num_complete < state.config.groups_per_batch:
+            return Choice(group_ids=(), num_complete=state.groups.num_complete)  # Whatever the others are.
         groups = state.groups.outstanding(state.batches.newest_version)
         return state.admission.choose_batch(groups, version=state.batches.next_version)
 
@@ -358,6 +360,8 @@ class Training:
         state = self._state
         oldest = state.oldest_allowed
         actions: list[Action] = []
+        if not state.groups.has_older_than(oldest):
+            return actions
         for group in list(state.groups.of_split("train")):
             oldest_version = state.groups.oldest_version(group.group_id)
             if not oldest_version or oldest_version >= oldest:

@@ -12,7 +12,7 @@ import numpy as np
 from protocol.codec import Array
 from protocol.messages import Chunk, Plain, Segment, VersionRun
 from protocol.messages.base import require_plain
-from protocol.messages.gathered import Gathered
+from protocol.messages.gathered import Gathered, Stretch
 
 CHUNK_COLUMNS: Final = "trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum"
 
@@ -84,31 +84,26 @@ def stored_chunk(chunk: Chunk, token_ids: Array, logprobs: Array, peer: str = ""
     )
 
 
-def stored_chunks(chunks: Gathered, places: Sequence[int], peer: str) -> list[StoredChunk]:
-    """Those of many chunks at ``places``, which the ledger has taken."""
-    token_ids, logprobs = chunks.token_bytes("token_ids"), chunks.token_bytes("logprobs")
+def stored_chunks(chunks: Gathered, stretches: Sequence[Stretch], peer: str) -> list[StoredChunk]:
+    """Those of many chunks that the ledger has taken: one for each stretch, as if it had come as one chunk."""
+    all_ids, all_logprobs = chunks.token_bytes("token_ids"), chunks.token_bytes("logprobs")
     stored = []
-    for place in places:
-        extension = chunks.extensions[place]
-        if extension is None:
+    for stretch in stretches:
+        place, *others = stretch.places
+        if not stretch.is_usual:
             chunk, arrays = chunks.chunk(place)
             stored.append(stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"], peer))
             continue
-        trajectory_id, epoch, offset, num_tokens, *_, state_bytes, turn_done = chunks.rows[place]
-        state: Plain | None = {} if state_bytes else None
-        header = _PACK(
-            (
-                [("action", extension.turn, num_tokens, 0)],
-                [(extension.version, num_tokens)],
-                state,
-                bool(turn_done),
-                (),
-                peer,
-            )
-        )
-        token_bytes, logprob_bytes = token_ids[place], logprobs[place]
-        checksum = chunk_checksum((trajectory_id, offset, epoch, num_tokens), header, token_bytes, logprob_bytes)
-        stored.append(StoredChunk(trajectory_id, offset, epoch, num_tokens, header, token_bytes, logprob_bytes, checksum))
+        token_ids, logprobs = all_ids[place], all_logprobs[place]
+        if others:
+            token_ids, logprobs = (b"".join([each[at] for at in stretch.places]) for each in (all_ids, all_logprobs))
+        num_tokens = stretch.num_tokens
+        state: Plain | None = {} if stretch.has_state else None
+        segments = [("action", stretch.turn, num_tokens, 0)]
+        header = _PACK((segments, stretch.versions, state, stretch.turn_done, (), peer))
+        at = (stretch.trajectory_id, stretch.offset, stretch.epoch, num_tokens)
+        checksum = chunk_checksum(at, header, token_ids, logprobs)
+        stored.append(StoredChunk(*at, header, token_ids, logprobs, checksum))
     return stored
 
 

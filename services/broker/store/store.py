@@ -7,8 +7,10 @@ import errno
 import json
 import math
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -21,7 +23,7 @@ from services.broker.store.inspection import require_whole
 from services.broker.store.lock import LedgerLock, LockHeldError, lock_path
 from services.broker.store.mark import MARK_FILE, Mark, MarkFile
 from services.broker.store.migration import bring_forward, other_schema
-from services.broker.store.payload import StoredChunk
+from services.broker.store.payload import CHUNK_COLUMNS, StoredChunk
 from services.broker.store.reader import Reader, StoreMismatch
 from services.broker.store.schema import CREATE, RUN_KEY, SCHEMA_VERSION, TABLES, row_checksum
 
@@ -29,6 +31,9 @@ FORGET_CHUNKS: Final = (
     "DELETE FROM chunks WHERE trajectory_id IN (SELECT trajectory_id FROM trajectories WHERE group_id = ?)"
 )
 FORGET_JOURNAL: Final = FORGET_CHUNKS.replace("FROM chunks", "FROM journal")
+INSERT_CHUNK: Final = f"INSERT INTO chunks ({CHUNK_COLUMNS}) VALUES ({', '.join('?' * len(CHUNK_COLUMNS.split()))})"
+ROWS_AT_ONCE: Final = 16
+"""Rows that one statement writes. With each one this thread gives up the interpreter, and waits until it gets it again."""
 WAYS_OUT: Final = {
     sqlite3.SQLITE_FULL: "free space on its disk",
     sqlite3.SQLITE_READONLY: "make the file and its directory writable",
@@ -230,16 +235,12 @@ class Store(Reader):
                 table = TABLES[row_type]
                 values = [table.values(row) for row in rows]
                 checksums += [each[-1] for each in values]
-                self._connection.executemany(table.insert, values)
+                self._insert(table.insert, values)
         # In the same transaction as the row that says where they are now.
         archived = [(row.group_id,) for row in by_type.get(ArchivedRow, []) if isinstance(row, ArchivedRow)]
         self._connection.executemany(FORGET_CHUNKS, archived)
         self._connection.executemany(FORGET_JOURNAL, archived)
-        self._connection.executemany(
-            "INSERT INTO chunks (trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            changes.chunks,
-        )
+        self._insert(INSERT_CHUNK, changes.chunks)
         checksums += [chunk.checksum for chunk in changes.chunks]
         lines = [
             (number, json.dumps(_without_nan(line), allow_nan=False))
@@ -257,6 +258,14 @@ class Store(Reader):
         )
         write_commit(self._connection, commit)
         return commit
+
+    def _insert(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Write rows in order, ROWS_AT_ONCE with one statement. ``statement`` writes one."""
+        whole = len(rows) - len(rows) % ROWS_AT_ONCE
+        for first in range(0, whole, ROWS_AT_ONCE):
+            values = list(chain.from_iterable(rows[first : first + ROWS_AT_ONCE]))
+            self._connection.execute(_of_many(statement), values)
+        self._connection.executemany(statement, rows[whole:])
 
     def _write_meta(self, key: str, value: str) -> int:
         checksum = row_checksum("meta", (key, value))
@@ -278,6 +287,13 @@ class Store(Reader):
         primary = error.sqlite_errorcode & 0xFF
         way_out = WAYS_OUT.get(primary, "see the message")
         return StoreUnavailable(f"{self.path}: cannot be written: {error}; {way_out}")
+
+
+@cache
+def _of_many(statement: str) -> str:
+    """The INSERT of ROWS_AT_ONCE rows."""
+    marks = statement[statement.rindex("(") :]
+    return statement + f", {marks}" * (ROWS_AT_ONCE - 1)
 
 
 def _last_of_each(rows: Iterable[Row]) -> list[Row]:

@@ -300,10 +300,11 @@ class PeerClient:
             more = advice(refused.reason, self._role, self._peer, self._spec.binds)
             raise failure(f"{self._spec.name} channel: {self._endpoint} refused this process: {refused.reason}{more}")
         if refused.reason.startswith(UNKNOWN_SESSION):
+            # Every message under way is refused so. One Hello answers them all; it is repeated while no Welcome comes.
             if self._welcomed.is_set():
                 log.info("handshake_again", channel=self._spec.name, reason=refused.reason)
-            self._welcomed.clear()
-            await self._say_hello()
+                self._welcomed.clear()
+                await self._say_hello()
             return
         if refused.message_type == "hello":
             self._on_turned_away(refused)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from functools import cache
 from random import Random
 from typing import Any, Final, cast
@@ -55,19 +56,37 @@ def message(data: bytes) -> None:
 
 def _each_is_a_chunk_or_refused(chunks: Gathered) -> None:
     """Each of many is what a chunk may be, or ValueError; and what is seen of all at once is true of each."""
-    for place, extension in enumerate(chunks.extensions):
-        try:
-            chunk, arrays = chunks.chunk(place)
-        except ValueError:
-            require(extension is None, f"chunk {place} is the usual one, and is none at all")
-            continue
-        require(_same(decode(encode(chunk, arrays)), Received(chunk, arrays, None)), f"chunk {place} cannot be forwarded")
-        (stored,) = stored_chunks(chunks, [place], "r")
-        require(stored.token_ids == arrays["token_ids"].tobytes(), f"chunk {place} is stored with other tokens")
-        header = chunk_header(stored.header)
-        told = (header.segments, header.version_runs, header.state, header.turn_done, header.turn_rewards)
-        sent = (chunk.segments, chunk.version_runs, chunk.state, chunk.turn_done, chunk.turn_rewards)
-        require(repr(told) == repr(sent), f"chunk {place} is stored as {told}, and was {sent}")
+    for stretch in chunks.stretches:
+        made = []
+        for place in stretch.places:
+            try:
+                chunk, arrays = chunks.chunk(place)
+            except ValueError:
+                require(not stretch.is_usual, f"chunk {place} is a usual one, and is none at all")
+                continue
+            require(
+                _same(decode(encode(chunk, arrays)), Received(chunk, arrays, None)), f"chunk {place} cannot be forwarded"
+            )
+            made.append(stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"], "r"))
+        if made:
+            (stored,) = stored_chunks(chunks, [stretch], "r")
+            told, sent = (join(_from_zero(of)) for of in ([stored], made))
+            require(repr(told) == repr(sent), f"chunks {stretch.places} are stored as {told}, and were {sent}")
+            require(stored.token_ids == b"".join(each.token_ids for each in made), "they are stored with other tokens")
+
+
+def _from_zero(chunks: Sequence[StoredChunk]) -> list[StoredChunk]:
+    """The same, counted from the first one's start, with checksums of that."""
+    first = chunks[0].start
+    moved = [each._replace(start=each.start - first) for each in chunks]
+    return [
+        each._replace(
+            checksum=chunk_checksum(
+                (each.trajectory_id, each.start, each.epoch, each.num_tokens), each.header, each.token_ids, each.logprobs
+            )
+        )
+        for each in moved
+    ]
 
 
 def _first(chunk: StoredChunk) -> StoredChunk:

@@ -252,6 +252,21 @@ async def test_an_end_that_forgot_our_session_gets_a_handshake_and_all_unacknowl
         assert sequenced(end) == [(1, finish(2)), (2, finish(3))]
 
 
+async def test_one_hello_answers_the_refusals_of_all_messages_under_way() -> None:
+    """A thousand clients with many messages each would otherwise drown a broker that starts again in Hellos."""
+    async with connected(WORK, clock=VirtualClock()) as (end, client):
+        for number in (1, 2, 3):
+            await client.send(finish(number))
+            await end.expect(Finish)
+        end.seen.clear()
+        for _ in range(3):
+            await end.refuse_session()
+        await end.welcome()
+        for _ in range(3):
+            await end.expect(Finish)
+        assert [type(received.message) for received in end.seen].count(Hello) == 1
+
+
 async def test_the_connection_survives_a_restart_of_the_other_end() -> None:
     async with zmq_context() as context, zmq_context() as former_life:
         end = ScriptedEnd(former_life, WORK)

@@ -19,6 +19,11 @@ def _the_broker_dies_after_its_commits() -> tuple[Event, ...]:
     return tuple(Event(at=at, kind="kill_when", target=("broker",), seconds=0.5, point="committed") for at in moments)
 
 
+def _the_disk_is_full() -> tuple[Event, ...]:
+    """Again and again, for less than a lease."""
+    return tuple(Event(at=at, kind="disk_full", target=("broker",), seconds=0.7) for at in (1.0, 3.0, 5.0, 8.0, 11.0, 14.0))
+
+
 def _a_rollout_sleeps_as_long_as_a_lease() -> tuple[Event, ...]:
     """A rollout sleeps as long as a lease, and the rollout that gets its trajectories is slow."""
     events = [
@@ -39,21 +44,37 @@ DELIVERY = (
     Bug(
         name="acknowledge before the commit",
         module="services.broker.service",
-        old="            if changes and not await self._commit(changes, stop):\n"
-        "                return\n"
-        "            if self._retention is not None and any(isinstance(row, CheckpointedRow) for row in changes.rows):\n"
-        "                self._retention.wake()\n"
-        "            if self._refresh is not None and any(isinstance(row, AdditionRow) for row in changes.rows):\n"
-        "                self._refresh.is_durable()\n"
-        "            await self._carry_out(effects)\n",
-        new="            await self._carry_out(effects)\n"
-        "            if changes and not await self._commit(changes, stop):\n"
-        "                return\n"
-        "            if self._retention is not None and any(isinstance(row, CheckpointedRow) for row in changes.rows):\n"
-        "                self._retention.wake()\n"
-        "            if self._refresh is not None and any(isinstance(row, AdditionRow) for row in changes.rows):\n"
-        "                self._refresh.is_durable()\n",
+        old="            is_last, changes = round_.is_last, round_.changes\n",
+        new="            is_last, changes = round_.is_last, round_.changes\n"
+        "            await self._carry_out(round_.effects)\n"
+        "            round_.effects.clear()\n",
         invariants=("G1", "G2"),
+    ),
+    Bug(
+        name="what is decided ahead is answered with the round before it",
+        module="services.broker.service",
+        old="            await self._carry_out(round_.effects)\n",
+        new="            await self._carry_out([*round_.effects, *self._next.open.effects])\n"
+        "            self._next.open.effects.clear()\n",
+        invariants=("G1", "G2"),
+    ),
+    Bug(
+        name="what was decided meanwhile is lost when the disk refuses",
+        module="services.broker.rounds",
+        old="        self._held = True\n",
+        new="        self._held, self.open = True, DecidedRound(effects=self.open.effects)\n",
+        invariants=("G1", "G2", "no process ends by itself"),
+        weather=_the_disk_is_full(),
+    ),
+    Bug(
+        name="a refused commit is decided twice",
+        module="services.broker.rounds",
+        old="                self._next_round.refused()\n",
+        new="                self._next_round.refused()\n"
+        "                self._next_round.open.changes.chunks[:0] = changes.chunks\n"
+        "                self._next_round.open.changes.rows[:0] = changes.rows\n",
+        invariants=("G1", "G2", "versions grow", "no process ends by itself"),
+        weather=_the_disk_is_full(),
     ),
     Bug(
         name="a lease's epoch is not checked",
@@ -85,16 +106,24 @@ DELIVERY = (
     Bug(
         name="the second of many chunks is lost",
         module="services.broker.store.payload",
-        old="    for place in places:\n",
-        new="    for place in (*places[:1], *places[2:]):\n",
+        old="    for stretch in stretches:\n",
+        new="    for stretch in (*stretches[:1], *stretches[2:]):\n",
         invariants=("G1", "poison", "no process ends by itself", "the ledger is whole"),
+    ),
+    Bug(
+        name="chunks that follow one another are stored in another order",
+        module="services.broker.store.payload",
+        old="[each[at] for at in stretch.places]",
+        new="[each[at] for at in reversed(stretch.places)]",
+        invariants=("G1", "G2", "G4", "the ledger is whole"),
+        seed=27,
     ),
     Bug(
         name="an acknowledgement covers a chunk that was not committed",
         module="services.broker.ledger.leases.holders",
-        old="                taken.rows.append(row)\n                taken.places.append(place)\n",
-        new="                if place + 1 < len(chunks):\n"
-        "                    taken.rows.append(row)\n                    taken.places.append(place)\n",
+        old="                    taken.rows.append(found)\n                    taken.stretches.append(each)\n",
+        new="                    if each.places[-1] + 1 < len(chunks):\n"
+        "                        taken.rows.append(found)\n                        taken.stretches.append(each)\n",
         invariants=("G1",),
     ),
     Bug(
@@ -147,7 +176,7 @@ DELIVERY = (
         old="if is_last_of_version and num_left > allowed:",
         new="if False:",
         invariants=("G3",),
-        seed=17,
+        seed=30,
     ),
     Bug(
         name="groups that are too old are trained",
@@ -186,14 +215,14 @@ DELIVERY = (
         old="state = state if header.state is None else header.state",
         new="state = header.state if state is None else state",
         invariants=("G2 an episode",),
-        seed=10,
+        seed=25,
     ),
     Bug(
         name="an unacknowledged message is never sent again",
         module="protocol.delivery",
         old="        if not self._unacked or now - self._last_progress < self._resend_s:\n            return ()\n",
         new="        if True:\n            return ()\n",
-        invariants=("liveness",),
+        invariants=("liveness", "honest peers are not limited"),
         seed=3,
         weather=(Event(at=0.0, kind="loss", seconds=40.0, amount=0.15),),
     ),
@@ -211,7 +240,7 @@ DELIVERY = (
         old="return self.payload(trajectory_id), self.journal(trajectory_id)",
         new="return self.payload(trajectory_id), []",
         invariants=("G1 nothing acknowledged is lost",),
-        seed=5,
+        seed=18,
     ),
     Bug(
         name="a turn that is graded again counts twice",
@@ -220,7 +249,7 @@ DELIVERY = (
         new='self._components[self._num_entries] = entry["components"]',
         invariants=("G2 an episode",),
         weather=_rollouts_die_again_and_again(),
-        seed=6,
+        seed=10,
     ),
     Bug(
         name="an entry of the journal is not durable",
@@ -235,6 +264,6 @@ DELIVERY = (
         old="self._deadlines.items() if deadline <= now)",
         new="self._deadlines.items() if deadline < 0)",
         invariants=("liveness",),
-        seed=57,
+        seed=16,
     ),
 )

@@ -49,6 +49,7 @@ STORAGE = (
         new="        self.newest = newest\n",
         invariants=("damage is an event", "G1", "G2", "no process ends by itself", "no peer"),
         weather=_an_old_copy_is_put_back(),
+        seed=5,
     ),
     Bug(
         name="a broker starts with whatever is left",
@@ -73,6 +74,7 @@ STORAGE = (
         new="False",
         invariants=("the ledger is whole", "damage is an event", "no process ends by itself", "liveness", "G2"),
         weather=_a_loss_is_accepted(),
+        seed=7,
     ),
     Bug(
         name="an accepted loss is not recorded",

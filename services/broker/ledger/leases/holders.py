@@ -1,14 +1,19 @@
 """What comes in under a lease: tokens, entries of the journal, the end of the episode, or the lease back."""
 
+from collections.abc import Iterator
+from typing import Final
+
 from protocol.messages import Chunk, Finish, Journal, Refused, Release
 from protocol.messages.base import shortened
-from protocol.messages.gathered import Chunks, Extension, Gathered
+from protocol.messages.gathered import Chunks, Gathered, Stretch
 from services.broker.ledger.actions import Action, AppendChunk, AppendChunks, Note, Offence, Reply, Save, SessionKey
 from services.broker.ledger.intake import TokenFacts, check_finish, growth, journal_entry
 from services.broker.ledger.leases.extensions import extended_row
 from services.broker.ledger.leases.leases import Leases, told_ended
 from services.broker.ledger.state import State, saves
 from services.broker.rows import TrajectoryRow, VersionRow
+
+NO_VERSION: Final = "a lease is granted only when a version is published"
 
 
 class HolderMessages:
@@ -40,40 +45,58 @@ class HolderMessages:
         return [Save(row=grown), AppendChunk(chunk=chunk, peer=sender.peer)]
 
     def on_chunks(self, sender: SessionKey, chunks: Gathered, now: float) -> list[Action]:
-        """Each chunk by itself, in order: one that is refused costs the others nothing."""
+        """Each chunk by itself, in order: one that is refused costs the others nothing. What may be taken together is."""
         actions: list[Action] = []
         taken = AppendChunks(chunks=chunks, peer=sender.peer)
         ended: set[tuple[int, int]] = set()
         moved: set[int] = set()
-        for place, ((trajectory_id, epoch, *_), extension) in enumerate(zip(chunks.rows, chunks.extensions, strict=True)):
-            if (trajectory_id, epoch) in ended:
+        newest = self._state.batches.newest  # Not found out again for each.
+        for stretch in chunks.stretches:
+            lease = (stretch.trajectory_id, stretch.epoch)
+            if lease in ended:
                 continue
-            row = self._gathered(sender, chunks, place, extension)
-            if isinstance(row, TrajectoryRow):
-                taken.rows.append(row)
-                taken.places.append(place)
-                if trajectory_id not in moved:  # At once: a later chunk may end this lease, which then must stay ended.
-                    moved.add(trajectory_id)
-                    self._leases.moved(trajectory_id, now)
-            elif row:
-                # What follows may write this trajectory's row again: after those that came before it.
-                ended.add((trajectory_id, epoch))
-                actions += [taken, *row]
-                taken = AppendChunks(chunks=chunks, peer=sender.peer)
+            row = self._extended(sender, stretch, newest)
+            steps = [(stretch, row)] if row is not None else self._one_by_one(sender, chunks, stretch)
+            for each, found in steps:
+                if isinstance(found, TrajectoryRow):
+                    taken.rows.append(found)
+                    taken.stretches.append(each)
+                    if found.trajectory_id not in moved:
+                        # At once: a later chunk may end this lease, which then must stay ended.
+                        moved.add(found.trajectory_id)
+                        self._leases.moved(found.trajectory_id, now)
+                elif found:
+                    # What follows may write this trajectory's row again: after those that came before it.
+                    ended.add(lease)
+                    actions += [taken, *found]
+                    taken = AppendChunks(chunks=chunks, peer=sender.peer)
+                    break
         actions.append(taken)
         return [each for each in actions if not isinstance(each, AppendChunks) or each.rows]
 
-    def _gathered(
-        self, sender: SessionKey, chunks: Gathered, place: int, extension: Extension | None
-    ) -> TrajectoryRow | list[Action]:
-        """The row with one chunk of many, or what follows because it is not taken."""
-        trajectory_id, epoch, offset, num_tokens, *_ = chunks.rows[place]
-        row = self._before(sender, trajectory_id, epoch, offset, num_tokens, place)
+    def _extended(self, sender: SessionKey, stretch: Stretch, newest: VersionRow | None) -> TrajectoryRow | None:
+        """The row with all chunks of a stretch; None: they are looked at one by one."""
+        row = self._leases.held(sender, stretch.trajectory_id, stretch.epoch)
+        if row is None:
+            return None
+        assert newest is not None, NO_VERSION
+        state = self._state
+        sampling = state.groups.group(row.group_id).sampling
+        grown = extended_row(row, stretch, newest=newest, limits=state.trajectory_limits, sampling=sampling)
+        return None if grown is None else state.groups.put_grown(grown)
+
+    def _one_by_one(
+        self, sender: SessionKey, chunks: Gathered, stretch: Stretch
+    ) -> Iterator[tuple[Stretch, TrajectoryRow | list[Action]]]:
+        """Each chunk, decided when it is asked for: the row with it, or what follows because it is not taken."""
+        for place in stretch.places:
+            alone = chunks.alone(place)
+            yield alone, self._gathered(sender, chunks, place, alone)
+
+    def _gathered(self, sender: SessionKey, chunks: Gathered, place: int, alone: Stretch) -> TrajectoryRow | list[Action]:
+        row = self._before(sender, alone.trajectory_id, alone.epoch, alone.offset, alone.num_tokens, place)
         if not isinstance(row, TrajectoryRow):
             return row
-        grown = None if extension is None else self._extended(row, num_tokens, extension)
-        if grown is not None:
-            return self._state.groups.put_grown(grown)
         try:
             chunk, arrays = chunks.chunk(place)
             return self._grown(row, chunk, TokenFacts(largest_token_id=int(arrays["token_ids"].max())))
@@ -103,17 +126,10 @@ class HolderMessages:
         grown = growth(row, chunk, facts, newest=self._newest, limits=state.trajectory_limits, sampling=sampling)
         return state.groups.append(chunk, grown)
 
-    def _extended(self, row: TrajectoryRow, num_tokens: int, extension: Extension) -> TrajectoryRow | None:
-        state = self._state
-        sampling = state.groups.group(row.group_id).sampling
-        return extended_row(
-            row, num_tokens, extension, newest=self._newest, limits=state.trajectory_limits, sampling=sampling
-        )
-
     @property
     def _newest(self) -> VersionRow:
         newest = self._state.batches.newest
-        assert newest is not None, "a lease is granted only when a version is published"
+        assert newest is not None, NO_VERSION
         return newest
 
     def on_journal(self, sender: SessionKey, message: Journal, now: float) -> list[Action]:

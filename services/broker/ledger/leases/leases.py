@@ -108,7 +108,7 @@ class Leases:
         groups = self._state.groups
         if groups.num_leased + wanted <= MAX_LEASES_PER_PEER:
             return 0
-        return sum(sender == (row.holder_peer, row.holder_session) for row in groups.leased())
+        return sum(row.holder_session == sender.session for row in groups.held_by(sender.peer))
 
     def _num_for_evaluation(self, num_waiting: int, capacity: int) -> int:
         """How many of ``capacity`` leases go to evaluations before training has been asked: their share of all leases, so
@@ -180,8 +180,7 @@ class Leases:
 
     def session_started(self, sender: SessionKey) -> list[Action]:
         """End the leases of the peer's former lives: no process is left that could extend them."""
-        leased = self._state.groups.leased()
-        ended = [row for row in leased if row.holder_peer == sender.peer and row.holder_session != sender.session]
+        ended = [row for row in self._state.groups.held_by(sender.peer) if row.holder_session != sender.session]
         actions = self._end_leases(ended)
         if any(row.num_tokens == row.lease_start for row in ended):
             actions.append(Offence(by=sender, reason="expired"))
@@ -189,8 +188,8 @@ class Leases:
 
     def session_ended(self, sender: SessionKey) -> list[Action]:
         """A Goodbye ends all of the sender's leases: what it did not hand back resumes elsewhere at once."""
-        leased = self._state.groups.leased()
-        return self._end_leases(row for row in leased if sender == (row.holder_peer, row.holder_session))
+        held = self._state.groups.held_by(sender.peer)
+        return self._end_leases(row for row in held if row.holder_session == sender.session)
 
     def _end_leases(self, rows: Iterable[TrajectoryRow]) -> list[Action]:
         actions: list[Action] = []

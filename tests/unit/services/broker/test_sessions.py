@@ -34,7 +34,7 @@ class Connections:
         received = Received(message, {}, None)  # type: ignore[arg-type]
         incoming = Incoming(peer=identity.encode(), received=received, key=key.encode())
         actions = self.sessions.actions(Arrival(spec=spec, incoming=incoming), self.world.now)
-        self.sessions.forget_gone()
+        self.sessions.forget(self.sessions.gone())
         return actions
 
     def hello(

@@ -331,6 +331,21 @@ class LedgerMachine(RuleBasedStateMachine):
     def memory_is_bounded_by_the_window(self) -> None:
         assert self.harness.ledger.state.groups.num_training <= (MAX_LAG + 1) * CONFIG.groups_per_batch
 
+    @invariant()
+    def what_is_counted_as_it_changes_is_what_a_look_at_everything_finds(self) -> None:
+        groups, version = self.harness.ledger.state.groups, 2**20
+        outstanding = groups.outstanding(version)
+        oldest = Counter(each.oldest_version for each in outstanding)
+        assert groups.num_by_oldest_version(version) == oldest
+        assert groups.num_training == len(outstanding)
+        assert groups.num_complete == sum(each.complete for each in outstanding)
+        assert [groups.has_older_than(each) for each in (2, 4, 8)] == [min(oldest, default=9) < each for each in (2, 4, 8)]
+        by_peer = {row.holder_peer: groups.held_by(row.holder_peer) for row in groups.leased()}
+        assert sorted(row.trajectory_id for rows in by_peer.values() for row in rows) == [
+            row.trajectory_id for row in groups.leased()
+        ]
+        assert all(row.holder_peer == peer for peer, rows in by_peer.items() for row in rows)
+
     def teardown(self) -> None:
         WEATHER.update(line.get("reason", line["event"]) for line in self.harness.lines)
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from protocol.messages import Chunk, Segment, VersionRun
-from services.broker.rows import BatchRow, BatchStats, CheckpointedRow, GroupRow, LedgerContents, TrajectoryRow
+from services.broker.rows import BatchRow, BatchStats, CheckpointedRow, GroupRow, LedgerContents, TaskRow, TrajectoryRow
 from services.broker.store.payload import join, merge_runs, merge_segments, stored_chunk
 from services.broker.store.reader import StoreCorrupt, StoreMismatch
 from services.broker.store.schema import SCHEMA_VERSION
-from services.broker.store.store import RowChanges, Store, StoreUnavailable
+from services.broker.store.store import ROWS_AT_ONCE, RowChanges, Store, StoreUnavailable
 from tests.support.broker.ledger import SAMPLING
 
 
@@ -44,6 +44,20 @@ def chunk_of(trajectory_id: int, offset: int, num_tokens: int, state: dict[str, 
 def arrays(num_tokens: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     return rng.integers(0, 2**31 - 1, num_tokens, dtype=np.int32), -rng.random(num_tokens, dtype=np.float32)
+
+
+@pytest.mark.parametrize("number", [1, ROWS_AT_ONCE - 1, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 3])
+def test_any_number_of_rows_is_written_in_order_whatever_one_statement_takes(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    tasks = [TaskRow(task_index=place, num_silent=1) for place in range(number)]
+    chunks = [stored_chunk(chunk_of(place, 0, 3), *arrays(3, place)) for place in range(number)]
+    with open_store(path) as store:
+        # Of rows with the same key the last one counts, also of those in one statement.
+        store.commit(RowChanges(rows=[TaskRow(task_index=number - 1, num_silent=9), *tasks], chunks=chunks))
+        assert (store.newest.chunks, store.newest.tokens) == (number, 3 * number)
+    with open_store(path) as store:
+        assert store.contents().tasks == tuple(tasks)
+        assert [store.chunks(place) for place in range(number)] == [[each] for each in chunks]
 
 
 def test_what_is_committed_is_there_after_the_file_is_opened_again(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from protocol.messages import Ack, Chunk, LeaseEnded, Refused, Segment, VersionRun
 from services.broker.ledger.actions import GrantLease, SessionKey
-from services.broker.store.payload import chunk_header
 from tests.support.broker.ledger import LEARNER, LedgerHarness, chunk, config_with, replies
 from tests.support.broker.peers import VOCABULARY
 
@@ -65,8 +64,61 @@ def test_many_chunks_have_the_effect_of_each_and_one_acknowledgement() -> None:
 
 
 def _whole(world: LedgerHarness, lease: GrantLease) -> list[object]:
-    chunks = world.store.chunks(lease.trajectory_id)
-    return [(each.start, each.epoch, each.token_ids, each.logprobs, chunk_header(each.header)) for each in chunks]
+    payload = world.store.payload(lease.trajectory_id)
+    tokens = (payload.token_ids.tolist(), payload.logprobs.tolist())
+    return [tokens, payload.segments, payload.version_runs, payload.state, payload.turn_done, payload.turn_rewards]
+
+
+def test_chunks_of_one_trajectory_that_follow_one_another_are_one_row_on_the_disk() -> None:
+    world, leases = a_world()
+    one, two = leases[:2]
+    world.send_chunks(A, [more(one, 0, 4), more(two, 0, 2)])
+    answers = world.send_chunks(
+        A, [more(one, 4, 3), more(two, 2, 1), more(one, 7, 2), replace(more(one, 9, 5), turn_done=True)]
+    )
+    assert replies(answers, Refused) == []
+    assert lengths(world, [one, two]) == [(14, 14), (3, 3)]
+    assert [each.num_tokens for each in world.store.chunks(one.trajectory_id)] == [4, 10]
+    assert world.store.payload(one.trajectory_id).turn_done
+
+
+def test_versions_that_change_within_a_stretch_count_as_they_do_one_by_one() -> None:
+    together, leases = a_world()
+    single, _ = a_world()
+    versions = [1, 1, 2, 2]
+    sent = [replace(chunk(leases[0], 3 * number, 3, version), state={}) for number, version in enumerate(versions)]
+    for world in (together, single):
+        world.publish(2, 0)
+        world.send(A, sent[0])
+    together.send_chunks(A, sent[1:])
+    for each in sent[1:]:
+        single.send(A, each)
+    assert len(together.store.chunks(leases[0].trajectory_id)) == 2
+    assert together.store.contents().trajectories == single.store.contents().trajectories
+    assert _whole(together, leases[0]) == _whole(single, leases[0])
+
+
+def test_the_chunk_of_a_stretch_that_is_too_much_is_refused_alone() -> None:
+    world, leases = a_world()
+    one, two = leases[:2]
+    world.send_chunks(A, [more(one, 0, 4), more(two, 0, 4)])
+    (most,) = {lease.sampling.max_tokens for lease in (one, two)}
+    sizes = [10, most - 20, 6, 1]
+    following = [more(one, 4 + sum(sizes[:number]), size) for number, size in enumerate(sizes)]
+    answers = world.send_chunks(A, [*following, more(two, 4, 3)])
+    (refused,) = replies(answers, Refused)
+    assert f"chunks[3]: {most + 1} tokens, {most} allowed" in refused.reason
+    assert lengths(world, [one, two]) == [(most, most), (7, 7)]
+
+
+def test_a_stretch_of_which_the_first_chunks_are_stored_goes_on_with_the_others() -> None:
+    world, leases = a_world()
+    sent = [more(leases[0], 0, 4), more(leases[0], 4, 3), more(leases[0], 7, 2), more(leases[0], 9, 1)]
+    world.send_chunks(A, sent[:2])
+    world.restart()
+    world.hello(A)
+    assert replies(world.send_chunks(A, sent), Refused) == []
+    assert lengths(world, leases[:1]) == [(10, 10)]
 
 
 def test_a_chunk_that_comes_twice_in_a_message_is_stored_once() -> None:
