@@ -32,7 +32,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-calculator demo-agent demo-code demo-verifiers demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
 	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-sandbox bench-pipeline bench-update bench-trl bench-weights bench-parts \
-	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-adapters test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
+	bench-stalls bench-fleet test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-adapters test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
 	gpu-report gpu-pack setup-gpu lock-gpu \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images sbom chart push-chart push-manifests clean
 
@@ -122,6 +122,9 @@ bench-broker: setup ## intake of one broker, compared with raw SQLite and raw so
 	$(BIN)/python -m benchmarks.broker_intake
 	$(BIN)/python -m benchmarks.broker_intake.costs --kind alone
 	$(BIN)/python -m benchmarks.broker_intake.costs --kind gathered
+
+bench-fleet: setup ## one broker against fleets of 10 and 100 rollouts without engines: what grows with their number
+	$(BIN)/python -m benchmarks.fleet --rollouts 10 100 --json runs/fleet.json --plot runs/fleet.png
 
 bench-parts: setup ## a batch of 128 x 16 x 32,768 tokens from the ledger to two ranks: memory, and time beside a raw copy
 	$(BIN)/python -m benchmarks.batch_parts --json runs/batch_parts.json

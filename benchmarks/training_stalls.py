@@ -98,7 +98,12 @@ class Measured:
 
     def save_at_once(self) -> float:
         saver = self._saver(in_background=False)
-        return timed(lambda: (saver.begin(self._state()), saver.advance()))
+
+        def save() -> None:
+            saver.begin(self._state())
+            saver.advance()
+
+        return timed(save)
 
     def save_in_background(self) -> tuple[float, float, list[float]]:
         """Return the seconds that training waits, those until a resume is possible, and those of the batches in between."""

@@ -85,6 +85,10 @@ class Intake:
     async def take(self, num_chunks: int, under_way: int = 0) -> Rate:
         """Take ``num_chunks`` in all. Seconds are those of the slowest producer."""
         share = num_chunks // len(self._producers)
+        for producer in self._producers:
+            producer.tell(prepare=share)
+        for producer in self._producers:
+            await asyncio.to_thread(producer.answer)
         commits, cpu = await self._commits(), cpu_s(self._broker.pid)
         for producer in self._producers:
             producer.tell(chunks=share, under_way=under_way)

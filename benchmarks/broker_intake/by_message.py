@@ -94,9 +94,9 @@ def _add(actions: list[Any], arrays: Any, changes: RowChanges) -> None:
                 changes.rows.append(row)
             case AppendChunk(chunk=chunk, peer=peer):
                 changes.chunks.append(stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"], peer))
-            case AppendChunks(chunks=chunks, places=places, rows=rows, peer=peer):
+            case AppendChunks(chunks=chunks, stretches=stretches, rows=rows, peer=peer):
                 changes.rows += rows
-                changes.chunks += stored_chunks(chunks, places, peer)
+                changes.chunks += stored_chunks(chunks, stretches, peer)
 
 
 def main() -> None:

@@ -12,10 +12,13 @@ import asyncio
 import json
 import tempfile
 from pathlib import Path
+from typing import Final
 
 from benchmarks.broker_intake.__main__ import intake
 from benchmarks.broker_intake.staged_broker import STAGES, STAGES_FILE
 from services.runtime.logs import configure_logging
+
+KIND_HELP: Final = "alone: one chunk a message; ready: messages made beforehand, of one chunk of each trajectory"
 
 
 async def cost(directory: Path, chunk_tokens: int, num_chunks: int, num_producers: int, kind: str) -> dict[str, float]:
@@ -35,7 +38,7 @@ def main() -> None:
     parser.add_argument("--chunk-tokens", type=int, default=64)
     parser.add_argument("--chunks", type=int, default=24_000)
     parser.add_argument("--producers", type=int, default=2)
-    parser.add_argument("--kind", choices=("gathered", "alone"), default="gathered", help="alone: one chunk a message")
+    parser.add_argument("--kind", choices=("gathered", "alone", "ready"), default="gathered", help=KIND_HELP)
     arguments = parser.parse_args()
     configure_logging("benchmark")
     with tempfile.TemporaryDirectory(prefix="broker-costs-") as directory:

@@ -14,7 +14,7 @@ TOKEN_BYTES: Final = 8
 """An int32 id and a float32 log-prob."""
 
 
-def a_chunk(trajectory_id: int, epoch: int, offset: int, num_tokens: int) -> Chunk:
+def a_chunk(trajectory_id: int, epoch: int, offset: int, num_tokens: int, version: int = 1) -> Chunk:
     """Make tokens of one action turn and one version, after a prompt of one token."""
     prompt = 1 if offset == 0 else 0
     return Chunk(
@@ -23,7 +23,7 @@ def a_chunk(trajectory_id: int, epoch: int, offset: int, num_tokens: int) -> Chu
         offset=offset,
         num_tokens=num_tokens,
         segments=[Segment("observation", 0, 1)] * prompt + [Segment("action", 0, num_tokens - prompt)],
-        version_runs=[VersionRun(-1, 1)] * prompt + [VersionRun(1, num_tokens - prompt)],
+        version_runs=[VersionRun(-1, 1)] * prompt + [VersionRun(version, num_tokens - prompt)],
         state={},
     )
 

@@ -1,11 +1,14 @@
 """A rollout without an engine: a real connection that sends chunks as fast as they are acknowledged.
 
-    python -m benchmarks.broker_intake.producer ENDPOINT NAME CHUNK_TOKENS gathered|alone [KEYS]
+    python -m benchmarks.broker_intake.producer ENDPOINT NAME CHUNK_TOKENS gathered|alone|ready [KEYS]
 
-``alone``: each chunk in a message of its own, as rollouts of former releases send them.
+``alone``: each chunk in a message of its own, as rollouts of former releases send them. ``ready``: the messages are made
+beforehand, so that the broker is what limits the rate; each has one chunk of each of many trajectories, because episodes
+that go on at an engine's pace seldom have two ready at once.
 
-Each request {"chunks": N, "under_way": U} is answered when N more chunks are acknowledged, of which at most U (0: the
-channel's window) were in flight at a time.
+A request {"prepare": N} is answered when N chunks are ready, where they are made beforehand. Each request
+{"chunks": N, "under_way": U} is answered when N more chunks are acknowledged, of which at most U (0: the channel's window)
+were in flight at a time.
 """
 
 import asyncio
@@ -13,13 +16,17 @@ import contextlib
 import json
 import sys
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import zmq.asyncio
 
 from benchmarks.broker_intake.load import CHUNKS_PER_TRAJECTORY, LEASES, a_chunk, arrays_of
 from protocol.channels import WORK
+from protocol.codec import Array
+from protocol.limits import MAX_CHUNKS_PER_MESSAGE, MAX_GATHERED_TOKENS
 from protocol.messages import Finish, Heartbeat, Lease, LeaseKey, LeaseRequest, Message, NoLease, Pulse
+from protocol.messages.gathered import gather
 from services.rollout.gathering import GatheringClient
 from services.runtime.clock import MonotonicClock
 from services.runtime.logs import configure_logging
@@ -80,9 +87,15 @@ class Producer:
         self._settle()
         return self._latencies
 
+    async def prepare(self, num_chunks: int) -> None:
+        """Make what can be made before the clock runs: nothing."""
+
     async def _send(self, message: Message, under_way: int) -> None:
+        await self._leave(message, self._arrays if message.ARRAYS else None, under_way)
+
+    async def _leave(self, message: Message, arrays: Mapping[str, Array] | None, under_way: int) -> None:
         self._sent.append(self._clock.now())
-        await self._peer.send(message, self._arrays if message.ARRAYS else None)
+        await self._peer.send(message, arrays)
         if under_way and len(self._sent) >= under_way:
             await self._peer.flushed()
         self._settle()
@@ -98,7 +111,8 @@ class Producer:
         self._requests += 1
         request = LeaseRequest(request_id=self._requests, capacity=LEASES, policy_version=self._version)
         await self._peer.send(request)
-        while len(self._held) < LEASES:
+        most = len(self._held) + LEASES
+        while len(self._held) < most:
             message = await self._next()
             if isinstance(message, Lease):
                 self._held.append(Held(message.trajectory_id, message.epoch))
@@ -119,6 +133,44 @@ class Producer:
             await asyncio.sleep(HEARTBEAT_S)
 
 
+class ReadyProducer(Producer):
+    """Sends whole trajectories, whose messages were made beforehand."""
+
+    def __init__(self, peer: PeerClient, chunk_tokens: int) -> None:
+        super().__init__(peer, chunk_tokens)
+        self._ready: list[tuple[Message, Mapping[str, Array] | None]] = []
+
+    async def prepare(self, num_chunks: int) -> None:
+        """Make the messages of ``num_chunks`` chunks. Raises: ValueError when these are no whole trajectories."""
+        number, rest = divmod(num_chunks, CHUNKS_PER_TRAJECTORY)
+        if rest:
+            raise ValueError(f"{num_chunks} chunks are no whole trajectories of {CHUNKS_PER_TRAJECTORY}")
+        while len(self._held) < number:
+            await self._refill()
+        length = CHUNKS_PER_TRAJECTORY * self._chunk_tokens
+        most = min(MAX_CHUNKS_PER_MESSAGE, MAX_GATHERED_TOKENS // self._chunk_tokens)
+        for first in range(0, number, most):
+            together = [self._held[place] for place in range(first, min(first + most, number))]
+            for offset in range(0, length, self._chunk_tokens):
+                chunks = [a_chunk(each.trajectory_id, each.epoch, offset, self._chunk_tokens) for each in together]
+                self._ready.append(gather([(chunk, self._arrays) for chunk in chunks]))
+            for each in together:
+                ids = {"trajectory_id": each.trajectory_id, "epoch": each.epoch}
+                self._ready.append((Finish(**ids, num_tokens=length, reason="length", turn_rewards=[1.0]), None))
+
+    async def produce(self, num_chunks: int, under_way: int) -> list[float]:
+        """Send what is ready; see ``Producer.produce``."""
+        self._latencies = []
+        for message, arrays in self._ready:
+            await self._leave(message, arrays, under_way)
+            if isinstance(message, Finish):
+                self._held.popleft()  # In the order in which they were made.
+        await self._peer.flushed()
+        self._settle()
+        self._ready.clear()
+        return self._latencies
+
+
 async def serve(endpoint: str, name: str, chunk_tokens: int, kind: str, security: Security) -> None:
     context = zmq.asyncio.Context()
     clock = MonotonicClock()
@@ -127,11 +179,15 @@ async def serve(endpoint: str, name: str, chunk_tokens: int, kind: str, security
     loop = asyncio.get_running_loop()
     try:
         async with running(peer), asyncio.TaskGroup() as tasks:
-            producer = Producer(peer, chunk_tokens)
+            producer = (ReadyProducer if kind == "ready" else Producer)(peer, chunk_tokens)
             await peer.connected_welcome()
             beating = tasks.create_task(producer.heartbeat(), name="heartbeat")
             while line := await loop.run_in_executor(None, sys.stdin.readline):
                 request = json.loads(line)
+                if "prepare" in request:
+                    await producer.prepare(request["prepare"])
+                    print(json.dumps({}), flush=True)
+                    continue
                 begin = clock.now()
                 latencies = await producer.produce(request["chunks"], request["under_way"])
                 print(json.dumps({"seconds": clock.now() - begin, "latencies_s": latencies}), flush=True)

@@ -63,7 +63,7 @@ def batches(
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     # Nothing here reads what it has not written, and filling each new tensor takes a tenth of the time.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     number = config.seed % config.start_models
     if model is None:
         model = load_start_model(directory / "start", config.task, number, model=config.model, num_steps=start_steps)

@@ -33,7 +33,7 @@ from services.rollout.weights.file import header_of
 from services.rollout.weights.files import WeightFiles
 from services.rollout.weights.patch import write_patch
 from services.rollout.weights.replica import Replica
-from services.weights import Hash, checksums_of, hash_function, layouts, merge
+from services.weights import ONE_RANK, Hash, checksums_of, hash_function, layouts, merge, shards
 from tests.support.wire.replicas import hold
 from tests.support.wire.snapshots import snapshot_of
 
@@ -187,14 +187,16 @@ def _patch(replica: Replica, delta: Delta, payload: bytes, loads: Path, counted:
         raise RuntimeError("too much has changed for a patch")
     tensors = replica.current.tensors
     # The engine has said which parameters it has.
-    counted.written += write_patch(loads, replica.files, tensors, replica.touched, layouts(tensors))
+    known, ranks = layouts(tensors), shards(tensors, ONE_RANK, 1)
+    counted.written += write_patch(loads, replica.files, tensors, replica.touched, known, ranks)
 
 
 @contextmanager
 def _counted() -> Iterator[Counted]:
     """Count what is decompressed, hashed, gathered, scattered, and marked."""
     counted = Counted()
-    decompress = counted.counting(replicas.decompress, lambda out, frame, _: len(frame) + len(out), lambda out, *_: len(out))
+    unpack = replicas.decompress  # type: ignore[attr-defined]  # what the replica calls
+    decompress = counted.counting(unpack, lambda out, frame, _: len(frame) + len(out), lambda out, *_: len(out))
     digest = counted.counting(tensor_digest, lambda _, data: len(data), lambda *_: 0)
     gather = counted.counting(WeightFiles.gather, lambda out, *on: out.nbytes + on[-1].nbytes, lambda out, *_: out.nbytes)
     scatter = counted.counting(

@@ -264,7 +264,7 @@ def _paper(results: Results) -> Any:
     rewards.set(xlabel="action tokens trained on (millions)", ylabel="held-out reward, mean over seeds")
     changed.set(xlabel="batch", ylabel="experts changed by a batch (% of picks)", ylim=(0, None))
     changed.axhline(10, color="#555555", linestyle=":", linewidth=1)
-    changed.annotate("paper: about 10 % (48 layers)", (0, 10.2), fontsize=8, color="#555555")
+    changed.annotate("paper: about 10 % (48 layers)", (25, 8.2), fontsize=8, color="#555555")
     clips.set(xlabel="batch", ylabel="clipped share of tokens", yscale="log")
     rewards.legend(fontsize=8, loc="lower right")
     figure.suptitle("Six layers of 64 experts, answers of 100 to 160 tokens, lag 0", fontsize=11)
