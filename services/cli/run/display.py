@@ -43,6 +43,8 @@ class Display:
         self.cursors: dict[str, Cursor] = {}
         """How far each tracker is, by name."""
         self.sample: Sample | None = None
+        self.turn = ""
+        """The process that has the device, where they take turns; empty: none, or they do not."""
 
     def __enter__(self) -> "Display":
         if self._live is not None:
@@ -105,7 +107,8 @@ class Display:
             f"reward {number(status['train_reward'])}  held-out {number(status['eval_reward'])}  "
             f"lag {number(status['lag_mean'])}  {number(status['tokens_per_s'], 0)} tokens/s  "
             f"{f'lengths {lengths}  ' if lengths else ''}{f'ends in {duration(left_s)}  ' if left_s is not None else ''}"
-            f"rollouts serving {serving}  {_aside(status)}{status['waiting_for'] or ''}{status['stopping'] or ''}"
+            f"rollouts serving {serving}  {f'turn of {self.turn}  ' if self.turn else ''}"
+            f"{_aside(status)}{status['waiting_for'] or ''}{status['stopping'] or ''}"
         )
 
     def _table(self, status: dict[str, Any] | None, children: Sequence[Child], elapsed_s: float) -> RenderableType:
@@ -162,6 +165,8 @@ class Display:
             rollout = rollouts.get(name)
             if rollout is not None:
                 doing = f"{rollout['status']}, version {rollout['policy_version']}, {rollout['leases']} episodes"
+            if self.turn == name:
+                doing = f"{doing}, has the device" if doing else "has the device"
             middle = ("-" if child.pid is None else child.pid, child.num_restarts) if wide else ()
             table.add_row(*(one_line(cell, MOST_CHARACTERS) for cell in (name, child.state, *middle, doing)))
         return table

@@ -11,6 +11,7 @@ from services.cli.run.metrics_reader import Row
 from services.cli.run.supervisor import Child
 from services.runtime.settings import Settings
 from services.tracking import CursorFile, MetricsFollower, Sample, SampleReader
+from services.turns import LOCK_FILE, turn_holder
 
 METRICS_FILE: Final = "metrics.jsonl"
 SAMPLED: Final = 16
@@ -28,11 +29,13 @@ class News:
         self._happenings = Happenings(settings.batch.max_lag)
         self._is_first = True
         self._shown = 0
+        self._lock_file = directory / LOCK_FILE if settings.run.take_turns else None
 
     async def bring(
         self, display: Display, status: dict[str, Any] | None, children: Sequence[Child], elapsed_s: float
     ) -> None:
         """Tell ``display`` what is new. ``status``: the broker's; None while it does not answer."""
+        display.turn = turn_holder(self._lock_file) if self._lock_file is not None else ""
         rows = self._new_rows(display)
         happened = self._happenings.of_rows(rows)
         happened += self._happenings.of_processes(children)

@@ -47,6 +47,8 @@ def recording_settings(config: Path, overrides: Sequence[str], out: Path, num_gr
         f"run.num_batches={num_batches}",
         f"batch.max_lag={num_batches - 1}",
         "evaluation.every_batches=0",
+        # Nobody trains an adapter: what is published is the model.
+        "lora.publish=merged",
     ]
     return load_settings(config, [*overrides, *own]), own
 

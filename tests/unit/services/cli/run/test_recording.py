@@ -24,6 +24,13 @@ def test_all_groups_of_a_recording_may_be_of_one_version(tmp_path: Path) -> None
     assert (one.run.num_batches, one.batch.max_lag) == (1, 0)
 
 
+def test_a_recording_publishes_the_model_and_no_adapter(tmp_path: Path) -> None:
+    overrides = ["lora.rank=8", "lora.publish=adapter"]
+    settings, own = recording_settings(CONFIG, overrides, tmp_path, 8)
+    assert settings.lora.publish == "merged"
+    assert load_settings(CONFIG, [*overrides, *own]) == settings
+
+
 def test_no_groups_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--groups is 0: use at least 1"):
         recording_settings(CONFIG, [], tmp_path, 0)
