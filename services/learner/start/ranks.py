@@ -7,7 +7,6 @@ else that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, may al
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Final
 import structlog
 
 from services.runtime.lifecycle import die_with_parent, module_command
+from services.runtime.net import held_port
 
 log = structlog.get_logger()
 
@@ -54,7 +54,14 @@ def run_ranks(
     ``node``: None for a single machine. Returns 0, or the status of the first rank that failed.
     """
     if node is None:
-        node = Node(index=0, num_nodes=1, host="127.0.0.1", port=_free_port())
+        # Rank 0 opens its meeting place seconds later, after it has imported torch.
+        with held_port("127.0.0.1") as port:
+            node = Node(index=0, num_nodes=1, host="127.0.0.1", port=port)
+            return _run(module, arguments, num_ranks, node=node, stop_s=stop_s)
+    return _run(module, arguments, num_ranks, node=node, stop_s=stop_s)
+
+
+def _run(module: str, arguments: Sequence[str], num_ranks: int, *, node: Node, stop_s: float) -> int:
     log.info("starting_ranks", ranks=num_ranks, node=node.index, nodes=node.num_nodes)
     ranks: list[subprocess.Popen[bytes]] = []
     stops: list[float] = []
@@ -141,10 +148,3 @@ def _signal(ranks: Sequence[subprocess.Popen[bytes]], number: signal.Signals) ->
     for process in ranks:
         if process.poll() is None:
             process.send_signal(number)
-
-
-def _free_port() -> int:
-    """A free port for the ranks' meeting place, which rank 0 opens on the loopback interface."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

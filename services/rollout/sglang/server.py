@@ -4,11 +4,10 @@ import asyncio
 import hashlib
 import os
 import shutil
-import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import pairwise
@@ -24,6 +23,7 @@ from services.rollout.sglang.http import EngineHttp, EngineUnreachable
 from services.rollout.sglang.output import ServerOutput
 from services.runtime.lifecycle import module_command
 from services.runtime.log_files import USUAL_LIMITS, LogFile, LogLimits, read_end
+from services.runtime.net import held_port
 from services.weights import ONE_RANK, Spread
 
 log = structlog.get_logger()
@@ -138,7 +138,10 @@ class EngineServer:
         """Start the process and return once it has generated a token. Raises: ServerError, and leaves nothing running."""
         if self._process is not None:
             raise ValueError(f"the server at {self.url} was started already: make a new EngineServer")
-        self._port = _claim_port(self._options.host, self._options.port)
+        with _held_port(self._options.host, self._options.port) as self._port:
+            await self._start()
+
+    async def _start(self) -> None:
         cuda = bool(this_machine(os.environ).gpus)
         command = server_command(self._options, port=self._port, cuda=cuda)
         try:
@@ -350,17 +353,17 @@ def load_files(pids: Iterable[int]) -> set[Path]:
     return {Path(name) for name in found if not name.endswith(" (deleted)")}
 
 
-def _claim_port(host: str, port: int) -> int:
-    """A port on which nobody listens now. Raises: ServerError that names the taken port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+@contextmanager
+def _held_port(host: str, port: int) -> Iterator[int]:
+    """A port that nobody but the server takes while it starts. Raises: ServerError that names the taken port."""
+    with ExitStack() as stack:
         try:
-            probe.bind((host, port))
+            held = stack.enter_context(held_port(host, port))
         except OSError as error:
             raise ServerError(
                 f"port {port} on {host} cannot be used for the SGLang server ({error.strerror}): choose another, or 0"
             ) from error
-        return int(probe.getsockname()[1])
+        yield held
 
 
 def _tree(pid: int) -> set[psutil.Process]:

@@ -4,6 +4,7 @@ from services.runtime.net.authenticator import AUTHENTICATOR_REASONS, Authentica
 from services.runtime.net.channel import Incoming, RouterChannel
 from services.runtime.net.fair_queue import FairQueue
 from services.runtime.net.peer import UNKNOWN_SESSION, Delivered, PeerClient
+from services.runtime.net.ports import held_port
 from services.runtime.net.security import KEY_ROLES, PLAINTEXT, KeyFileError, Security, key_role, write_key_pair
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "PeerClient",
     "RouterChannel",
     "Security",
+    "held_port",
     "key_role",
     "write_key_pair",
 ]
