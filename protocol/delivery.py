@@ -2,17 +2,21 @@
 redelivery, duplicates. Go-back-N with a bounded window; pure (time comes in as a number), no sockets.
 
 The sender keeps every sequenced message until it is acknowledged, and sends all of them again after a reconnect or when no
-acknowledgement came for ``resend_s``. The receiver takes messages in order only: it ignores a message behind a gap, because
-an earlier one was lost, and the sender's resend fills the gap.
+acknowledgement came for ``resend_s``. Each time in vain doubles that pause, and a late acknowledgement sets it to twice its
+delay: a receiver that is behind would fall further behind with each copy. The receiver takes messages in order only: it
+ignores a message behind a gap, because an earlier one was lost, and the sender's resend fills the gap.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from protocol.limits import WINDOW_BYTES
 
 T = TypeVar("T")
+
+MOST_PAUSES: Final = 4
+"""The pause before everything is sent again grows up to this times ``resend_s``: what was lost waits no longer than that."""
 
 
 class Outbox(Generic[T]):
@@ -32,7 +36,8 @@ class Outbox(Generic[T]):
         self._window_bytes = window_bytes
         self._num_bytes = 0
         self._sizes: deque[int] = deque()
-        self._resend_s = resend_s
+        self._resend_s = self._pause_s = resend_s
+        self._sent_again_below = 0
         self._unacked: deque[tuple[int, T]] = deque()
         self._next_seq = 0
         self._last_progress = 0.0
@@ -75,19 +80,27 @@ class Outbox(Generic[T]):
             covered.append(self._unacked.popleft()[1])
             self._num_bytes -= self._sizes.popleft()
         if covered:
+            if next_seq > self._sent_again_below:
+                # Of a message that went out twice nobody knows which copy was acknowledged, so how late.
+                self._pause_s = self._bounded(2 * (now - self._last_progress))
             self._last_progress = now
         return covered
 
     def reconnected(self, now: float) -> Sequence[tuple[int, T]]:
         """After a new handshake: everything unacknowledged, oldest first, to be sent again."""
         self._last_progress = now
+        self._sent_again_below = self._next_seq
         return tuple(self._unacked)
 
     def due(self, now: float) -> Sequence[tuple[int, T]]:
-        """Everything unacknowledged, if nothing was acknowledged for ``resend_s``; else nothing."""
-        if not self._unacked or now - self._last_progress < self._resend_s:
+        """Everything unacknowledged, if nothing was acknowledged for the pause, at first ``resend_s``; else nothing."""
+        if not self._unacked or now - self._last_progress < self._pause_s:
             return ()
+        self._pause_s = self._bounded(2 * self._pause_s)
         return self.reconnected(now)
+
+    def _bounded(self, pause_s: float) -> float:
+        return min(max(pause_s, self._resend_s), MOST_PAUSES * self._resend_s)
 
 
 class Inbox:

@@ -1,8 +1,10 @@
 """What was received and is not handled yet: a bounded queue for each peer, taken from in turn. Pure."""
 
+import heapq
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -28,6 +30,11 @@ class FairQueue(Generic[T]):
         self._peers: dict[Hashable, _Waiting[T]] = {}
         self._num_messages = 0
         self._num_bytes = 0
+        # While there is too much, the largest first: (less its size, a number that breaks ties, peer). An entry whose size
+        # has changed since is void. A look at every peer for each message would cost most when there is most to do.
+        self._by_size: list[tuple[int, int, Hashable]] = []
+        self._in_bytes = False
+        self._entries = count()
 
     def __len__(self) -> int:
         return self._num_messages
@@ -48,6 +55,8 @@ class FairQueue(Generic[T]):
             return False
         waiting.items.append((item, num_bytes))
         self._count(waiting, 1, num_bytes)
+        if self._by_size:
+            self._enter(peer)
         kept = True
         while self._num_messages > self._max_messages or self._num_bytes > self._max_bytes:
             kept = self._drop_last(self._largest()) != peer and kept
@@ -63,6 +72,10 @@ class FairQueue(Generic[T]):
         self._count(waiting, -1, -num_bytes)
         if waiting.items:
             self._peers[peer] = waiting
+            if self._by_size:
+                self._enter(peer)
+        if self._has_too_many_entries():
+            self._by_size.clear()
         return item
 
     def _count(self, waiting: _Waiting[T], messages: int, num_bytes: int) -> None:
@@ -72,9 +85,27 @@ class FairQueue(Generic[T]):
 
     def _largest(self) -> Hashable:
         """The peer with most, of what there is too much of."""
-        if self._num_bytes > self._max_bytes:
-            return max(self._peers, key=lambda peer: self._peers[peer].num_bytes)
-        return max(self._peers, key=lambda peer: len(self._peers[peer].items))
+        in_bytes = self._num_bytes > self._max_bytes
+        if in_bytes != self._in_bytes or not self._by_size or self._has_too_many_entries():
+            self._in_bytes = in_bytes
+            self._by_size.clear()
+            for peer in self._peers:
+                self._enter(peer)
+        while True:
+            size, _, peer = self._by_size[0]
+            if peer in self._peers and -size == self._size(peer):
+                return peer
+            heapq.heappop(self._by_size)
+
+    def _has_too_many_entries(self) -> bool:
+        return len(self._by_size) > 2 * self._max_messages
+
+    def _enter(self, peer: Hashable) -> None:
+        heapq.heappush(self._by_size, (-self._size(peer), next(self._entries), peer))
+
+    def _size(self, peer: Hashable) -> int:
+        waiting = self._peers[peer]
+        return waiting.num_bytes if self._in_bytes else len(waiting.items)
 
     def _drop_last(self, peer: Hashable) -> Hashable:
         waiting = self._peers[peer]
@@ -82,4 +113,6 @@ class FairQueue(Generic[T]):
         self._count(waiting, -1, -num_bytes)
         if not waiting.items:
             del self._peers[peer]
+        elif self._by_size:
+            self._enter(peer)
         return peer

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from protocol.channels import BATCH, WORK, ChannelSpec
+from protocol.delivery import MOST_PAUSES
 from protocol.limits import PROTOCOL_VERSION
 from protocol.messages import (
     Ack,
@@ -123,7 +124,7 @@ async def test_a_sequenced_message_is_encoded_once_however_often_it_is_sent() ->
         await client.send(a_chunk(), arrays)
         first = await end.expect_received(Chunk)
         for _ in range(2):
-            clock.advance(WORK.resend_s + 0.1)
+            clock.advance(MOST_PAUSES * WORK.resend_s)
             again = await end.expect_received(Chunk)
             assert (again.seq, again.message) == (first.seq, first.message)
             assert again.arrays["token_ids"].tobytes() == first.arrays["token_ids"].tobytes()

@@ -220,7 +220,7 @@ DELIVERY = (
     Bug(
         name="an unacknowledged message is never sent again",
         module="protocol.delivery",
-        old="        if not self._unacked or now - self._last_progress < self._resend_s:\n            return ()\n",
+        old="        if not self._unacked or now - self._last_progress < self._pause_s:\n            return ()\n",
         new="        if True:\n            return ()\n",
         invariants=("liveness", "honest peers are not limited"),
         seed=3,

@@ -1,6 +1,11 @@
 """What is received waits in bounded queues, one for each peer, and is taken in turn."""
 
+import sys
 from collections import Counter, defaultdict
+from collections.abc import Hashable
+from itertools import count
+from random import Random
+from types import FrameType
 
 import pytest
 from hypothesis import given
@@ -91,3 +96,47 @@ def test_the_bounds_hold_and_every_peers_messages_stay_in_order(steps: list[tupl
         assert number > last[peer]
         last[peer] = number
     assert queue.num_bytes == 0
+
+
+class Watched(FairQueue[int]):
+    """Knows at each drop whether the peer that loses a message has most."""
+
+    def _drop_last(self, peer: Hashable) -> Hashable:
+        assert self._size(peer) == max(map(self._size, self._peers))
+        return super()._drop_last(peer)
+
+
+@given(st.randoms(use_true_random=False), st.sampled_from([60, 10**6]))
+def test_it_is_always_a_peer_with_most_that_loses(random: Random, max_bytes: int) -> None:
+    queue = Watched(max_messages=9, max_bytes=max_bytes)
+    for _ in range(200):
+        if random.random() < 0.7:
+            queue.offer(random.randrange(6), 0, random.randrange(40), max_messages=6, max_bytes=100)
+        elif len(queue):
+            queue.take()
+
+
+def calls_of_overload(peers: int) -> int:
+    """Calls of Python functions for 2,000 messages that come to a full queue, of which every second one is taken."""
+    queue: FairQueue[int] = FairQueue(max_messages=4 * peers, max_bytes=10**9)
+    calls = count()
+
+    def profile(_: FrameType, event: str, __: object) -> None:
+        if event == "call":
+            next(calls)
+
+    for number in range(4 * peers):
+        queue.offer(number % peers, number, 1, max_messages=100, max_bytes=10**6)
+    sys.setprofile(profile)
+    try:
+        for number in range(2000):
+            queue.offer(number % peers, number, 1, max_messages=100, max_bytes=10**6)
+            if number % 2:
+                queue.take()
+    finally:
+        sys.setprofile(None)
+    return next(calls)
+
+
+def test_the_work_for_a_message_that_is_too_much_does_not_grow_with_the_peers() -> None:
+    assert calls_of_overload(400) < 2 * calls_of_overload(50)
