@@ -12,6 +12,7 @@ import multiprocessing.util
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,9 @@ PATIENCE_S = 10.0
 SHARED = Path("/dev/shm")
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Python's own processes, which end with pytest."""
+EXEC_S = 1.0
+KERNEL_THREADS = 2
+"""The process that is the parent of all others without a program."""
 before_key = pytest.StashKey["Before"]()
 found_key = pytest.StashKey[list[str]]()
 
@@ -108,10 +112,24 @@ def _processes(directory: Path) -> Iterator[psutil.Process]:
     descendants = set(mine.children(recursive=True))
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            ours = process in descendants or process.environ().get("TMPDIR", "").startswith(str(directory))
+            ours = process in descendants or _environment(process).get("TMPDIR", "").startswith(str(directory))
             is_helper = any(name in argument for argument in process.cmdline() for name in HELPERS)
             if ours and process != mine and not is_helper and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    """A process has neither environment nor arguments for a moment after its start: exec has told its parent already."""
+    deadline = time.monotonic() + EXEC_S
+    while not (environment := process.environ()) and not process.cmdline() and not _is_of_the_kernel(process):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.001)
+    return environment
+
+
+def _is_of_the_kernel(process: psutil.Process) -> bool:
+    return KERNEL_THREADS in (process.pid, process.ppid())
 
 
 def _shared_files() -> Iterator[Path]:

@@ -82,6 +82,7 @@ def test_packed_logprobs_and_gradients_equal_those_of_transformers(name: str) ->
         if gradient is None:
             assert parameter.grad is None, parameter_name
             continue
-        # A decay's gradient is a sum over all steps of the recurrence, in another order for several rows.
-        tolerance = 3e-5 if parameter_name.endswith(("A_log", "dt_bias")) else 1e-5
+        # A decay's gradient is a sum over all steps of the recurrence, in another order for several rows: how far the two
+        # are apart depends on the processor (1e-5 to 4e-5).
+        tolerance = 1e-4 if parameter_name.endswith(("A_log", "dt_bias")) else 1e-5
         assert (parameter.grad - gradient).norm() <= tolerance * gradient.norm() + 1e-9, parameter_name
