@@ -1,8 +1,9 @@
 """Decides how groups and their trajectories change state: one transition per method, which returns the rows it changed."""
 
+from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec.structs import replace
 
@@ -11,6 +12,10 @@ from services.broker.ledger.actions import SessionKey
 from services.broker.ledger.admission import Outstanding
 from services.broker.ledger.intake import Growth, grown_row
 from services.broker.rows import DropReason, GroupRow, LedgerContents, Row, TrajectoryRow
+
+_GrantOrder = tuple[bool, bool, int, int]
+"""Not held out, nothing generated, oldest version of the group, trajectory id."""
+_FIRST_FOR_TRAINING: Final = (True, False, 0, 0)
 
 
 class Groups:
@@ -24,7 +29,10 @@ class Groups:
         self._trajectories: dict[int, TrajectoryRow] = {row.trajectory_id: row for row in contents.trajectories}
         self._members: dict[int, tuple[int, ...]] = {}
         self._oldest_versions: dict[int, int] = {}
-        self._free: set[int] = set()
+        self._free: list[_GrantOrder] = []
+        """Free trajectories in the order in which they are granted: after a fleet's loss there are tens of thousands."""
+        self._orders: dict[int, _GrantOrder] = {}
+        """Where each free trajectory is in ``_free``."""
         self._leased: set[int] = set()
         self._held: defaultdict[str, set[int]] = defaultdict(set)
         """Leased trajectories by the name of their holder."""
@@ -83,10 +91,13 @@ class Groups:
     def leased(self) -> list[TrajectoryRow]:
         return [self._trajectories[trajectory_id] for trajectory_id in sorted(self._leased)]
 
-    def free(self) -> list[TrajectoryRow]:
-        """Trajectories that can be granted, in order: held-out ones first, then by the oldest version of their group."""
-        rows = [self._trajectories[trajectory_id] for trajectory_id in self._free]
-        return sorted(rows, key=self._grant_order)
+    def free_held_out(self) -> list[TrajectoryRow]:
+        """Trajectories of evaluations that can be granted, by the oldest version of their group."""
+        return [self._trajectories[order[-1]] for order in self._free[: bisect_left(self._free, _FIRST_FOR_TRAINING)]]
+
+    def free_for_training(self) -> Iterator[TrajectoryRow]:
+        """Those for training, as they are now, in the same order. Taken one by one: of many, few are granted at a time."""
+        return (self._trajectories[order[-1]] for order in self._free[bisect_left(self._free, _FIRST_FOR_TRAINING) :])
 
     @property
     def num_leased(self) -> int:
@@ -268,11 +279,13 @@ class Groups:
         return row
 
     def _index(self, row: TrajectoryRow, former: TrajectoryRow | None) -> None:
-        for status, index in (("free", self._free), ("leased", self._leased)):
-            if row.status == status:
-                index.add(row.trajectory_id)
-            else:
-                index.discard(row.trajectory_id)
+        self._no_longer_free(row.trajectory_id)
+        if row.status == "free":
+            self._now_free(row)
+        if row.status == "leased":
+            self._leased.add(row.trajectory_id)
+        else:
+            self._leased.discard(row.trajectory_id)
         if former is not None:
             self._no_longer_held(former)
         if row.status == "leased":
@@ -294,6 +307,10 @@ class Groups:
         bounds = [version for row in self.members(group_id) for version in (row.min_version, row.lease_version) if version]
         self._no_longer_counted(group_id)
         self._oldest_versions[group_id] = oldest_version = min(bounds, default=0)
+        for trajectory_id in self._members[group_id]:
+            if trajectory_id in self._orders and self._orders[trajectory_id][2] != oldest_version:
+                self._no_longer_free(trajectory_id)
+                self._now_free(self._trajectories[trajectory_id])
         if self._groups[group_id].split == "train":
             self._num_by_oldest[oldest_version] += 1
 
@@ -307,13 +324,21 @@ class Groups:
     def _forget(self, group_id: int) -> GroupRow:
         for trajectory_id in self._members.pop(group_id):
             self._no_longer_held(self._trajectories.pop(trajectory_id))
-            self._free.discard(trajectory_id)
+            self._no_longer_free(trajectory_id)
             self._leased.discard(trajectory_id)
         self._no_longer_counted(group_id)
         self._complete.discard(group_id)
         return self._groups.pop(group_id)
 
-    def _grant_order(self, row: TrajectoryRow) -> tuple[bool, bool, int, int]:
-        oldest_version = self._oldest_versions[row.group_id]
+    def _now_free(self, row: TrajectoryRow) -> None:
+        # Before the first look at a group it counts as one of which nothing is generated.
+        oldest_version = self._oldest_versions.get(row.group_id, 0)
         is_eval = self._groups[row.group_id].split == "eval"
-        return (not is_eval, not oldest_version, oldest_version, row.trajectory_id)
+        order = (not is_eval, not oldest_version, oldest_version, row.trajectory_id)
+        self._orders[row.trajectory_id] = order
+        insort(self._free, order)
+
+    def _no_longer_free(self, trajectory_id: int) -> None:
+        order = self._orders.pop(trajectory_id, None)
+        if order is not None:
+            del self._free[bisect_left(self._free, order)]

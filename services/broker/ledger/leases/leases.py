@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Final, Literal
 
 from protocol.limits import MAX_LEASES_PER_PEER
@@ -71,11 +72,10 @@ class Leases:
         actions: list[Action] = []
         window = state.window()
         left = request.capacity
-        free = state.groups.free()
-        waiting = [row for row in free if state.groups.group(row.group_id).split == "eval"]
+        waiting = state.groups.free_held_out()
         held_out = [row for row in waiting if self._may_grant(window, row, request.policy_version)]
         first = self._num_for_evaluation(len(held_out), request.capacity)
-        for row in [*held_out[:first], *free[len(waiting) :]]:  # Held-out ones come first.
+        for row in chain(held_out[:first], state.groups.free_for_training()):  # Held-out ones come first.
             if not left:
                 break
             if self._may_grant(window, row, request.policy_version):
