@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
-from protocol.messages import Chunk, Finish, GroupSampling, Split
+from protocol.messages import Chunk, Finish, GroupSampling, LeaseKey, Split
 from services.broker.ledger.actions import SessionKey
 from services.broker.ledger.admission import Outstanding
 from services.broker.ledger.intake import Growth, grown_row
@@ -34,6 +34,8 @@ class Groups:
         self._orders: dict[int, _GrantOrder] = {}
         """Where each free trajectory is in ``_free``."""
         self._leased: set[int] = set()
+        self.num_leased_held_out = 0
+        """Leased trajectories of evaluations."""
         self._held: defaultdict[str, set[int]] = defaultdict(set)
         """Leased trajectories by the name of their holder."""
         self._complete = {row.group_id for row in self.of_split("train") if row.status == "complete"}
@@ -87,6 +89,17 @@ class Groups:
     def held_by(self, peer: str) -> list[TrajectoryRow]:
         """Trajectories that a peer of this name has leased, under whatever session."""
         return [self._trajectories[trajectory_id] for trajectory_id in sorted(self._held.get(peer, ()))]
+
+    def are_held(self, sender: SessionKey, leases: Iterable[LeaseKey]) -> list[bool]:
+        """Whether ``sender`` holds each of these: with every heartbeat it says so of all that it has."""
+        find, holder = self._trajectories.get, tuple(sender)
+        return [
+            (row := find(key.trajectory_id)) is not None
+            and row.status == "leased"
+            and row.epoch == key.epoch
+            and (row.holder_peer, row.holder_session) == holder
+            for key in leases
+        ]
 
     def leased(self) -> list[TrajectoryRow]:
         return [self._trajectories[trajectory_id] for trajectory_id in sorted(self._leased)]
@@ -282,18 +295,18 @@ class Groups:
         self._no_longer_free(row.trajectory_id)
         if row.status == "free":
             self._now_free(row)
-        if row.status == "leased":
-            self._leased.add(row.trajectory_id)
-        else:
-            self._leased.discard(row.trajectory_id)
         if former is not None:
             self._no_longer_held(former)
         if row.status == "leased":
             self._held[row.holder_peer].add(row.trajectory_id)
+            self._leased.add(row.trajectory_id)
+            self.num_leased_held_out += self._groups[row.group_id].split == "eval"
 
     def _no_longer_held(self, row: TrajectoryRow) -> None:
         """``row``: as it was under its lease, if it had one."""
         if row.status == "leased":
+            self._leased.discard(row.trajectory_id)
+            self.num_leased_held_out -= self._groups[row.group_id].split == "eval"
             held = self._held[row.holder_peer]
             held.discard(row.trajectory_id)
             if not held:
@@ -325,7 +338,6 @@ class Groups:
         for trajectory_id in self._members.pop(group_id):
             self._no_longer_held(self._trajectories.pop(trajectory_id))
             self._no_longer_free(trajectory_id)
-            self._leased.discard(trajectory_id)
         self._no_longer_counted(group_id)
         self._complete.discard(group_id)
         return self._groups.pop(group_id)

@@ -6,7 +6,8 @@ comes in as a number.
 """
 
 import math
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
+from itertools import takewhile
 from typing import Final
 
 FACTOR: Final = 4.0
@@ -27,21 +28,22 @@ class Progress:
     def __init__(self, min_patience_s: float = MIN_PATIENCE_S) -> None:
         """``min_patience_s``: more where an episode may be silent for long, as in an agent's tools."""
         self._min_patience_s = min_patience_s
-        self._moved_at: dict[int, float] = {}
+        # The one that moved last is the last.
+        self._moved_at: OrderedDict[int, float] = OrderedDict()
         self._steps: deque[float] = deque(maxlen=MEASURED)
         self._taken_back: Counter[int] = Counter()
         self._with_room: dict[str, float] = {}
 
     def began(self, trajectory_id: int, now: float) -> None:
         """A lease was granted."""
-        self._moved_at[trajectory_id] = now
+        self._note(trajectory_id, now)
 
     def moved(self, trajectory_id: int, now: float) -> None:
         """New tokens came, or the result."""
         former = self._moved_at.get(trajectory_id)
         if former is not None:
             self._steps.append(now - former)
-        self._moved_at[trajectory_id] = now
+        self._note(trajectory_id, now)
 
     def ended(self, trajectory_id: int, *, done: bool = False) -> None:
         """The lease has ended; ``done``: the trajectory needs no other one."""
@@ -70,7 +72,7 @@ class Progress:
         if not self._with_room:
             return {}
         patience = max(self._min_patience_s, FACTOR * self.usual_s())
-        silent = {each: now - at for each, at in self._moved_at.items() if now - at >= self._min_patience_s}
+        silent = {each: now - at for each, at in takewhile(lambda item: now - item[1] >= patience, self._moved_at.items())}
         return {each: seconds for each, seconds in silent.items() if seconds >= patience * 2 ** self._taken_back[each]}
 
     def others_have_room(self, peer: str) -> bool:
@@ -81,3 +83,7 @@ class Progress:
         """A late lease was ended; the next one of its trajectory has twice the time."""
         self._taken_back[trajectory_id] += 1
         self.ended(trajectory_id)
+
+    def _note(self, trajectory_id: int, now: float) -> None:
+        self._moved_at[trajectory_id] = now
+        self._moved_at.move_to_end(trajectory_id)

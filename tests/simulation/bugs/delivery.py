@@ -261,8 +261,8 @@ DELIVERY = (
     Bug(
         name="a lease never expires",
         module="services.broker.ledger.leases.leases",
-        old="self._deadlines.items() if deadline <= now)",
-        new="self._deadlines.items() if deadline < 0)",
+        old="self._leased(self._deadlines.past(now))",
+        new="self._leased([])",
         invariants=("liveness",),
         seed=16,
     ),

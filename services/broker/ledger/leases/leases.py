@@ -18,6 +18,7 @@ from protocol.messages.base import shortened
 from services.broker.ledger.actions import Action, GrantLease, Note, Offence, Reply, Save, SessionKey
 from services.broker.ledger.admission import Window
 from services.broker.ledger.fencing import LISTENING_S
+from services.broker.ledger.leases.deadlines import Deadlines
 from services.broker.ledger.sampling import trajectory_seed
 from services.broker.ledger.state import State, lease_ended
 from services.broker.quotas import Progress
@@ -35,9 +36,9 @@ class Leases:
         """``discounts`` says whether the failed attempts of a session count against nothing but itself."""
         self._state = state
         self._discounts = discounts
-        self._deadlines: dict[int, float] = {}
+        self._deadlines = Deadlines()
         """When a lease ends that is not renewed..."""
-        self._idle_deadlines: dict[int, float] = {}
+        self._idle_deadlines = Deadlines()
         """...and when one ends under which no new token is acknowledged."""
         self._progress = Progress(state.config.min_patience_s)
         self._last_tick = now
@@ -116,9 +117,8 @@ class Leases:
         groups = self._state.groups
         if not num_waiting:
             return 0
-        held = sum(groups.group(row.group_id).split == "eval" for row in groups.leased())
         most = math.ceil(self._state.config.evaluation_share * (groups.num_leased + capacity))
-        return min(num_waiting, capacity, max(0, most - held))
+        return min(num_waiting, capacity, max(0, most - groups.num_leased_held_out))
 
     def _may_grant(self, window: Window, row: TrajectoryRow, version: int) -> bool:
         state = self._state
@@ -157,8 +157,8 @@ class Leases:
         return f"{group.split}/{name}" if name else group.split
 
     def _begin(self, row: TrajectoryRow, now: float) -> None:
-        self._deadlines[row.trajectory_id] = now + self._state.config.lease_s
-        self._idle_deadlines[row.trajectory_id] = now + self._state.config.idle_lease_s
+        self._deadlines.set(row.trajectory_id, now + self._state.config.lease_s)
+        self._idle_deadlines.set(row.trajectory_id, now + self._state.config.idle_lease_s)
         self._progress.began(row.trajectory_id, now)
 
     def _unfilled(self, request: LeaseRequest) -> NoLeaseReason:
@@ -203,12 +203,12 @@ class Leases:
         """Renew exactly the leases that ``heartbeat`` names; one that the sender does not hold has ended."""
         state = self._state
         actions: list[Action] = []
-        for key in heartbeat.leases:
-            row = self.held(sender, key.trajectory_id, key.epoch)
-            if row is None:
-                actions.append(told_ended(sender, key.trajectory_id, key.epoch, "not held by this session"))
+        end = now + state.config.lease_s
+        for key, is_held in zip(heartbeat.leases, state.groups.are_held(sender, heartbeat.leases), strict=True):
+            if is_held:
+                self._deadlines.set(key.trajectory_id, end)
             else:
-                self._deadlines[row.trajectory_id] = now + state.config.lease_s
+                actions.append(told_ended(sender, key.trajectory_id, key.epoch, "not held by this session"))
         return [*actions, self.pulse(sender)]
 
     def pulse(self, to: SessionKey) -> Reply:
@@ -233,11 +233,10 @@ class Leases:
         if deaf_s > LISTENING_S:
             self._progress.pause(deaf_s)
             for deadlines in (self._deadlines, self._idle_deadlines):
-                for trajectory_id in deadlines:
-                    deadlines[trajectory_id] += deaf_s
+                deadlines.postpone(deaf_s)
         unused: dict[SessionKey, None] = {}
         actions: list[Action] = []
-        for row in self._leased(key for key, deadline in self._deadlines.items() if deadline <= now):
+        for row in self._leased(self._deadlines.past(now)):
             fields = {"trajectory_id": row.trajectory_id, "peer": row.holder_peer, "num_tokens": row.num_tokens}
             actions.append(Note(event="lease_expired", fields=fields, level="warning"))
             actions += self._take_back(row, "it was not renewed in time", unused)
@@ -259,8 +258,8 @@ class Leases:
         return found
 
     def _forget(self, trajectory_id: int) -> None:
-        self._deadlines.pop(trajectory_id, None)
-        self._idle_deadlines.pop(trajectory_id, None)
+        self._deadlines.remove(trajectory_id)
+        self._idle_deadlines.remove(trajectory_id)
         row = self._state.groups.trajectory(trajectory_id)
         self._progress.ended(trajectory_id, done=row is None or row.status == "finished")
 
@@ -295,7 +294,7 @@ class Leases:
         """
         actions: list[Action] = []
         holders: set[SessionKey] = set()
-        for row in self._leased(key for key, deadline in self._idle_deadlines.items() if deadline <= now):
+        for row in self._leased(self._idle_deadlines.past(now)):
             holder = SessionKey(row.holder_peer, row.holder_session)
             if holder in holders:
                 continue
@@ -335,7 +334,7 @@ class Leases:
     def moved(self, trajectory_id: int, now: float, *, ends: bool = False) -> None:
         """Something came in under the lease, so that it is not idle."""
         if not ends:
-            self._idle_deadlines[trajectory_id] = now + self._state.config.idle_lease_s
+            self._idle_deadlines.set(trajectory_id, now + self._state.config.idle_lease_s)
         self._progress.moved(trajectory_id, now)
 
 

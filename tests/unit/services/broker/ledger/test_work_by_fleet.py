@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import Goodbye
+from protocol.messages import Goodbye, Heartbeat, LeaseKey
 from services.broker.ledger import GrantLease, SessionKey
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with
 
@@ -50,6 +50,14 @@ class SmallFleet:
     def asks_when_all_is_free(self) -> None:
         assert len(self.world.lease(SessionKey("new", "s"), 1)) == 1
 
+    def beats(self) -> None:
+        sender, leases = next(iter(self.leases.items()))
+        keys = [LeaseKey(each.trajectory_id, each.epoch) for each in leases]
+        self.world.send(sender, Heartbeat(policy_version=1, status="serving", leases=keys))
+
+    def waits(self) -> None:
+        self.world.tick(0.25)
+
     def finishes(self) -> None:
         sender, leases = next(iter(self.leases.items()))
         self.world.episode(sender, leases[0], 1)
@@ -86,7 +94,8 @@ def steps_in_a_fleet(rollouts: int, name: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "name", ["says_hello", "comes_back", "joins_and_asks", "asks_when_all_is_free", "finishes", "leaves"]
+    "name",
+    ["says_hello", "comes_back", "joins_and_asks", "asks_when_all_is_free", "beats", "waits", "finishes", "leaves"],
 )
 def test_what_one_rollout_does_costs_about_the_same_in_a_fleet_eight_times_as_large(name: str) -> None:
     few, many = (steps_in_a_fleet(rollouts, name) for rollouts in (FEW, MANY))
