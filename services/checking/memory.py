@@ -13,6 +13,7 @@ from services.estimates import (
     Device,
     EngineMemory,
     LearnerMemory,
+    ModelShape,
     Span,
     engine_memory,
     gib,
@@ -129,6 +130,7 @@ def _on_devices(situation: Situation, model: ReadModel, learner: LearnerMemory, 
     hardware = situation.hardware
     device = hardware.device
     assert device is not None
+    assert model.shape is not None
     room, ranks = device.memory_bytes, situation.num_ranks
     if ranks > hardware.num_devices:
         yield Finding(
@@ -154,7 +156,7 @@ def _on_devices(situation: Situation, model: ReadModel, learner: LearnerMemory, 
     else:
         way_out = "a GPU for each: name more with --gpus, or use a smaller model"
         if ranks == of_server == 1:
-            way_out += _turns_way_out(situation.settings, learner, engine, room)
+            way_out += _turns_way_out(situation.settings, model.shape, engine, room)
     text = f"{engine.total.gib} beside a rank of the learner, {both.gib} together: {weights}"
     yield verdict("engine memory", text, both, room, way_out)
 
@@ -176,9 +178,11 @@ def _turn_findings(
     yield verdict("engine memory", text, turns.engine, room, "a smaller --mem-fraction-static in rollout.server_args")
 
 
-def _turns_way_out(settings: Settings, learner: LearnerMemory, engine: EngineMemory, room: float) -> str:
+def _turns_way_out(settings: Settings, shape: ModelShape, engine: EngineMemory, room: float) -> str:
     """The arithmetic of run.take_turns on a GPU that cannot hold both sides together; empty if one does not fit alone."""
-    turns = turn_memory(learner, engine)
+    # A learner that leaves its device keeps copies that another one does without.
+    taking_turns = settings.model_copy(update={"run": settings.run.model_copy(update={"take_turns": True})})
+    turns = turn_memory(learner_memory(shape, taking_turns, cuda=True), engine)
     if turns.learner.low > room or turns.engine.low > room:
         return ""
     keys = ["run.take_turns = true"]

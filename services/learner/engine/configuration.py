@@ -12,23 +12,29 @@ from services.learner.start import EngineSettings, autoep_config, gathering_conf
 _NEVER: Final = 10**9
 
 
+def stage_inside(settings: EngineSettings) -> int:
+    """The ZeRO stage that DeepSpeed runs with, for ranks that have met: see ``Learner.stage_on``."""
+    return settings.learner.stage_on(torch.distributed.get_world_size(), leaves_device=settings.leaves_device)
+
+
 def deepspeed_config(settings: EngineSettings, model_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what ``deepspeed.initialize`` takes, for ranks that have met."""
     world_size = torch.distributed.get_world_size()
     size = settings.learner.expert_parallel
+    stage = stage_inside(settings)
     return {
         # Nominal: micro-batches are packed by tokens and the boundary of a step is set by hand.
         "train_batch_size": world_size,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         # Without ZeRO the engine clips itself.
-        "gradient_clipping": settings.learner.max_grad_norm if settings.learner.zero_stage > 0 else 0.0,
+        "gradient_clipping": settings.learner.max_grad_norm if stage > 0 else 0.0,
         "steps_per_print": _NEVER,
         "bf16": {"enabled": settings.learner.dtype == "bfloat16"},
         # Summed in bfloat16, the gradient of 120 micro-batches is off by 1.6 % of its norm.
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": {
-            "stage": settings.learner.zero_stage,
+            "stage": stage,
             "reduce_bucket_size": 50_000_000,
             "stage3_param_persistence_threshold": settings.zero3_persistence_elements,
             **gathering_config(model_config, size),

@@ -23,14 +23,14 @@ from gspo.model.packing import PackedBatch
 from gspo.model.policy import load_policy, prepare_policy
 from gspo.model.serving_layout import ServedParameter
 from services.learner.checkpoints import EngineCopy, canary_batch, require_canary, write_canary
-from services.learner.engine.configuration import deepspeed_config
+from services.learner.engine.configuration import deepspeed_config, stage_inside
 from services.learner.engine.expert_parallel import expert_shares
 from services.learner.engine.forward import ForwardPasses, own_row_share
 from services.learner.engine.gradients import (
-    GradientWatch,
     MissingGradientError,
     NonFiniteGradientError,
     NonFiniteLossError,
+    gradients_of,
 )
 from services.learner.engine.host_states import HostStates
 from services.learner.engine.lora import lora_layout, lora_plan, trained_parameters
@@ -75,13 +75,14 @@ class LearnerEngine:
         self._shares = expert_shares(self.model)
         self._lora, self._model_dir = lora_plan(settings.lora), model_dir
         trained = trained_parameters(self.model, self._lora)
-        self._watch = GradientWatch(trained)
+        self._stage = stage_inside(settings)
+        self._gradients = gradients_of(
+            engine, trained, self._shares, configured_stage=settings.learner.zero_stage, stage=self._stage
+        )
         self.sequence_parallel = settings.learner.sequence_parallel
         self._share = own_row_share(self.sequence_parallel, settings.learner.collective_timeout_s)
         self._passes = ForwardPasses(engine, settings, self._share)
-        self._state = OptimizerState(
-            engine, settings.learner.zero_stage, self._shares, trained=None if self._lora is None else trained
-        )
+        self._state = OptimizerState(engine, self._stage, self._shares, trained=None if self._lora is None else trained)
         self._coverage_known = False
         self._reference = reference
         states = HostStates(engine, reference, self.device)
@@ -219,15 +220,15 @@ class LearnerEngine:
         self._resume_schedule(scheduler.last_epoch)
 
     def _require_sound_gradients(self, loss: float) -> None:
-        received, non_finite = self.sum_over_ranks(self._watch.take(self.device)).tolist()
+        received, non_finite = self.sum_over_ranks(self._gradients.take(self.device)).tolist()
         if not math.isfinite(loss):
             raise NonFiniteLossError(f"the loss over all ranks is {loss}; no step was made")
-        bad = [name for name, count in zip(self._watch.names, non_finite, strict=True) if count]
+        bad = [name for name, count in zip(self._gradients.names, non_finite, strict=True) if count]
         if bad:
             raise NonFiniteGradientError(f"{len(bad)} parameters have non-finite gradients: {_some(bad)}; no step was made")
         if self._coverage_known:
             return
-        pairs = zip(self._watch.names, received, strict=True)
+        pairs = zip(self._gradients.names, received, strict=True)
         missing = [name for name, count in pairs if count < self.world_size]
         if missing:
             raise MissingGradientError(
@@ -237,28 +238,12 @@ class LearnerEngine:
         self._coverage_known = True
 
     def _step(self) -> float:
-        # In float32 without ZeRO DeepSpeed does not report the norm, and with expert parallelism it clips by a mean of the
-        # ranks' norms.
-        before = self._clip_replicated() if self.settings.learner.zero_stage == 0 else None
+        before = self._gradients.clip(self.settings.learner.max_grad_norm)
         self._engine.step()
         grad_norm = float(self._engine.get_global_grad_norm()) if before is None else before
         if not math.isfinite(grad_norm):
             raise NonFiniteGradientError(f"the gradient norm over all ranks is {grad_norm}; the weights are spoilt")
         return grad_norm
-
-    def _clip_replicated(self) -> float:
-        """Clip gradients that no ZeRO stage has partitioned. Returns their norm before clipping. Collective."""
-        slabs = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) in self._shares]
-        others = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) not in self._shares]
-        square = torch.nn.utils.get_total_norm(others) ** 2
-        if slabs:
-            of_experts = torch.nn.utils.get_total_norm(slabs) ** 2
-            torch.distributed.all_reduce(of_experts, group=next(iter(self._shares.values())).group)
-            square = square + of_experts
-        norm = square.sqrt()
-        if self.settings.learner.max_grad_norm > 0:
-            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.settings.learner.max_grad_norm, norm)
-        return float(norm)
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """The element-wise sum of every rank's tensor; a new tensor on the engine's device. Collective."""
@@ -304,7 +289,7 @@ class LearnerEngine:
 
     def cost(self) -> ModelCost:
         """The cost of a token, for a profile."""
-        every_parameter = OptimizerState(self._engine, self.settings.learner.zero_stage, self._shares)
+        every_parameter = OptimizerState(self._engine, self._stage, self._shares)
         return model_cost(every_parameter.shapes(), self.model.config.to_dict())
 
     def layout(self) -> dict[str, Any]:

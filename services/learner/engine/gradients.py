@@ -1,4 +1,4 @@
-"""Sees every gradient as autograd produces it, before ZeRO reduces and frees it.
+"""Looks at every gradient before the optimizer steps, and clips those that no ZeRO stage has taken away.
 
 Wrongly marked modules once silently froze 390 of 417 parameters of a model. A single NaN ruins all weights, and nobody can
 tell them from good ones. Both are looked for before the optimizer steps.
@@ -6,12 +6,16 @@ tell them from good ones. Both are looked for before the optimizer steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
+import torch.distributed
 from torch import Tensor, nn
 
+from services.learner.engine.expert_parallel import ExpertShare
 from services.runtime.errors import ServiceError
 
 
@@ -33,9 +37,10 @@ class NonFiniteLossError(GradientError):
 
 
 class GradientWatch:
-    """Hooks on the parameters of one model; an expert slab counts as one parameter, whichever experts were chosen.
+    """Sees every gradient as autograd produces it, before ZeRO reduces and frees it: hooks on the parameters of one model.
 
-    A gradient whose squares overflow float32 counts as not finite: the norm of all gradients would be infinite.
+    An expert slab counts as one parameter, whichever experts were chosen. A gradient whose squares overflow float32 counts
+    as not finite: the norm of all gradients would be infinite.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
@@ -69,3 +74,104 @@ class GradientWatch:
         self._received = [False] * len(self.names)
         self._norms = [None] * len(self.names)
         return torch.stack([received, bad])
+
+    def clip(self, max_norm: float) -> float | None:
+        """None: DeepSpeed's optimizer clips, and knows the norm."""
+        return None
+
+
+class ReplicatedGradients(GradientWatch):
+    """The gradients of ranks without ZeRO, which DeepSpeed leaves whole in ``grad``: they are watched, and clipped here.
+
+    In float32 without ZeRO DeepSpeed does not report the norm, and with expert parallelism it clips by a mean of the ranks'
+    norms.
+    """
+
+    def __init__(
+        self, parameters: Sequence[tuple[str, nn.Parameter]], model: nn.Module, shares: Mapping[int, ExpertShare]
+    ) -> None:
+        super().__init__(parameters)
+        self._model = model
+        self._shares = shares
+
+    def clip(self, max_norm: float) -> float | None:
+        """Scale the gradients down to ``max_norm`` over all ranks; 0 leaves them. Returns their norm before. Collective."""
+        slabs = [p.grad for p in self._model.parameters() if p.grad is not None and id(p) in self._shares]
+        others = [p.grad for p in self._model.parameters() if p.grad is not None and id(p) not in self._shares]
+        square = torch.nn.utils.get_total_norm(others) ** 2
+        if slabs:
+            of_experts = torch.nn.utils.get_total_norm(slabs) ** 2
+            torch.distributed.all_reduce(of_experts, group=next(iter(self._shares.values())).group)
+            square = square + of_experts
+        norm = square.sqrt()
+        if max_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_(self._model.parameters(), max_norm, norm)
+        return float(norm)
+
+
+class WholeGradients:
+    """The gradients of one rank alone, in float32: they stay in ``grad`` until the step, so no hook needs to see them.
+
+    Norm and clipping are those of DeepSpeed's ZeRO 1 (0.19.8, runtime/zero/stage_1_and_2.py: ``get_grad_norm_direct``,
+    ``unscale_and_clip_grads``), operation by operation, so that the weights are those of ZeRO 1 to the bit.
+    """
+
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+        pairs = list(parameters)
+        self.names = [name for name, _ in pairs]
+        self._parameters = [parameter for _, parameter in pairs]
+        self._norms: list[Tensor] = []
+        """float64, of the parameters that are trained."""
+
+    def take(self, device: torch.device) -> Tensor:
+        """As ``GradientWatch.take``: float32 [2, P]. A trained parameter without a gradient then has one of zeros."""
+        received = torch.tensor([parameter.grad is not None for parameter in self._parameters], dtype=torch.float32)
+        bad = torch.zeros(len(self.names), device=device)
+        trained = [index for index, parameter in enumerate(self._parameters) if parameter.requires_grad]
+        self._norms = [_norm_in_double(self._parameters[index]) for index in trained]
+        bad[trained] = (~torch.isfinite(torch.stack(self._norms))).float()
+        return torch.stack([received.to(device), bad])
+
+    def clip(self, max_norm: float) -> float | None:
+        """Scale the gradients that ``take`` saw down to ``max_norm``; 0 leaves them. Returns their norm before.
+
+        Raises: NonFiniteGradientError, before they are changed, when the norm overflows float32.
+        """
+        total = torch.stack(self._norms).pow(2.0).sum().float().pow(0.5)
+        # DeepSpeed has a norm for each group of parameters, here one, and the norm of these.
+        norm = torch.linalg.vector_norm(total.unsqueeze(0), ord=2)
+        factor = 1.0 / torch.clamp((norm + 1e-6) / max_norm, min=1.0) if max_norm > 0 else torch.ones_like(norm)
+        grad_norm, scale = torch.stack([norm, factor]).tolist()
+        if not math.isfinite(grad_norm):
+            raise NonFiniteGradientError(f"the gradient norm is {grad_norm}; no step was made")
+        if scale != 1.0:
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+        return float(grad_norm)
+
+
+def _norm_in_double(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        # Adam's moments decay all the same, as with ZeRO.
+        parameter.grad = torch.zeros_like(parameter)
+    norm: Tensor = torch.linalg.vector_norm(parameter.grad.double())
+    return norm
+
+
+def gradients_of(
+    engine: Any,
+    parameters: Sequence[tuple[str, nn.Parameter]],
+    shares: Mapping[int, ExpertShare],
+    *,
+    configured_stage: int,
+    stage: int,
+) -> GradientWatch | WholeGradients:
+    """What looks at the gradients of DeepSpeed's ``engine``, which runs ``stage`` where the settings say another."""
+    if stage > 0:
+        return GradientWatch(parameters)
+    if configured_stage == 0:
+        return ReplicatedGradients(parameters, engine.module, shares)
+    # There is nobody to reduce them with: DeepSpeed would copy every gradient into a bucket and back.
+    engine.enable_backward_allreduce = False
+    return WholeGradients(parameters)

@@ -49,7 +49,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def everything(work: Path) -> Results:
     """Runs of one rank and of two, side by side."""
-    scenarios = {1: ("stages", "bfloat16", "reference", "leaving"), 2: ("stages", "replay", "faults")}
+    scenarios = {1: ("stages", "bfloat16", "reference", "leaving", "alone"), 2: ("stages", "replay", "faults")}
     with contextlib.ExitStack() as stack:
         started = [
             stack.enter_context(
@@ -192,6 +192,22 @@ def test_an_engine_that_leaves_its_device_between_batches_trains_as_one_that_sta
     assert set(result["digests"]) == set(MOVABLE)
     assert all(stays == leaves for stays, leaves in result["digests"].values())
     assert set(map(tuple, result["where"].values())) == {("cpu",)}
+
+
+@pytest.mark.parametrize("max_grad_norm", ["0.0", "0.001", "1000.0"])
+def test_one_rank_without_zero_inside_trains_as_deepspeeds_zero_1_to_the_bit(
+    everything: Results, max_grad_norm: str
+) -> None:
+    """Weights, losses and gradient norms, clipped and not, with all weights and with adapters; and checkpoints of both."""
+    (results,) = everything["alone"][1]
+    found = results[max_grad_norm]
+    assert found["inside"] == ["AdamW", "DeepSpeedZeroOptimizer"]
+    without, with_zero = found["metrics"]
+    assert without == with_zero
+    norms = [batch["grad_norm"] for batch in without]
+    assert min(norms) > 0.001
+    assert len(set(norms)) == 2
+    assert len(set(found["digests"])) == 1
 
 
 def test_deepspeed_moves_the_states_of_no_stage_that_run_take_turns_refuses(everything: Results) -> None:

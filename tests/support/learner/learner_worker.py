@@ -56,7 +56,12 @@ NUM_MINI_BATCHES = 2
 
 
 def settings(
-    *, routing_replay: bool = False, with_penalties: bool = False, lora: dict[str, Any] | None = None, **changes: Any
+    *,
+    routing_replay: bool = False,
+    with_penalties: bool = False,
+    lora: dict[str, Any] | None = None,
+    leaves_device: bool = False,
+    **changes: Any,
 ) -> EngineSettings:
     """``SETTINGS`` and ``changes`` of the section learner, on CPU, for a tiny model."""
     return EngineSettings(
@@ -69,6 +74,7 @@ def settings(
         entropy_gradient=with_penalties,
         load_balance_coefficient=0.001 if with_penalties else 0.0,
         lora=LoraSection(**(lora or {})),
+        leaves_device=leaves_device,
         adam_eps=ADAM_EPS,
         zero3_persistence_elements=500,
     )
@@ -307,7 +313,8 @@ def leaving(work: Path) -> dict[str, Any]:
     for name, changes in MOVABLE.items():
         digests = []
         for leaves in (False, True):
-            engine, mismatch = LearnerEngine.create(work / "model", settings(**changes)), MismatchTracker()
+            engine = LearnerEngine.create(work / "model", settings(leaves_device=leaves, **changes))
+            mismatch = MismatchTracker()
             for _ in range(2):
                 if leaves:
                     engine.leave_device()
@@ -323,9 +330,38 @@ def leaving(work: Path) -> dict[str, Any]:
         results["digests"][name] = digests
     for name, changes in IMMOVABLE.items():
         try:
-            LearnerEngine.create(work / "model", settings(**changes)).leave_device()
+            LearnerEngine.create(work / "model", settings(leaves_device=True, **changes)).leave_device()
         except (AttributeError, AssertionError) as error:
             results["refused"][name] = str(error)
+    return results
+
+
+def alone(work: Path) -> dict[str, Any]:
+    """Two batches on one rank in ZeRO 1, which runs without ZeRO, and in DeepSpeed's own ZeRO 1, by clipping: metrics,
+    digests; and each one's checkpoint after the first batch, continued by the other."""
+    groups = load_groups(work / "groups.npz")
+    results: dict[str, Any] = {}
+    for max_grad_norm in (0.0, 0.001, 1000.0):
+        chosen = {"zero_stage": 1, "max_grad_norm": max_grad_norm, "lora": {"rank": 2} if max_grad_norm == 1000 else None}
+        found: dict[str, Any] = {"inside": [], "metrics": [], "digests": []}
+        for flat in (False, True):
+            engine = LearnerEngine.create(work / "model", settings(leaves_device=flat, **chosen))
+            mismatch = MismatchTracker()
+            first = train(engine, groups, mismatch)
+            seen = dict(mismatch.state_dict())
+            engine.save_state(work / f"alone-{max_grad_norm}-{flat}")
+            second = train(engine, groups[::-1], mismatch)
+            found["inside"].append(type(engine._engine.optimizer).__name__)
+            found["metrics"].append([first, second])
+            found["digests"].append(engine.weights_digest())
+        for flat in (False, True):
+            engine = LearnerEngine.create(work / "model", settings(leaves_device=flat, **chosen))
+            engine.load_state(work / f"alone-{max_grad_norm}-{not flat}")
+            mismatch = MismatchTracker()
+            mismatch.load_state_dict(seen)
+            train(engine, groups[::-1], mismatch)
+            found["digests"].append(engine.weights_digest())
+        results[str(max_grad_norm)] = found
     return results
 
 
@@ -339,7 +375,7 @@ def _message(action: Callable[[], object]) -> str:
 
 SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "stages": stages, "bfloat16": bfloat16, "replay": replay, "reference": reference, "faults": faults,
-    "leaving": leaving,
+    "leaving": leaving, "alone": alone,
 }  # fmt: skip
 
 

@@ -29,7 +29,8 @@ class Learner(Section):
     meeting_address: str = ""
     """HOST:PORT of machine 0, where the ranks of several machines find each other; rank 0 opens it."""
     zero_stage: int = Field(1, ge=0, le=3)
-    """DeepSpeed's ZeRO stage. 0 replicates everything; 1 partitions optimizer states, 2 gradients too, 3 parameters too."""
+    """DeepSpeed's ZeRO stage. 0 replicates everything; 1 partitions optimizer states, 2 gradients too, 3 parameters too. On
+    one rank in float32 there is nothing to partition, and 1 runs as 0 does, with the same weights."""
     expert_parallel: int = Field(1, ge=1)
     """Ranks that share a layer's experts (DeepSpeed's AutoEP). It must divide the number of ranks and the number of experts.
     1: every rank has all experts, and only ZeRO partitions them. See docs/guide/learner.md."""
@@ -103,6 +104,16 @@ class Learner(Section):
     metrics_port: Port = 9102
     """/metrics, /healthz and /readyz, on each machine; 0: any free port (logged). Machines other than number 0 serve no
     metrics there, but report whether they live and train."""
+
+    def stage_on(self, ranks: int, *, leaves_device: bool) -> int:
+        """The ZeRO stage with which so many ranks run. One rank alone has nothing to partition: in float32 without offload,
+        stage 1 is then stage 0, which gives the same weights without a second copy of them and of their gradients.
+
+        ``leaves_device``: the states leave the device between two turns, which needs those copies.
+        """
+        if self.zero_stage == 1 and ranks == 1 and self.dtype == "float32" and self.offload == "none" and not leaves_device:
+            return 0
+        return self.zero_stage
 
     @model_validator(mode="after")
     def _stage_fits(self) -> "Learner":

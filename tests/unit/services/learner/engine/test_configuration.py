@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch.distributed
 
-from services.learner.engine.configuration import deepspeed_config
+from services.learner.engine.configuration import deepspeed_config, stage_inside
 from services.learner.start import Device, EngineSettings
 from services.runtime.settings.sections import Learner
 from tests.support.checking.shapes import QWEN3_06B, QWEN3_30B
@@ -49,3 +49,34 @@ def test_on_gpus_tokens_are_packed_while_their_numbers_go_to_the_host(
 ) -> None:
     config = told(device, QWEN3_30B, monkeypatch, zero_stage=2, num_ranks=8, expert_parallel=2)
     assert config["expert_parallel"]["async_split_plan"] is ahead
+
+
+@pytest.mark.parametrize(
+    ("ranks", "leaves", "learner", "stage"),
+    [
+        (1, False, {}, 0),
+        (2, False, {}, 1),
+        (1, True, {}, 1),
+        (1, False, {"dtype": "bfloat16"}, 1),
+        (1, False, {"offload": "optimizer"}, 1),
+        (1, False, {"zero_stage": 2}, 2),
+        (1, False, {"zero_stage": 0}, 0),
+    ],
+)
+def test_one_rank_in_float32_runs_zero_1_without_its_copies(
+    ranks: int, leaves: bool, learner: dict[str, Any], stage: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: ranks)
+    settings = EngineSettings(
+        learner=Learner(**learner),
+        device="cpu",
+        max_sequence_tokens=None,
+        routing_replay=False,
+        seed=0,
+        leaves_device=leaves,
+    )
+    assert stage_inside(settings) == stage
+    config = deepspeed_config(settings, QWEN3_06B)
+    assert config["zero_optimization"]["stage"] == stage
+    # Without ZeRO the engine clips by itself.
+    assert config["gradient_clipping"] == (0.0 if stage == 0 else 1.0)
