@@ -86,13 +86,15 @@ def measure(scene: Scene, generator: torch.Generator) -> Calibration:
     """Sample from each version, as a run does, and let the library estimate."""
     calibration = LagCalibration(window=SAMPLES)
     start_PYL = token_logprobs(scene.learner_K[0], scene.answers)
+    mask_YL, tokens_Y = scene.answers.mask_YL, scene.answers.num_tokens_Y
     for lag, engine in enumerate(scene.engine_D):
         delta_PYL = start_PYL - token_logprobs(engine, scene.answers)
+        mean_PY = delta_PYL.sum(dim=2) / tokens_Y
+        square_PY = torch.where(mask_YL, delta_PYL - mean_PY[:, :, None], 0.0).square().sum(dim=2)
+        variance_PY = square_PY / (tokens_Y - 1).clamp(min=1)
         chosen = torch.multinomial(probabilities(engine, scene.answers).flatten(), SAMPLES, True, generator=generator)
-        for prompt, row in ((index // delta_PYL.shape[1], index % delta_PYL.shape[1]) for index in chosen.tolist()):
-            deltas = delta_PYL[prompt, row][scene.answers.mask_YL[row]]
-            variance = float(deltas.var()) if len(deltas) > 1 else 0.0
-            calibration.update([Measured(float(lag), float(len(deltas)), float(deltas.mean()), variance)])
+        columns = (each.flatten()[chosen].tolist() for each in (tokens_Y.expand_as(mean_PY), mean_PY, variance_PY))
+        calibration.update([Measured(float(lag), *sampled) for sampled in zip(*columns, strict=True)])
     return calibration.current
 
 
