@@ -47,9 +47,10 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
     """
     require_batch_fits(settings)
     tasks = tasks_of(settings)
-    set_tasks, sets = open_sets(settings)
+    set_tasks, sets = open_sets(settings) if evaluates(settings) else ({}, ())
     security = Security.load(settings.security, "broker")
-    directory = settings.run.directory
+    directory, number = settings.ledger_directory, settings.broker.number
+    metrics_port = settings.broker.metrics_port_of(number)
     clock = MonotonicClock()
     health = Health(clock, MAX_QUIET_S)
     registry = CollectorRegistry()
@@ -60,10 +61,10 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         metrics_file = MetricsFile(directory / METRICS_FILE)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigurationError(f"run.directory is {directory}: cannot be used: {error}") from error
+        raise ConfigurationError(f"run.directory: {directory} cannot be used: {error}") from error
     with (
         _open_store(settings, fingerprint) as store,
-        TelemetryServer(settings.security.metrics_host, settings.broker.metrics_port, registry, health) as telemetry,
+        TelemetryServer(settings.security.metrics_host, metrics_port, registry, health) as telemetry,
     ):
         _write_settings(settings)
         config = replace(ledger_config(settings, tasks, store.run_id, fingerprint), evaluation_sets=sets)
@@ -74,8 +75,10 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
         authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
         try:
             largest = MAX_HEADER_BYTES + 2 * TOKEN_BYTES * _longest_episode(settings, contents, sets)
-            work = RouterChannel(context, WORK, settings.broker.work_endpoint, authenticator, max_message_bytes=largest)
-            batch = RouterChannel(context, BATCH, settings.broker.batch_endpoint, authenticator)
+            work = RouterChannel(
+                context, WORK, settings.broker.work_endpoint_of(number), authenticator, max_message_bytes=largest
+            )
+            batch = RouterChannel(context, BATCH, settings.broker.batch_endpoint_of(number), authenticator)
             broker = BrokerService(
                 ledger,
                 store,
@@ -95,6 +98,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
                 "broker_started",
                 run_id=store.run_id,
                 fingerprint=fingerprint,
+                broker=number,
                 directory=str(directory),
                 work_endpoint=work.endpoint,
                 batch_endpoint=batch.endpoint,
@@ -129,7 +133,7 @@ async def _serve(broker: BrokerService, authenticator: Authenticator, upkeep: Up
 def retention_of(settings: Settings, metrics: BrokerMetrics, clock: Clock) -> Retention:
     """What moves old tokens into archive files, from the settings."""
     return Retention(
-        settings.run.directory / LEDGER_FILE,
+        settings.ledger_directory / LEDGER_FILE,
         metrics,
         clock,
         keep_batches=settings.broker.keep_batches,
@@ -147,14 +151,14 @@ def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str,
         seed=settings.run.seed,
         num_batches=settings.run.num_batches,
         group_size=settings.batch.group_size,
-        groups_per_batch=settings.batch.groups_per_batch,
+        groups_per_batch=settings.batch.groups_per_batch // settings.broker.num_brokers,
         max_lag=settings.batch.max_lag,
         schedules=RunSchedules(settings),
         lease_s=settings.broker.lease_s,
         idle_lease_s=settings.broker.idle_lease_s,
         max_attempts=settings.broker.max_attempts,
         failure_budget=settings.broker.failure_budget,
-        evaluate_every_batches=settings.evaluation.every_batches,
+        evaluate_every_batches=settings.evaluation.every_batches if evaluates(settings) else 0,
         num_eval_tasks=wanted if num_eval_tasks is None else min(wanted, num_eval_tasks),
         evaluation_share=settings.evaluation.max_share,
         num_train_tasks=tasks["train"].num_tasks,
@@ -163,7 +167,14 @@ def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str,
         sampling=sampling_rules(settings),
         sources=sources_of(tasks["train"]),
         data_digest=tasks["train"].digest if isinstance(tasks["train"], MixedTasks) else "",
+        broker=settings.broker.number,
+        num_brokers=settings.broker.num_brokers,
     )
+
+
+def evaluates(settings: Settings) -> bool:
+    """Whether this process evaluates: of several brokers the first one does, so that a result is of all tasks."""
+    return settings.broker.number == 0
 
 
 def refresh_of(settings: Settings, tasks: TaskSource, contents: LedgerContents, digest: str) -> Refresh | None:
@@ -175,11 +186,11 @@ def refresh_of(settings: Settings, tasks: TaskSource, contents: LedgerContents, 
         return None
     if contents.run.data_digest not in ("", digest):
         raise ConfigurationError(
-            f"the training tasks are not those that the run in {settings.run.directory} began with: a resumed run would "
+            f"the training tasks are not those that the run in {settings.ledger_directory} began with: a resumed run would "
             "give other tasks to the same prompts. Put the files back as they were; more tasks are added by `gspo data add`"
         )
-    read_additions(settings.run.directory, tasks, contents.additions)
-    return Refresh(settings.run.directory, tasks, contents.additions)
+    read_additions(settings.ledger_directory, tasks, contents.additions)
+    return Refresh(settings.ledger_directory, tasks, contents.additions)
 
 
 def sources_of(tasks: TaskSource) -> tuple[SourceShare, ...]:
@@ -193,7 +204,7 @@ def sampling_rules(settings: Settings) -> SamplingRules:
     """What becomes of groups without signal, from the settings."""
     data, objective = settings.data, settings.objective
     buffer_tokens = objective.overlong_buffer_tokens
-    most = math.ceil(data.max_left_out * settings.batch.groups_per_batch)
+    most = math.ceil(data.max_left_out * settings.batch.groups_per_batch / settings.broker.num_brokers)
     return SamplingRules(
         max_left_out=most if data.dynamic_sampling else 0,
         by_turn=objective.advantage == "turn",
@@ -212,7 +223,7 @@ def tasks_of(settings: Settings) -> dict[str, TaskSource]:
     try:
         source = create(settings.environment.name, settings.environment.options)
         tasks = {"train": source.tasks("train")}
-        if settings.evaluation.every_batches and not settings.evaluation.sets:
+        if settings.evaluation.every_batches and not settings.evaluation.sets and evaluates(settings):
             tasks["eval"] = source.tasks("eval")
     except (ValueError, OSError) as error:
         raise ConfigurationError(f"environment: {error}") from error
@@ -223,7 +234,7 @@ def tasks_of(settings: Settings) -> dict[str, TaskSource]:
 
 def _open_store(settings: Settings, fingerprint: str) -> Store:
     try:
-        store = Store(settings.run.directory / LEDGER_FILE, fingerprint=fingerprint, run_id=uuid.uuid4().hex[:12])
+        store = Store(settings.ledger_directory / LEDGER_FILE, fingerprint=fingerprint, run_id=uuid.uuid4().hex[:12])
         if store.kept is not None:
             log.warning("ledger_brought_forward", kept=str(store.kept))
         return store

@@ -31,6 +31,7 @@ class LedgerConfig:
     num_batches: int
     group_size: int
     groups_per_batch: int
+    """This broker's share, if there are several."""
     max_lag: int
     schedules: Schedules
     lease_s: float
@@ -51,5 +52,9 @@ class LedgerConfig:
     sampling: SamplingRules = field(default_factory=SamplingRules)
     sources: tuple[SourceShare, ...] = ()
     """The sources of the training tasks; none: one, of ``num_train_tasks``."""
+    broker: int = 0
+    """The number of this broker..."""
+    num_brokers: int = 1
+    """...and how many share the run."""
     data_digest: str = ""
     """Of the identities of the training tasks; empty where they have none."""

@@ -11,6 +11,7 @@ from protocol.messages import Chunk, Finish, GroupSampling, LeaseKey, Split
 from services.broker.ledger.actions import SessionKey
 from services.broker.ledger.admission import Outstanding
 from services.broker.ledger.intake import Growth, grown_row
+from services.broker.ledger.sampling import WHOLE, Share
 from services.broker.rows import DropReason, GroupRow, LedgerContents, Row, TrajectoryRow
 
 _GrantOrder = tuple[bool, bool, int, int]
@@ -24,7 +25,9 @@ class Groups:
     What is asked with every message is counted as it changes: a fleet of a thousand rollouts has ten thousand groups.
     """
 
-    def __init__(self, contents: LedgerContents) -> None:
+    def __init__(self, contents: LedgerContents, share: Share = WHOLE) -> None:
+        """``share``: of the run's ids, where several brokers share the run."""
+        self._share = share
         self._groups: dict[int, GroupRow] = {row.group_id: row for row in contents.groups}
         self._trajectories: dict[int, TrajectoryRow] = {row.trajectory_id: row for row in contents.trajectories}
         self._members: dict[int, tuple[int, ...]] = {}
@@ -41,8 +44,8 @@ class Groups:
         self._complete = {row.group_id for row in self.of_split("train") if row.status == "complete"}
         self._num_by_oldest: Counter[int] = Counter()
         """Training groups by their oldest version."""
-        self._next_group_id = contents.next_group_id
-        self._next_trajectory_id = contents.next_trajectory_id
+        self._next_group_id = share.first_from(contents.next_group_id)
+        self._next_trajectory_id = share.first_from(contents.next_trajectory_id)
         for row in contents.trajectories:
             self._members[row.group_id] = (*self._members.get(row.group_id, ()), row.trajectory_id)
             self._index(row, None)
@@ -164,11 +167,13 @@ class Groups:
             sampling=sampling,
             replaces=replaces,
         )
-        self._next_group_id += 1
+        step = self._share.num_brokers
+        self._next_group_id += step
         rows = [
-            TrajectoryRow(trajectory_id=self._next_trajectory_id + index, group_id=group.group_id) for index in range(size)
+            TrajectoryRow(trajectory_id=self._next_trajectory_id + step * index, group_id=group.group_id)
+            for index in range(size)
         ]
-        self._next_trajectory_id += size
+        self._next_trajectory_id += step * size
         self._groups[group.group_id] = group
         self._members[group.group_id] = tuple(row.trajectory_id for row in rows)
         for row in rows:

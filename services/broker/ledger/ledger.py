@@ -76,7 +76,18 @@ ATTEMPTS_SHARE: Final = 4
 """One rollout may use up this part of the failed attempts that end a run; more of them tell nothing about the run."""
 ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
     "rollout": (LeaseRequest, Chunk, Chunks, Journal, Finish, Release, Heartbeat, Goodbye),
-    "learner": (BatchRequest, BatchPartRequest, Published, Trained, BatchFailed, Checkpointed, Resume, Heartbeat, Goodbye),
+    "learner": (
+        BatchRequest,
+        BatchPartRequest,
+        Published,
+        Trained,
+        BatchFailed,
+        Checkpointed,
+        Resume,
+        Heartbeat,
+        Goodbye,
+        StopRequest,
+    ),
     "operator": (StatusRequest, StopRequest, ReleaseRequest, Goodbye),
 }
 
@@ -167,6 +178,8 @@ class Ledger:
             weights_endpoint=newest.endpoint if newest is not None else "",
             next_batch=self.state.batches.checkpointed,
             fingerprint=self.state.config.fingerprint,
+            broker=self.state.config.broker,
+            num_brokers=self.state.config.num_brokers,
         )
         return [*actions, Reply(to=sender, message=welcome), *self._advance(now)]
 
@@ -244,7 +257,7 @@ class Ledger:
         """The broker ends in order, perhaps for good. A stop is over if it was carried out and the learner has left;
         otherwise the next broker continues it.
         """
-        if not self.state.finished or self.peers.of_role("learner"):
+        if self.peers.of_role("learner") or not (self.state.finished or self.state.stopped_without_the_others):
             return []
         return self.state.stop_is_over()
 

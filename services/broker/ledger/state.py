@@ -20,6 +20,7 @@ from services.broker.ledger.sampling import (
     MOST_PASSED_OVER,
     AddedTasks,
     Rests,
+    Share,
     SourceShare,
     TaskSchedule,
     has_signal,
@@ -34,7 +35,8 @@ class State:
         self.config = config
         self.admission = Admission(max_lag=config.max_lag, groups_per_batch=config.groups_per_batch)
         self.trajectory_limits = trajectory_limits(config.groups_per_batch * config.group_size)
-        self.groups = Groups(contents)
+        self.share = Share(broker=config.broker, num_brokers=config.num_brokers)
+        self.groups = Groups(contents, self.share)
         self.batches = Batches(contents)
         self.evaluations = Evaluations(
             contents,
@@ -45,11 +47,11 @@ class State:
         self.failures = Failures(contents)
         self.dead_letters = DeadLetters(contents)
         one = () if config.num_train_tasks is None else (SourceShare(name="", weight=1.0, num_tasks=config.num_train_tasks),)
-        self.schedule = TaskSchedule(config.seed, config.sources or one, contents.additions)
+        self.schedule = TaskSchedule(config.seed, config.sources or one, contents.additions, self.share)
         self.rests = Rests(
             contents.tasks, after_groups=config.sampling.rest_after_groups, num_batches=config.sampling.rest_batches
         )
-        self.next_prompt = contents.next_prompt
+        self.next_prompt = self.share.first_from(contents.next_prompt)
         self.num_batched_groups = contents.num_batched_groups
         self.num_dropped: dict[str, int] = dict(contents.num_dropped)
         self.num_left_out_groups = contents.num_left_out_groups
@@ -88,6 +90,14 @@ class State:
         return bool(self.end_reason) and self.batches.num_trained >= self.batches.num_assembled
 
     @property
+    def stopped_without_the_others(self) -> bool:
+        """Whether a stop leaves this broker's share of a batch that another broker stopped before: nobody trains it before
+        the run goes on.
+        """
+        ahead = self.batches.num_assembled - self.batches.num_trained
+        return bool(self.stop_reason) and self.config.num_brokers > 1 and ahead <= 1
+
+    @property
     def next_sampling(self) -> GroupSampling:
         """How a group is sampled that begins now: it is meant for the batch that comes after all groups under way."""
         return self.config.schedules.sampling_at(
@@ -118,7 +128,7 @@ class State:
                 return group.group_id, [Save(row=former), Save(row=group), *saves(self.groups.members(group.group_id))]
         task_index, passed_over = self._next_task()
         prompt = self.next_prompt
-        self.next_prompt += 1
+        self.next_prompt += self.share.num_brokers
         size = self.config.group_size
         group = self.groups.start("train", prompt, task_index, size, None, sampling=self.next_sampling)
         return group.group_id, [Save(row=group), *saves(self.groups.members(group.group_id)), *passed_over]
@@ -126,7 +136,7 @@ class State:
     @property
     def next_draw(self) -> int:
         """The draw of the task schedule that comes next: each was taken by a prompt, or passed over."""
-        return self.next_prompt + self.run.num_passed_over
+        return self.next_prompt // self.share.num_brokers + self.run.num_passed_over
 
     def _next_task(self) -> tuple[int, list[Action]]:
         """The next task that does not rest; if very many in a row do, the one of them that is back first."""

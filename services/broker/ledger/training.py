@@ -35,7 +35,8 @@ from services.broker.ledger.actions import (
 )
 from services.broker.ledger.admission import Choice
 from services.broker.ledger.leases import Leases
-from services.broker.ledger.lengths import pass_rates, sampling_line
+from services.broker.ledger.lengths import pass_rates
+from services.broker.ledger.report import batch_report
 from services.broker.ledger.state import State, saves
 
 PENDING_INTERVAL_S: Final = 1.0
@@ -120,31 +121,21 @@ class Training:
         batch = state.batches.batch(trained.index)
         self.tokens_per_s = None
         if batch is not None and self._last_trained_at is not None and now > self._last_trained_at:
-            self.tokens_per_s = batch.stats.num_tokens / (now - self._last_trained_at)
+            num_tokens = trained.metrics.get("num_tokens") if state.config.num_brokers > 1 else None
+            self.tokens_per_s = (num_tokens or batch.stats.num_tokens) / (now - self._last_trained_at)
         self._last_trained_at = self._quiet_since = now
         if not rows:
             return [Note(event="batch_trained", fields={"batch": trained.index, "again": True})]
         line = {"event": "batch", **trained.metrics, "batch": trained.index}
         line |= {"policy_version": trained.policy_version, "again": again, "tokens_per_s": self.tokens_per_s}
         if batch is not None:
-            stats = batch.stats
             line |= {
                 "assembled_at_version": batch.policy_version,
-                "num_tokens": stats.num_tokens,
-                "num_action_tokens": stats.num_action_tokens,
-                "num_trajectories": stats.num_trajectories,
-                "num_zero_variance_groups": stats.num_zero_variance_groups,
-                "num_left_out_groups": stats.num_left_out_groups,
-                "num_left_out_tokens": stats.num_left_out_tokens,
                 "num_resting_tasks": state.rests.num_resting(trained.index),
-                "train/reward": stats.mean_reward,
-                "lag/mean": stats.mean_lag,
-                "lag/max": stats.max_lag,
-                **{f"train/reward/{name}": mean for name, mean in stats.components.items()},
-                **({} if stats.lengths is None else stats.lengths.line("")),
-                **sampling_line(batch),
-                **{f"pass_rate/{name}": rate for name, rate in stats.pass_rates.items()},
+                **batch_report(batch),
             }
+            if state.config.num_brokers > 1:
+                line |= {name: trained.metrics.get(name, value) for name, value in batch_report(batch).items()}
         fields = {"batch": trained.index, "reward": line.get("train/reward"), "lag": line.get("lag/mean"), "again": again}
         note = Note(event="batch_trained", fields=fields)
         return [*saves(rows), *saves(state.failures.trained(trained.index)), WriteMetrics(line=line), note]

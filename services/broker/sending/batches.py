@@ -12,6 +12,7 @@ from protocol.codec import Array
 from protocol.digests import part_digest
 from protocol.messages import Batch, BatchItem, BatchPart
 from protocol.messages.pieces import ACTION, KINDS
+from services.broker.ledger import batch_report
 from services.broker.rows import BatchRow, TrajectoryRow
 from services.broker.store import Reader, StoreCorrupt, StoredChunk, checked_chunks
 
@@ -89,6 +90,7 @@ class StoredBatch:
             part_tokens=self._part_tokens,
             items=items,
             values=self._row.values,
+            report=batch_report(self._row),
         )
         rewards = [reward for trajectory in self._trajectories for reward in trajectory.turn_rewards]
         arrays = {

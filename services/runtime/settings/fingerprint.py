@@ -34,6 +34,9 @@ def fingerprint_of_plain(plain: Mapping[str, Any], *, with_sampling: bool = Fals
         "reward": {"on_deadline": plain["reward"]["on_deadline"]},
         "batch": plain["batch"],
     }
+    # Runs of one broker have the fingerprint that they had before there could be several.
+    if plain["broker"].get("num_brokers", 1) != 1:
+        agreed["num_brokers"] = plain["broker"]["num_brokers"]
     if with_sampling:
         agreed["sampling"] = plain["sampling"]
     agent = plain["agent"]

@@ -15,7 +15,7 @@ _FORMER: Final = (("rollout", "weights_path"), ("learner", "weights_group_backen
 
 def write_run_settings(settings: Settings) -> None:
     """Replace the file. Raises: OSError."""
-    path = settings.run.directory / SETTINGS_FILE
+    path = settings.ledger_directory / SETTINGS_FILE
     partial = path.with_name(f".partial-{path.name}")
     partial.write_text(json.dumps(settings.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8")
     os.replace(partial, path)

@@ -75,7 +75,7 @@ async def test_a_rollout_that_the_previous_release_refuses_says_what_to_update_f
         (error,) = flatten(raised.value)
         assert isinstance(error, ServiceError)
         assert previous.REFUSALS[other] in str(error)
-        assert f"the {other} is of the older release. On Kubernetes this is the pod {other}-0" in str(error)
+        assert f"this {other} is of the older release, update it. On Kubernetes this is the pod {other}-0" in str(error)
 
 
 async def test_a_peer_of_a_later_release_is_told_that_the_broker_is_older(tmp_path: Path) -> None:

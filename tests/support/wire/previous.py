@@ -26,11 +26,12 @@ def hello(role: str, peer: str) -> list[bytes]:
 
 
 def read(frames: list[bytes]) -> dict[str, Any]:
-    """The fields of an answer. Raises: AssertionError for one that the previous release does not understand."""
+    """The fields of an answer that the previous release knows; it ignores others. Raises: AssertionError for an answer that
+    it does not understand."""
     header = msgpack.unpackb(frames[0])
-    fields = dict(header["m"])
-    known = recorded(fields["type"])
+    known = recorded(header["m"]["type"])
+    fields = {name: value for name, value in header["m"].items() if name in known["m"]}
     assert (set(header), len(frames)) == (set(known), 1)
-    assert set(fields) <= set(known["m"]), f"fields that the previous release refuses: {set(fields) - set(known['m'])}"
+    assert set(fields) == set(known["m"]), f"fields that the previous release misses: {set(known['m']) - set(fields)}"
     assert all(type(fields[name]) is type(known["m"][name]) for name in fields)
     return fields

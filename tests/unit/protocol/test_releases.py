@@ -30,8 +30,8 @@ def test_the_previous_release_reads_our_handshake(message: Message) -> None:
 @pytest.mark.parametrize("kind", ["hello", "welcome", "refused"])
 def test_we_read_the_previous_releases_handshake(kind: str) -> None:
     header = previous.recorded(kind)
-    message = decode([msgpack.packb(header)]).message
-    assert msgspec.to_builtins(message) == header["m"]
+    fields = msgspec.to_builtins(decode([msgpack.packb(header)]).message)
+    assert {name: fields[name] for name in header["m"]} == header["m"]
 
 
 @pytest.mark.parametrize("message", HANDSHAKE, ids=lambda message: type(message).__name__)
@@ -66,8 +66,16 @@ def test_a_refusal_names_the_pod_to_update_and_the_command(
 
 
 @pytest.mark.parametrize("other", ["broker", "learner"])
-def test_a_refusal_of_the_previous_release_gets_the_pod_and_the_command(other: str) -> None:
-    more = advice(previous.REFUSALS[other], "rollout", "rollout-0", other)
+def test_a_refusal_of_the_previous_release_says_all_by_itself(other: str) -> None:
+    refusal = previous.REFUSALS[other]
+    assert f"this {other} is of the older release, update it. On Kubernetes this is the pod {other}-0: kubectl" in refusal
+    assert advice(refusal, "rollout", "rollout-0", other) == ""
+
+
+@pytest.mark.parametrize("other", ["broker", "learner"])
+def test_a_refusal_of_a_release_that_named_no_pod_gets_the_pod_and_the_command(other: str) -> None:
+    reason = f"protocol version 9 of rollout-0 does not match 8 of the {other}: run the same release everywhere"
+    more = advice(reason, "rollout", "rollout-0", other)
     assert more.startswith(
         f": the {other} is of the older release. On Kubernetes this is the pod {other}-0: kubectl -n NAMESPACE"
     )

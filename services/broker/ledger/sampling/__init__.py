@@ -2,14 +2,17 @@
 
 from services.broker.ledger.sampling.rests import MOST_PASSED_OVER, Rests
 from services.broker.ledger.sampling.schedule import AddedTasks, SourceShare, TaskSchedule
+from services.broker.ledger.sampling.share import WHOLE, Share
 from services.broker.ledger.sampling.signal import SamplingRules, has_signal
 from services.broker.ledger.sampling.task_order import TaskOrder, trajectory_seed
 
 __all__ = [
     "MOST_PASSED_OVER",
+    "WHOLE",
     "AddedTasks",
     "Rests",
     "SamplingRules",
+    "Share",
     "SourceShare",
     "TaskOrder",
     "TaskSchedule",

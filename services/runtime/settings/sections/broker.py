@@ -1,20 +1,32 @@
 """The section of the broker."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
-from protocol.limits import MAX_PART_TOKENS
+from protocol.limits import MAX_BROKERS, MAX_PART_TOKENS
+from services.runtime.settings.exposure import EVERY_ADDRESS
 from services.runtime.settings.sections.section import Port, PositiveSeconds, Section
+
+NUMBER_MARK: Final = "{broker}"
+"""Stands for the broker's number in an endpoint."""
+MAX_PORT: Final = 65_535
 
 
 class Broker(Section):
     """The durable queue between rollouts and learner."""
 
     work_endpoint: str = "tcp://127.0.0.1:7001"
-    """Rollouts connect here; the broker binds it."""
+    """Rollouts connect here; the broker binds it. Of several brokers, broker K's is this one with K in place of
+    ``{broker}``, or with a port that is 2 K higher where there is no ``{broker}``. One that binds every address stays as it
+    is."""
     batch_endpoint: str = "tcp://127.0.0.1:7002"
-    """The learner and ``gspo run`` connect here; the broker binds it."""
+    """The learner and ``gspo run`` connect here; the broker binds it. Of several brokers: as work_endpoint."""
+    num_brokers: int = Field(1, ge=1, le=MAX_BROKERS)
+    """Brokers that share the run: each has a part of the tasks and a ledger of its own, and gives its share of each batch.
+    Divides batch.groups_per_batch, and stays the same for the whole run."""
+    number: int = Field(0, ge=0, lt=MAX_BROKERS)
+    """Which of them this process is, counted from 0; only brokers read it. Broker 0 also evaluates."""
     lease_s: PositiveSeconds = 15.0
     """A lease that is not renewed for this long ends. Another rollout continues its trajectory from the last acknowledged
     token."""
@@ -38,4 +50,43 @@ class Broker(Section):
     failure_budget: int = Field(20, ge=1)
     """The run stops, and says why, after this many groups in a row were dropped because they failed."""
     metrics_port: Port = 9101
-    """/metrics, /healthz and /readyz; 0: any free port (logged)."""
+    """/metrics, /healthz and /readyz; 0: any free port (logged). Of several brokers on one host, whose endpoints have no
+    ``{broker}``, broker K has this port + 1 + K, from K = 1 on: the port between is the learner's."""
+
+    def work_endpoint_of(self, number: int) -> str:
+        """Where rollouts reach broker ``number``."""
+        return _of_broker(self.work_endpoint, number)
+
+    def batch_endpoint_of(self, number: int) -> str:
+        """Where the learner and operators reach broker ``number``."""
+        return _of_broker(self.batch_endpoint, number)
+
+    def metrics_port_of(self, number: int) -> int:
+        """The port of broker ``number``'s metrics."""
+        own_host = NUMBER_MARK in self.work_endpoint or self.work_endpoint.startswith(EVERY_ADDRESS)
+        return self.metrics_port if own_host or not number or not self.metrics_port else self.metrics_port + 1 + number
+
+    @property
+    def work_endpoints(self) -> tuple[str, ...]:
+        """Of every broker, in order."""
+        return tuple(map(self.work_endpoint_of, range(self.num_brokers)))
+
+    @property
+    def batch_endpoints(self) -> tuple[str, ...]:
+        """Of every broker, in order."""
+        return tuple(map(self.batch_endpoint_of, range(self.num_brokers)))
+
+
+def _of_broker(endpoint: str, number: int) -> str:
+    """Raises: ValueError for an endpoint that leaves no room for several brokers."""
+    if NUMBER_MARK in endpoint:
+        return endpoint.replace(NUMBER_MARK, str(number))
+    if not number or endpoint.startswith(EVERY_ADDRESS):
+        return endpoint  # What binds every address is a broker on a host of its own.
+    address, _, port = endpoint.rpartition(":")
+    if not port.isdigit() or int(port) + 2 * number > MAX_PORT:
+        raise ValueError(
+            f"{endpoint!r} gives broker {number} no address of its own: write {NUMBER_MARK} where its number belongs, such "
+            f"as tcp://broker-{NUMBER_MARK}:7001, or a port that has room above it"
+        )
+    return f"{address}:{int(port) + 2 * number}"

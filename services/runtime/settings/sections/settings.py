@@ -1,11 +1,13 @@
 """All sections together, and the checks that concern more than one."""
 
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from protocol.endpoints import require_endpoint
 from services.runtime.settings.exposure import EVERY_ADDRESS, EXPOSED, is_private
 from services.runtime.settings.sections.agent import AgentSection
-from services.runtime.settings.sections.broker import Broker
+from services.runtime.settings.sections.broker import NUMBER_MARK, Broker
 from services.runtime.settings.sections.data import DataSection
 from services.runtime.settings.sections.evaluation import Evaluation, EvaluationSet
 from services.runtime.settings.sections.learner import Learner, LoraSection
@@ -86,6 +88,37 @@ class Settings(BaseModel):
                     f"rollout.max_total_tokens is {self.rollout.max_total_tokens} and evaluation.sets.{name}.max_tokens is "
                     f"{sampling.max_tokens}: a server could not hold one trajectory; raise the first or lower the second"
                 )
+        return self
+
+    @property
+    def ledger_directory(self) -> Path:
+        """Where this process's ledger is, if it is a broker: broker 0's is in run.directory itself."""
+        number = self.broker.number
+        return self.run.directory / f"broker-{number}" if number else self.run.directory
+
+    @model_validator(mode="after")
+    def _brokers_share_batches(self) -> "Settings":
+        number, groups = self.broker.num_brokers, self.batch.groups_per_batch
+        if groups % number:
+            fitting = max(each for each in range(1, number) if groups % each == 0)
+            fewer, more = groups - groups % number, groups - groups % number + number
+            raise ValueError(
+                f"broker.num_brokers is {number} and batch.groups_per_batch is {groups}: each broker gives an equal share "
+                f"of a batch; use {fitting} brokers, or {f'{fewer} or ' if fewer else ''}{more} groups"
+            )
+        if self.broker.number >= number:
+            raise ValueError(
+                f"broker.number is {self.broker.number} and broker.num_brokers is {number}: brokers are counted from 0 to "
+                f"{number - 1}"
+            )
+        endpoints = (*self.broker.work_endpoints, *self.broker.batch_endpoints)
+        bound = [endpoint for endpoint in endpoints if not endpoint.startswith(EVERY_ADDRESS)]
+        if number > 1 and len(set(bound)) < len(bound):
+            raise ValueError(
+                f"broker.work_endpoint is {self.broker.work_endpoint!r} and broker.batch_endpoint is "
+                f"{self.broker.batch_endpoint!r}: with {number} brokers two of them would have one address; leave the ports "
+                f"next to each other, one odd and one even, or write {NUMBER_MARK} into both"
+            )
         return self
 
     @property
