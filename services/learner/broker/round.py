@@ -68,6 +68,7 @@ class BatchRound:
             return False
         # Parts may have been handed over that do not belong to the batch any more.
         self._whole = None
+        self._order.clear()
         for held in self._held:
             held.clear()
         self._handed = deque([None] * len(self._handed))
