@@ -1,7 +1,7 @@
 """Asks every broker of a run, and gives one answer."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -51,19 +51,29 @@ class Operator:
         assert status is not None
         return status
 
-    async def release(self, batches: Sequence[int], timeout_s: float) -> None:
-        """Ask the brokers to give batches back. Whether they did is seen in the ledgers. Raises: NoAnswer."""
-        self._require_all(await self._asked(lambda line: line.release(batches, timeout_s)))
+    async def release(self, batches: Sequence[Sequence[int]], timeout_s: float) -> None:
+        """Ask each broker to give back its batches, by its place in ``batches``; one that has none is not asked.
+
+        Whether they did is seen in the ledgers. Raises: NoAnswer.
+        """
+        asked = [number for number, own in enumerate(batches) if own]
+        asking = (self._lines[number].release(batches[number], timeout_s) for number in asked)
+        answers = dict(zip(asked, await self._gathered(asking), strict=True))
+        self._require_all([answers.get(number) for number in range(len(self._lines))])
 
     async def _asked(self, ask: Callable[[BrokerLine], Awaitable[Any]]) -> list[Any]:
+        return await self._gathered(ask(line) for line in self._lines)
+
+    async def _gathered(self, asking: Iterable[Awaitable[Any]]) -> list[Any]:
         """Each broker's answer, or the NoAnswer that it raised."""
-        answers = await asyncio.gather(*(ask(line) for line in self._lines), return_exceptions=True)
+        answers = await asyncio.gather(*asking, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, NoAnswer):
                 raise answer
         return answers
 
     def _require_all(self, answers: Sequence[Any]) -> None:
+        """``answers``: by broker."""
         errors = {number: each for number, each in enumerate(answers) if isinstance(each, NoAnswer)}
         if not errors:
             return

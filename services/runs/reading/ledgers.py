@@ -23,9 +23,9 @@ def ledger_directory(directory: Path, number: int) -> Path:
 
 
 def ledger_directories(directory: Path) -> tuple[Path, ...]:
-    """Where each broker of the run has its ledger, in their order; whether there is a ledger in the first is not looked at.
+    """Where each broker of the run has its ledger, in their order; whether there is one is not looked at.
 
-    Raises: NoLedger when the directory of another broker holds none, or ``directory`` is itself that of another broker.
+    Raises: NoLedger when a broker's directory is missing, or ``directory`` is that of one of several brokers.
     """
     num_brokers, number = _brokers_of(directory)
     if number:
@@ -35,9 +35,9 @@ def ledger_directories(directory: Path) -> tuple[Path, ...]:
         )
     found = tuple(ledger_directory(directory, each) for each in range(num_brokers))
     for each in found[1:]:
-        if not (each / LEDGER_FILE).is_file():
+        if not each.is_dir():
             raise NoLedger(
-                f"{each} holds no ledger, and {num_brokers} brokers share this run: if that broker runs on another host, "
+                f"{each} is not there, and {num_brokers} brokers share this run: if that broker runs on another host, "
                 "copy its directory here, or look at the run where all are"
             )
     return found
