@@ -94,7 +94,7 @@ def _sums(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 def _set_aside(parts: Sequence[Status]) -> Status:
-    """A batch is set aside by all brokers; one that has not heard of it yet does not name it."""
+    """Each broker sets its own share of a batch aside: the others are trained without it."""
     named: dict[int, Status] = {}
     for part in parts:
         for each in part["newest"]:

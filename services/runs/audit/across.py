@@ -25,9 +25,8 @@ class Share:
     batches: frozenset[int]
     versions: dict[int, tuple[int, str]]
     """By version: how many batches its weights were trained on, and their digest."""
-    trained: frozenset[tuple[int, int, str]]
-    """Batch, version and how."""
-    set_aside: frozenset[int]
+    trained: frozenset[tuple[int, int]]
+    """Batch and version."""
     checkpointed: int
 
     @property
@@ -44,8 +43,7 @@ def read_share(connection: sqlite3.Connection) -> Share:
         fingerprint=str(fingerprint),
         batches=frozenset(batch for (batch,) in connection.execute("SELECT batch FROM batches")),
         versions={version: (trained_on, digest) for version, trained_on, digest in versions},
-        trained=frozenset(connection.execute("SELECT batch, policy_version, how FROM trained")),
-        set_aside=frozenset(batch for (batch,) in connection.execute("SELECT batch FROM set_aside")),
+        trained=frozenset(connection.execute("SELECT batch, policy_version FROM trained")),
         checkpointed=int(checkpointed),
     )
 
@@ -89,21 +87,17 @@ def _audit_versions(findings: Findings, shares: Sequence[Share]) -> None:
 
 
 def _audit_trained(findings: Findings, shares: Sequence[Share]) -> None:
+    """Of a batch some shares may be skipped, and the others trained: each ledger says why for its own."""
     reached = min(share.newest_version for share in shares)
     covered = min(share.checkpointed for share in shares)
     for row in sorted(frozenset.union(*(share.trained for share in shares))):
-        batch, version, how = row
+        batch, version = row
         # A version is announced before its training is reported. One that made none is known once a checkpoint covers it.
         if batch >= covered and not 0 < version < reached:
             continue
         known = [number for number, share in enumerate(shares) if row in share.trained]
         if len(known) < len(shares):
-            text = f"batch {batch} was {how} into version {version}, and {_others(shares, known)} does not say so"
-            findings.add("trainings differ", text)
-    for batch in sorted(frozenset.union(*(share.set_aside for share in shares))):
-        known = [number for number, share in enumerate(shares) if batch in share.set_aside]
-        if batch < covered and len(known) < len(shares):
-            text = f"batch {batch} is set aside, and {_others(shares, known)} does not say so"
+            text = f"batch {batch} was trained into version {version}, and {_others(shares, known)} does not say so"
             findings.add("trainings differ", text)
 
 
@@ -117,7 +111,7 @@ def _audit_batches(findings: Findings, shares: Sequence[Share]) -> list[str]:
         names = ", ".join(map(broker_name, missing))
         if batch < newest:
             findings.add("share missing", f"batch {batch} has no share from {names}, and a later batch is there")
-        elif any(trained == batch for share in shares for trained, _, _ in share.trained):
+        elif any(trained == batch for share in shares for trained, _ in share.trained):
             findings.add("share missing", f"batch {batch} was trained, and has no share from {names}")
         else:
             notes.append(f"batch {batch} is under way: it has no share from {names} yet")

@@ -43,8 +43,7 @@ SPOILED = {
     ],
     "trainings differ": [
         ("DELETE FROM trained WHERE batch = 0", "batch 0 was trained into version 2, and broker-1 does not say so"),
-        ("UPDATE trained SET how = 'skipped' WHERE batch = 1", "batch 1 was skipped into version 3"),
-        ("INSERT INTO set_aside VALUES (0, 2, 'x', 0)", "batch 0 is set aside, and broker, broker-2 does not say so"),
+        ("DELETE FROM trained WHERE batch = 1 AND policy_version = 4", "batch 1 was trained into version 4"),
     ],
     "share missing": [
         ("DELETE FROM batches WHERE batch = 1", "batch 1 has no share from broker-1, and a later batch is there"),
