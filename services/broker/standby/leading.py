@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import threading
 import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from services.broker.standby.ledger_copy import LedgerCopy
 from services.broker.standby.watch import LeaderWatch
 from services.broker.store import Store, StoreMismatch, StoreUnavailable
 from services.runtime.clock import Clock
-from services.runtime.errors import ConfigurationError
+from services.runtime.errors import ConfigurationError, ServiceError
 from services.runtime.lifecycle import until_stopped
 from services.runtime.logs import OccasionalLog
 from services.runtime.settings import Settings
@@ -30,7 +31,6 @@ RENEW_S: Final = 1.0
 LOOK_S: Final = 0.25
 AWAY_S: Final = 1.0
 """Pause after a database that could not be used."""
-RELEASE_S: Final = 3.0
 
 
 def holder_name(directory: Path) -> str:
@@ -39,46 +39,61 @@ def holder_name(directory: Path) -> str:
 
 
 class Leading:
-    """The leadership of one run, which this process has from ``claim`` on until another one takes it."""
+    """The leadership of one run, which this process has from its claim on until another one takes it.
+
+    A thread renews it: reading a long ledger keeps the event loop busy for longer than a standby waits.
+    """
 
     def __init__(self, store: Store, appending: DatabaseLog, renewing: DatabaseLog, health: Health, clock: Clock) -> None:
         self.store = store
         self._appending = appending
         self._renewing = renewing
         self._health = health
-        self._clock = clock
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leadership")
+        self._warnings = OccasionalLog(log, clock)
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="leadership")
+        self._thread.start()
 
     async def run(self) -> None:
-        """Renew, until cancelled.
-
-        produces:     the leader's row, renewed; /readyz says when that is not possible
-        waits for:    the database
-        unblocked by: time
-        Raises: LeadershipLost.
-        """
-        warnings = OccasionalLog(log, self._clock)
-        while True:
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._renew)
-            except StoreUnavailable as error:
-                self._health.not_ready(str(error))
-                warnings.warning("leadership_not_renewed", "renew", error=str(error))
-            await asyncio.sleep(RENEW_S)
+        """Wait for the end of the leadership, until cancelled. Raises: LeadershipLost; what else ended its renewal."""
+        await asyncio.shield(self._ended)
 
     def _renew(self) -> None:
-        self._renewing.confirmed = self._appending.confirmed
-        self._renewing.renew()
+        """Renew until the end.
+
+        produces:     the leader's row, renewed; /readyz says when that is not possible
+        waits for:    the database, its own pauses
+        unblocked by: time; ``end``
+        """
+        while not self._stop.wait(RENEW_S):
+            self._renewing.confirmed = self._appending.confirmed
+            try:
+                self._renewing.renew()
+            except StoreUnavailable as error:
+                self._health.must_wait(str(error))
+                self._warnings.warning("leadership_not_renewed", "renew", error=str(error))
+            except Exception as error:  # noqa: BLE001 - the loop raises it, whatever it is
+                self._loop.call_soon_threadsafe(self._fail, error)
+                return
+            else:
+                self._health.must_wait("")
+
+    def _fail(self, error: Exception) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(error)
+            self._ended.exception()  # It may come after the last one who waits for it.
 
     async def end(self) -> None:
         """Let a standby take over at once. Call it when nothing more is committed."""
-        epoch = self._appending.epoch
-        with suppress(StoreUnavailable, TimeoutError):
-            async with asyncio.timeout(RELEASE_S):
-                await asyncio.get_running_loop().run_in_executor(
-                    self._thread, lambda: release(self._renewing.database, epoch)
-                )
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        await self._loop.run_in_executor(None, self._end)
+
+    def _end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        with suppress(StoreUnavailable, ServiceError, ConfigurationError):  # A standby then waits for takeover_s.
+            release(self._renewing.database, self._appending.epoch)
         self._renewing.database.close()
         self._appending.database.close()
 
@@ -198,6 +213,7 @@ class Standby:
             self._health.beat()
 
     def _tell(self, seen: LeaderRow) -> None:
+        self._health.opened()
         self._health.not_ready(f"standby of {seen.holder}")
         if self._told != (seen.epoch, seen.holder):
             self._told = (seen.epoch, seen.holder)
