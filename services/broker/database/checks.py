@@ -82,7 +82,8 @@ def waiting(facts: ServerFacts, *, allow_asynchronous: bool) -> str:
     if facts.in_recovery or facts.read_only:
         what = "a standby (in recovery)" if facts.in_recovery else "read-only (default_transaction_read_only)"
         return f"the server is {what}: name all servers in {SETTING}, with target_session_attrs=read-write, or promote it"
-    if not (allow_asynchronous or facts.num_synchronous or facts.num_hidden):
+    waits = facts.standby_names.strip() and not allow_asynchronous
+    if waits and not (facts.num_synchronous or facts.num_hidden):
         return (
             f"no synchronous standby is connected (synchronous_standby_names is {facts.standby_names!r}): commits would "
             "wait for one. Start a standby of that name again"

@@ -12,7 +12,6 @@ from services.broker.store import SCHEMA_VERSION, StoreUnavailable
 FORMAT: Final = 1
 """Of these tables."""
 CREATE: Final = """
-CREATE SCHEMA IF NOT EXISTS {schema};
 CREATE TABLE IF NOT EXISTS {schema}.run (
     id int PRIMARY KEY DEFAULT 0 CHECK (id = 0), run_id text NOT NULL, fingerprint text NOT NULL, ledger_schema int NOT NULL,
     format int NOT NULL, made_at timestamptz NOT NULL DEFAULT clock_timestamp()
@@ -84,6 +83,9 @@ def _create(database: Database, fingerprint: str, run_id: str) -> None:
     try:
         with connection.transaction():
             connection.execute(b"SELECT pg_advisory_xact_lock(hashtext(%s))", (schema,))
+            # IF NOT EXISTS needs the right to make one, also where it exists.
+            if connection.execute(b"SELECT to_regnamespace(quote_ident(%s)) IS NULL", (schema,)).fetchone() == (True,):
+                connection.execute(f"CREATE SCHEMA {schema}".encode())
             for statement in CREATE.format(schema=schema).split(";"):
                 if statement.strip():
                     connection.execute(statement.encode())

@@ -2,23 +2,14 @@
 
 import pytest
 
-from services.broker.database import Database, DatabaseLog, LeadershipLost, claim, leader_of, open_log
+from services.broker.database import LeadershipLost
 from services.broker.store.commits import first_commit
 from tests.support.postgres.fixtures import SynchronousDatabase
-
-
-def opened(postgres: SynchronousDatabase, schema: str, holder: str = "one") -> DatabaseLog:
-    database = Database(postgres.conninfo, schema, allow_asynchronous=False)
-    open_log(database, fingerprint="f", run_id="run")
-    log = DatabaseLog(database)
-    epoch = claim(database, leader_of(database), holder)
-    assert epoch is not None
-    log.epoch = epoch
-    return log
+from tests.support.postgres.logs import opened_log
 
 
 def test_what_is_appended_is_read_back_in_order_and_once(postgres: SynchronousDatabase, schema: str) -> None:
-    log = opened(postgres, schema)
+    log = opened_log(postgres, schema)
     first = first_commit("run")
     one = first.next([1, 2], chunks=2, tokens=7)
     two = one.next([3])
@@ -33,8 +24,8 @@ def test_what_is_appended_is_read_back_in_order_and_once(postgres: SynchronousDa
 
 
 def test_of_two_that_both_think_they_lead_only_the_later_one_can_commit(postgres: SynchronousDatabase, schema: str) -> None:
-    former, first = opened(postgres, schema, "former"), first_commit("run")
-    later = opened(postgres, schema, "later")
+    former, first = opened_log(postgres, schema, holder="former"), first_commit("run")
+    later = opened_log(postgres, schema, holder="later")
     with pytest.raises(LeadershipLost, match=r"led by later \(epoch 2\), and this broker had epoch 1: nothing of what"):
         former.append(first.next([1]), first, b"former")
     with pytest.raises(LeadershipLost, match="led by later"):
