@@ -2,10 +2,10 @@
 
     python -m benchmarks.standby.kills --kills 20 --json kills.json
 
-Two brokers, three servers (a primary and two standbys, of which one must have each commit), rollouts that stream chunks and a
-learner that takes batches. After each kill the standby server that has most is promoted at once: what finds the dead
-primary elsewhere (Patroni, CloudNativePG) takes its own time, which is not in these figures. The dead server is built again as a
-standby, the dead broker is started again. At the end each acknowledged chunk is looked for in the last broker's ledger.
+Two brokers, three servers (a primary and two standbys, of which one must have each commit), rollouts that stream chunks
+and a learner that takes batches. After each kill the standby server that has most is promoted at once: what finds the dead
+primary elsewhere (Patroni, CloudNativePG) takes its own time, which is not in these figures. The dead server is built again
+as a standby, the dead broker is started again. At the end each acknowledged chunk is looked for in the last broker's ledger.
 """
 
 import argparse

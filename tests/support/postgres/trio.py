@@ -19,9 +19,8 @@ class Trio:
     def conninfo(self) -> str:
         """All of them; a client takes the one that takes commits."""
         ports = ",".join(str(node.port) for node in self.nodes)
-        return (
-            f"host=127.0.0.1,127.0.0.1,127.0.0.1 port={ports} dbname=postgres user=postgres target_session_attrs=read-write"
-        )
+        hosts = ",".join("127.0.0.1" for _ in self.nodes)
+        return f"host={hosts} port={ports} dbname=postgres user=postgres target_session_attrs=read-write"
 
     def fail_over(self) -> None:
         """After the primary's death: promote the standby that has most, and let the other one follow it."""

@@ -20,7 +20,6 @@ from services.broker.store.store import ROWS_AT_ONCE, RowChanges, Store, StoreUn
 from tests.support.broker.ledger import SAMPLING
 from tests.support.postgres.logs import opened_log
 
-
 _open_log: list[Callable[[], CommitLog]] = []
 """What makes the log of the test's ledgers; empty: they have none."""
 
