@@ -16,16 +16,18 @@ from typing import Any
 import structlog
 import torch
 
+from services.broker.metrics_file import METRICS_FILE
 from services.learner.checkpoints.format import find_latest
 from services.runtime.errors import DiskDamageError, OccupiedError, ReplacedError, ServiceError, flatten
 from tests.simulation.audit.audit import Audit
 from tests.simulation.audit.books import Violation
+from tests.simulation.audit.broker import BrokerAudit
 from tests.simulation.episodes import SimEnvironment, SimOptions, plain
 from tests.simulation.learner import Poisoned
 from tests.simulation.loop import NOBODY, PROCESS, Process, Stuck, VirtualLoop
 from tests.simulation.network import Network
 from tests.simulation.operator import HOSTILE, OPERATOR, HostileProcess, OperatorProcess
-from tests.simulation.plan import STANDBY, Plan
+from tests.simulation.plan import STANDBY, Plan, broker_number, kind_of
 from tests.simulation.processes.broker import BrokerProcess
 from tests.simulation.processes.host import RESTART_S, Host, Part
 from tests.simulation.processes.learner import LearnerProcess
@@ -84,8 +86,8 @@ class World(Storm):
         settings = settings_of(plan, directory)
         options = SimOptions(max_turns=plan.max_turns, slow_rewards=plan.slow_rewards, num_tasks=plan.num_tasks)
         self.audit = Audit(rules_of(plan, settings.run.seed, options), happened, self._on_violation)
-        self.audit.now = loop.time
-        self.audit.dies = self._dies
+        self.audit.shared.now = loop.time
+        self.audit.shared.dies = self._dies
         network = Network(loop, random.Random(f"network {plan.seed}"), happened)
         machinery = Machinery(settings, SimEnvironment(options), loop, network, self.audit)
         super().__init__(plan, loop, network, machinery, happened)
@@ -154,8 +156,7 @@ class World(Storm):
 
     def _is_complete(self) -> bool:
         return (
-            self.audit.durable.num_trained == self.plan.num_batches
-            and (self.machinery.settings.run.directory / "export").is_dir()
+            self.audit.num_trained == self.plan.num_batches and (self.machinery.settings.run.directory / "export").is_dir()
         )
 
     @property
@@ -163,19 +164,26 @@ class World(Storm):
         return self._closing or self._broken.is_set()
 
     def _final_audit(self) -> None:
-        damage = self.machinery.disk.damage
-        if damage is not None:  # No broker has started since, which would have found it.
-            damage.undo()
-        directory = self.machinery.settings.run.directory
-        latest = find_latest(directory / "checkpoints")
+        for disk in self.machinery.disks:
+            if disk.damage is not None:  # No broker has started since, which would have found it.
+                disk.damage.undo()
+        latest = find_latest(self.machinery.settings.run.directory / "checkpoints")
         assert latest is not None
         self._require_checkpoint(latest)
-        accepted, problems = self.audit.num_losses, audit_ledger(directory).problems
+        for broker in self.audit.brokers:
+            self._audit_ledger(broker)
+        self.happened["run complete"] += 1
+
+    def _audit_ledger(self, broker: BrokerAudit) -> None:
+        """The ledger of one broker, and its lines of metrics."""
+        directory = self.machinery.settings_of(broker.number).ledger_directory
+        lines = [json.loads(line) for line in (directory / METRICS_FILE).read_text(encoding="utf-8").splitlines()]
+        self.audit.lines_are_whole(broker.number, lines)
+        accepted, problems = broker.num_losses, audit_ledger(directory).problems
         named = [problem for problem in problems if problem.startswith("loss ")]
         self.audit.require(len(named) == accepted, "the ledger is whole", lambda: f"{accepted} losses, named are {named}")
         others = [problem for problem in problems if problem not in named]
         self.audit.require(not others, "the ledger is whole", lambda: "; ".join(others))
-        self.happened["run complete"] += 1
 
     def _require_checkpoint(self, latest: Path) -> None:
         history = [tuple(step) for step in json.loads((latest / "engine" / "history.json").read_text(encoding="utf-8"))]
@@ -183,8 +191,9 @@ class World(Storm):
 
     def _state(self) -> str:
         hosts = {host.name: "up" if host.task else "down" for host in self.hosts.values()}
-        durable = self.audit.durable
-        return f"version {durable.newest_version}, {len(durable.batches)} batches assembled, {hosts}"
+        durables = [broker.durable for broker in self.audit.brokers]
+        states = [f"version {each.newest_version}, {len(each.batches)} batches assembled" for each in durables]
+        return f"{'; '.join(states)}, {hosts}"
 
     # --- processes -------------------------------------------------------------------------------------------------------
 
@@ -204,7 +213,7 @@ class World(Storm):
         self.note(host.name, "started", life=process.life)
 
     def _part(self, name: str, process: Process, rng: random.Random) -> Part:
-        if name == "broker":
+        if kind_of(name) == "broker":
             return BrokerProcess(self.machinery, process, rng)
         if name in WEIGHTS_ENDPOINTS:
             endpoint = WEIGHTS_ENDPOINTS[name]
@@ -247,7 +256,7 @@ class World(Storm):
     def _may_end_with(self, host: Host, error: BaseException) -> bool:
         """Whether a process may end so: a rollout gives up on its engine, a process that is asked to stop on what it waits
         for, and one of two rivals on the other."""
-        kind = host.name.split("-")[0]
+        kind = kind_of(host.name)
         if isinstance(error, Poisoned):
             self.happened["learner could not train its batch"] += 1
             return True
@@ -257,10 +266,10 @@ class World(Storm):
                 name for name in self.hosts if name.startswith("learner" if kind == "learner" else host.peer or host.name)
             }
             return len(rivals) > 1
-        damage = self.machinery.disk.damage
+        damage = self.machinery.disks[broker_number(host.name)].damage if kind == "broker" else None
         if isinstance(error, DiskDamageError) and damage is not None:
             self.happened[f"damage refused: {damage.kind}"] += 1
-            self.mend(damage)
+            self.mend(damage, broker_number(host.name))
             return True
         self.happened[f"{kind} gave up"] += 1
         one_of_two = STANDBY in self.hosts and "another learner uses this run.directory" in str(error)

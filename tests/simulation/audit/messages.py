@@ -199,6 +199,7 @@ class MessageAudit(LearnerAudit, ScheduleAudit):
                 lambda: f"batch {batch.index} is delivered with other content",
             )
         self.contents[batch.index] = content
+        self.shares[batch.index] = (batch, dict(arrays))
 
     def _part_delivered(self, part: BatchPart, arrays: Mapping[str, Array]) -> None:
         self.require(
