@@ -68,6 +68,10 @@ Point = Literal[
     "batch failed",
     "archive written",
     "archived",
+    "publication received",
+    "report received",
+    "checkpoint received",
+    "welcomed",
 ]
 
 

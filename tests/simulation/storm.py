@@ -32,6 +32,8 @@ class Storm(DiskStorm):
         if handler(event):
             target = kind_of(event.target[0]) if event.target and event.kind in ("kill", "terminate", "suspend") else ""
             self.happened[f"{event.kind} {target}".strip()] += 1
+            if any(broker_number(name) for name in event.target if kind_of(name) == "broker"):
+                self.happened[f"{event.kind} of another broker than the first"] += 1
 
     def _on_kill_when(self, event: Event) -> bool:
         self._armed.append(event)

@@ -27,7 +27,7 @@ from tests.simulation.learner import Poisoned
 from tests.simulation.loop import NOBODY, PROCESS, Process, Stuck, VirtualLoop
 from tests.simulation.network import Network
 from tests.simulation.operator import HOSTILE, OPERATOR, HostileProcess, OperatorProcess
-from tests.simulation.plan import STANDBY, Plan, broker_number, kind_of
+from tests.simulation.plan import STANDBY, Plan, broker_name, broker_number, kind_of
 from tests.simulation.processes.broker import BrokerProcess
 from tests.simulation.processes.host import RESTART_S, Host, Part
 from tests.simulation.processes.learner import LearnerProcess
@@ -88,6 +88,7 @@ class World(Storm):
         self.audit = Audit(rules_of(plan, settings.run.seed, options), happened, self._on_violation)
         self.audit.shared.now = loop.time
         self.audit.shared.dies = self._dies
+        self.audit.shared.is_away = self._is_away
         network = Network(loop, random.Random(f"network {plan.seed}"), happened)
         machinery = Machinery(settings, SimEnvironment(options), loop, network, self.audit)
         super().__init__(plan, loop, network, machinery, happened)
@@ -291,6 +292,11 @@ class World(Storm):
             if host.process is process:
                 self.happened["learner died of its batch"] += 1
                 self.kill(host)
+
+    def _is_away(self, number: int) -> bool:
+        """Whether a broker is down or sleeps."""
+        host = self.hosts[broker_name(number)]
+        return host.task is None or host.process is None or host.process.dead or host.process.suspended
 
     def _bury_all(self) -> None:
         for host in self.hosts.values():

@@ -130,11 +130,19 @@ class Shared:
         """By batch: what it does to whoever handles it."""
         self.unreadable_at: dict[int, int] = {}
         """By unreadable batch: the broker whose share of it cannot be read."""
+        self.given: dict[tuple[str, int], int] = {}
+        """By what it is (a group, a trajectory, a prompt, a task) and its number: the broker that gave it first."""
+        self.digests: dict[int, str] = {}
+        """By version that some broker knows."""
+        self.met: defaultdict[str, set[int]] = defaultdict(set)
+        """By session of a learner: the versions at which brokers welcomed it."""
         self.superseded: set[str] = set()
         """Sessions that may be told that they were replaced."""
         self.dies: Callable[[Process], None] = lambda _: None
         """Called when a process is killed by what it does."""
         self.now: Callable[[], float] = lambda: 0.0
+        self.is_away: Callable[[int], bool] = lambda _: False
+        """Whether the broker of this number is down or sleeps."""
         self.passes: Callable[[Point], None] = lambda _: None
         """Called at the moments at which the weather may strike."""
 

@@ -77,3 +77,4 @@ class LearnerAudit(Books):
             self.happened["learner took over"] += int(former.split(".")[0] != session.split(".")[0])
         self.holder = None if session in self._left else session
         self.num_learner_lives += 1
+        self.passes("welcomed")

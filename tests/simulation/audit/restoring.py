@@ -53,6 +53,8 @@ class Snapshot:
         for name, book in self._kept.items():
             setattr(audit, name, book)
         audit.shared.published = self._published
+        audit.shared.digests.clear()
+        audit.shared.given.clear()
         audit.holder = None
 
 
