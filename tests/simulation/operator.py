@@ -1,8 +1,9 @@
-"""An operator in virtual time, ``gspo release RUN_DIR all``, and a hostile peer that the broker admits."""
+"""An operator in virtual time, ``gspo release RUN_DIR all`` and a stop, and a hostile peer that the broker admits."""
 
 import asyncio
 import itertools
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from protocol.messages import (
     ReleaseRequest,
     Role,
     Segment,
+    StopRequest,
     VersionRun,
     Welcome,
 )
@@ -33,6 +35,7 @@ from tests.simulation.network import SimContext
 from tests.simulation.processes.machinery import Machinery
 
 OPERATOR = "operator"
+STOPPER = "operator-stops"
 ASKS = 3
 HOSTILE = "hostile"
 """Every name of the hostile peer begins so; the audit of honest peers leaves it out."""
@@ -49,17 +52,23 @@ QUOTA = "a liar is limited"
 
 
 class OperatorProcess:
-    """Asks each broker several times, as a request may be lost."""
+    """Asks brokers several times, as a request may be lost."""
 
-    def __init__(self, machinery: Machinery, process: Process) -> None:
+    def __init__(
+        self, machinery: Machinery, process: Process, request: ReleaseRequest | StopRequest, brokers: Sequence[int]
+    ) -> None:
+        """``brokers``: numbers of those that are asked."""
         self._machinery = machinery
         self._process = process
+        self._request = request
+        self._brokers = brokers
 
     async def run(self, stop: asyncio.Event) -> None:
         context: Any = SimContext(self._machinery.network, self._process)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for endpoint in self._machinery.settings.broker.batch_endpoints:
+                for number in self._brokers:
+                    endpoint = self._machinery.settings.broker.batch_endpoint_of(number)
                     tasks.create_task(self._ask(context, endpoint, stop))
         finally:
             context.destroy()
@@ -79,7 +88,7 @@ class OperatorProcess:
             for _ in range(ASKS):
                 if stop.is_set():
                     break
-                await client.send(ReleaseRequest(batches=[]))
+                await client.send(self._request)
                 await asyncio.sleep(1.0)
 
     def check_bounds(self) -> None:

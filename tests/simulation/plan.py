@@ -51,6 +51,7 @@ Kind = Literal[
     "hostile",
     "damage",
     "restore",
+    "stop",
 ]
 Poison = Literal["raises", "dies", "unreadable"]
 """What a batch does: its training raises, its learner dies without a word, or the broker cannot read it."""

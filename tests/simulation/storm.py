@@ -8,7 +8,7 @@ from services.learner.checkpoints.format import find_latest
 from tests.simulation.disk.strikes import DiskStorm
 from tests.simulation.loop import NOBODY, VirtualLoop
 from tests.simulation.network import Network
-from tests.simulation.operator import HOSTILE, OPERATOR
+from tests.simulation.operator import HOSTILE, OPERATOR, STOPPER
 from tests.simulation.plan import Event, Plan, Point, broker_number, kind_of
 from tests.simulation.processes.host import Host
 from tests.simulation.processes.machinery import Machinery
@@ -23,6 +23,8 @@ class Storm(DiskStorm):
     ) -> None:
         super().__init__(plan, loop, network, machinery, happened)
         self.failing_rewards = 0.0
+        self.stopped_at: list[int] = []
+        """Brokers that an operator tells to stop the run."""
         self._armed: list[Event] = []
         machinery.audit.shared.passes = self._passes
 
@@ -34,6 +36,16 @@ class Storm(DiskStorm):
             self.happened[f"{event.kind} {target}".strip()] += 1
             if any(broker_number(name) for name in event.target if kind_of(name) == "broker"):
                 self.happened[f"{event.kind} of another broker than the first"] += 1
+
+    def _on_stop(self, event: Event) -> bool:
+        """An operator tells one broker to stop the run."""
+        if STOPPER in self.hosts:
+            return False
+        self.stopped_at = [broker_number(event.target[0])]
+        host = self.hosts[STOPPER] = Host(STOPPER)
+        self.start(host)
+        host.wanted = False
+        return True
 
     def _on_kill_when(self, event: Event) -> bool:
         self._armed.append(event)

@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 import torch
 
+from protocol.messages import ReleaseRequest, StopRequest
 from services.broker.metrics_file import METRICS_FILE
 from services.learner.checkpoints.format import find_latest
 from services.runtime.errors import DiskDamageError, OccupiedError, ReplacedError, ServiceError, flatten
@@ -26,7 +27,7 @@ from tests.simulation.episodes import SimEnvironment, SimOptions, plain
 from tests.simulation.learner import Poisoned
 from tests.simulation.loop import NOBODY, PROCESS, Process, Stuck, VirtualLoop
 from tests.simulation.network import Network
-from tests.simulation.operator import HOSTILE, OPERATOR, HostileProcess, OperatorProcess
+from tests.simulation.operator import HOSTILE, OPERATOR, STOPPER, HostileProcess, OperatorProcess
 from tests.simulation.plan import STANDBY, Plan, broker_name, broker_number, kind_of
 from tests.simulation.processes.broker import BrokerProcess
 from tests.simulation.processes.host import RESTART_S, Host, Part
@@ -156,9 +157,8 @@ class World(Storm):
         return last + self.stood_still_s + CALM_S
 
     def _is_complete(self) -> bool:
-        return (
-            self.audit.num_trained == self.plan.num_batches and (self.machinery.settings.run.directory / "export").is_dir()
-        )
+        is_over = self.audit.is_stopped or self.audit.num_trained == self.plan.num_batches
+        return is_over and (self.machinery.settings.run.directory / "export").is_dir()
 
     @property
     def run_is_over(self) -> bool:
@@ -228,7 +228,9 @@ class World(Storm):
                 is_deterministic=self.plan.is_deterministic,
             )
         if name == OPERATOR:
-            return OperatorProcess(self.machinery, process)
+            return OperatorProcess(self.machinery, process, ReleaseRequest(batches=[]), range(self.plan.num_brokers))
+        if name == STOPPER:
+            return OperatorProcess(self.machinery, process, StopRequest(reason="simulated"), self.stopped_at)
         if name == HOSTILE:
             return HostileProcess(self.machinery, process)
         part = RolloutProcess(

@@ -105,7 +105,7 @@ class MessageAudit(LearnerAudit, ScheduleAudit, SharingAudit):
                 durable = self.durable
                 trained = durable.versions[durable.newest_version].trained_batches
                 self.require(
-                    trained == self.rules.num_batches,
+                    trained == self.rules.num_batches or bool(durable.run.stop_reason),
                     "G2 exactly once",
                     lambda: f"the run ends ({reason}) with {trained} of {self.rules.num_batches} batches trained",
                 )

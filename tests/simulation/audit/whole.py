@@ -48,6 +48,11 @@ class WholeAudit:
         return min(broker.durable.newest_version for broker in self.brokers)
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether every broker was asked to stop the run."""
+        return all(broker.durable.run.stop_reason for broker in self.brokers)
+
+    @property
     def num_losses(self) -> int:
         return sum(broker.num_losses for broker in self.brokers)
 
@@ -172,9 +177,13 @@ class WholeAudit:
 
     def run_is_complete(self, history: Sequence[tuple[int, ...]]) -> None:
         """The run is over; its last checkpoint has this history."""
-        self.checkpoints(history, self.rules.num_batches)
-        for broker in self.brokers:
-            broker.is_complete()
+        if not self.is_stopped:
+            self.checkpoints(history, self.rules.num_batches)
+            for broker in self.brokers:
+                broker.is_complete()
+        else:
+            self.checkpoints(history, len(history))
+            self.happened["run stopped"] += 1
 
     def lines_are_whole(self, number: int, lines: Sequence[Mapping[str, object]]) -> None:
         """Broker ``number`` has written these lines of metrics."""

@@ -29,6 +29,9 @@ def with_brokers(plan: Plan, num_brokers: int, rollouts: list[str], storm_s: flo
     events += [_apart(rng, names, rollouts, storm_s) for _ in range(rng.randint(0, 3))]
     if rng.random() < 0.2:
         events += _two_learners(rng, names, storm_s)
+    if rng.random() < 0.15:
+        # Late, so that most of the weather has a run that goes on.
+        events.append(Event(at=rng.uniform(0.5, 1.2) * storm_s, kind="stop", target=(rng.choice(names),)))
     return replace(
         plan,
         num_brokers=num_brokers,
