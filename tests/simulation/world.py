@@ -22,7 +22,6 @@ from services.learner.checkpoints.format import find_latest
 from services.runtime.errors import DiskDamageError, OccupiedError, ReplacedError, ServiceError, flatten
 from tests.simulation.audit.audit import Audit
 from tests.simulation.audit.books import Violation
-from tests.simulation.audit.broker import BrokerAudit
 from tests.simulation.episodes import SimEnvironment, SimOptions, plain
 from tests.simulation.learner import Poisoned
 from tests.simulation.loop import NOBODY, PROCESS, Process, Stuck, VirtualLoop
@@ -36,7 +35,7 @@ from tests.simulation.processes.machinery import Machinery
 from tests.simulation.processes.rollout import RolloutProcess
 from tests.simulation.settings import WEIGHTS_ENDPOINTS, rules_of, settings_of
 from tests.simulation.storm import Storm
-from tests.support.broker.ledger_audit import audit as audit_ledger
+from tests.support.broker.ledger_audit import audit as audit_ledgers
 
 CALM_S = 150.0
 """After the last event the run must be complete within this many virtual seconds. A process that is asked to stop must do so
@@ -172,19 +171,14 @@ class World(Storm):
         assert latest is not None
         self._require_checkpoint(latest)
         for broker in self.audit.brokers:
-            self._audit_ledger(broker)
-        self.happened["run complete"] += 1
-
-    def _audit_ledger(self, broker: BrokerAudit) -> None:
-        """The ledger of one broker, and its lines of metrics."""
-        directory = self.machinery.settings_of(broker.number).ledger_directory
-        lines = [json.loads(line) for line in (directory / METRICS_FILE).read_text(encoding="utf-8").splitlines()]
-        self.audit.lines_are_whole(broker.number, lines)
-        accepted, problems = broker.num_losses, audit_ledger(directory).problems
+            lines = self.machinery.settings_of(broker.number).ledger_directory / METRICS_FILE
+            self.audit.lines_are_whole(broker.number, map(json.loads, lines.read_text(encoding="utf-8").splitlines()))
+        accepted, problems = self.audit.num_losses, audit_ledgers(self.machinery.settings.run.directory).problems
         named = [problem for problem in problems if problem.startswith("loss ")]
         self.audit.require(len(named) == accepted, "the ledger is whole", lambda: f"{accepted} losses, named are {named}")
         others = [problem for problem in problems if problem not in named]
         self.audit.require(not others, "the ledger is whole", lambda: "; ".join(others))
+        self.happened["run complete"] += 1
 
     def _require_checkpoint(self, latest: Path) -> None:
         history = [tuple(step) for step in json.loads((latest / "engine" / "history.json").read_text(encoding="utf-8"))]

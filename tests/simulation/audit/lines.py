@@ -3,7 +3,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tests.simulation.audit.books import Shared
 from tests.simulation.audit.broker import BrokerAudit
@@ -46,7 +46,7 @@ class Lines:
             }
         )
 
-    def compare(self, number: int, lines: Sequence[Mapping[str, object]]) -> None:
+    def compare(self, number: int, lines: Iterable[Mapping[str, object]]) -> None:
         """``lines``: of broker ``number``."""
         for line in lines:
             if line["event"] != "batch":

@@ -1,6 +1,6 @@
 """What must always hold of a run as a whole: what is trained, published and saved, over the ledgers of all brokers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -185,7 +185,7 @@ class WholeAudit:
             self.checkpoints(history, len(history))
             self.happened["run stopped"] += 1
 
-    def lines_are_whole(self, number: int, lines: Sequence[Mapping[str, object]]) -> None:
+    def lines_are_whole(self, number: int, lines: Iterable[Mapping[str, object]]) -> None:
         """Broker ``number`` has written these lines of metrics."""
         self._lines.compare(number, lines)
 

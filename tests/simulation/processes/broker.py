@@ -19,6 +19,7 @@ from services.broker.store.reader import LEDGER_FILE
 from services.runtime.net.authenticator import Authenticator
 from services.runtime.net.security import Security
 from services.runtime.settings.fingerprint import run_fingerprint
+from services.runtime.settings.run_settings import write_run_settings
 from services.runtime.telemetry import Health
 from tests.simulation.loop import Process
 from tests.simulation.network import SimContext
@@ -67,6 +68,7 @@ class BrokerProcess:
             context, Security.load(settings.security, "broker"), machinery.clock, metrics.authenticator_counters
         )
         with store:
+            write_run_settings(settings)
             config = ledger_config(settings, tasks, store.run_id, fingerprint)  # type: ignore[arg-type]
             self._ledger = ledger = Ledger(
                 config, store.contents(), machinery.clock.now(), places=SMALL_PLACES, quotas=SMALL_QUOTAS
