@@ -95,6 +95,9 @@ class DiskAudit(SamplingAudit, SharingAudit, AgentAudit):
                 self._trajectory(row)
             case RunRow():
                 self.durable.run = row
+                if row.learner_batch is not None:
+                    # It may get it: the broker dies before it sends it, and the learner before it asks again.
+                    self.delivered_to[row.learner_batch].add(row.learner_session)
             case VersionRow():
                 newest = durable.versions.get(durable.newest_version)
                 again = newest is not None and row == replace(newest, endpoint=row.endpoint)
