@@ -1,5 +1,6 @@
 """Reads a run's files as typed records, of a live or an ended run: nothing is written, and nothing is loaded as a whole."""
 
+from services.runs.reading.ledgers import broker_name, is_held, ledger_directories, ledger_directory
 from services.runs.reading.lines import MetricsLines, read_lines
 from services.runs.reading.process_log import ProcessEvent, process_events
 from services.runs.reading.records import (
@@ -24,6 +25,10 @@ __all__ = [
     "RecordedTokens",
     "RecordedTrajectory",
     "RunFacts",
+    "broker_name",
+    "is_held",
+    "ledger_directories",
+    "ledger_directory",
     "open_run",
     "process_events",
     "read_lines",
