@@ -96,8 +96,9 @@ async def test_only_the_learner_that_broker_0_has_welcomed_says_hello_to_the_oth
         await brokers.welcome(1, policy_version=8, trained_batches=3, weights_digest="d", next_batch=2)
         welcome = await asyncio.to_thread(brokers.client.wait_welcome, 20.0)
         assert welcome is not None
-        assert (welcome.policy_version, welcome.trained_batches, welcome.weights_digest) == (8, 3, "d")
+        assert (welcome.policy_version, welcome.trained_batches, welcome.weights_digest) == (7, 0, "")
         assert welcome.next_batch == 2
+        assert [each.policy_version for each in brokers.client.welcomes()] == [7, 8, 7]
 
 
 async def test_an_endpoint_that_another_broker_answers_is_named(directory: Path) -> None:
