@@ -27,6 +27,7 @@ from services.runtime.logs import OccasionalLog
 from services.runtime.net.channel import DealerChannel, Incoming
 from services.runtime.net.liveness import Liveness
 from services.runtime.net.security import PLAINTEXT, Security
+from services.runtime.net.welcome import require_expected
 
 log = structlog.get_logger()
 
@@ -82,9 +83,11 @@ class PeerClient:
         fingerprint: str = "",
         security: Security = PLAINTEXT,
         number: int = 0,
+        expected: tuple[int, int] | None = None,
     ) -> None:
         """``session`` names this life of the process; ``fingerprint`` is what the run's settings must have (empty: any).
         ``number``: of the clients that the session had there before: the other end may not know yet that they are gone.
+        ``expected``: the number of the broker that is to answer, and of how many; None: any. ``run`` raises for another one.
 
         Raises: EndpointError when the endpoint is malformed or must not be used without keys.
         """
@@ -100,6 +103,7 @@ class PeerClient:
         self._session = session
         self._clock = clock
         self._fingerprint = fingerprint
+        self._expected = expected
         self._outbox: Outbox[_Unacknowledged] = Outbox(spec.window, spec.resend_s)
         self._room = asyncio.Condition()
         self._welcomed = asyncio.Event()
@@ -144,8 +148,9 @@ class PeerClient:
     async def run(self) -> None:
         """Keep the connection up until cancelled, then say Goodbye.
 
-        Raises: ServiceError when the other end refuses us for good; its subclasses ReplacedError when another process has
-        taken our place, and OccupiedError when another one has kept it for TURNED_AWAY_S.
+        Raises: ServiceError when the other end refuses us for good, or is not the one that was expected; its subclasses
+        ReplacedError when another process has taken our place, and OccupiedError when another one has kept it for
+        TURNED_AWAY_S.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -269,18 +274,14 @@ class PeerClient:
             await self._say_hello()
 
     async def _on_welcome(self, welcome: Welcome) -> None:
-        if self._fingerprint and welcome.fingerprint and welcome.fingerprint != self._fingerprint:
-            raise ServiceError(
-                f"{self._spec.name} channel: {self._endpoint} runs other settings (fingerprint {welcome.fingerprint}, here "
-                f"{self._fingerprint}): run.seed, the model directory's name, [environment], [agent] and "
-                "[batch] must be the same in every process of a run"
-            )
-        if self.welcome is not None and welcome.run_id != self.welcome.run_id:
-            raise ServiceError(
-                f"{self._spec.name} channel: {self._endpoint} serves run {welcome.run_id} now, and served "
-                f"{self.welcome.run_id} before: it was restored, or begun anew. What this process has is of the former "
-                "run: start it again"
-            )
+        require_expected(
+            welcome,
+            self.welcome,
+            spec=self._spec,
+            endpoint=self._endpoint,
+            fingerprint=self._fingerprint,
+            expected=self._expected,
+        )
         first = not self._welcomed.is_set()
         if first:
             log.info("connected", channel=self._spec.name, endpoint=self._endpoint, run_id=welcome.run_id)
