@@ -173,8 +173,8 @@ TRAINING = (
     Bug(
         name="a lease request names the announced version",
         module="services.rollout.service",
-        old="LeaseRequest(request_id=self._request_id, capacity=room, policy_version=self._sync.policy_version)",
-        new="LeaseRequest(request_id=self._request_id, capacity=room, policy_version=self._sync._announced[0])",
+        old="version = self._sync.policy_version\n",
+        new="version = self._sync._announced[0]\n",
         invariants=("G4",),
     ),
     Bug(

@@ -13,6 +13,7 @@ from protocol.messages import (
     Heartbeat,
     Lease,
 )
+from services.rollout.brokers import Brokers
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.service import RolloutService
 from services.rollout.tokenizer import ChatTokenizer
@@ -77,10 +78,17 @@ class Running:
     """A RolloutService with everything that it needs."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, tokenizer: ChatTokenizer, spec: ChannelSpec, drain_s: float, max_running: int
+        self,
+        context: zmq.asyncio.Context,
+        tokenizer: ChatTokenizer,
+        spec: ChannelSpec,
+        drain_s: float,
+        max_running: int,
+        num_brokers: int = 1,
     ) -> None:
         self.tokenizer = tokenizer
-        self.broker = ScriptedBroker(context, spec)
+        self.scripted = [ScriptedBroker(context, spec) for _ in range(num_brokers)]
+        self.broker = self.scripted[0]
         self.engine = ScriptedEngine()
         self.sync = SteadySync()
         self.clock = VirtualClock()
@@ -88,7 +96,8 @@ class Running:
         self.registry = CollectorRegistry()
         self.metrics = RolloutMetrics(self.registry)
         self.stop = asyncio.Event()
-        self.client = a_client(context, spec, self.broker.endpoint, clock=self.clock)
+        self.brokers = Brokers([a_client(context, spec, each.endpoint, clock=self.clock) for each in self.scripted])
+        self.client = self.brokers.clients[0]
         self.settings = Rollout(max_running=max_running, drain_s=drain_s)
         self.prompt_tokens = len(tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}]))
 
@@ -97,7 +106,7 @@ class Running:
         return an_environment_loop(
             self.tokenizer,
             engine=self.engine,
-            broker=self.client,
+            broker=self.brokers,
             chunk_tokens=100,
             may_generate=self.sync.may_generate,
             metrics=self.metrics,
@@ -107,7 +116,7 @@ class Running:
         """Be a rollout with these episodes until ``stop``."""
         service = RolloutService(
             episodes=episodes,
-            broker=self.client,
+            brokers=self.brokers,
             sync=self.sync,  # type: ignore[arg-type]
             settings=self.settings,
             clock=self.clock,
@@ -135,12 +144,17 @@ def starter(tokenizer: ChatTokenizer) -> Start:
 
     @contextlib.asynccontextmanager
     async def start(
-        spec: ChannelSpec = WORK, drain_s: float = 5.0, max_running: int = 4, *, takes_turns: bool = False
+        spec: ChannelSpec = WORK,
+        drain_s: float = 5.0,
+        max_running: int = 4,
+        *,
+        takes_turns: bool = False,
+        num_brokers: int = 1,
     ) -> AsyncIterator[Running]:
         """Runs until the block ends; then the service must end by itself."""
         async with zmq_context() as context:
-            run = Running(context, tokenizer, spec, drain_s, max_running)
-            async with in_background(run.broker.serve()):
+            run = Running(context, tokenizer, spec, drain_s, max_running, num_brokers)
+            async with in_background(*(each.serve() for each in run.scripted)):
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(run.serve(run.environment_loop(), takes_turns=takes_turns))
                     try:
