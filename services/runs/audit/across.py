@@ -74,6 +74,7 @@ def audit_across(findings: Findings, shares: Sequence[Share]) -> list[str]:
 
 def _audit_versions(findings: Findings, shares: Sequence[Share]) -> None:
     reached = min(share.newest_version for share in shares)
+    replaced = _replaced(shares)
     for version in sorted(frozenset().union(*(share.versions for share in shares))):
         known = {number: share.versions[version] for number, share in enumerate(shares) if version in share.versions}
         if len(set(known.values())) > 1:
@@ -82,20 +83,37 @@ def _audit_versions(findings: Findings, shares: Sequence[Share]) -> None:
                 for number, (trained_on, digest) in known.items()
             )
             findings.add("versions differ", f"version {version} is not the same everywhere: {said}")
-        if version <= reached and len(known) < len(shares):
+        if version <= reached and version not in replaced and len(known) < len(shares):
             findings.add("versions differ", f"version {version} is unknown to {_others(shares, known)}")
+
+
+def _replaced(shares: Sequence[Share]) -> frozenset[int]:
+    """The versions in whose place a learner made others, after it had come back to an earlier checkpoint. A broker that was
+    away meanwhile never hears of them, nor of what was trained into them."""
+    trained_on = {version: num for share in shares for version, (num, _) in share.versions.items()}
+    replaced, least = set(), max(trained_on.values(), default=0) + 1
+    for version in sorted(trained_on, reverse=True):
+        if trained_on[version] >= least:
+            replaced.add(version)
+        least = min(least, trained_on[version])
+    return frozenset(replaced)
 
 
 def _audit_trained(findings: Findings, shares: Sequence[Share]) -> None:
     """Of a batch some shares may be skipped, and the others trained: each ledger says why for its own."""
     reached = min(share.newest_version for share in shares)
     covered = min(share.checkpointed for share in shares)
-    for row in sorted(frozenset.union(*(share.trained for share in shares))):
-        batch, version = row
-        # A version is announced before its training is reported. One that made none is known once a checkpoint covers it.
-        if batch >= covered and not 0 < version < reached:
+    made = {version: num - 1 for share in shares for version, (num, _) in share.versions.items()}
+    replaced = _replaced(shares)
+    for batch, version in sorted(frozenset.union(*(share.trained for share in shares))):
+        if made.get(version) == batch and version not in replaced and (batch < covered or version < reached):
+            # A version is announced before its training is reported.
+            known = [number for number, share in enumerate(shares) if (batch, version) in share.trained]
+        elif batch < covered:
+            # What was trained again later, or into no version, some may not have heard; but all heard of one training.
+            known = [number for number, share in enumerate(shares) if any(batch == each for each, _ in share.trained)]
+        else:
             continue
-        known = [number for number, share in enumerate(shares) if row in share.trained]
         if len(known) < len(shares):
             text = f"batch {batch} was trained into version {version}, and {_others(shares, known)} does not say so"
             findings.add("trainings differ", text)

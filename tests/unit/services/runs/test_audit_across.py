@@ -72,6 +72,17 @@ def test_what_is_wrong_between_brokers_is_named(name: str, statement: str, words
     assert any(words in text for text in audit_run(run).findings.texts.get(name, ())), audit_run(run).findings.texts
 
 
+def test_a_broker_that_was_away_need_not_know_a_version_in_whose_place_the_learner_made_another(run: Path) -> None:
+    # The run's learner trained batch 1 into version 3, came back, and trained it again into version 4.
+    connection = sqlite3.connect(run / "broker-1" / LEDGER_FILE)
+    connection.execute("DELETE FROM trained WHERE batch = 1 AND policy_version = 3")
+    connection.execute("DELETE FROM versions WHERE policy_version = 3")
+    connection.commit()
+    connection.close()
+    found = audit_run(run).findings.counts
+    assert (found["versions differ"], found["trainings differ"]) == (0, 0)
+
+
 def test_the_newest_batch_may_lack_a_share(run: Path) -> None:
     for each in (run, run / "broker-1", run / "broker-2"):
         connection = sqlite3.connect(each / LEDGER_FILE)
