@@ -15,7 +15,7 @@ from gspo.mismatch import MismatchTracker
 from protocol.messages import BatchRequest, Checkpointed, EndOfRun, Resume, SkipBatch, Trained
 from services.learner.advantages import AdvantageSettings
 from services.learner.batch_failures import BatchFailures
-from services.learner.broker import Answer, AssembledBatch, BatchAnnounced, BrokerPort, assemble
+from services.learner.broker import Answer, AssembledBatch, BatchAnnounced, BrokerPort, assemble, versions_apart
 from services.learner.checkpoints import (
     Background,
     CheckpointSaver,
@@ -184,9 +184,9 @@ class LearnerService:
             if answer == STOPPED:
                 raise ServiceError("stopped before the broker answered")
             if answer != NOT_YET:
-                if welcome is not None:
+                if welcome is not None and self._broker is not None:
                     require_own_directory(self._root, welcome)
-                    self._versions.begin(welcome)
+                    self._versions.begin(welcome, *self._broker.welcomes())
                 return answer
             self._health.not_ready("rank 0 waits for the broker" if self._broker is None else self._broker.reason_to_wait)
 
@@ -225,7 +225,7 @@ class LearnerService:
                 mismatch=self._mismatch,
                 adaptive_clip=self._adaptive_clip,
                 calibration=self._calibration,
-                max_lag=self._settings.batch.max_lag,
+                max_lag=self._settings.batch.max_lag + versions_apart(batch),
                 advantages=self._advantages,
                 recorder=TokenRecorder.wanted(self._settings, self._engine, batch, groups),
             )

@@ -3,6 +3,7 @@
 from services.learner.broker.assembly import AssembledBatch, Assembly, assemble
 from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from services.learner.broker.port import BrokerPort, ToBroker
+from services.learner.broker.shares import merged_answers, versions_apart
 from services.learner.broker.thread import BrokerThread
 
 __all__ = [
@@ -15,4 +16,6 @@ __all__ = [
     "PartArrived",
     "ToBroker",
     "assemble",
+    "merged_answers",
+    "versions_apart",
 ]

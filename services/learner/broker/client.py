@@ -1,7 +1,7 @@
 """A ``BrokerPort`` to a connected broker: each call runs a coroutine of ``BrokerLoop`` and waits for its result."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -39,6 +39,9 @@ class BrokerClient(BrokerPort):
             return self._call(self._loop.welcome(), timeout_s)
         except TimeoutError:
             return None
+
+    def welcomes(self) -> Sequence[Welcome]:
+        return self._loop.welcomes
 
     def tell(self, message: ToBroker) -> None:
         with self._needs_acknowledgement():

@@ -65,8 +65,8 @@ class BrokerLine:
         self._unacknowledged: deque[tuple[int, int]] = deque()
         """For each report sent: how many messages are acknowledged once the broker has the report; the next batch."""
         self._acknowledged_batches = 0
-        self._newest: tuple[int, int] | None = None
-        """The newest version that the broker has or is being told of, and the batches that it was trained on."""
+        self._num_published: int | None = None
+        """The batches that the newest version was trained on that this learner has sent; None: it has sent none."""
         self.pending = ""
         """What the broker says its share waits for; empty: it has said nothing."""
         self.scores: Mapping[int, float | None] = {}
@@ -150,13 +150,22 @@ class BrokerLine:
         await self.ask_again()
 
     async def announce(self, message: Published | Trained) -> None:
-        """Send a version, or the report of a batch."""
-        newest = self._newest_version()
+        """Send a version, or the report of a batch, as this broker must hear it.
+
+        The learner's former life may have ended when it had told this broker more than another one. The other one is told
+        again; for this one those weights are older than its newest version, and the report is of a batch that is trained
+        again and makes none.
+        """
+        known = self._batches_of_newest()
         if isinstance(message, Published):
+            if message.trained_batches < known:
+                return
             await self._client.send(message)
-            self._newest = max(newest, (message.policy_version, message.trained_batches))
+            self._num_published = message.trained_batches
         else:
-            await self._client.send(_in_order(message, *newest))
+            if message.index < known - 1:
+                message = replace(message, policy_version=0)
+            await self._client.send(message)
             with_this = self._client.num_acknowledged + self._client.num_unacknowledged
             self._unacknowledged.append((with_this, message.index + 1))
         self.acknowledged_batches()
@@ -202,12 +211,13 @@ class BrokerLine:
         if request is not None:
             await self._client.send(request)
 
-    def _newest_version(self) -> tuple[int, int]:
-        if self._newest is None:
-            # What the broker had before this learner told it anything.
-            welcome = self._client.welcome
-            self._newest = (0, 0) if welcome is None else (welcome.policy_version, welcome.trained_batches)
-        return self._newest
+    def _batches_of_newest(self) -> int:
+        """The batches that the broker's newest version was trained on."""
+        if self._num_published is not None:
+            return self._num_published
+        # What it had before this learner told it anything.
+        welcome = self._client.welcome
+        return 0 if welcome is None else welcome.trained_batches
 
     # --- received ------------------------------------------------------------------------------------------------------
 
@@ -259,15 +269,3 @@ class BrokerLine:
                 self._parts = None
             await self._heard(self, PartArrived(part=part, arrays=arrays))
         await self.ask_for_parts()
-
-
-def _in_order(trained: Trained, newest_version: int, trained_batches: int) -> Trained:
-    """The report as this broker must hear it, whose newest version was trained on so many batches.
-
-    A batch that is trained again makes no version. But a broker that was told less than the others, before the learner's
-    former life ended, lacks the version that the batch made then. It hears the number that the version had, if each batch
-    made the next one; weights that have it never come. The others' newest version follows, and it has caught up.
-    """
-    if trained.policy_version or trained.index < trained_batches - 1:
-        return trained
-    return replace(trained, policy_version=newest_version + trained.index + 1 - trained_batches)

@@ -107,6 +107,8 @@ class BrokerLoop:
         self.encoding = False
         """Digests and a delta are being computed: that takes time, whatever the broker does."""
         self._policy_version = 0
+        self.welcomes: Sequence[Welcome] = ()
+        """See ``BrokerPort``."""
         self._announcements: asyncio.Queue[_Publication | Sequence[Trained]] = asyncio.Queue(MAX_ANNOUNCEMENTS)
 
     @property
@@ -176,7 +178,9 @@ class BrokerLoop:
     async def welcome(self) -> Welcome:
         """Wait for every broker's Welcome: what they say together."""
         # Those of the others are asked for after broker 0's.
-        return merged_welcome([await line.welcome() for line in self._lines])
+        found = [await line.welcome() for line in self._lines]
+        self.welcomes = found if len(found) > 1 else ()
+        return merged_welcome(found)
 
     async def tell(self, message: ToBroker) -> None:
         """See ``BrokerPort``."""

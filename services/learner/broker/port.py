@@ -1,7 +1,7 @@
 """The broker as the training loop sees it, and all that the training loop needs of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from protocol.messages import BatchFailed, BatchRequest, Checkpointed, Resume, Trained, Welcome
 from services.learner.broker.batches import Answer
@@ -21,6 +21,10 @@ class BrokerPort(ABC):
     @abstractmethod
     def wait_welcome(self, timeout_s: float) -> Welcome | None:
         """The broker's Welcome; None when it did not come in time."""
+
+    def welcomes(self) -> Sequence[Welcome]:
+        """Where there are several brokers, what each of them said; ``wait_welcome`` says what follows from it."""
+        return ()
 
     @abstractmethod
     def tell(self, message: ToBroker) -> None:

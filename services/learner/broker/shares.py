@@ -12,14 +12,17 @@ from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 
 NUM_TRAJECTORIES: Final = "num_trajectories"
 """The weight of a share in a mean."""
+VERSIONS_APART: Final = "lag/max_between_shares"
+"""In the report of a batch whose shares were assembled at different versions: by how many."""
 
 
 def merged(shares: Mapping[int, BatchAnnounced]) -> BatchAnnounced:
     """One batch of the shares, by the number of the broker that has each: their items end to end, in the brokers' order.
 
     A single share is the batch, as it is. ``policy_version`` is the largest: they differ only where a learner came back with
-    other weights after some brokers had assembled their shares. The parts of the shares follow in the same order; see
-    ``first_parts`` for their numbers. The last part of each share may be short.
+    other weights after some brokers had assembled their shares; then the report says by how much (``versions_apart``).
+    The parts of the shares follow in the same order; see ``first_parts`` for their numbers. The last part of each share may
+    be short.
 
     Raises: ValueError for shares of different batches, with different values of the schedules, or of one group.
     """
@@ -42,17 +45,27 @@ def merged(shares: Mapping[int, BatchAnnounced]) -> BatchAnnounced:
                     f"brokers {owners[group]} and {number} both have group {group} in batch {batch.index}: broker.number "
                     "decides whose a group is; was one of the two started with another's number?"
                 )
+    versions = [batch.policy_version for batch in batches]
+    report = merged_report([batch.report for batch in batches])
+    if min(versions) < max(versions):
+        report[VERSIONS_APART] = max(versions) - min(versions)
     whole = Batch(
         index=first.index,
-        policy_version=max(batch.policy_version for batch in batches),
+        policy_version=max(versions),
         part_tokens=max(batch.part_tokens for batch in batches),
         items=[item for batch in batches for item in batch.items],
         values=first.values,
-        report=merged_report([batch.report for batch in batches]),
+        report=report,
     )
     arrays = {name: np.concatenate([shares[number].arrays[name] for number in numbers]) for name in Batch.ARRAYS}
     whole.check_arrays(arrays)
     return BatchAnnounced(batch=whole, arrays=arrays)
+
+
+def versions_apart(batch: Batch) -> int:
+    """How many versions older a token may be than batch.max_lag allows: its share's version is so much older than the
+    batch's. Its broker counted its lag from the version of the share."""
+    return int(batch.report.get(VERSIONS_APART) or 0)
 
 
 def first_parts(shares: Mapping[int, BatchAnnounced]) -> dict[int, int]:

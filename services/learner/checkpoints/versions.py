@@ -59,24 +59,32 @@ class Versions:
         """The highest number that anybody gave."""
         self._given: list[Given] = []
 
-    def begin(self, welcome: Welcome) -> None:
-        """Take the note over from any former learner. ``welcome`` names the newest version that the broker has committed.
+    def begin(self, welcome: Welcome, *others: Welcome) -> None:
+        """Take the note over from any former learner. ``welcome`` names the newest version that the broker has committed;
+        of several brokers, one that all of them have or can still get, and ``others`` are what each of them has.
 
         Raises: CheckpointError when the note is damaged or cannot be written.
         """
         note = read_note(self._root)
-        known = [] if note is None else [each for each in note.given if each.policy_version > welcome.policy_version]
-        if welcome.weights_digest:
-            known = [
-                Given(
-                    policy_version=welcome.policy_version,
-                    trained_batches=welcome.trained_batches,
-                    digest=welcome.weights_digest,
-                ),
-                *known,
-            ]
-        self._given = known
+        noted = [] if note is None else [each for each in note.given if each.policy_version > welcome.policy_version]
+        known = {each.policy_version: each for each in noted}
+        for each in (welcome, *others):
+            if each.weights_digest:
+                known[each.policy_version] = Given(
+                    policy_version=each.policy_version, trained_batches=each.trained_batches, digest=each.weights_digest
+                )
+        # To a broker that has other weights of as many batches, or a newer version of fewer, a number below is no news.
+        self._given = [
+            known[number]
+            for number in sorted(known)
+            if all(
+                each.policy_version <= number
+                for each in (welcome, *others)
+                if each.trained_batches <= known[number].trained_batches
+            )
+        ]
         self._newest = max(0 if note is None else note.newest, welcome.policy_version)
+        self._newest = max([self._newest, *(each.policy_version for each in others)])
         self._write()
 
     def number(self, weights: Digested, trained_batches: int) -> int:

@@ -14,7 +14,7 @@ from protocol.messages import EndOfRun, SkipBatch, TrainingValues
 from services.learner.broker import Answer
 from services.learner.broker.assembly import Assembly
 from services.learner.broker.batches import BatchAnnounced, PartArrived
-from services.learner.broker.shares import first_parts, merged, merged_answers, merged_report, merged_skip
+from services.learner.broker.shares import first_parts, merged, merged_answers, merged_report, merged_skip, versions_apart
 from tests.support.broker.made_batches import Made, all_rows, groups_of, made_batch
 from tests.support.learner.scripted_broker import answers_of
 from tests.support.learner.shares import a_share, a_trajectory_of, announced, answers_of_shares, with_report
@@ -80,7 +80,10 @@ def test_the_only_share_is_the_batch_itself() -> None:
 
 def test_the_version_is_the_newest_of_the_shares() -> None:
     shares = {0: announced(a_share(0, policy_version=8)), 1: announced(a_share(1, policy_version=9))}
-    assert merged(shares).batch.policy_version == 9
+    whole = merged(shares).batch
+    assert whole.policy_version == 9
+    assert versions_apart(whole) == 1
+    assert versions_apart(announced(a_share(0)).batch) == 0
 
 
 def test_shares_of_different_schedules_are_refused_with_both_values() -> None:
