@@ -1,6 +1,6 @@
 """Processes connect to what is bound: the name of a Service or of a pod, and the port of its container."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
 from services.cluster_check.model import (
@@ -31,9 +31,10 @@ def addresses(cluster: ClusterModel) -> Iterator[ClusterFault]:
         if settings is None:
             continue
         if broker is not None and pods is rollout:
-            yield from _reaches(cluster, pods, broker, "broker.work_endpoint", settings.broker.work_endpoint, "work")
+            yield from _reach_brokers(cluster, pods, broker, "broker.work_endpoint", settings.broker.work_endpoints, "work")
         if broker is not None and pods is learner:
-            yield from _reaches(cluster, pods, broker, "broker.batch_endpoint", settings.broker.batch_endpoint, "batch")
+            at_batch = settings.broker.batch_endpoints
+            yield from _reach_brokers(cluster, pods, broker, "broker.batch_endpoint", at_batch, "batch")
         if learner is not None and pods is learner:
             advertised = settings.learner.advertised_weights_endpoint
             yield from _reaches(cluster, pods, learner, "learner.advertised_weights_endpoint", advertised, "weights")
@@ -44,14 +45,36 @@ def addresses(cluster: ClusterModel) -> Iterator[ClusterFault]:
         yield from _bound(cluster, pods)
 
 
-def _reaches(
-    cluster: ClusterModel, source: PodTemplate, target: PodTemplate, key: str, address: str, port: str
+def _reach_brokers(
+    cluster: ClusterModel, source: PodTemplate, broker: PodTemplate, key: str, endpoints: Sequence[str], port: str
 ) -> Iterator[ClusterFault]:
+    """Of several brokers each has the name of its own pod: that of the Service is any of them."""
+    if len(endpoints) == 1:
+        yield from _reaches(cluster, source, broker, key, endpoints[0], port)
+        return
+    for number, endpoint in enumerate(endpoints):
+        found = list(_reaches(cluster, source, broker, f"{key} of broker {number}", endpoint, port, index=number))
+        yield from found
+        if found:
+            return
+
+
+def _reaches(
+    cluster: ClusterModel,
+    source: PodTemplate,
+    target: PodTemplate,
+    key: str,
+    address: str,
+    port: str,
+    index: int | None = None,
+) -> Iterator[ClusterFault]:
+    """``index``: of the pod that must be meant; None: the Service's name will do."""
     to = urlsplit(address)
     ports = {name: number for container in target.main for name, number in container.ports.items()}
     host = str(to.hostname).removesuffix(".svc.cluster.local").removesuffix(".svc").removesuffix(f".{target.namespace}")
-    if host not in _names(cluster, target):
-        known = ", ".join(_names(cluster, target)) or "none: it has no headless Service"
+    names = _names(cluster, target, index)
+    if host not in names:
+        known = ", ".join(names) or "none: it has no headless Service"
         yield _fault(
             cluster, source, f"{key} is {address}, and {to.hostname} is no name of {target.kind}/{target.name}: {known}"
         )
@@ -96,13 +119,15 @@ def _bindings(settings: Settings, process: str) -> list[tuple[str, str, str]]:
     ]
 
 
-def _names(cluster: ClusterModel, pods: PodTemplate) -> list[str]:
-    """DNS names of the first pod inside its namespace."""
+def _names(cluster: ClusterModel, pods: PodTemplate, index: int | None = None) -> list[str]:
+    """DNS names inside its namespace of the first pod, or of the pod at ``index`` alone."""
     service = str(at(pods.owner, "spec", "serviceName") or pods.name)
     if at(pods.owner, "spec", "networkConfig", "subdomainPolicy") == "UniquePerReplica":
         return [f"{pods.name}-0.{pods.name}-0"]
     if cluster.find("Service", service, pods.namespace) is None:
         return []
+    if index is not None:
+        return [f"{pods.name}-{pods.first_index + index}.{service}"]
     return [service, f"{pods.name}-0.{service}"]
 
 

@@ -140,8 +140,8 @@ def endpoints(cluster: Cluster) -> Iterator[str]:
     broker, learner = cluster.role("broker"), cluster.role("learner")
     common, bound = cluster.settings(), cluster.settings(broker)
     wanted = (
-        ("broker.work_endpoint", common.broker.work_endpoint, bound.broker.work_endpoint, broker, "work"),
-        ("broker.batch_endpoint", common.broker.batch_endpoint, bound.broker.batch_endpoint, broker, "batch"),
+        ("broker.work_endpoint", common.broker.work_endpoint_of(0), bound.broker.work_endpoint, broker, "work"),
+        ("broker.batch_endpoint", common.broker.batch_endpoint_of(0), bound.broker.batch_endpoint, broker, "batch"),
         ("learner.advertised_weights_endpoint", common.learner.advertised_weights_endpoint,
          cluster.settings(learner).learner.weights_endpoint, learner, "weights"),
     )  # fmt: skip

@@ -130,8 +130,9 @@ class Ledger:
             # Before it has a session: another run's process must not take the place of one of this run's.
             reason = (
                 f"hello: this broker's run has other settings (fingerprint {self.state.config.fingerprint}, sent was "
-                f"{hello.fingerprint}): run.seed, the model directory's name, [environment], reward.on_deadline, [agent] "
-                "and [batch] must be the same everywhere; or is this the broker of another run on the same port?"
+                f"{hello.fingerprint}): run.seed, the model directory's name, [environment], reward.on_deadline, [agent], "
+                "[batch] and broker.num_brokers must be the same everywhere; or is this the broker of another run on the "
+                "same port?"
             )
             return [refused(sender, reason, "hello", fatal=True)]
         is_new = self.peers.get(sender) is None

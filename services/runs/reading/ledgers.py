@@ -43,6 +43,12 @@ def ledger_directories(directory: Path) -> tuple[Path, ...]:
     return found
 
 
+def other_ledgers(directory: Path) -> tuple[Path, ...]:
+    """The directories of the brokers besides the first, as settings.json says; whether they are there is not looked at."""
+    num_brokers, number = _brokers_of(directory)
+    return () if number else tuple(ledger_directory(directory, each) for each in range(1, num_brokers))
+
+
 def is_held(directory: Path) -> bool:
     """Whether a broker of the run in ``directory`` is alive on this machine."""
     num_brokers, _ = _brokers_of(directory)

@@ -40,6 +40,8 @@ class ScriptedBroker:
         self.leases: list[tuple[Lease, Mapping[str, Array]]] = []
         self.acknowledges = True
         self.answers = True
+        self.is_away = False
+        """Whatever comes is lost."""
         self.retry_s = 60.0
         self.pulse = Pulse(policy_version=1, weights_endpoint="")
         self.messages: list[Message] = []
@@ -58,6 +60,8 @@ class ScriptedBroker:
         while True:
             incoming = await self.end.channel.receive()
             assert incoming.received is not None, incoming.error
+            if self.is_away:
+                continue
             self.end.peer = incoming.peer
             message, seq = incoming.received.message, incoming.received.seq
             if isinstance(message, Hello):

@@ -78,10 +78,17 @@ class Running:
     """A RolloutService with everything that it needs."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, tokenizer: ChatTokenizer, spec: ChannelSpec, drain_s: float, max_running: int
+        self,
+        context: zmq.asyncio.Context,
+        tokenizer: ChatTokenizer,
+        spec: ChannelSpec,
+        drain_s: float,
+        max_running: int,
+        num_brokers: int = 1,
     ) -> None:
         self.tokenizer = tokenizer
-        self.broker = ScriptedBroker(context, spec)
+        self.scripted = [ScriptedBroker(context, spec) for _ in range(num_brokers)]
+        self.broker = self.scripted[0]
         self.engine = ScriptedEngine()
         self.sync = SteadySync()
         self.clock = VirtualClock()
@@ -89,8 +96,8 @@ class Running:
         self.registry = CollectorRegistry()
         self.metrics = RolloutMetrics(self.registry)
         self.stop = asyncio.Event()
-        self.client = a_client(context, spec, self.broker.endpoint, clock=self.clock)
-        self.brokers = Brokers([self.client])
+        self.brokers = Brokers([a_client(context, spec, each.endpoint, clock=self.clock) for each in self.scripted])
+        self.client = self.brokers.clients[0]
         self.settings = Rollout(max_running=max_running, drain_s=drain_s)
         self.prompt_tokens = len(tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}]))
 
@@ -137,12 +144,17 @@ def starter(tokenizer: ChatTokenizer) -> Start:
 
     @contextlib.asynccontextmanager
     async def start(
-        spec: ChannelSpec = WORK, drain_s: float = 5.0, max_running: int = 4, *, takes_turns: bool = False
+        spec: ChannelSpec = WORK,
+        drain_s: float = 5.0,
+        max_running: int = 4,
+        *,
+        takes_turns: bool = False,
+        num_brokers: int = 1,
     ) -> AsyncIterator[Running]:
         """Runs until the block ends; then the service must end by itself."""
         async with zmq_context() as context:
-            run = Running(context, tokenizer, spec, drain_s, max_running)
-            async with in_background(run.broker.serve()):
+            run = Running(context, tokenizer, spec, drain_s, max_running, num_brokers)
+            async with in_background(*(each.serve() for each in run.scripted)):
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(run.serve(run.environment_loop(), takes_turns=takes_turns))
                     try:

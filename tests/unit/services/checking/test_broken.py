@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from services.checking.findings import Finding
+from services.checking.tasks import _number
+from services.runtime.errors import ConfigurationError
 from services.runtime.settings import load_settings, write_run_settings
 from tests.support.checking.projects import LAPTOP, Project, gpus, write_weights
 from tests.support.checking.shapes import QWEN3_8B, QWEN3_30B
@@ -398,3 +400,33 @@ def test_files_that_are_no_weights_are_named(content: bytes, project: Project) -
     (project.model / "model.safetensors").write_bytes(content)
     found = the_failure(project.findings(code=False))
     assert (found.check, "model.safetensors: cut off" in found.text) == ("weights", True)
+
+
+def test_brokers_that_share_a_run_are_counted_and_the_port_that_a_further_one_takes_is_noted(project: Project) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        work = taken.getsockname()[1] - 10
+    project.keys |= {
+        "broker.num_brokers": 2,
+        "broker.work_endpoint": f"tcp://127.0.0.1:{work}",
+        "broker.batch_endpoint": f"tcp://127.0.0.1:{work + 1}",
+        "learner.weights_endpoint": f"tcp://127.0.0.1:{work + 2}",
+    }
+    findings = project.findings(code=False)
+    assert not failures(findings)
+    texts = [each.text for each in findings]
+    both = f"learner.weights_endpoint and broker.work_endpoint of broker 1 are both {work + 2}: gspo run takes others"
+    assert any(text.startswith(both) for text in texts), texts
+    assert any(text.startswith("2 brokers, a learner and ") for text in texts), texts
+
+
+def test_more_brokers_than_tasks_or_an_unequal_share_of_a_batch_are_found(project: Project) -> None:
+    project.keys |= {
+        f"broker.{name}_endpoint": f"tcp://127.0.0.1:{port}" for name, port in (("work", 7001), ("batch", 7002))
+    }
+    project.keys |= {"broker.num_brokers": 2}
+    (finding,) = _number(project.situation(), "train", 1, "rows")
+    assert (finding.status, finding.text) == ("fail", '"rows" has 1, and broker.num_brokers is 2: each needs one of its own')
+    project.keys |= {"broker.num_brokers": 7}
+    with pytest.raises(ConfigurationError, match=r"broker.num_brokers is 7 and batch.groups_per_batch is \d+: each broker"):
+        project.findings(code=False)

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from services.broker.store import LEDGER_FILE, NoLedger
+from services.cli.accept_loss import accept_loss_command
 from services.runs.audit import audit_run
+from services.runs.backup import back_up
+from services.runtime.errors import ConfigurationError
 from tests.support.processes.small_run import write_shared_run
 
 
@@ -112,3 +115,13 @@ def test_a_directory_that_is_missing_is_named(run: Path) -> None:
 def test_the_directory_of_one_of_several_brokers_is_no_run(run: Path) -> None:
     with pytest.raises(NoLedger, match=r"ledger of broker 1 of 3.*name the directory above it"):
         audit_run(run / "broker-1")
+
+
+def test_what_needs_ledgers_of_one_moment_is_refused_with_the_way_out(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"shared by 3 brokers.*gspo stop.*cp -a"):
+        back_up(run, tmp_path / "backups", lambda _: None)
+    assert not (tmp_path / "backups").exists()
+    assert accept_loss_command(run) == 1
+    assert "3 brokers share this run" in capsys.readouterr().err
