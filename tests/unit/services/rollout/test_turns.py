@@ -56,6 +56,25 @@ def test_a_turn_ends_when_the_broker_has_nothing_for_a_rollout_without_leases() 
     assert not taker.may_end(1)
 
 
+def test_a_turn_ends_when_every_broker_that_is_there_has_nothing_for_the_served_version() -> None:
+    device, there = Device(), [0, 1]
+    taker = TurnTaker(device, look_s=0.001, asks_of=lambda: there)  # type: ignore[arg-type]
+    taker.asked(3, 0, 0)
+    taker.asked(3, 0, 1)
+    taker.refused(1)
+    assert not taker.may_end(0)
+    there.remove(0)
+    assert taker.may_end(0), "broker 0 is away: nobody waits for its word"
+    there.append(0)
+    taker.refused(0)
+    assert taker.may_end(0)
+    taker.leased()
+    taker.refused(0)
+    assert not taker.may_end(0)
+    there.clear()
+    assert not taker.may_end(0), "nobody has said anything"
+
+
 def test_a_refusal_with_leases_in_hand_does_not_count_because_they_may_lead_to_more() -> None:
     device = Device()
     taker = a_taker(device)
