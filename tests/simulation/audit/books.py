@@ -136,6 +136,8 @@ class Shared:
         """By version that some broker knows."""
         self.met: defaultdict[str, set[int]] = defaultdict(set)
         """By session of a learner: the versions at which brokers welcomed it."""
+        self.first_welcomed: set[str] = set()
+        """Sessions of learners that broker 0 has welcomed."""
         self.superseded: set[str] = set()
         """Sessions that may be told that they were replaced."""
         self.dies: Callable[[Process], None] = lambda _: None

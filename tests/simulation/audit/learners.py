@@ -7,6 +7,7 @@ from services.broker.ledger.fencing import LEARNER_LEASE_S, LISTENING_S
 from tests.simulation.audit.books import Books, Rules, Shared
 
 ONE_LEARNER = "one learner"
+BROKER_0_FIRST = "several brokers: who has broker 0 has the run"
 LEFT_S = float("inf")
 QUEUED_S = LISTENING_S
 """The longest that a Hello may wait in the broker's queue behind a commit; that time counts as silence, too."""
@@ -77,4 +78,11 @@ class LearnerAudit(Books):
             self.happened["learner took over"] += int(former.split(".")[0] != session.split(".")[0])
         self.holder = None if session in self._left else session
         self.num_learner_lives += 1
+        if not self.number:
+            self.shared.first_welcomed.add(session)
+        self.require(
+            session in self.shared.first_welcomed,
+            BROKER_0_FIRST,
+            lambda: f"broker {self.number} welcomes {session}, which broker 0 has not welcomed",
+        )
         self.passes("welcomed")

@@ -1,0 +1,172 @@
+"""Bugs that only several brokers can show."""
+
+from tests.simulation.audit.learners import BROKER_0_FIRST
+from tests.simulation.audit.lines import LINES
+from tests.simulation.audit.sharing import FIRST_EVALUATES, KNOWN, ONE_GIVER, OWN_TASKS, OWN_WORK
+from tests.simulation.audit.whole import WHOLE
+from tests.simulation.bugs.planting import Bug
+from tests.simulation.plan import STANDBY, Event, Point
+
+
+def _die_between(point: Point, *names: str) -> tuple[Event, ...]:
+    """These processes die when the first broker has something, and the others do not have it yet."""
+    moments = (1.0, 2.0, 3.0, 5.0, 8.0, 11.0)
+    return tuple(
+        Event(at=at, kind="kill_when", target=(name,), seconds=1.0, amount=0.0, point=point)
+        for at in moments
+        for name in names
+    )
+
+
+def _a_broker_and_then_the_learner_die() -> tuple[Event, ...]:
+    """A broker is down when a version is published, and the learner dies just after its checkpoint."""
+    events: list[Event] = []
+    for at in (1.0, 4.0, 8.0):
+        events.append(Event(at=at, kind="kill_when", target=("broker-1",), seconds=4.0, point="publishing"))
+        events.append(Event(at=at, kind="kill_when", target=("learner",), seconds=1.0, amount=1.6, point="saving"))
+    return tuple(events)
+
+
+def _two_learners() -> tuple[Event, ...]:
+    """A second learner waits while the first is cut off from one broker, and then from the other."""
+    return (
+        Event(at=0.0, kind="second_learner", target=(STANDBY,)),
+        Event(at=1.0, kind="partition", target=("learner", "broker-1"), seconds=10.0),
+        Event(at=14.0, kind="partition", target=("learner", "broker"), seconds=10.0),
+    )
+
+
+SEVERAL = (
+    Bug(
+        name="two brokers give the same ids",
+        module="services.broker.ledger.group_states",
+        old="        step = self._share.num_brokers\n",
+        new="        step = 1\n",
+        invariants=(ONE_GIVER,),
+        num_brokers=2,
+    ),
+    Bug(
+        name="every broker samples every task",
+        module="services.broker.ledger.sampling.share",
+        old="        return range(self.first_from(tasks[0]), tasks[-1] + 1, self.num_brokers)",
+        new="        return tasks",
+        invariants=(OWN_TASKS, "sampling: a prompt has the next task"),
+        num_brokers=2,
+    ),
+    Bug(
+        name="every broker evaluates",
+        module="services.broker.entry",
+        old="    return settings.broker.number == 0",
+        new="    return True",
+        invariants=(FIRST_EVALUATES,),
+        num_brokers=2,
+    ),
+    Bug(
+        name="a chunk goes to the wrong broker",
+        module="services.rollout.brokers.connections",
+        old="return trajectory_id % len(self.clients)",
+        new="return trajectory_id // 2 % len(self.clients)",
+        invariants=(OWN_WORK,),
+        num_brokers=2,
+    ),
+    Bug(
+        name="a rollout moves to a version that not all brokers know",
+        module="services.rollout.brokers.versions",
+        old="least = min(heard,",
+        new="least = max(heard,",
+        invariants=(KNOWN, "honest peers are not limited", "G4"),
+        weather=_die_between("publication received", "broker-1"),
+        num_brokers=2,
+    ),
+    Bug(
+        name="a batch is trained when all shares but one have come",
+        module="services.learner.broker.round",
+        old="        if any(self.waits_for(broker) for broker in range(len(self._answers))):\n",
+        new="        if any(self.waits_for(broker) for broker in range(len(self._answers) - 1)):\n",
+        invariants=(WHOLE,),
+        num_brokers=2,
+    ),
+    Bug(
+        name="a share that was set aside is reported as trained",
+        module="services.learner.broker.round",
+        old="skipped=isinstance(answer, SkipBatch))",
+        new="skipped=False)",
+        invariants=("no peer",),
+        weather=(Event(at=0.0, kind="poison", target=("unreadable", "broker-1"), amount=0.0),),
+        num_brokers=2,
+    ),
+    Bug(
+        name="each broker's line of metrics is that of its share",
+        module="services.learner.broker.round",
+        old="metrics={**trained.metrics, **self._whole.batch.report}",
+        new="metrics={**trained.metrics}",
+        invariants=(LINES,),
+        num_brokers=2,
+    ),
+    Bug(
+        name="a share's parts are numbered as if it were alone",
+        module="services.learner.broker.shares",
+        old="    return PartArrived(part=replace(arrived.part, part=first + arrived.part.part), arrays=arrived.arrays)",
+        new="    return arrived",
+        invariants=("no process ends by itself", "no error is lost", "poison"),
+        num_brokers=2,
+    ),
+    Bug(
+        name="a learner asks every broker at once, and two learners have some each",
+        module="services.learner.broker.loop",
+        old="                await self._lines[0].welcome()\n",
+        new="",
+        invariants=(BROKER_0_FIRST,),
+        weather=_two_learners(),
+        num_brokers=2,
+    ),
+    Bug(
+        name="a stop at one broker does not reach the others",
+        module="services.learner.broker.loop",
+        old="        if self._round.end is not None and self._round.index < self._num_batches:\n",
+        new="        if False:\n",
+        invariants=("liveness",),
+        weather=(Event(at=3.0, kind="stop", target=("broker-1",)),),
+        num_brokers=2,
+    ),
+    Bug(
+        name="a report goes to broker 0 alone",
+        module="services.learner.broker.loop",
+        old="                messages = announcement\n"
+        "            del announcement  # The copy of the weights is not kept while the next one is waited for.\n"
+        "            for line, message in zip(self._lines, messages, strict=True):\n",
+        new="                messages = announcement[:1]\n"
+        "            del announcement\n"
+        "            for line, message in zip(self._lines, messages, strict=False):\n",
+        invariants=("liveness", "no peer", "no process ends by itself", "the ledger is whole", "G3"),
+        num_brokers=2,
+    ),
+    Bug(
+        name="a checkpoint covers a batch whose report one broker may not have",
+        module="services.learner.broker.loop",
+        old="        return all(line.acknowledged_batches()",
+        new="        return any(line.acknowledged_batches()",
+        invariants=("the ledger is whole", "no peer", "G2", "liveness"),
+        weather=_a_broker_and_then_the_learner_die(),
+        num_brokers=2,
+    ),
+    Bug(
+        name="a broker that is behind hears that a batch made no version",
+        module="services.learner.broker.line",
+        old="    if trained.policy_version or trained.index < trained_batches - 1:\n",
+        new="    if True:\n",
+        invariants=("liveness", "no peer", "the ledger is whole", "G3"),
+        weather=_die_between("publication received", "learner", "broker-1"),
+        num_brokers=2,
+    ),
+    Bug(
+        name="a learner believes the broker that knows least",
+        module="services.learner.broker.welcome",
+        old="    newest = max(welcomes,",
+        new="    newest = min(welcomes,",
+        invariants=("one version, one content", "versions grow", "no peer", "no process ends by itself"),
+        weather=_die_between("publication received", "learner", "broker"),
+        is_deterministic=False,
+        num_brokers=2,
+    ),
+)
