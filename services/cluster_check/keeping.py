@@ -25,13 +25,20 @@ def _process(pods: PodTemplate) -> str:
     return "" if container is None else process_of(container)
 
 
+def _has_database(pods: PodTemplate) -> bool:
+    """Whether its pods keep their commits in a database, so that one of them leads and the others are its standbys."""
+    container = process_container(pods)
+    return container is not None and "GSPO_BROKER__DATABASE" in container.variables
+
+
 def numbers(cluster: ClusterModel) -> Iterator[ClusterFault]:
     """One broker, as many pods of the learner as nodes, and rollouts whose number nothing sets back."""
     for pods in cluster.pods:
         process, way = _process(pods), ("spec", "replicas")
-        if process == "broker" and pods.count != 1:
+        if process == "broker" and pods.count != 1 and not (pods.count > 1 and _has_database(pods)):
             text = f"{pods.count} brokers: each has a ledger of its own, and peers reach one or another by chance"
-            yield ClusterFault(item=pods.owner, way=way, text=text, way_out="write replicas: 1; more brokers are more runs")
+            way_out = "write replicas: 1; more brokers are more runs, or with broker.database standbys of one"
+            yield ClusterFault(item=pods.owner, way=way, text=text, way_out=way_out)
         if process == "rollout" and at(pods.owner, "spec", "replicas") != {}:
             text = f"sets replicas to {pods.count}: every apply sets back what `kubectl scale` or an autoscaler chose"
             yield ClusterFault(

@@ -101,13 +101,14 @@ def _bindings(settings: Settings, process: str) -> list[tuple[str, str, str]]:
 
 
 def _names(cluster: ClusterModel, pods: PodTemplate) -> list[str]:
-    """DNS names of the first pod inside its namespace."""
+    """DNS names of the first pod inside its namespace, and of a broker's standbys."""
     service = str(at(pods.owner, "spec", "serviceName") or pods.name)
     if at(pods.owner, "spec", "networkConfig", "subdomainPolicy") == "UniquePerReplica":
         return [f"{pods.name}-0.{pods.name}-0"]
     if cluster.find("Service", service, pods.namespace) is None:
         return []
-    return [service, f"{pods.name}-0.{service}"]
+    count = (pods.count or 1) if process_of_pods(pods) == "broker" else 1
+    return [service, *(f"{pods.name}-{index}.{service}" for index in range(count))]
 
 
 def _fault(cluster: ClusterModel, pods: PodTemplate, text: str) -> ClusterFault:

@@ -156,7 +156,8 @@ class Store(Reader):
 
     def _open(self, fingerprint: str, run_id: str) -> None:
         self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = FULL")
+        # With a log each commit is durable before it is here. What a power loss takes from the end comes back from there.
+        self._connection.execute(f"PRAGMA synchronous = {'FULL' if self._log is None else 'NORMAL'}")
         # Pages of archived tokens are freed as they are: writing zeros into them would write them once more.
         self._connection.execute("PRAGMA secure_delete = OFF")
         self._connection.execute("BEGIN IMMEDIATE")

@@ -25,7 +25,9 @@ RENAMED: Final = {
 }
 """Keys of former configuration files, by what they are called now. An old key is an error that names the new one."""
 
-_NAMES: Final[dict[Any, str]] = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}
+_NAMES: Final[dict[Any, str]] = {
+    bool: "true or false", int: "integer", float: "number", str: "text", Path: "path", SecretStr: "secret text",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

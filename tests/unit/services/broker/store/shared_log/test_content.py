@@ -98,6 +98,7 @@ def test_a_commit_that_the_log_refuses_leaves_nothing_here_and_succeeds_when_it_
             store.commit(changes)
         assert (dump(store), store.newest.number, log.commits) == (before, 0, [])
         store.commit(changes)
+        assert store._connection.execute("PRAGMA synchronous").fetchone() == (1,), "the log is what makes it durable"
         assert [commit for commit, _ in log.commits] == [store.newest]
         assert store.contents().tasks == (TaskRow(task_index=1),)
 
