@@ -9,7 +9,7 @@ from pathlib import Path
 
 import zmq.asyncio
 
-from services.broker.store import LEDGER_FILE, Store
+from services.broker.store import LEDGER_FILE, Reader, reading
 from tests.support.broker.peers import PROMPT_TOKENS, ScriptedLearner, ScriptedRollout, logprobs_of, tokens_of
 from tests.support.broker.process import BrokerProcess, eventually
 from tests.support.postgres.fixtures import SynchronousDatabase
@@ -74,11 +74,11 @@ async def test_kill_9_of_the_leader_in_mid_stream_and_the_standby_goes_on_withou
         assert [batch.index for batch, _ in learner.batches] == list(range(5))
         assert second.count("attempt_failed") == 0, "a lost chunk leaves a gap, and a gap is a failed attempt"
         assert await second.terminate() == 0
-        fingerprint = second.last("broker_started")["fingerprint"]
-    with Store(second.run_directory / LEDGER_FILE, fingerprint=fingerprint, run_id="") as store:
-        rows = [row for index in range(5) for row, _ in store.batch(index)[1]]
+    with reading(second.run_directory) as connection:
+        ledger = Reader(second.run_directory / LEDGER_FILE, connection)
+        rows = [row for index in range(5) for row, _ in ledger.batch(index)[1]]
         for row in rows:
-            payload = store.payload(row.trajectory_id)
+            payload = ledger.payload(row.trajectory_id)
             assert payload.token_ids.tolist() == tokens_of(row.trajectory_id, PROMPT_TOKENS + 37).tolist()
             assert payload.logprobs.tolist() == logprobs_of(row.trajectory_id, PROMPT_TOKENS + 37).tolist()
     assert len({row.trajectory_id for row in rows}) == len(rows) == 5 * 4
