@@ -7,11 +7,12 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 import zmq.asyncio
 
 from services.broker.store import LEDGER_FILE, Reader, reading
 from tests.support.broker.peers import PROMPT_TOKENS, ScriptedLearner, ScriptedRollout, logprobs_of, tokens_of
-from tests.support.broker.process import BrokerProcess, eventually
+from tests.support.broker.process import BrokerDidNotStart, BrokerProcess, eventually
 from tests.support.postgres.fixtures import SynchronousDatabase
 
 RUN_TIMEOUT_S = 120.0
@@ -145,3 +146,13 @@ async def test_a_leader_that_was_suspended_writes_nothing_more_and_ends_while_it
         assert [batch.index for batch, _ in learner.batches] == list(range(4))
         assert second.count("attempt_failed") == 0
         assert await second.terminate() == 0
+
+
+async def test_a_database_that_waits_for_nobody_is_refused_with_the_way_out(
+    tmp_path: Path, postgres: SynchronousDatabase, schema: str
+) -> None:
+    weak = f"{postgres.conninfo} options='-c synchronous_commit=local'"
+    broker = BrokerProcess(tmp_path, {"broker": {"database": weak, "database_schema": schema}})
+    with pytest.raises(BrokerDidNotStart, match=r"its synchronous_commit is local: .* ALTER ROLE postgres SET"):
+        await broker.start()
+    assert broker.returncode == 2
