@@ -4,7 +4,7 @@
 
 The same broker takes the same chunks from the same producers, in turns: with its ledger alone, and with three PostgreSQL
 servers on this machine (a primary and two standbys, of which one must have each commit). So all disks are one disk here, and
-all servers share its cores. A ratio is taken within a round; figures are medians over the rounds, with the least and the most.
+all servers share its cores. Ratios are taken within a round; figures are medians over the rounds, with least and most.
 """
 
 import argparse

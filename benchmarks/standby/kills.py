@@ -82,8 +82,7 @@ async def measure(directory: Path, num_kills: int, kill_database: bool = True) -
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await brokers[0].terminate()
-        fingerprint = brokers[0].last("broker_started")["fingerprint"]
-        acknowledged, lost = missing(brokers[0].run_directory, fingerprint, rollouts)
+        acknowledged, lost = missing(brokers[0].run_directory, rollouts)
     finally:
         for broker in brokers:
             if broker.alive:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.messages import Chunk, Message
-from services.broker.store import LEDGER_FILE, Store
+from services.broker.store import LEDGER_FILE, Reader, reading
 from tests.support.broker.peers import ScriptedRollout, logprobs_of, tokens_of
 
 
@@ -51,12 +51,13 @@ def regenerated(rollouts: list[WatchedRollout]) -> int:
     return sum(total[each] - most[each] for each in total)
 
 
-def missing(directory: Path, fingerprint: str, rollouts: list[WatchedRollout]) -> tuple[int, int]:
+def missing(directory: Path, rollouts: list[WatchedRollout]) -> tuple[int, int]:
     """Acknowledged chunks in all, and those that the ledger does not hold, or holds with other content."""
     acknowledged = {chunk for rollout in rollouts for chunk in rollout.acknowledged}
     lost = 0
-    with Store(directory / LEDGER_FILE, fingerprint=fingerprint, run_id="") as store:
-        held = {trajectory_id: store.payload(trajectory_id) for trajectory_id in {chunk[0] for chunk in acknowledged}}
+    with reading(directory) as connection:
+        ledger = Reader(directory / LEDGER_FILE, connection)
+        held = {trajectory_id: ledger.payload(trajectory_id) for trajectory_id in {chunk[0] for chunk in acknowledged}}
     for trajectory_id, offset, num_tokens in acknowledged:
         end, payload = offset + num_tokens, held[trajectory_id]
         is_there = payload.num_tokens >= end and (

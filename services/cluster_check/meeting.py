@@ -124,7 +124,7 @@ def _bindings(settings: Settings, process: str) -> list[tuple[str, str, str]]:
 
 
 def _names(cluster: ClusterModel, pods: PodTemplate, index: int | None = None) -> list[str]:
-    """DNS names inside its namespace of the first pod, or of the pod at ``index`` alone."""
+    """DNS names inside its namespace of the first pod and of a broker's standbys, or of the pod at ``index`` alone."""
     service = str(at(pods.owner, "spec", "serviceName") or pods.name)
     if at(pods.owner, "spec", "networkConfig", "subdomainPolicy") == "UniquePerReplica":
         return [f"{pods.name}-0.{pods.name}-0"]
@@ -132,7 +132,8 @@ def _names(cluster: ClusterModel, pods: PodTemplate, index: int | None = None) -
         return []
     if index is not None:
         return [f"{pods.name}-{pods.first_index + index}.{service}"]
-    return [service, f"{pods.name}-0.{service}"]
+    count = (pods.count or 1) if process_of_pods(pods) == "broker" else 1
+    return [service, *(f"{pods.name}-{place}.{service}" for place in range(count))]
 
 
 def _fault(cluster: ClusterModel, pods: PodTemplate, text: str) -> ClusterFault:

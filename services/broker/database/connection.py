@@ -2,8 +2,8 @@
 
 import socket
 import threading
-from collections.abc import Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, NoReturn
 
 import psycopg
@@ -51,7 +51,6 @@ class Database:
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
         self.warnings: list[str] = []
         """What the server warned of during the last statement."""
-
         self._has_worked = False
 
     def run(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -110,6 +109,13 @@ class Database:
             connection.add_notice_handler(self._on_notice)
             self._connection = connection
         return self._connection
+
+    @contextmanager
+    def transaction(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        """Several statements as one, within the time of one. Raises: as ``run``; psycopg.Error of the block as it is."""
+        connection = self.connected()
+        with _Deadline(connection.fileno(), self._statement_s), connection.transaction():
+            yield connection
 
     def close(self) -> None:
         if self._connection is not None:

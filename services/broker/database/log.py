@@ -129,9 +129,10 @@ class DatabaseLog:
         )
 
     def _require_lead(self) -> None:
-        rows = self._run("SELECT epoch, holder FROM {s}.leader")
-        if not rows or rows[0][0] != self.epoch:
-            by = f"{rows[0][1]} (epoch {rows[0][0]})" if rows else "nobody: its row is gone"
+        rows = self._run("SELECT epoch, holder, released FROM {s}.leader")
+        epoch, holder, released = rows[0] if rows else (0, "", True)
+        if epoch != self.epoch or released:
+            by = f"nobody ({holder or 'its row is gone'} gave it up)" if released else f"{holder} (epoch {epoch})"
             raise LeadershipLost(
                 f"the run is led by {by}, and this broker had epoch {self.epoch}: nothing of what it had not acknowledged "
                 "counts. Start it again, and it is a standby"

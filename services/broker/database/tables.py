@@ -78,10 +78,9 @@ def _run(database: Database) -> LoggedRun | None:
 
 def _create(database: Database, fingerprint: str, run_id: str) -> None:
     """Two brokers that start at once make it once: the second one waits for the first, and finds it."""
-    connection = database.connected()
     schema = database.schema
     try:
-        with connection.transaction():
+        with database.transaction() as connection:
             connection.execute(b"SELECT pg_advisory_xact_lock(hashtext(%s))", (schema,))
             # IF NOT EXISTS needs the right to make one, also where it exists.
             if connection.execute(b"SELECT to_regnamespace(quote_ident(%s)) IS NULL", (schema,)).fetchone() == (True,):

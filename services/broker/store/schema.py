@@ -235,6 +235,8 @@ TABLES: Final[dict[type[Row], Table]] = {
 }
 RUN_KEY: Final = "run"
 """Key of the RunRow, as JSON, in the table meta."""
+LOG_KEY: Final = "log"
+"""Key of a ledger whose commits are in a log first, in the table meta: nobody writes it alone."""
 
 
 def checked_columns() -> dict[str, list[str]]:

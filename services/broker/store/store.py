@@ -23,7 +23,7 @@ from services.broker.store.mark import MARK_FILE, Mark, MarkFile, read_mark
 from services.broker.store.migration import bring_forward, other_schema
 from services.broker.store.payload import CHUNK_COLUMNS, StoredChunk
 from services.broker.store.reader import Reader, StoreMismatch
-from services.broker.store.schema import CREATE, SCHEMA_VERSION, TABLES, row_checksum
+from services.broker.store.schema import CREATE, LOG_KEY, SCHEMA_VERSION, TABLES, row_checksum
 from services.broker.store.shared_log import CommitLog, LedgerDiverged, WrittenRows, encode_rows, rendered, require_sound
 
 FORGET_CHUNKS: Final = (
@@ -156,7 +156,8 @@ class Store(Reader):
 
     def _open(self, fingerprint: str, run_id: str) -> None:
         self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = FULL")
+        # With a log each commit is durable before it is here. What a power loss takes from the end comes back from there.
+        self._connection.execute(f"PRAGMA synchronous = {'FULL' if self._log is None else 'NORMAL'}")
         # Pages of archived tokens are freed as they are: writing zeros into them would write them once more.
         self._connection.execute("PRAGMA secure_delete = OFF")
         self._connection.execute("BEGIN IMMEDIATE")
@@ -168,9 +169,16 @@ class Store(Reader):
             for row in (("fingerprint", fingerprint), ("run_id", run_id)):
                 self._write_meta(*row)
             write_commit(self._connection, first_commit(run_id))
+        if self._log is not None and version in (0, SCHEMA_VERSION):
+            self._write_meta(LOG_KEY, "database")
         self._connection.execute("COMMIT")
         if version not in (0, SCHEMA_VERSION):
             raise StoreMismatch(f"{self.path}: {other_schema(version)}")
+        if self._log is None and LOG_KEY in self.meta():
+            raise StoreMismatch(
+                f"{self.path}: its commits go to a database first, which commits of its own would contradict: set "
+                "broker.database as it was. A restored backup of the run (`gspo backup`, `gspo restore`) needs none"
+            )
         found = self.meta_value("fingerprint")
         if found != fingerprint:
             raise StoreMismatch(

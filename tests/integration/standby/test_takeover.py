@@ -7,11 +7,12 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 import zmq.asyncio
 
-from services.broker.store import LEDGER_FILE, Store
+from services.broker.store import LEDGER_FILE, Reader, reading
 from tests.support.broker.peers import PROMPT_TOKENS, ScriptedLearner, ScriptedRollout, logprobs_of, tokens_of
-from tests.support.broker.process import BrokerProcess, eventually
+from tests.support.broker.process import BrokerDidNotStart, BrokerProcess, eventually
 from tests.support.postgres.fixtures import SynchronousDatabase
 
 RUN_TIMEOUT_S = 120.0
@@ -74,11 +75,11 @@ async def test_kill_9_of_the_leader_in_mid_stream_and_the_standby_goes_on_withou
         assert [batch.index for batch, _ in learner.batches] == list(range(5))
         assert second.count("attempt_failed") == 0, "a lost chunk leaves a gap, and a gap is a failed attempt"
         assert await second.terminate() == 0
-        fingerprint = second.last("broker_started")["fingerprint"]
-    with Store(second.run_directory / LEDGER_FILE, fingerprint=fingerprint, run_id="") as store:
-        rows = [row for index in range(5) for row, _ in store.batch(index)[1]]
+    with reading(second.run_directory) as connection:
+        ledger = Reader(second.run_directory / LEDGER_FILE, connection)
+        rows = [row for index in range(5) for row, _ in ledger.batch(index)[1]]
         for row in rows:
-            payload = store.payload(row.trajectory_id)
+            payload = ledger.payload(row.trajectory_id)
             assert payload.token_ids.tolist() == tokens_of(row.trajectory_id, PROMPT_TOKENS + 37).tolist()
             assert payload.logprobs.tolist() == logprobs_of(row.trajectory_id, PROMPT_TOKENS + 37).tolist()
     assert len({row.trajectory_id for row in rows}) == len(rows) == 5 * 4
@@ -145,3 +146,13 @@ async def test_a_leader_that_was_suspended_writes_nothing_more_and_ends_while_it
         assert [batch.index for batch, _ in learner.batches] == list(range(4))
         assert second.count("attempt_failed") == 0
         assert await second.terminate() == 0
+
+
+async def test_a_database_that_waits_for_nobody_is_refused_with_the_way_out(
+    tmp_path: Path, postgres: SynchronousDatabase, schema: str
+) -> None:
+    weak = f"{postgres.conninfo} options='-c synchronous_commit=local'"
+    broker = BrokerProcess(tmp_path, {"broker": {"database": weak, "database_schema": schema}})
+    with pytest.raises(BrokerDidNotStart, match=r"its synchronous_commit is local: .* ALTER ROLE postgres SET"):
+        await broker.start()
+    assert broker.returncode == 2

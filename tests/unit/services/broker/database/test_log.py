@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.broker.database import LeadershipLost
+from services.broker.database import LeadershipLost, claim, leader_of, release
 from services.broker.store.commits import first_commit
 from tests.support.postgres.fixtures import SynchronousDatabase
 from tests.support.postgres.logs import opened_log
@@ -36,3 +36,21 @@ def test_of_two_that_both_think_they_lead_only_the_later_one_can_commit(postgres
         former.append(first.next([1]), first, b"former")
     for log in (former, later):
         log.database.close()
+
+
+def test_the_place_of_a_leader_that_has_renewed_meanwhile_is_not_taken_and_one_given_up_is(
+    postgres: SynchronousDatabase, schema: str
+) -> None:
+    leader = opened_log(postgres, schema, holder="leader")
+    seen = leader_of(leader.database)
+    assert (seen.epoch, seen.holder, seen.released) == (1, "leader", False)
+    leader.renew()
+    assert claim(leader.database, seen, "standby") is None
+    release(leader.database, leader.epoch)
+    seen = leader_of(leader.database)
+    assert seen.released
+    with pytest.raises(LeadershipLost, match=r"led by nobody \(leader gave it up\), and this broker had epoch 1"):
+        leader.append(first_commit("run").next([1]), first_commit("run"), b"late")
+    assert claim(leader.database, seen, "standby") == 2
+    assert not leader_of(leader.database).released
+    leader.database.close()

@@ -9,7 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.broker.rows import CheckpointedRow, JournalRow, Row, RunRow, TaskRow, TrajectoryRow
-from services.broker.store import Commit, LedgerDiverged, RowChanges, Store, StoreUnavailable, decode_rows, encode_rows
+from services.broker.store import (
+    Commit,
+    LedgerDiverged,
+    RowChanges,
+    Store,
+    StoreDamaged,
+    StoreMismatch,
+    StoreUnavailable,
+    accept_loss,
+    decode_rows,
+    encode_rows,
+    rewrite_ledger,
+)
 from services.broker.store.payload import StoredChunk, chunk_checksum
 from services.broker.store.shared_log import rendered, require_sound
 
@@ -74,7 +86,7 @@ def test_a_ledger_that_follows_another_ones_log_is_the_same_to_the_bit(
     log, seen = Recording(), set()
     with (
         Store(Path(":memory:"), fingerprint="f", run_id=RUN, log=log) as leader,
-        Store(Path(":memory:"), fingerprint="f", run_id=RUN) as copy,
+        Store(Path(":memory:"), fingerprint="f", run_id=RUN, log=Recording()) as copy,
     ):
         for each_rows, each_chunks, each_lines in commits:
             new = [chunk for chunk in each_chunks if chunk[:2] not in seen]
@@ -98,8 +110,24 @@ def test_a_commit_that_the_log_refuses_leaves_nothing_here_and_succeeds_when_it_
             store.commit(changes)
         assert (dump(store), store.newest.number, log.commits) == (before, 0, [])
         store.commit(changes)
+        assert store._connection.execute("PRAGMA synchronous").fetchone() == (1,), "the log is what makes it durable"
         assert [commit for commit, _ in log.commits] == [store.newest]
         assert store.contents().tasks == (TaskRow(task_index=1),)
+
+
+def test_a_ledger_with_a_log_is_not_written_alone(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    with Store(path, fingerprint="f", run_id=RUN, log=Recording()) as store:
+        store.commit(RowChanges(rows=[TaskRow(task_index=1)]))
+    with pytest.raises(StoreMismatch, match=r"its commits go to a database first, .* set broker\.database as it was"):
+        Store(path, fingerprint="f", run_id=RUN)
+    (tmp_path / "metrics.jsonl").write_text('{"record": 1}\n')
+    with pytest.raises(StoreDamaged, match=r"its commits are in a database, too \(broker\.database\): start the broker"):
+        accept_loss(path)
+    (tmp_path / "metrics.jsonl").unlink()
+    rewrite_ledger(path, run_id="restored")
+    with Store(path, fingerprint="f", run_id="") as store:
+        assert (store.run_id, store.contents().tasks) == ("restored", (TaskRow(task_index=1),))
 
 
 def one_commit() -> tuple[Commit, bytes]:
