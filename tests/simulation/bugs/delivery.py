@@ -121,9 +121,9 @@ DELIVERY = (
     Bug(
         name="an acknowledgement covers a chunk that was not committed",
         module="services.broker.ledger.leases.holders",
-        old="                    taken.rows.append(found)\n                    taken.stretches.append(each)\n",
-        new="                    if each.places[-1] + 1 < len(chunks):\n"
-        "                        taken.rows.append(found)\n                        taken.stretches.append(each)\n",
+        old="                taken.stretches.append(stretch)\n",
+        new="                if stretch.places[-1] + 1 < len(chunks):\n"
+        "                    taken.stretches.append(stretch)\n",
         invariants=("G1",),
     ),
     Bug(

@@ -8,7 +8,6 @@ from protocol.messages.base import shortened
 from protocol.messages.gathered import Chunks, Gathered, Stretch
 from services.broker.ledger.actions import Action, AppendChunk, AppendChunks, Note, Offence, Reply, Save, SessionKey
 from services.broker.ledger.intake import TokenFacts, check_finish, growth, journal_entry
-from services.broker.ledger.leases.extensions import extended_row
 from services.broker.ledger.leases.leases import Leases, told_ended
 from services.broker.ledger.state import State, saves
 from services.broker.rows import TrajectoryRow, VersionRow
@@ -41,7 +40,7 @@ class HolderMessages:
             grown = self._grown(row, chunk, facts)
         except ValueError as error:
             return self._refuse_chunk(sender, row, str(error))
-        self._leases.moved(row.trajectory_id, now)
+        self._leases.moved((row.trajectory_id,), now)
         return [Save(row=grown), AppendChunk(chunk=chunk, peer=sender.peer)]
 
     def on_chunks(self, sender: SessionKey, chunks: Gathered, now: float) -> list[Action]:
@@ -49,41 +48,38 @@ class HolderMessages:
         actions: list[Action] = []
         taken = AppendChunks(chunks=chunks, peer=sender.peer)
         ended: set[tuple[int, int]] = set()
-        moved: set[int] = set()
+        moved: dict[int, None] = {}
+        told: set[int] = set()
+        extend, limits = self._state.groups.extend, self._state.trajectory_limits
         newest = self._state.batches.newest  # Not found out again for each.
         for stretch in chunks.stretches:
-            lease = (stretch.trajectory_id, stretch.epoch)
-            if lease in ended:
+            trajectory_id = stretch.trajectory_id
+            if ended and (trajectory_id, stretch.epoch) in ended:
                 continue
-            row = self._extended(sender, stretch, newest)
-            steps = [(stretch, row)] if row is not None else self._one_by_one(sender, chunks, stretch)
-            for each, found in steps:
+            extension = None if newest is None else extend(sender, stretch, newest, limits)
+            if extension is not None:
+                taken.rows.append(extension.row)
+                taken.stretches.append(stretch)
+                moved[trajectory_id] = None
+                continue
+            for alone, found in self._one_by_one(sender, chunks, stretch):
                 if isinstance(found, TrajectoryRow):
                     taken.rows.append(found)
-                    taken.stretches.append(each)
-                    if found.trajectory_id not in moved:
+                    taken.stretches.append(alone)
+                    if trajectory_id not in told:
                         # At once: a later chunk may end this lease, which then must stay ended.
-                        moved.add(found.trajectory_id)
-                        self._leases.moved(found.trajectory_id, now)
+                        told.add(trajectory_id)
+                        self._leases.moved((trajectory_id,), now)
                 elif found:
                     # What follows may write this trajectory's row again: after those that came before it.
-                    ended.add(lease)
+                    ended.add((trajectory_id, stretch.epoch))
+                    told.add(trajectory_id)
                     actions += [taken, *found]
                     taken = AppendChunks(chunks=chunks, peer=sender.peer)
                     break
+        self._leases.moved([each for each in moved if each not in told], now)
         actions.append(taken)
-        return [each for each in actions if not isinstance(each, AppendChunks) or each.rows]
-
-    def _extended(self, sender: SessionKey, stretch: Stretch, newest: VersionRow | None) -> TrajectoryRow | None:
-        """The row with all chunks of a stretch; None: they are looked at one by one."""
-        row = self._leases.held(sender, stretch.trajectory_id, stretch.epoch)
-        if row is None:
-            return None
-        assert newest is not None, NO_VERSION
-        state = self._state
-        sampling = state.groups.group(row.group_id).sampling
-        grown = extended_row(row, stretch, newest=newest, limits=state.trajectory_limits, sampling=sampling)
-        return None if grown is None else state.groups.put_grown(grown)
+        return [each for each in actions if not isinstance(each, AppendChunks) or each.stretches]
 
     def _one_by_one(
         self, sender: SessionKey, chunks: Gathered, stretch: Stretch
@@ -144,7 +140,7 @@ class HolderMessages:
             entry = journal_entry(row, message)
         except ValueError as error:
             return self._refuse(sender, row, "journal", str(error))
-        self._leases.moved(row.trajectory_id, now)
+        self._leases.moved((row.trajectory_id,), now)
         return [Save(row=self._state.groups.note(row.trajectory_id, len(entry.entry))), Save(row=entry)]
 
     def on_finish(self, sender: SessionKey, finish: Finish, now: float) -> list[Action]:
@@ -158,7 +154,7 @@ class HolderMessages:
             check_finish(row, finish)
         except ValueError as error:
             return self._refuse(sender, row, "finish", str(error))
-        self._leases.moved(row.trajectory_id, now, ends=True)
+        self._leases.moved((row.trajectory_id,), now, ends=True)
         actions = saves(state.groups.finish(finish))
         group = state.groups.group(row.group_id)
         if group.status == "complete" and group.split == "train":
