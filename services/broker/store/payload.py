@@ -1,7 +1,7 @@
 """Tokens as they are stored and joined again: chunks on disk <-> leases and batches on the wire."""
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +13,8 @@ from protocol.codec import Array
 from protocol.messages import Chunk, Plain, Segment, VersionRun
 from protocol.messages.base import require_plain
 from protocol.messages.gathered import Gathered, Stretch
+from services.broker.ledger import Extension
+from services.broker.rows import Row, TrajectoryRow
 
 CHUNK_COLUMNS: Final = "trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum"
 
@@ -139,6 +141,28 @@ def checked_chunks(chunks: Iterable[StoredChunk], start: int) -> Iterator[tuple[
             raise ValueError(f"trajectory {chunk.trajectory_id}: the chunk at {chunk.start} was changed on the disk")
         start += chunk.num_tokens
         yield chunk, chunk_header(chunk.header)
+
+
+def caught_up(rows: Iterable[Row], chunks_after: Callable[[int, int], Sequence[StoredChunk]]) -> Iterator[Row]:
+    """The rows, where that of a leased trajectory may be behind its chunks: with those that it is behind.
+
+    ``chunks_after`` gives a trajectory's chunks from a token on. Raises: ValueError when a row does not go on with them.
+    """
+    for row in rows:
+        if isinstance(row, TrajectoryRow) and row.status == "leased":
+            after = chunks_after(row.trajectory_id, row.num_tokens)
+            row = _with_chunks(row, after) if after else row
+        yield row
+
+
+def _with_chunks(row: TrajectoryRow, chunks: Sequence[StoredChunk]) -> TrajectoryRow:
+    extension = Extension(row)
+    for chunk, header in checked_chunks(chunks, row.num_tokens):
+        kinds = {(segment.kind, segment.turn, segment.sequence) for segment in header.segments}
+        if chunk.epoch != row.epoch or kinds != {("action", row.num_turns - 1, 0)}:
+            raise ValueError(f"trajectory {row.trajectory_id}: its row does not go on with the chunk at {chunk.start}")
+        extension.add([(run.version, run.num_tokens) for run in header.version_runs])
+    return extension.row
 
 
 def join(chunks: Sequence[StoredChunk]) -> Payload:

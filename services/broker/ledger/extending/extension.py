@@ -1,4 +1,11 @@
-"""The usual chunks, counted without an object for each of their parts: they go on with the action under way. Pure."""
+"""The usual chunks, counted without an object for each of their parts: they go on with the action under way. Pure.
+
+The row of a trajectory need not be written with each of them: what they change follows from the chunks themselves, and
+whoever reads the row adds those that it is behind.
+"""
+
+from collections.abc import Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -7,6 +14,10 @@ from protocol.messages import GroupSampling
 from protocol.messages.gathered import Stretch
 from services.broker.rows import TrajectoryRow, VersionRow
 
+MOST_BEHIND: Final = 16
+"""So many usual chunks are stored at most before the row of their trajectory is: a start reads no more of each lease."""
+NO_LIMIT: Final = 2**62
+
 
 class Extension:
     """A leased trajectory whose holder goes on with an action. It holds what more tokens of that action change: a row has 26
@@ -14,13 +25,14 @@ class Extension:
     """
 
     __slots__ = (
-        "_last_version", "_most_runs", "_most_tokens", "_num_runs", "_row", "_turn", "_version_sum", "epoch", "holder",
-        "lease_version", "min_version", "num_tokens",
+        "_last_version", "_most_runs", "_most_tokens", "_num_behind", "_num_runs", "_row", "_turn", "_version_sum", "epoch",
+        "holder", "lease_version", "min_version", "num_tokens",
     )  # fmt: skip
 
-    def __init__(self, row: TrajectoryRow, *, most_tokens: int, most_runs: int) -> None:
-        """``row``: as it is before the first of these chunks."""
+    def __init__(self, row: TrajectoryRow, *, most_tokens: int = NO_LIMIT, most_runs: int = NO_LIMIT) -> None:
+        """``row``: as it is before the first of these chunks, also on the disk."""
         self._row = row
+        self._num_behind = 0
         self._most_tokens = most_tokens
         self._most_runs = most_runs
         self.holder = (row.holder_peer, row.holder_session)
@@ -51,12 +63,30 @@ class Extension:
             or num_runs > self._most_runs
         ):
             return False
+        self._count(end, oldest, last, num_runs, stretch.version_sum)
+        return True
+
+    def add(self, versions: Sequence[tuple[int, int]]) -> None:
+        """Count tokens that are stored: ``versions`` made so many each, in this order."""
+        oldest, last = versions[0][0], versions[-1][0]
+        num_runs = self._num_runs + len(versions) - (oldest == self._last_version)
+        end = self.num_tokens + sum(number for _, number in versions)
+        self._count(end, oldest, last, num_runs, sum(version * number for version, number in versions))
+
+    def _count(self, end: int, oldest: int, last: int, num_runs: int, version_sum: int) -> None:
         self.num_tokens = end
         self.min_version = min(self.min_version, oldest)
         self.lease_version = self._last_version = last
-        self._version_sum += stretch.version_sum
+        self._version_sum += version_sum
         self._num_runs = num_runs
-        return True
+
+    def due_row(self) -> TrajectoryRow | None:
+        """The row, if it is to be stored with the chunks that were just counted; None: it may be behind them."""
+        self._num_behind += 1
+        if self._num_behind < MOST_BEHIND:
+            return None
+        self._num_behind = 0
+        return self.row
 
     @property
     def row(self) -> TrajectoryRow:

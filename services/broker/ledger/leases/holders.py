@@ -58,7 +58,8 @@ class HolderMessages:
                 continue
             extension = None if newest is None else extend(sender, stretch, newest, limits)
             if extension is not None:
-                taken.rows.append(extension.row)
+                if (due := extension.due_row()) is not None:
+                    taken.rows.append(due)
                 taken.stretches.append(stretch)
                 moved[trajectory_id] = None
                 continue
