@@ -6,7 +6,8 @@ import msgspec
 
 from protocol.messages import Chunk, GroupSampling, Message, Refused, Split
 from protocol.messages.base import shortened
-from protocol.messages.gathered import Gathered, Stretch
+from protocol.messages.gathered import Gathered
+from protocol.messages.stretches import Stretch
 from protocol.sessions import session_tag
 from services.broker.quotas import RETRY_S, OffenceReason
 from services.broker.rows import Row, TrajectoryRow

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from protocol.limits import TrajectoryLimits
 from protocol.messages import Chunk, Finish, GroupSampling, LeaseKey, Split
-from protocol.messages.gathered import Stretch
+from protocol.messages.stretches import StretchColumns
 from services.broker.ledger.actions import SessionKey
 from services.broker.ledger.admission import Outstanding
-from services.broker.ledger.extending import Extension, extension_of
+from services.broker.ledger.extending import Extensions, Taken
 from services.broker.ledger.intake import Growth, grown_row
 from services.broker.ledger.sampling import WHOLE, Share
 from services.broker.rows import DropReason, GroupRow, LedgerContents, Row, TrajectoryRow, VersionRow
@@ -33,7 +33,7 @@ class Groups:
         self._share = share
         self._groups: dict[int, GroupRow] = {row.group_id: row for row in contents.groups}
         self._trajectories: dict[int, TrajectoryRow] = {row.trajectory_id: row for row in contents.trajectories}
-        self._extensions: dict[int, Extension] = {}
+        self._extensions = Extensions()
         """Of the leased trajectories that usual chunks go on with: their rows in ``_trajectories`` are behind these."""
         self._members: dict[int, tuple[int, ...]] = {}
         self._oldest_versions: dict[int, int] = {}
@@ -64,8 +64,7 @@ class Groups:
 
     def trajectory(self, trajectory_id: int) -> TrajectoryRow | None:
         """None: it never existed, or its group is no longer in play."""
-        extension = self._extensions.get(trajectory_id)
-        return self._trajectories.get(trajectory_id) if extension is None else extension.row
+        return self._extensions.row(trajectory_id) or self._trajectories.get(trajectory_id)
 
     def members(self, group_id: int) -> list[TrajectoryRow]:
         return [self._row(trajectory_id) for trajectory_id in self._members[group_id]]
@@ -208,19 +207,17 @@ class Groups:
         """Count the chunk's tokens."""
         return self._put(grown_row(self._row(chunk.trajectory_id), chunk, growth))
 
-    def extend(self, sender: SessionKey, stretch: Stretch, newest: VersionRow, limits: TrajectoryLimits) -> Extension | None:
-        """Count the tokens of all chunks of a stretch. None: nothing is counted, because they are not usual ones under a
-        lease of ``sender``, or one of them must not be taken.
-        """
-        extension = self._extensions.get(stretch.trajectory_id) or self._new_extension(stretch.trajectory_id, limits)
-        if extension is None or extension.epoch != stretch.epoch or extension.holder != sender:
-            return None
-        min_version, lease_version = extension.min_version, extension.lease_version
-        if not extension.take(stretch, newest):
-            return None
-        if extension.lease_version != lease_version or extension.min_version != min_version:
-            self._refresh_oldest_version(self._trajectories[stretch.trajectory_id].group_id)
-        return extension
+    def extend(self, sender: SessionKey, stretches: StretchColumns, newest: VersionRow, limits: TrajectoryLimits) -> Taken:
+        """Count the tokens of all chunks of those stretches that are usual ones under a lease of ``sender``."""
+
+        def begin(trajectory_id: int) -> None:
+            if (row := self._trajectories.get(trajectory_id)) is not None:
+                self._extensions.begin(row, limits=limits, sampling=self._groups[row.group_id].sampling)
+
+        taken = self._extensions.take(sender, stretches, newest, begin)
+        for trajectory_id in taken.with_other_bounds:
+            self._refresh_oldest_version(self._trajectories[trajectory_id].group_id)
+        return taken
 
     def note(self, trajectory_id: int, num_bytes: int) -> TrajectoryRow:
         """Count an entry of the journal."""
@@ -277,17 +274,7 @@ class Groups:
 
     def _row(self, trajectory_id: int) -> TrajectoryRow:
         """A trajectory as it is now."""
-        extension = self._extensions.get(trajectory_id)
-        return self._trajectories[trajectory_id] if extension is None else extension.row
-
-    def _new_extension(self, trajectory_id: int, limits: TrajectoryLimits) -> Extension | None:
-        row = self._trajectories.get(trajectory_id)
-        if row is None:
-            return None
-        extension = extension_of(row, limits=limits, sampling=self._groups[row.group_id].sampling)
-        if extension is not None:
-            self._extensions[trajectory_id] = extension
-        return extension
+        return self._extensions.row(trajectory_id) or self._trajectories[trajectory_id]
 
     def _end_lease(
         self,
@@ -318,7 +305,7 @@ class Groups:
 
     def _put(self, row: TrajectoryRow) -> TrajectoryRow:
         former = self._row(row.trajectory_id)
-        self._extensions.pop(row.trajectory_id, None)
+        self._extensions.forget(row.trajectory_id)
         self._trajectories[row.trajectory_id] = row
         if row.status != former.status:
             self._index(row, former)
@@ -371,7 +358,7 @@ class Groups:
 
     def _forget(self, group_id: int) -> GroupRow:
         for trajectory_id in self._members.pop(group_id):
-            self._extensions.pop(trajectory_id, None)
+            self._extensions.forget(trajectory_id)
             self._no_longer_held(self._trajectories.pop(trajectory_id))
             self._no_longer_free(trajectory_id)
         self._no_longer_counted(group_id)

@@ -1,11 +1,13 @@
 """What comes in under a lease: tokens, entries of the journal, the end of the episode, or the lease back."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import compress
 from typing import Final
 
 from protocol.messages import Chunk, Finish, Journal, Refused, Release
 from protocol.messages.base import shortened
-from protocol.messages.gathered import Chunks, Gathered, Stretch
+from protocol.messages.gathered import Chunks, Gathered
+from protocol.messages.stretches import Stretch, StretchColumns
 from services.broker.ledger.actions import Action, AppendChunk, AppendChunks, Note, Offence, Reply, Save, SessionKey
 from services.broker.ledger.intake import TokenFacts, check_finish, growth, journal_entry
 from services.broker.ledger.leases.leases import Leases, told_ended
@@ -44,59 +46,76 @@ class HolderMessages:
         return [Save(row=grown), AppendChunk(chunk=chunk, peer=sender.peer)]
 
     def on_chunks(self, sender: SessionKey, chunks: Gathered, now: float) -> list[Action]:
-        """Each chunk by itself, in order: one that is refused costs the others nothing. What may be taken together is."""
+        """Usual chunks of many trajectories together, then each of the others by itself, in order: one that is refused costs
+        the others nothing.
+        """
+        is_taken, due = self._extend(sender, chunks.stretch_columns)
+        together = list(compress(chunks.stretches, is_taken))
+        taken = AppendChunks(chunks=chunks, peer=sender.peer, stretches=together, rows=due)
+        self._leases.moved([stretch.trajectory_id for stretch in together], now)
+        others = [place for place, taken in enumerate(is_taken) if not taken]
+        actions = [taken, *self._one_after_another(sender, chunks, others, now)]
+        return [each for each in actions if not isinstance(each, AppendChunks) or each.stretches]
+
+    def _extend(self, sender: SessionKey, stretches: StretchColumns) -> tuple[list[bool], list[TrajectoryRow]]:
+        """Which of these stretches are taken as they are, and rows to be written with them."""
+        newest = self._state.batches.newest
+        if newest is None:  # So nothing is leased.
+            return [False] * len(stretches.offset), []
+        taken = self._state.groups.extend(sender, stretches, newest, self._state.trajectory_limits)
+        return taken.is_taken, taken.due
+
+    def _one_after_another(self, sender: SessionKey, chunks: Gathered, places: Iterable[int], now: float) -> list[Action]:
+        """Stretches that were not taken with all others."""
         actions: list[Action] = []
         taken = AppendChunks(chunks=chunks, peer=sender.peer)
         ended: set[tuple[int, int]] = set()
-        moved: dict[int, None] = {}
-        told: set[int] = set()
-        extend, limits = self._state.groups.extend, self._state.trajectory_limits
-        newest = self._state.batches.newest  # Not found out again for each.
-        for stretch in chunks.stretches:
-            trajectory_id = stretch.trajectory_id
-            if ended and (trajectory_id, stretch.epoch) in ended:
+        moved: set[int] = set()
+        for place in places:
+            lease = trajectory_id, _ = chunks.stretches[place][1:3]
+            if lease in ended:
                 continue
-            extension = None if newest is None else extend(sender, stretch, newest, limits)
-            if extension is not None:
-                if (due := extension.due_row()) is not None:
-                    taken.rows.append(due)
+            for stretch, found in self._steps(sender, chunks, place):
+                if isinstance(found, list):
+                    if found:
+                        # What follows may write this trajectory's row again: after those that came before it.
+                        ended.add(lease)
+                        actions += [taken, *found]
+                        taken = AppendChunks(chunks=chunks, peer=sender.peer)
+                        break
+                    continue
                 taken.stretches.append(stretch)
-                moved[trajectory_id] = None
-                continue
-            for alone, found in self._one_by_one(sender, chunks, stretch):
-                if isinstance(found, TrajectoryRow):
+                if found is not None:
                     taken.rows.append(found)
-                    taken.stretches.append(alone)
-                    if trajectory_id not in told:
-                        # At once: a later chunk may end this lease, which then must stay ended.
-                        told.add(trajectory_id)
-                        self._leases.moved((trajectory_id,), now)
-                elif found:
-                    # What follows may write this trajectory's row again: after those that came before it.
-                    ended.add((trajectory_id, stretch.epoch))
-                    told.add(trajectory_id)
-                    actions += [taken, *found]
-                    taken = AppendChunks(chunks=chunks, peer=sender.peer)
-                    break
-        self._leases.moved([each for each in moved if each not in told], now)
-        actions.append(taken)
-        return [each for each in actions if not isinstance(each, AppendChunks) or each.stretches]
+                if trajectory_id not in moved:
+                    # At once: a later chunk may end this lease, which then must stay ended.
+                    moved.add(trajectory_id)
+                    self._leases.moved((trajectory_id,), now)
+        return [*actions, taken]
 
-    def _one_by_one(
-        self, sender: SessionKey, chunks: Gathered, stretch: Stretch
-    ) -> Iterator[tuple[Stretch, TrajectoryRow | list[Action]]]:
-        """Each chunk, decided when it is asked for: the row with it, or what follows because it is not taken."""
-        for place in stretch.places:
-            alone = chunks.alone(place)
-            yield alone, self._gathered(sender, chunks, place, alone)
+    def _steps(
+        self, sender: SessionKey, chunks: Gathered, place: int
+    ) -> Iterator[tuple[Stretch, TrajectoryRow | list[Action] | None]]:
+        """A stretch as a whole, or its chunks, each decided when it is asked for: the row to be written with it, None for a
+        row that may be behind, or what follows because it is not taken.
+        """
+        stretch = chunks.stretches[place]
+        if stretch.is_usual:
+            (is_taken,), due = self._extend(sender, chunks.stretch_columns.only(place))
+            if is_taken:
+                yield stretch, due[0] if due else None
+                return
+        for each in stretch.places:
+            alone = chunks.alone(each)
+            yield alone, self._gathered(sender, chunks, each, alone)
 
     def _gathered(self, sender: SessionKey, chunks: Gathered, place: int, alone: Stretch) -> TrajectoryRow | list[Action]:
         row = self._before(sender, alone.trajectory_id, alone.epoch, alone.offset, alone.num_tokens, place)
         if not isinstance(row, TrajectoryRow):
             return row
         try:
-            chunk, arrays = chunks.chunk(place)
-            return self._grown(row, chunk, TokenFacts(largest_token_id=int(arrays["token_ids"].max())))
+            chunk, _ = chunks.chunk(place)
+            return self._grown(row, chunk, TokenFacts(largest_token_id=chunks.largest_token_id(place)))
         except ValueError as error:
             return self._refuse_chunk(sender, row, str(error), place)
 
