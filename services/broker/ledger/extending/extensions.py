@@ -86,7 +86,6 @@ class Extensions:
         del self._held[holder][trajectory_id]
         if not self._held[holder]:
             del self._held[holder]
-        self._grown[slot] = False
         self._free.append(slot)
 
     def take(self, sender: Holder, stretches: StretchColumns, newest: VersionRow, begin: Callable[[int], None]) -> Taken:
@@ -108,7 +107,8 @@ class Extensions:
             & (stretches.largest_token_id < newest.vocabulary) & (stretches.oldest >= known[_LEASE_VERSION])
             & (stretches.newest <= newest.policy_version) & (end <= known[_MOST_TOKENS]) & (num_runs <= known[_MOST_RUNS])
         )  # fmt: skip
-        other = taken & ((stretches.newest != known[_LEASE_VERSION]) | (stretches.oldest < known[_MIN_VERSION]))
+        # A smaller oldest version alone changes no bound: it is no smaller than the lease's, which was one already.
+        other = taken & (stretches.newest != known[_LEASE_VERSION])
         known[_TOKENS] = end
         known[_LEASE_VERSION] = known[_LAST_VERSION] = stretches.newest
         known[_MIN_VERSION] = np.minimum(known[_MIN_VERSION], stretches.oldest)

@@ -80,8 +80,7 @@ def test_many_trajectories_grow_as_one_after_the_other_would() -> None:
                 continue
             assert is_taken
             rows[number] = grown_row(former, chunk, grown)
-            bounds = (former.min_version, former.lease_version) != (rows[number].min_version, rows[number].lease_version)
-            assert (number in taken.with_other_bounds) == bounds
+            assert (number in taken.with_other_bounds) == (former.lease_version != rows[number].lease_version)
             num_behind[number] += 1
             assert (number in due) == (num_behind[number] % MOST_BEHIND == 0)
             assert due.get(number, rows[number]) == rows[number]
@@ -101,8 +100,9 @@ def test_many_trajectories_grow_as_one_after_the_other_would() -> None:
         ({"version_runs": [VersionRun(10, 2)]}, {}),
         ({}, {"holder": ("rollout-a", "another")}),
         ({}, {"largest": MAX_VOCABULARY}),
+        ({"num_tokens": 61, "segments": [Segment("action", 0, 61)], "version_runs": [VersionRun(2, 61)]}, {}),
     ],
-    ids=["gap", "epoch", "turn", "version goes back", "no such version", "holder", "vocabulary"],
+    ids=["gap", "epoch", "turn", "version goes back", "no such version", "holder", "vocabulary", "too long"],
 )
 def test_what_must_not_be_taken_is_not_counted(fields, how) -> None:
     extensions = begun([a_row(3), a_row(4)])
