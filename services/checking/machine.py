@@ -168,7 +168,8 @@ def _listening(situation: Situation) -> dict[str, tuple[str, int]]:
     places = {}
     for key, endpoint in _endpoints(situation).items():
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        if endpoint.startswith("tcp://") and port.isdecimal():
+        # A broker of several addresses has its own in its own configuration.
+        if endpoint.startswith("tcp://") and port.isdecimal() and "," not in endpoint:
             places[key] = (host.strip("[]"), int(port))
     host = settings.security.metrics_host
     places["broker.metrics_port"] = (host, settings.broker.metrics_port)

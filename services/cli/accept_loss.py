@@ -4,12 +4,21 @@ import sys
 from pathlib import Path
 
 from services.broker.store import LEDGER_FILE, StoreUnavailable, accept_loss
+from services.runs.reading import other_ledgers
 from services.runtime.errors import EXIT_DAMAGED, EXIT_FAILED, DiskDamageError
 from services.runtime.plain_text import one_line
 
 
 def accept_loss_command(directory: Path) -> int:
     """Record what is lost. Returns 0 when a broker can go on, 1 when something is in the way, 3 when there is no way on."""
+    several = other_ledgers(directory)
+    if several:
+        print(
+            f"gspo accept-loss: {len(several) + 1} brokers share this run, and what one has lost the others have trained "
+            "on: restore a copy of the whole directory, or begin a new run from the last checkpoint's weights (model.path)",
+            file=sys.stderr,
+        )
+        return EXIT_FAILED
     try:
         accepted = accept_loss(directory / LEDGER_FILE)
     except (StoreUnavailable, OSError) as error:

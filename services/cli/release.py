@@ -5,7 +5,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ from services.broker.store import (
     refusing_damage,
 )
 from services.cli.operator import NoAnswer, TurnedAway, operator
+from services.runs.reading import ledger_directories
 from services.runtime.logs import configure_logging
 from services.runtime.plain_text import one_line
 from services.runtime.settings import Settings, read_run_settings, run_fingerprint
@@ -56,10 +57,25 @@ class SetAside:
 
 
 def read_set_aside(directory: Path) -> list[SetAside]:
-    """The batches that were set aside, by index.
+    """The batches of a run that were set aside, by index, from all of its ledgers.
 
-    Raises: NoLedger; StoreCorrupt when the ledger is damaged; sqlite3.OperationalError when it cannot be read now.
+    Raises: NoLedger; StoreCorrupt when a ledger is damaged; sqlite3.OperationalError when it cannot be read now.
     """
+    found: dict[int, SetAside] = {}
+    for each in ledger_directories(directory):
+        for batch in set_aside_in(each):
+            former = found.get(batch.batch)
+            found[batch.batch] = batch if former is None else _together(former, batch)
+    return [found[index] for index in sorted(found)]
+
+
+def _together(one: SetAside, other: SetAside) -> SetAside:
+    """Two brokers' shares of one batch."""
+    return replace(one, waiting=one.waiting + other.waiting, released=one.released + other.released)
+
+
+def set_aside_in(directory: Path) -> list[SetAside]:
+    """Those of one ledger. Raises: as ``read_set_aside``."""
     with refusing_damage(directory / LEDGER_FILE), reading(directory) as connection:
         return [
             SetAside(batch=batch, policy_version=version, reason=reason, waiting=int(waiting), released=int(back), at=at)
@@ -115,13 +131,23 @@ def _release(settings: Settings, directory: Path, wanted: list[int]) -> str:
     except TurnedAway:
         raise
     except NoAnswer:
-        release_stopped(directory, fingerprint=run_fingerprint(settings), batches=wanted)
+        for each, batches in zip(ledger_directories(directory), _of_each(directory, wanted), strict=True):
+            if batches:
+                release_stopped(each, fingerprint=run_fingerprint(settings), batches=batches)
     return f"batch {named} is given back: no broker is running, and the next one of this run uses it"
+
+
+def _of_each(directory: Path, wanted: Sequence[int]) -> list[list[int]]:
+    """Which of the batches wait in each ledger: an interrupted command may have given back some of a batch's groups."""
+    return [
+        [each.batch for each in set_aside_in(own) if each.waiting and each.batch in wanted]
+        for own in ledger_directories(directory)
+    ]
 
 
 async def _ask(settings: Settings, directory: Path, wanted: list[int]) -> None:
     async with operator(settings) as broker:
-        await broker.release(wanted, ANSWER_S)
+        await broker.release(_of_each(directory, wanted), ANSWER_S)
         # What was given back is in the ledger.
         deadline = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline:

@@ -47,6 +47,10 @@ def addresses(cluster: ClusterModel) -> Iterator[ClusterFault]:
 def _reaches(
     cluster: ClusterModel, source: PodTemplate, target: PodTemplate, key: str, address: str, port: str
 ) -> Iterator[ClusterFault]:
+    if "," in address:
+        for each in address.split(","):
+            yield from _reaches(cluster, source, target, key, each.strip(), port)
+        return
     to = urlsplit(address)
     ports = {name: number for container in target.main for name, number in container.ports.items()}
     host = str(to.hostname).removesuffix(".svc.cluster.local").removesuffix(".svc").removesuffix(f".{target.namespace}")

@@ -14,10 +14,9 @@ import structlog
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import WORK
 from protocol.sessions import new_session
 from services.placement import require_driver, this_machine
-from services.rollout.gathering import GatheringClient
+from services.rollout.brokers import open_brokers
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.opening import Policy, open_all_episodes, open_user_code
 from services.rollout.service import RolloutService
@@ -48,7 +47,7 @@ from services.runtime.lifecycle import run_until_stopped, until_stopped
 from services.runtime.log_files import LogLimits
 from services.runtime.logs import configure_logging
 from services.runtime.net import Security
-from services.runtime.settings import ProcessArguments, Settings, parse_process_arguments, run_fingerprint
+from services.runtime.settings import ProcessArguments, Settings, parse_process_arguments
 from services.runtime.telemetry import Health, TelemetryServer
 from services.turns import LOCK_FILE, DeviceLock
 from services.weights import SpreadError, kv_heads, require_served, require_spread, spread_of
@@ -143,12 +142,8 @@ async def _generate(
             player = await stack.enter_async_context(open_user_code(settings, arguments.name, metrics))
             lock = await stack.enter_async_context(_first_turn(settings, arguments.name, clock, metrics))
             engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size, registry, lock))
-            broker = GatheringClient(
-                context, WORK, settings.broker.work_endpoint,
-                role="rollout", peer=arguments.name, session=new_session(), clock=clock, security=security,
-                fingerprint=run_fingerprint(settings),
-            )  # fmt: skip
-            stack.callback(broker.close)
+            opened = open_brokers(settings, context, name=arguments.name, clock=clock, security=security)
+            brokers = stack.enter_context(opened)
             directory = stack.enter_context(weights_directory(settings, arguments.name))
             weight_peers = None
             if settings.rollout.peer_weights_endpoint:
@@ -174,19 +169,19 @@ async def _generate(
                 turns=EngineTurns(engine, lock, clock=clock, metrics=metrics),
             )
             policy = Policy(
-                tokenizer=tokenizer, engine=engine, broker=broker, may_generate=sync.may_generate, metrics=metrics,
+                tokenizer=tokenizer, engine=engine, broker=brokers, may_generate=sync.may_generate, metrics=metrics,
                 clock=clock, wall_s=lambda: datetime.now(tz=UTC).timestamp(),
             )  # fmt: skip
             episodes = await stack.enter_async_context(open_all_episodes(settings, arguments.name, policy, player, registry))
             service = RolloutService(
                 episodes=episodes,
-                broker=broker,
+                brokers=brokers,
                 sync=sync,
                 settings=settings.rollout,
                 clock=clock,
                 health=health,
                 metrics=metrics,
-                turns=None if lock is None else TurnTaker(sync),
+                turns=None if lock is None else TurnTaker(sync, asks_of=lambda: brokers.there),
             )
             started.set()
             health.opened()
@@ -259,6 +254,7 @@ def server_options(settings: Settings, name: str, lock: DeviceLock | None = None
         port=rollout.server_port,
         max_total_tokens=rollout.max_total_tokens,
         max_running=rollout.max_running,
+        longest_tokens=settings.longest_sequence,
         spread=spread_of(settings),
         lora_args=tuple(lora_arguments(lora.rank, lora.loaded)) if lora.publish == "adapter" else (),
         extra_args=tuple(rollout.server_args),

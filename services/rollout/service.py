@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -12,7 +11,6 @@ from protocol.messages import (
     Heartbeat,
     Lease,
     LeaseEnded,
-    LeaseKey,
     LeaseRequest,
     NoLease,
     Pulse,
@@ -21,6 +19,8 @@ from protocol.messages import (
 )
 from protocol.messages.base import shortened
 from protocol.messages.work import RolloutStatus
+from services.rollout.brokers import AnnouncedVersions, Brokers, LeaseRequests
+from services.rollout.held import HeldLease, WorkSeen, keys_by_broker, num_by_broker
 from services.rollout.metrics import STATUSES, RolloutMetrics
 from services.rollout.sglang import EngineError
 from services.rollout.turns import TurnTaker
@@ -29,29 +29,17 @@ from services.rollout.work import EpisodeFailed, EpisodeRunner, EpisodeWork
 from services.runtime.clock import Clock
 from services.runtime.errors import ServiceError
 from services.runtime.lifecycle import until_stopped
-from services.runtime.net import Delivered, PeerClient
+from services.runtime.net import Delivered
 from services.runtime.settings import Rollout
 from services.runtime.telemetry import Health
 
 log = structlog.get_logger()
 
 HEARTBEAT_S: Final = 1.0
-REQUEST_TIMEOUT_S: Final = 3.0
 ENGINE_FAILURES_ALLOWED: Final = 3
 STOP_SHARE: Final = 0.2
 """Share of rollout.drain_s in which the engine ends what it generates."""
 ENGINE_PAUSE_S: Final = 1.0
-BROKER_SILENT_S: Final = 5.0
-"""The broker answers every heartbeat: after this silence it is away."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldLease:
-    """A lease, and the task that works on it."""
-
-    lease: Lease
-    work: EpisodeWork
-    task: asyncio.Task[None]
 
 
 class RolloutService:
@@ -66,7 +54,7 @@ class RolloutService:
         self,
         *,
         episodes: EpisodeRunner,
-        broker: PeerClient,
+        brokers: Brokers,
         sync: WeightSync,
         settings: Rollout,
         clock: Clock,
@@ -78,7 +66,7 @@ class RolloutService:
         """``heartbeat_s``: how often to renew the leases, and to check whether to ask for more. ``turns``: on the engine's
         device; None: it is the engine's alone."""
         self._episodes = episodes
-        self._broker = broker
+        self._brokers = brokers
         self._sync = sync
         self._settings = settings
         self._clock = clock
@@ -88,16 +76,15 @@ class RolloutService:
         self._turns = turns
         self._running: dict[int, HeldLease] = {}
         self._late: list[asyncio.Task[None]] = []
-        self._last_work: list[tuple[int, int, int]] = []
+        self._seen = WorkSeen()
         self._wake = asyncio.Event()
-        self._request_id = 0
-        self._asked_at = 0.0
-        self._expected = 0
-        self._ask_again_at = 0.0
+        self._requests = LeaseRequests(len(brokers), settings.max_running)
+        self._versions = AnnouncedVersions(len(brokers))
         self._draining = False
-        self._said: RolloutStatus | None = None
+        self._said: list[RolloutStatus | None] = [None] * len(brokers)
         self._engine_failures = 0
-        self._broker_stopping = asyncio.Event()
+        self._stopping = [False] * len(brokers)
+        self._all_stopping = asyncio.Event()
         metrics.episodes_limit.set(settings.max_running)
         sync.on_change(self._wake.set)
 
@@ -108,8 +95,10 @@ class RolloutService:
         """
         async with self._channels():
             async with asyncio.TaskGroup() as tasks:
+                receiving = [
+                    tasks.create_task(self._receive(broker, tasks), name="receive") for broker in range(len(self._brokers))
+                ]
                 loops = [
-                    tasks.create_task(self._receive(tasks), name="receive"),
                     tasks.create_task(self._ask(), name="ask"),
                     tasks.create_task(self._beat(), name="heartbeat"),
                 ]
@@ -117,19 +106,19 @@ class RolloutService:
                     loops.append(tasks.create_task(self._turns.run(lambda: len(self._running)), name="turns"))
                 await self._until_over(stop)
                 self._draining = True
-                for loop in loops[1:]:
+                for loop in loops:
                     loop.cancel()
                 await self._drain()
-                for task in (loops[0], *self._late):
+                for task in (*receiving, *self._late):
                     task.cancel()
-        return self._broker_stopping.is_set()
+        return self._all_stopping.is_set()
 
     @asynccontextmanager
     async def _channels(self) -> AsyncIterator[None]:
-        """Keep the broker's channel and the weight channel open until everything is handed back."""
+        """Keep the brokers' channels and the weight channel open until everything is handed back."""
         async with asyncio.TaskGroup() as tasks:
             running = [
-                tasks.create_task(self._broker.run(), name="broker-client"),
+                *(tasks.create_task(client.run(), name="broker-client") for client in self._brokers.clients),
                 tasks.create_task(self._sync.run(), name="weight-sync"),
             ]
             try:
@@ -140,7 +129,7 @@ class RolloutService:
 
     async def _until_over(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
-            waits = [tasks.create_task(event.wait()) for event in (stop, self._broker_stopping)]
+            waits = [tasks.create_task(event.wait()) for event in (stop, self._all_stopping)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()
@@ -155,39 +144,51 @@ class RolloutService:
             return "verifying" if self._sync.loading else "starting"
         return "serving"
 
+    def _status_for(self, broker: int) -> RolloutStatus:
+        """What ``broker`` is told: it gives no leases to an engine whose version it has not heard of."""
+        status = self._status
+        return "verifying" if status == "serving" and not self._is_known_to(broker) else status
+
+    def _is_known_to(self, broker: int) -> bool:
+        return self._versions.may_have(broker, self._sync.policy_version)
+
     # --- receive -----------------------------------------------------------------------------------------------------
 
-    async def _receive(self, tasks: asyncio.TaskGroup) -> None:
+    async def _receive(self, broker: int, tasks: asyncio.TaskGroup) -> None:
+        inbox = self._brokers.clients[broker].inbox
         while True:
-            delivered = await self._broker.inbox.get()
+            delivered = await inbox.get()
             self._health.beat()
-            self._on_message(delivered, tasks)
+            self._on_message(broker, delivered, tasks)
 
-    def _on_message(self, delivered: Delivered, tasks: asyncio.TaskGroup) -> None:
+    def _on_message(self, broker: int, delivered: Delivered, tasks: asyncio.TaskGroup) -> None:
         message = delivered.message
         if isinstance(message, Welcome):
-            self._sync.announce(message.policy_version, message.weights_endpoint)
-            # Requests from before the handshake do not count any more.
-            self._expected, self._ask_again_at, self._said = 0, 0.0, None
+            self._on_announced(broker, message)
+            self._requests.welcomed(broker)
+            self._said[broker] = None
             self._wake.set()
         elif isinstance(message, Pulse):
-            self._sync.announce(message.policy_version, message.weights_endpoint)
-            if message.stopping:
-                self._broker_stopping.set()
+            self._on_announced(broker, message)
+            self._stopping[broker] = message.stopping
+            if all(self._stopping):
+                self._all_stopping.set()
         elif isinstance(message, Lease):
+            self._requests.leased(broker)
             self._start_episode(message, delivered, tasks)
         elif isinstance(message, NoLease):
-            if message.request_id == self._request_id:
-                self._expected = 0
-                self._ask_again_at = self._clock.now() + message.retry_s
+            if self._requests.refused(broker, message.request_id, self._clock.now() + message.retry_s):
                 if self._turns is not None:
-                    self._turns.refused()
+                    self._turns.refused(broker)
                 self._wake.set()
         elif isinstance(message, LeaseEnded):
             self._end_episode(message)
 
+    def _on_announced(self, broker: int, message: Welcome | Pulse) -> None:
+        self._versions.announced(broker, message.policy_version, message.weights_endpoint)
+        self._sync.announce(*self._versions.common)
+
     def _start_episode(self, lease: Lease, delivered: Delivered, tasks: asyncio.TaskGroup) -> None:
-        self._expected = max(0, self._expected - 1)
         name = f"trajectory-{lease.trajectory_id}-{lease.epoch}"
         if self._draining:
             self._late.append(tasks.create_task(self._release(lease, "draining", failed=False), name=name))
@@ -264,14 +265,14 @@ class RolloutService:
         self._metrics.episodes_running.set(len(self._running))
 
     async def _release(self, lease: Lease, reason: str, *, failed: bool) -> None:
-        await self._broker.send(
+        await self._brokers.send(
             Release(trajectory_id=lease.trajectory_id, epoch=lease.epoch, reason=shortened(reason), failed=failed)
         )
 
     def _on_engine_error(self, error: EngineError) -> None:
         self._engine_failures += 1
         log.warning("engine_error", error=str(error), failures=self._engine_failures)
-        self._ask_again_at = self._clock.now() + ENGINE_PAUSE_S
+        self._requests.pause(self._clock.now() + ENGINE_PAUSE_S)
         if self._engine_failures >= ENGINE_FAILURES_ALLOWED * max(1, self._settings.max_running):
             raise ServiceError(f"the engine keeps failing: {error}")
 
@@ -282,19 +283,18 @@ class RolloutService:
         log.info("draining", episodes=len(episodes), budget_s=self._settings.drain_s)
         try:
             async with asyncio.timeout(self._settings.drain_s):
-                await self._send_heartbeat()
+                await self._send_heartbeats()
                 await self._stop_generating([episode.task for episode in episodes])
                 for episode in episodes:
                     episode.task.cancel("draining")
                 if episodes:
                     await asyncio.wait([episode.task for episode in episodes])
-                for episode in episodes:
-                    # Not an episode that ended by itself meanwhile, nor a lease that the broker took away.
-                    if episode.task.cancelled() and self._running.get(episode.lease.trajectory_id) is episode:
-                        await self._hand_back(episode.lease, episode.work)
-                await self._broker.flushed()
+                async with asyncio.TaskGroup() as tasks:
+                    for broker in range(len(self._brokers)):
+                        tasks.create_task(self._hand_back_to(broker, episodes), name="hand-back")
+                await self._brokers.flushed()
         except TimeoutError:
-            log.warning("drain_incomplete", unacknowledged=self._broker.num_unacknowledged)
+            log.warning("drain_incomplete", unacknowledged=self._brokers.num_unacknowledged)
 
     async def _stop_generating(self, tasks: list[asyncio.Task[None]]) -> None:
         """Have the engine end every request with the tokens that it has made. Where it does not in time, those of the last
@@ -308,6 +308,15 @@ class RolloutService:
         except (TimeoutError, EngineError) as error:
             running = sum(not task.done() for task in tasks)
             log.info("generation_cut_off", episodes=running, reason=str(error) or "the engine did not end them in time")
+
+    async def _hand_back_to(self, broker: int, episodes: list[HeldLease]) -> None:
+        """One broker's by itself: one that is away takes nothing, and must not hold up what the others get."""
+        for episode in episodes:
+            # Not an episode that ended by itself meanwhile, nor a lease that the broker took away.
+            trajectory_id = episode.lease.trajectory_id
+            is_here = episode.task.cancelled() and self._running.get(trajectory_id) is episode
+            if is_here and self._brokers.of(trajectory_id) == broker:
+                await self._hand_back(episode.lease, episode.work)
 
     async def _hand_back(self, lease: Lease, work: EpisodeWork) -> None:
         try:
@@ -323,62 +332,53 @@ class RolloutService:
     async def _ask(self) -> None:
         while True:
             now = self._clock.now()
-            waiting = self._expected > 0 and now - self._asked_at < REQUEST_TIMEOUT_S
-            room = self._settings.max_running - len(self._running)
-            if self._status == "serving" and not waiting and room > 0 and now >= self._ask_again_at:
-                if self._said != "serving":
-                    # The broker gives leases only to a rollout that has said that it serves.
-                    await self._send_heartbeat()
-                self._request_id += 1
-                self._asked_at, self._expected = now, room
-                if self._turns is not None:
-                    self._turns.asked(self._sync.policy_version, len(self._running))
-                await self._broker.send(
-                    LeaseRequest(request_id=self._request_id, capacity=room, policy_version=self._sync.policy_version)
-                )
-            pause = self._ask_again_at - now if self._ask_again_at > now else self._heartbeat_s
-            await until_stopped(self._wake, min(pause, self._heartbeat_s))
+            if self._status == "serving":
+                for ask in self._requests.ask(now, num_by_broker(self._running, self._brokers), self._may_ask):
+                    if self._said[ask.broker] != "serving":
+                        # A broker gives leases only to a rollout that has said that it serves.
+                        await self._send_heartbeats(ask.broker)
+                    version = self._sync.policy_version
+                    if self._turns is not None:
+                        self._turns.asked(version, len(self._running), ask.broker)
+                    request = LeaseRequest(request_id=ask.request_id, capacity=ask.capacity, policy_version=version)
+                    await self._brokers.clients[ask.broker].send(request)
+            until = self._requests.pauses_until(now)
+            await until_stopped(self._wake, self._heartbeat_s if until is None else min(until - now, self._heartbeat_s))
             self._wake.clear()
+
+    def _may_ask(self, broker: int) -> bool:
+        client = self._brokers.clients[broker]
+        return client.connected and not self._stopping[broker] and self._is_known_to(broker)
 
     async def _beat(self) -> None:
         while True:
             self._health.beat()
-            await self._send_heartbeat()
+            await self._send_heartbeats()
             await asyncio.sleep(self._heartbeat_s)
 
-    async def _send_heartbeat(self) -> None:
+    async def _send_heartbeats(self, *brokers: int) -> None:
+        """To ``brokers``; without any: to all. Each hears of its own leases."""
+        self._report()
+        leases = keys_by_broker(self._running, self._brokers)
+        for broker in brokers or range(len(self._brokers)):
+            self._said[broker] = status = self._status_for(broker)
+            beat = Heartbeat(policy_version=self._sync.policy_version, status=status, leases=leases[broker])
+            await self._brokers.clients[broker].send(beat)
+
+    def _report(self) -> None:
+        """Metrics and readiness."""
         status = self._status
         for name in STATUSES:
             self._metrics.status.labels(status=name).set(name == status)
-        self._metrics.unacknowledged.set(self._broker.num_unacknowledged)
+        self._metrics.unacknowledged.set(self._brokers.num_unacknowledged)
         if status != "serving":
-            self._health.not_ready(self._sync.quarantined or self._unanswered or status)
-        elif not self._broker.connected or self._broker.silent_s > BROKER_SILENT_S:
-            self._health.not_ready("the broker is away")
+            unanswered = "" if self._draining else self._brokers.unanswered
+            self._health.not_ready(self._sync.quarantined or unanswered or status)
+        elif away := self._brokers.away:
+            self._health.not_ready(away)
         elif self._has_worked():
             self._health.progress()
-        self._said = status
-        leases = [LeaseKey(episode.lease.trajectory_id, episode.lease.epoch) for episode in self._running.values()]
-        await self._broker.send(Heartbeat(policy_version=self._sync.policy_version, status=status, leases=leases))
-
-    @property
-    def _unanswered(self) -> str:
-        """Says that the broker has never answered, and why if known; empty once it has answered."""
-        if self._draining or self._broker.welcome is not None:
-            return ""
-        waited = f"no answer from the broker at {self._broker.endpoint} for {self._broker.silent_s:.0f} s"
-        return f"{waited}: {self._broker.refused}" if self._broker.refused else waited
 
     def _has_worked(self) -> bool:
-        """Whether any episode started, ended or grew since the last heartbeat; also true without any episode, and while all
-        wait for their turn."""
-        if self._turns is not None and self._turns.waits:
-            return True
-        work = [
-            (episode.lease.trajectory_id, episode.lease.epoch, episode.work.num_tokens)
-            for episode in self._running.values()
-            if not episode.work.is_in_user_code
-        ]
-        worked = not work or work != self._last_work
-        self._last_work = work
-        return worked
+        """See ``WorkSeen``; also true while all episodes wait for their turn."""
+        return (self._turns is not None and self._turns.waits) or self._seen.has_worked(self._running.values())

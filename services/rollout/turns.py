@@ -1,12 +1,12 @@
 """When a rollout takes its turn on a device that the learner uses, too, and when it ends it.
 
-It keeps the turn while it has leases, and until the broker has answered that the window of its version is spent. While its
+It keeps the turn while it has leases, and until every broker has answered that the window of its version is spent. While its
 engine serves nothing it ends the turn at once: the next version may need the learner, which may need the device.
 ``services/turns/lock.py`` says why nobody waits for ever.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from services.rollout.weights import WeightSync
@@ -23,31 +23,39 @@ class TurnTaker:
     unblocked by: Lease; NoLease; the end of the learner's turn
     """
 
-    def __init__(self, sync: WeightSync, *, look_s: float = LOOK_S) -> None:
+    def __init__(
+        self, sync: WeightSync, *, look_s: float = LOOK_S, asks_of: Callable[[], Sequence[int]] = lambda: (0,)
+    ) -> None:
+        """``asks_of``: the brokers that are there; what another one would say is not waited for."""
         self._sync = sync
         self._look_s = look_s
-        self._asked = 0
-        self._spent = 0
-        """The version for which the broker had nothing more; 0: none."""
+        self._asks_of = asks_of
+        self._asked: dict[int, int] = {}
+        self._spent: dict[int, int] = {}
+        """The version for which a broker had nothing more."""
 
-    def asked(self, policy_version: int, num_running: int) -> None:
+    def asked(self, policy_version: int, num_running: int, broker: int = 0) -> None:
         """The rollout asks for leases, as a server of this version. Only without any in hand does a refusal end the turn:
         what they lead to may make room for more."""
-        self._asked = 0 if num_running else policy_version
+        self._asked[broker] = 0 if num_running else policy_version
 
-    def refused(self) -> None:
+    def refused(self, broker: int = 0) -> None:
         """The broker has no lease for it now."""
-        self._spent = self._asked
+        self._spent[broker] = self._asked.get(broker, 0)
 
     def leased(self) -> None:
         """A lease has come. That the same answer had no more of them does not end the turn either."""
-        self._asked = self._spent = 0
+        self._asked.clear()
+        self._spent.clear()
 
     def may_end(self, num_running: int) -> bool:
         """Whether the engine can do nothing with the device now."""
         if self._sync.loading:
             return False
-        return not self._sync.may_generate.is_set() or (not num_running and self._spent == self._sync.policy_version)
+        if not self._sync.may_generate.is_set():
+            return True
+        spent = [self._spent.get(broker, 0) == self._sync.policy_version for broker in self._asks_of()]
+        return not num_running and bool(spent) and all(spent)
 
     @property
     def waits(self) -> bool:

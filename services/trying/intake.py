@@ -57,7 +57,7 @@ class LocalIntake:
         except ValueError as error:
             raise EpisodeFailed(f"a run's broker would refuse this {type(message).__name__}: {error}") from error
 
-    async def acknowledged(self) -> None:
+    async def acknowledged(self, trajectory_id: int) -> None:
         """Whatever was sent was taken."""
 
     def _take(self, message: Message, arrays: Mapping[str, Array]) -> None:

@@ -16,6 +16,7 @@ from protocol.messages import Published, TensorInfo
 from services.learner.metrics import LearnerMetrics
 from services.learner.weights.server import WeightServer
 from services.learner.weights.snapshot import SnapshotStore
+from services.rollout.brokers import Brokers
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.service import RolloutService
 from services.rollout.tokenizer import ChatTokenizer
@@ -93,13 +94,13 @@ class Fleet:
         loop = an_environment_loop(
             ChatTokenizer(model),
             engine=self.engine,
-            broker=self.client,
+            broker=Brokers([self.client]),
             may_generate=sync.may_generate,
             metrics=metrics,
         )
         self.rollout = RolloutService(
             episodes=loop,
-            broker=self.client,
+            brokers=Brokers([self.client]),
             sync=sync,
             settings=Rollout(),
             clock=self.clock,

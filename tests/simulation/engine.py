@@ -162,7 +162,7 @@ class SimEngine:
         assert not self._running.is_set(), "weights are replaced while the engine generates"
         self._unknown = True
         self._true_version = None
-        self._audit.passes("loading")
+        self._audit.shared.passes("loading")
         if self.num_live:
             self._audit.happened["weights replaced under episodes"] += 1
         await asyncio.sleep(self._rng.uniform(0.05, 0.4))

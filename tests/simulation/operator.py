@@ -1,8 +1,9 @@
-"""An operator in virtual time, ``gspo release RUN_DIR all``, and a hostile peer that the broker admits."""
+"""An operator in virtual time, ``gspo release RUN_DIR all`` and a stop, and a hostile peer that the broker admits."""
 
 import asyncio
 import itertools
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from protocol.messages import (
     ReleaseRequest,
     Role,
     Segment,
+    StopRequest,
     VersionRun,
     Welcome,
 )
@@ -33,6 +35,7 @@ from tests.simulation.network import SimContext
 from tests.simulation.processes.machinery import Machinery
 
 OPERATOR = "operator"
+STOPPER = "operator-stops"
 ASKS = 3
 HOSTILE = "hostile"
 """Every name of the hostile peer begins so; the audit of honest peers leaves it out."""
@@ -49,47 +52,64 @@ QUOTA = "a liar is limited"
 
 
 class OperatorProcess:
-    """Asks the broker several times, as a request may be lost."""
+    """Asks brokers several times, as a request may be lost."""
 
-    def __init__(self, machinery: Machinery, process: Process) -> None:
+    def __init__(
+        self, machinery: Machinery, process: Process, request: ReleaseRequest | StopRequest, brokers: Sequence[int]
+    ) -> None:
+        """``brokers``: numbers of those that are asked."""
         self._machinery = machinery
         self._process = process
+        self._request = request
+        self._brokers = brokers
 
     async def run(self, stop: asyncio.Event) -> None:
-        settings = self._machinery.settings
         context: Any = SimContext(self._machinery.network, self._process)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number in self._brokers:
+                    endpoint = self._machinery.settings.broker.batch_endpoint_of(number)
+                    tasks.create_task(self._ask(context, endpoint, stop))
+        finally:
+            context.destroy()
+
+    async def _ask(self, context: Any, endpoint: str, stop: asyncio.Event) -> None:
         client = PeerClient(
             context,
             BATCH,
-            settings.broker.batch_endpoint,
+            endpoint,
             role="operator",
             peer=self._process.name,
             session=self._process.session,
             clock=self._machinery.clock,
-            fingerprint=run_fingerprint(settings),
+            fingerprint=run_fingerprint(self._machinery.settings),
         )
-        try:
-            async with client.running(OPERATOR):
-                for _ in range(ASKS):
-                    if stop.is_set():
-                        break
-                    await client.send(ReleaseRequest(batches=[]))
-                    await asyncio.sleep(1.0)
-        finally:
-            context.destroy()
+        async with client.running(OPERATOR):
+            for _ in range(ASKS):
+                if stop.is_set():
+                    break
+                await client.send(self._request)
+                await asyncio.sleep(1.0)
 
     def check_bounds(self) -> None:
         """It keeps nothing."""
 
 
 class HostileProcess:
-    """For HOSTILE_S it takes the learner's session, says Goodbye under a rollout's name, answers leases with lies, and opens
-    as many sessions as it can.
+    """For HOSTILE_S it troubles one broker: it takes the learner's session, says Goodbye under a rollout's name, answers
+    leases with lies, and opens as many sessions as it can.
     """
 
     def __init__(self, machinery: Machinery, process: Process) -> None:
         self._machinery = machinery
         self._process = process
+        settings = machinery.settings
+        number = (settings.run.seed + process.life) % settings.broker.num_brokers
+        self._audit = machinery.audit.brokers[number]
+        self._endpoints = {
+            WORK: settings.broker.work_endpoint_of(number),
+            BATCH: settings.broker.batch_endpoint_of(number),
+        }
         self._leases: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
         """What it got from each life of the broker, which forgets quotas."""
 
@@ -108,14 +128,12 @@ class HostileProcess:
         """It keeps no rules."""
 
     def _link(self, context: Any, spec: ChannelSpec, name: str) -> "_Link":
-        broker = self._machinery.settings.broker
-        endpoint = broker.work_endpoint if spec is WORK else broker.batch_endpoint
         session = f"{name}.{self._process.life}"
-        return _Link(DealerChannel(context, spec, endpoint, f"{name}/{session}"), name, session)
+        return _Link(DealerChannel(context, spec, self._endpoints[spec], f"{name}/{session}"), name, session)
 
     async def _steal(self, context: Any) -> None:
         """The learner's session has become known, and an operator says Hello with it."""
-        audit = self._machinery.audit
+        audit = self._audit
         for number in itertools.count():
             holder = audit.holder
             if holder is not None:
@@ -140,7 +158,7 @@ class HostileProcess:
         while True:
             welcome = await link.hello("rollout", link.name, link.session, seq)
             while isinstance(welcome, Welcome):
-                version = self._machinery.audit.durable.newest_version
+                version = self._audit.durable.newest_version
                 await link.channel.send(Heartbeat(policy_version=version, status="serving", leases=[]))
                 answer = await link.ask(LeaseRequest(request_id=1, capacity=1, policy_version=version), *LEASE_ANSWERS)
                 if isinstance(answer, Lease):
@@ -157,7 +175,7 @@ class HostileProcess:
 
     def _count(self, lease: Lease) -> None:
         machinery = self._machinery
-        router = machinery.network.routers.get(machinery.settings.broker.work_endpoint)
+        router = machinery.network.routers.get(self._endpoints[WORK])
         leases = self._leases[router.process.session if router is not None else ""]
         leases.add((lease.trajectory_id, lease.epoch))
         machinery.audit.require(len(leases) <= MAX_HOSTILE_LEASES, QUOTA, lambda: f"it got {len(leases)} leases")

@@ -23,7 +23,7 @@ from tests.simulation.episodes import SimOptions
 from tests.simulation.plan import STANDBY, Plan
 
 REST_BATCHES = 2
-WEIGHTS_ENDPOINTS = {"learner": "tcp://127.0.0.1:3", STANDBY: "tcp://127.0.0.1:4"}
+WEIGHTS_ENDPOINTS = {"learner": "tcp://127.0.0.1:501", STANDBY: "tcp://127.0.0.1:502"}
 
 
 def rules_of(plan: Plan, seed: int, options: SimOptions) -> Rules:
@@ -31,10 +31,10 @@ def rules_of(plan: Plan, seed: int, options: SimOptions) -> Rules:
         seed=seed,
         num_batches=plan.num_batches,
         group_size=plan.group_size,
-        groups_per_batch=plan.groups_per_batch,
+        groups_per_batch=plan.groups_per_batch // plan.num_brokers,
         max_lag=plan.max_lag,
         max_attempts=plan.max_attempts,
-        max_left_out=math.ceil(plan.max_left_out * plan.groups_per_batch),
+        max_left_out=math.ceil(plan.max_left_out * plan.groups_per_batch / plan.num_brokers),
         num_tasks=plan.num_tasks,
         rest_after_groups=plan.rest_after_groups,
         rest_batches=REST_BATCHES,
@@ -43,6 +43,7 @@ def rules_of(plan: Plan, seed: int, options: SimOptions) -> Rules:
         agents=bool(plan.agents),
         reads_clock=plan.reads_clock,
         replays=plan.agents == "replay",
+        num_brokers=plan.num_brokers,
     )
 
 
@@ -69,6 +70,7 @@ def settings_of(plan: Plan, directory: Path) -> Settings:
         broker=Broker(
             work_endpoint="tcp://127.0.0.1:1",
             batch_endpoint="tcp://127.0.0.1:2",
+            num_brokers=plan.num_brokers,
             lease_s=plan.lease_s,
             max_attempts=plan.max_attempts,
             failure_budget=1000,
@@ -84,6 +86,13 @@ def settings_of(plan: Plan, directory: Path) -> Settings:
             weights_endpoint=WEIGHTS_ENDPOINTS["learner"], checkpoint_every_batches=plan.checkpoint_every_batches
         ),
     )
+
+
+def settings_of_broker(settings: Settings, number: int) -> Settings:
+    """What this broker's process reads."""
+    if not number:
+        return settings
+    return settings.model_copy(update={"broker": settings.broker.model_copy(update={"number": number})})
 
 
 def _agent(plan: Plan) -> AgentSection:

@@ -1,75 +1,50 @@
 """The weather as it strikes: what each kind of event does to the processes, the network, the disk and the engines."""
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from services.broker.store.reader import LEDGER_FILE
 from services.learner.checkpoints.format import find_latest
-from tests.simulation.audit.restoring import AcceptedLoss, Restoring
-from tests.simulation.disk.damage import Damage
+from tests.simulation.disk.strikes import DiskStorm
 from tests.simulation.loop import NOBODY, VirtualLoop
 from tests.simulation.network import Network
-from tests.simulation.operator import HOSTILE, OPERATOR
-from tests.simulation.plan import Event, Plan, Point
+from tests.simulation.operator import HOSTILE, OPERATOR, STOPPER
+from tests.simulation.plan import Event, Plan, Point, broker_number, kind_of
 from tests.simulation.processes.host import Host
 from tests.simulation.processes.machinery import Machinery
 from tests.simulation.processes.rollout import RolloutProcess
-from tests.simulation.weather import ACCEPTED_LOSS, DAMAGES
 
 
-class Storm(ABC):
+class Storm(DiskStorm):
     """A world's weather; the world starts and ends processes."""
 
     def __init__(
         self, plan: Plan, loop: VirtualLoop, network: Network, machinery: Machinery, happened: Counter[str]
     ) -> None:
-        self.plan = plan
-        self.loop = loop
-        self.network = network
-        self.machinery = machinery
-        self.happened = happened
-        names = ["broker", "learner", *(f"rollout-{index}" for index in range(plan.num_rollouts))]
-        self.hosts = {name: Host(name) for name in names}
-        self.stood_still_s = 0.0
+        super().__init__(plan, loop, network, machinery, happened)
         self.failing_rewards = 0.0
+        self.stopped_at: list[int] = []
+        """Brokers that an operator tells to stop the run."""
         self._armed: list[Event] = []
-        machinery.audit.passes = self._passes
-
-    @property
-    @abstractmethod
-    def run_is_over(self) -> bool: ...
-
-    @abstractmethod
-    def start(self, host: Host) -> None: ...
-
-    @abstractmethod
-    def kill(self, host: Host) -> None: ...
-
-    @abstractmethod
-    def note(self, who: str, event: str, **fields: Any) -> None: ...
+        machinery.audit.shared.passes = self._passes
 
     def begin(self, event: Event) -> None:
         self.note("weather", str(event))
         handler: Callable[[Event], bool] = getattr(self, f"_on_{event.kind}")
         if handler(event):
-            target = event.target[0].split("-")[0] if event.target and event.kind in ("kill", "terminate", "suspend") else ""
+            target = kind_of(event.target[0]) if event.target and event.kind in ("kill", "terminate", "suspend") else ""
             self.happened[f"{event.kind} {target}".strip()] += 1
+            if any(broker_number(name) for name in event.target if kind_of(name) == "broker"):
+                self.happened[f"{event.kind} of another broker than the first"] += 1
 
-    def _later(self, seconds: float, what: Callable[[], object], note: str) -> None:
-        def end() -> None:
-            self.note("weather", note)
-            what()
-
-        self.loop.call_later(seconds, end, context=NOBODY)
-
-    def _on_kill(self, event: Event) -> bool:
-        host = self.hosts[event.target[0]]
-        if host.task is None:
+    def _on_stop(self, event: Event) -> bool:
+        """An operator tells one broker to stop the run."""
+        if STOPPER in self.hosts:
             return False
-        host.down_s = event.seconds
-        self.kill(host)
+        self.stopped_at = [broker_number(event.target[0])]
+        host = self.hosts[STOPPER] = Host(STOPPER)
+        self.start(host)
+        host.wanted = False
         return True
 
     def _on_kill_when(self, event: Event) -> bool:
@@ -89,7 +64,7 @@ class Storm(ABC):
     def _on_damage_checkpoint(self, event: Event) -> bool:
         """One bit of the newest checkpoint is flipped, and the learner is killed."""
         newest = find_latest(self.machinery.settings.run.directory / "checkpoints")
-        if newest is None or self.machinery.audit.durable.num_trained == self.plan.num_batches:
+        if newest is None or self.machinery.audit.num_trained == self.plan.num_batches:
             return False
         files = sorted(path for path in newest.rglob("*") if path.is_file() and path.stat().st_size)
         file = files[int(event.amount * len(files))]
@@ -194,7 +169,9 @@ class Storm(ABC):
     def _on_poison(self, event: Event) -> bool:
         """From now on the batch of this index ends whoever handles it."""
         kind: Any = event.target[0]
-        self.machinery.audit.poison[int(event.amount)] = kind
+        shared, index = self.machinery.audit.shared, int(event.amount)
+        shared.poison[index] = kind
+        shared.unreadable_at[index] = broker_number(event.target[-1]) if len(event.target) > 1 else 0
         return True
 
     def _on_release(self, event: Event) -> bool:
@@ -204,49 +181,6 @@ class Storm(ABC):
         self.start(host)
         host.wanted = False
         return True
-
-    def _on_restore(self, event: Event) -> bool:
-        """Everything is lost some seconds after a backup, and restored from it."""
-        restoring, audit = Restoring(self.machinery.settings, self.machinery.audit), self.machinery.audit
-
-        def put_back() -> None:
-            if not self.run_is_over:
-                self._kill_all()  # what was just being started
-                self.machinery.disk.newest_commit, self.machinery.disk.damage = 0, None
-                self.happened[restoring.restore(earlier=event.amount > 0) or "restore refused"] += 1
-
-        def copy() -> None:
-            if event.amount and not audit.durable.next_batch_checkpointed and not self.run_is_over:
-                self.loop.call_later(0.5, copy, context=NOBODY)  # until there is an earlier time
-            elif not self.run_is_over and restoring.back_up():
-                self._later(event.seconds, self._kill_all, "the run is lost")
-                self._later(event.seconds + 0.5, put_back, "the run is restored")
-
-        copy()
-        return True
-
-    def _kill_all(self) -> None:
-        for host in self.hosts.values():
-            host.down_s, host.part = 2.0, None
-            self.kill(host)
-
-    def mend(self, damage: Damage) -> None:
-        """The broker has refused its files: a person puts the whole ones back, or goes on from what is left."""
-        loss = damage.accepted
-        if loss is None:
-            damage.undo()
-            self.machinery.disk.damage = None
-            return
-
-        def accept() -> None:
-            if not self.run_is_over:
-                self._kill_all()  # what was just being started
-                self.machinery.disk.damage = None
-                loss.accept()
-                damage.forget()
-
-        self._kill_all()
-        self._later(0.5, accept, "the loss is accepted")
 
     def _on_hostile(self, event: Event) -> bool:
         """A peer that the broker admits breaks every rule for a while."""
@@ -297,41 +231,6 @@ class Storm(ABC):
             self.network.slow_s.pop(name, None)
 
         self._later(event.seconds, end, f"{name} is fast again")
-        return True
-
-    def _on_disk_full(self, event: Event) -> bool:
-        self.machinery.disk.full = True
-
-        def end() -> None:
-            self.machinery.disk.full = False
-
-        self._later(event.seconds, end, "the disk has room again")
-        return True
-
-    def _on_damage(self, event: Event) -> bool:
-        """The broker is killed; when it starts again, a file is as it was, or a row is not what was written."""
-        host, disk = self.hosts["broker"], self.machinery.disk
-        directory = self.machinery.settings.run.directory
-        if disk.damage is not None or not (directory / LEDGER_FILE).is_file():
-            return False
-        damage = Damage(DAMAGES[int(event.amount)], directory)
-        if damage.kind == ACCEPTED_LOSS:
-            damage.accepted = AcceptedLoss(self.machinery.settings, self.machinery.audit)
-
-        def kill() -> None:
-            host.down_s = 2.0
-            self._on_kill(event)
-            self.loop.call_later(1.0, strike, context=NOBODY)
-
-        def strike() -> None:
-            if host.task is None and disk.damage is None:
-                damage.strike()
-                disk.damage = damage
-                self.note("weather", f"the broker's files are damaged: {damage.kind}")
-            else:
-                damage.forget()
-
-        self._later(event.seconds, kill, "broker is killed for its files")
         return True
 
     def _on_rewards_fail(self, event: Event) -> bool:

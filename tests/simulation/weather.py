@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+from tests.simulation.brokers.drawing import num_brokers_of, with_brokers
 from tests.simulation.plan import STANDBY, Event, Kind, Plan, Point
 
 POINTS: dict[Point, tuple[str, ...]] = {
@@ -28,8 +29,8 @@ When the broker refuses it, a person puts the whole files back; an accepted loss
 LOSS_AMOUNT = float(DAMAGES.index(ACCEPTED_LOSS))
 
 
-def plan_of(seed: int, *, may_have_agents: bool = True) -> Plan:
-    """The run of a seed."""
+def plan_of(seed: int, *, may_have_agents: bool = True, num_brokers: int | None = None) -> Plan:
+    """The run of a seed. ``num_brokers``: None: as the seed has it."""
     rng = random.Random(f"plan {seed}")
     num_rollouts = rng.randint(1, 3)
     plan = Plan(
@@ -83,7 +84,18 @@ def plan_of(seed: int, *, may_have_agents: bool = True) -> Plan:
     if seed % 4 == 3:
         plan = replace(plan, archives=True)
         more += _archive(random.Random(f"archive {seed}"))
-    return plan.with_events(tuple(sorted((*events, *more), key=lambda event: event.at)))
+    plan = plan.with_events(tuple(sorted((*events, *more), key=lambda event: event.at)))
+    if num_brokers is None:
+        num_brokers = num_brokers_of(seed, may_be_several=not any(_is_of_one_ledger(event) for event in plan.events))
+    if num_brokers == 1:
+        return plan
+    plan = plan.with_events(tuple(event for event in plan.events if not _is_of_one_ledger(event)))
+    return with_brokers(plan, num_brokers, rollouts, storm_s)
+
+
+def _is_of_one_ledger(event: Event) -> bool:
+    """Whether a person does it to the only ledger of a run: backups, and losses that are accepted."""
+    return event.kind == "restore" or (event.kind == "damage" and event.amount == LOSS_AMOUNT)
 
 
 def _sampling(rng: random.Random, plan: Plan) -> Plan:

@@ -16,6 +16,8 @@ from typing import Any
 import structlog
 import torch
 
+from protocol.messages import ReleaseRequest, StopRequest
+from services.broker.metrics_file import METRICS_FILE
 from services.learner.checkpoints.format import find_latest
 from services.runtime.errors import DiskDamageError, OccupiedError, ReplacedError, ServiceError, flatten
 from tests.simulation.audit.audit import Audit
@@ -24,8 +26,8 @@ from tests.simulation.episodes import SimEnvironment, SimOptions, plain
 from tests.simulation.learner import Poisoned
 from tests.simulation.loop import NOBODY, PROCESS, Process, Stuck, VirtualLoop
 from tests.simulation.network import Network
-from tests.simulation.operator import HOSTILE, OPERATOR, HostileProcess, OperatorProcess
-from tests.simulation.plan import STANDBY, Plan
+from tests.simulation.operator import HOSTILE, OPERATOR, STOPPER, HostileProcess, OperatorProcess
+from tests.simulation.plan import STANDBY, Plan, broker_name, broker_number, kind_of
 from tests.simulation.processes.broker import BrokerProcess
 from tests.simulation.processes.host import RESTART_S, Host, Part
 from tests.simulation.processes.learner import LearnerProcess
@@ -33,7 +35,7 @@ from tests.simulation.processes.machinery import Machinery
 from tests.simulation.processes.rollout import RolloutProcess
 from tests.simulation.settings import WEIGHTS_ENDPOINTS, rules_of, settings_of
 from tests.simulation.storm import Storm
-from tests.support.broker.ledger_audit import audit as audit_ledger
+from tests.support.broker.ledger_audit import audit as audit_ledgers
 
 CALM_S = 150.0
 """After the last event the run must be complete within this many virtual seconds. A process that is asked to stop must do so
@@ -84,8 +86,9 @@ class World(Storm):
         settings = settings_of(plan, directory)
         options = SimOptions(max_turns=plan.max_turns, slow_rewards=plan.slow_rewards, num_tasks=plan.num_tasks)
         self.audit = Audit(rules_of(plan, settings.run.seed, options), happened, self._on_violation)
-        self.audit.now = loop.time
-        self.audit.dies = self._dies
+        self.audit.shared.now = loop.time
+        self.audit.shared.dies = self._dies
+        self.audit.shared.is_away = self._is_away
         network = Network(loop, random.Random(f"network {plan.seed}"), happened)
         machinery = Machinery(settings, SimEnvironment(options), loop, network, self.audit)
         super().__init__(plan, loop, network, machinery, happened)
@@ -153,24 +156,24 @@ class World(Storm):
         return last + self.stood_still_s + CALM_S
 
     def _is_complete(self) -> bool:
-        return (
-            self.audit.durable.num_trained == self.plan.num_batches
-            and (self.machinery.settings.run.directory / "export").is_dir()
-        )
+        is_over = self.audit.is_stopped or self.audit.num_trained == self.plan.num_batches
+        return is_over and (self.machinery.settings.run.directory / "export").is_dir()
 
     @property
     def run_is_over(self) -> bool:
         return self._closing or self._broken.is_set()
 
     def _final_audit(self) -> None:
-        damage = self.machinery.disk.damage
-        if damage is not None:  # No broker has started since, which would have found it.
-            damage.undo()
-        directory = self.machinery.settings.run.directory
-        latest = find_latest(directory / "checkpoints")
+        for disk in self.machinery.disks:
+            if disk.damage is not None:  # No broker has started since, which would have found it.
+                disk.damage.undo()
+        latest = find_latest(self.machinery.settings.run.directory / "checkpoints")
         assert latest is not None
         self._require_checkpoint(latest)
-        accepted, problems = self.audit.num_losses, audit_ledger(directory).problems
+        for broker in self.audit.brokers:
+            lines = self.machinery.settings_of(broker.number).ledger_directory / METRICS_FILE
+            self.audit.lines_are_whole(broker.number, map(json.loads, lines.read_text(encoding="utf-8").splitlines()))
+        accepted, problems = self.audit.num_losses, audit_ledgers(self.machinery.settings.run.directory).problems
         named = [problem for problem in problems if problem.startswith("loss ")]
         self.audit.require(len(named) == accepted, "the ledger is whole", lambda: f"{accepted} losses, named are {named}")
         others = [problem for problem in problems if problem not in named]
@@ -183,8 +186,9 @@ class World(Storm):
 
     def _state(self) -> str:
         hosts = {host.name: "up" if host.task else "down" for host in self.hosts.values()}
-        durable = self.audit.durable
-        return f"version {durable.newest_version}, {len(durable.batches)} batches assembled, {hosts}"
+        durables = [broker.durable for broker in self.audit.brokers]
+        states = [f"version {each.newest_version}, {len(each.batches)} batches assembled" for each in durables]
+        return f"{'; '.join(states)}, {hosts}"
 
     # --- processes -------------------------------------------------------------------------------------------------------
 
@@ -204,7 +208,7 @@ class World(Storm):
         self.note(host.name, "started", life=process.life)
 
     def _part(self, name: str, process: Process, rng: random.Random) -> Part:
-        if name == "broker":
+        if kind_of(name) == "broker":
             return BrokerProcess(self.machinery, process, rng)
         if name in WEIGHTS_ENDPOINTS:
             endpoint = WEIGHTS_ENDPOINTS[name]
@@ -218,7 +222,9 @@ class World(Storm):
                 is_deterministic=self.plan.is_deterministic,
             )
         if name == OPERATOR:
-            return OperatorProcess(self.machinery, process)
+            return OperatorProcess(self.machinery, process, ReleaseRequest(batches=[]), range(self.plan.num_brokers))
+        if name == STOPPER:
+            return OperatorProcess(self.machinery, process, StopRequest(reason="simulated"), self.stopped_at)
         if name == HOSTILE:
             return HostileProcess(self.machinery, process)
         part = RolloutProcess(
@@ -247,7 +253,7 @@ class World(Storm):
     def _may_end_with(self, host: Host, error: BaseException) -> bool:
         """Whether a process may end so: a rollout gives up on its engine, a process that is asked to stop on what it waits
         for, and one of two rivals on the other."""
-        kind = host.name.split("-")[0]
+        kind = kind_of(host.name)
         if isinstance(error, Poisoned):
             self.happened["learner could not train its batch"] += 1
             return True
@@ -257,10 +263,10 @@ class World(Storm):
                 name for name in self.hosts if name.startswith("learner" if kind == "learner" else host.peer or host.name)
             }
             return len(rivals) > 1
-        damage = self.machinery.disk.damage
+        damage = self.machinery.disks[broker_number(host.name)].damage if kind == "broker" else None
         if isinstance(error, DiskDamageError) and damage is not None:
             self.happened[f"damage refused: {damage.kind}"] += 1
-            self.mend(damage)
+            self.mend(damage, broker_number(host.name))
             return True
         self.happened[f"{kind} gave up"] += 1
         one_of_two = STANDBY in self.hosts and "another learner uses this run.directory" in str(error)
@@ -282,6 +288,11 @@ class World(Storm):
             if host.process is process:
                 self.happened["learner died of its batch"] += 1
                 self.kill(host)
+
+    def _is_away(self, number: int) -> bool:
+        """Whether a broker is down or sleeps."""
+        host = self.hosts[broker_name(number)]
+        return host.task is None or host.process is None or host.process.dead or host.process.suspended
 
     def _bury_all(self) -> None:
         for host in self.hosts.values():

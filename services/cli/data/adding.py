@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,7 @@ from services.broker.refresh import INCOMING, REFUSED, read_additions
 from services.broker.rows import AdditionRow
 from services.broker.store import LEDGER_FILE, Reader, file_digest, reading
 from services.environments import MixedTasks, create_environment, create_task_set
+from services.runs.reading import ledger_directories
 from services.runtime.settings import read_run_settings
 
 LOOK_S: Final = 0.2
@@ -40,20 +41,47 @@ def data_command(words: Sequence[str]) -> int:
     """Parse and add. Returns the exit status. Raises: ValueError, OSError, ConfigurationError with texts for people."""
     arguments = _parser().parse_args(words)
     directory, file = arguments.directory, arguments.file
-    tasks, additions = _tasks_of(directory)
+    ledgers = ledger_directories(directory)
+    added = [_additions(each) for each in ledgers]
+    tasks = _tasks_of(directory, ledgers, added)
     names = [part.name for part in tasks.parts]
     source = arguments.source or names[0]
     if source not in names:
         raise ValueError(f'--source is "{source[:100]}": the run has {", ".join(names)}')
     digest = file_digest(file)
-    known = next((row for row in additions if row.digest == digest), None)
-    if known is not None:
+    if len(ledgers) > 1:
+        _require_one_at_a_time(ledgers, added, digest)
+    known = next((row for rows in added for row in rows if row.digest == digest), None)
+    lacking = [each for each, rows in zip(ledgers, added, strict=True) if all(row.digest != digest for row in rows)]
+    if not lacking and known is not None:
         print(f"{file}: its {known.num_tasks} tasks were added before, as addition {known.number}")
         return 0
-    number = tasks.add(file)
-    incoming = _hand_in(directory, file, "" if source == names[0] else source)
+    # An interrupted command may have reached some brokers: the others get what these have.
+    number = tasks.add(file) if known is None else known.num_tasks
+    incoming = {each: _hand_in(each, file, "" if source == names[0] else source) for each in lacking}
     print(f"{file}: {number} tasks for source {source}, on their way", flush=True)
-    return _wait(directory, incoming, digest, arguments.wait)
+    return _wait(incoming, digest, arguments.wait)
+
+
+def _require_one_at_a_time(ledgers: Sequence[Path], added: Sequence[list[AdditionRow]], digest: str) -> None:
+    """Each broker counts tasks for itself, so all must get the same files in the same order.
+
+    Raises: ValueError while another file has reached some brokers, and not yet all.
+    """
+    furthest = max(added, key=len)
+    for ledger, rows in zip(ledgers, added, strict=True):
+        for row in furthest[len(rows) :]:
+            if row.digest != digest:
+                raise ValueError(
+                    f"addition {row.number} ({row.name}) is not in {ledger} yet, and other brokers of the run have it: "
+                    "add that file again first, which gives it to those that lack it"
+                )
+        for waiting in sorted((ledger / INCOMING).glob("**/*")):
+            if waiting.is_file() and not waiting.name.startswith(".") and file_digest(waiting) != digest:
+                raise ValueError(
+                    f"{waiting} is on its way, and brokers must take files in one order: wait until it is taken, which its "
+                    "broker does when it runs, or remove it"
+                )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,8 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _tasks_of(directory: Path) -> tuple[MixedTasks, list[AdditionRow]]:
-    """The run's training tasks as they are now, and what was added. Raises: ValueError, ConfigurationError."""
+def _tasks_of(directory: Path, ledgers: Sequence[Path], added: Sequence[list[AdditionRow]]) -> MixedTasks:
+    """The run's training tasks as they are now. Raises: ValueError, ConfigurationError."""
     settings = read_run_settings(directory)
     create = create_task_set if settings.agent.is_used else create_environment
     # What is loaded is of interest in the broker's log alone.
@@ -83,10 +111,14 @@ def _tasks_of(directory: Path) -> tuple[MixedTasks, list[AdditionRow]]:
     if not isinstance(tasks, MixedTasks):
         name = settings.environment.name
         raise ValueError(f'the environment "{name}" reads no files: tasks can be added to dataset and rows')
-    with reading(directory) as connection, closing(connection):
-        additions = Reader(directory / LEDGER_FILE, connection).rows(AdditionRow, "ORDER BY number")
-    read_additions(directory, tasks, additions)
-    return tasks, additions
+    ledger, additions = max(zip(ledgers, added, strict=True), key=lambda each: len(each[1]))
+    read_additions(ledger, tasks, additions)
+    return tasks
+
+
+def _additions(ledger: Path) -> list[AdditionRow]:
+    with reading(ledger) as connection, closing(connection):
+        return Reader(ledger / LEDGER_FILE, connection).rows(AdditionRow, "ORDER BY number")
 
 
 def _hand_in(directory: Path, file: Path, source: str) -> Path:
@@ -105,19 +137,23 @@ def _hand_in(directory: Path, file: Path, source: str) -> Path:
     return path
 
 
-def _wait(directory: Path, incoming: Path, digest: str, wait_s: float) -> int:
-    """Until the ledger has it, or it is refused."""
+def _wait(incoming: Mapping[Path, Path], digest: str, wait_s: float) -> int:
+    """Until every ledger has it, or it is refused. ``incoming``: the file by the directory of its ledger."""
     end = time.monotonic() + wait_s
-    refused = directory / REFUSED / f"{incoming.name}.reason.txt"
+    left = dict(incoming)
     while time.monotonic() < end:
-        with reading(directory) as connection, closing(connection):
-            rows = Reader(directory / LEDGER_FILE, connection).rows(AdditionRow, "WHERE digest = ?", (digest,))
-        if rows:
-            print(f"addition {rows[0].number}: {rows[0].num_tasks} tasks are in the ledger")
-            return 0
-        if not incoming.exists() and refused.exists():
-            print(f"gspo data: refused: {refused.read_text(encoding='utf-8').strip()}", file=sys.stderr)
-            return EXIT_REFUSED
+        for ledger, path in list(left.items()):
+            row = next((each for each in _additions(ledger) if each.digest == digest), None)
+            refused = ledger / REFUSED / f"{path.name}.reason.txt"
+            if row is not None:
+                del left[ledger]
+                if not left:
+                    print(f"addition {row.number}: {row.num_tasks} tasks are in the ledger")
+                    return 0
+            elif not path.exists() and refused.exists():
+                print(f"gspo data: refused: {refused.read_text(encoding='utf-8').strip()}", file=sys.stderr)
+                return EXIT_REFUSED
         time.sleep(LOOK_S)
-    print("the broker has not taken it yet: it does when it runs")
+    where = "" if len(incoming) == 1 else f" ({', '.join(map(str, left))})"
+    print(f"the broker has not taken it yet{where}: it does when it runs")
     return 0

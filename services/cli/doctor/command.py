@@ -11,6 +11,7 @@ from rich.table import Table
 from services.cli.console import PlainConsole
 from services.cli.doctor.diagnosis import diagnose, unseen
 from services.cli.doctor.observe import Observation, observe, process_names
+from services.runs.reading import broker_name
 from services.runtime.logs import configure_logging
 from services.runtime.plain_text import one_line
 from services.runtime.settings import Settings, load_settings, override_settings, read_run_settings
@@ -75,15 +76,16 @@ def _row(seen: Observation, name: str, rollout: dict[str, Any] | None) -> tuple[
     metrics = {} if page is None else page.metrics
     event = "-" if log is None else f"{log.event}, {age(log.age_s)} ago"
     state, waits = _state(seen, name, rollout)
-    if name == "broker":
-        if status is None:
+    if name in _brokers(seen):
+        own = _own_status(seen, name)
+        if status is None or own is None:
             version = "-" if seen.ledger is None else str(seen.ledger.version)
             return state, waits, event, version, "-", "-"
-        groups = status["groups"]
+        groups = own["groups"]
         queued = _number(metrics, "gspo_broker_queue_messages")
         work = f"{groups['open']} groups open, {groups['complete']} ready; {queued} messages queued"
         lag = "-" if status["lag_mean"] is None else f"{status['lag_mean']:.2f} mean, {status['lag_max']} largest"
-        return state, waits, event, str(status["policy_version"]), lag, work
+        return state, waits, event, str(own["policy_version"]), lag, work
     if name == "learner":
         work = f"next batch {_number(metrics, 'gspo_learner_next_batch')}"
         return state, waits, event, _number(metrics, "gspo_learner_policy_version"), "-", work
@@ -96,10 +98,25 @@ def _row(seen: Observation, name: str, rollout: dict[str, Any] | None) -> tuple[
     return state, waits, event, version, lag, work
 
 
+def _brokers(seen: Observation) -> list[str]:
+    return [broker_name(number) for number in range(seen.settings.broker.num_brokers)]
+
+
+def _own_status(seen: Observation, name: str) -> dict[str, Any] | None:
+    """What the broker of this name says; None where it does not answer, and for a process that is no broker."""
+    if seen.status is None or name not in _brokers(seen):
+        return None
+    several = seen.status.get("brokers")
+    if several is None:
+        return seen.status
+    return next((each for each in several if broker_name(each["broker"]) == name and each["answers"]), None)
+
+
 def _state(seen: Observation, name: str, rollout: dict[str, Any] | None) -> tuple[str, str]:
     """The process's state, and what it waits for."""
     page, status = seen.pages.get(name), seen.status
-    answers = status is not None and (name == "broker" or rollout is not None or (name == "learner" and status["learner"]))
+    own = status if name == "learner" else _own_status(seen, name)
+    answers = rollout is not None or (own is not None and (name != "learner" or bool(own["learner"])))
     if page is None:
         state = "connected" if answers else "unknown"
     elif page.up:
@@ -109,8 +126,8 @@ def _state(seen: Observation, name: str, rollout: dict[str, Any] | None) -> tupl
     if rollout is not None:
         state = f"{state}, {rollout['status']}"
     waits = "-" if page is None or not page.up or page.ready else page.text
-    if name in ("broker", "learner") and status is not None and waits == "-":
-        waits = status["waiting_for"] or "-"
+    if own is not None and waits == "-":
+        waits = own["waiting_for"] or "-"
     return state, waits
 
 

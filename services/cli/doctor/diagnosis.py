@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from services.cli.doctor.damage import Holder
 from services.cli.doctor.observe import RECENT_LINES_S, Observation
+from services.runs.reading import broker_name
 from services.runtime.plain_text import one_line
 
 FREE_LEAST_BYTES: Final = 1 << 30
@@ -58,31 +59,39 @@ def _disk(seen: Observation) -> Iterator[Remark]:
 def _damage(seen: Observation) -> Iterator[Remark]:
     if seen.damage:
         yield Remark(text=f"the run's files are damaged: {_said(seen.damage)}")
-    page = seen.pages.get("broker")
-    metrics = {} if page is None else page.metrics
+    for name in _broker_names(seen):
+        page = seen.pages.get(name)
+        yield from _damage_seen(seen, name, {} if page is None else page.metrics)
+
+
+def _damage_seen(seen: Observation, name: str, metrics: dict[str, float]) -> Iterator[Remark]:
     if metrics.get("gspo_broker_damaged_rows", 0.0) > 0:
         yield Remark(
-            text=f"the broker found {metrics['gspo_broker_damaged_rows']:.0f} rows or archive files that were changed on "
+            text=f"the {name} found {metrics['gspo_broker_damaged_rows']:.0f} rows or archive files that were changed on "
             f"the disk (damage_found in its log): `gspo audit {seen.settings.run.directory}` says what depends on them. "
             "Check the disk, and restore a backup if they are needed"
         )
     if metrics.get("gspo_broker_mark_failing", 0.0) > 0:
-        yield Remark(text="the ledger's high-water mark cannot be written (mark_not_written in the broker's log)")
+        yield Remark(text=f"the ledger's high-water mark cannot be written (mark_not_written in the {name}'s log)")
 
 
-def _stuck(holder: Holder, seen: Observation) -> Remark:
-    who = f"process {holder.pid}" if holder.pid else "a process"
+def _stuck(seen: Observation, number: int, holder: Holder) -> Remark:
+    name, who = broker_name(number), f"process {holder.pid}" if holder.pid else "a process"
     if holder.suspended:
         return Remark(
-            text=f"the broker is suspended: {who} holds the ledger's lock and is stopped. Let it continue "
+            text=f"the {name} is suspended: {who} holds the ledger's lock and is stopped. Let it continue "
             f"(kill -CONT {holder.pid}), or end it (kill -KILL {holder.pid}) and start the run again: nothing "
             "acknowledged is lost"
         )
     return Remark(
-        text=f"the broker does not answer, but {who} holds the ledger's lock: it is starting, stuck, or on another address "
-        f"than {seen.settings.broker.batch_endpoint}. {seen.settings.run.directory}/logs/broker.log may say why; if it is "
-        "stuck, end it and start the run again: nothing acknowledged is lost"
+        text=f"the {name} does not answer, but {who} holds the ledger's lock: it is starting, stuck, or on another address "
+        f"than {seen.settings.broker.batch_endpoint_of(number)}. {seen.settings.run.directory}/logs/{name}.log may say why; "
+        "if it is stuck, end it and start the run again: nothing acknowledged is lost"
     )
+
+
+def _broker_names(seen: Observation) -> list[str]:
+    return [broker_name(number) for number in range(seen.settings.broker.num_brokers)]
 
 
 def _set_aside(seen: Observation) -> Iterator[Remark]:
@@ -100,34 +109,43 @@ def _set_aside(seen: Observation) -> Iterator[Remark]:
 
 def _without_broker(seen: Observation) -> Iterator[Remark]:
     goal = seen.settings.run.num_batches
-    ledger = seen.ledger
-    log = seen.logs.get("broker")
     if seen.turned_away:
         yield Remark(text=f"the broker turns this command away: {_said(seen.no_status)}")
         return
-    page = seen.pages.get("broker")
+    nobody = not seen.holders and not any(page.up for name, page in seen.pages.items() if name in _broker_names(seen))
+    if nobody and not seen.damage and seen.ledger is not None and seen.ledger.trained >= goal:
+        text = f"the run is complete: {seen.ledger.trained} of {goal} batches are trained, and no process is running"
+        yield Remark(text=text, wrong=False)
+        return
+    for number in range(seen.settings.broker.num_brokers):
+        yield from _silent(seen, number)
+
+
+def _silent(seen: Observation, number: int) -> Iterator[Remark]:
+    """Of a broker that does not answer."""
+    goal, ledger = seen.settings.run.num_batches, seen.ledger
+    name, several = broker_name(number), seen.settings.broker.num_brokers > 1
+    log, page, holder = seen.logs.get(name), seen.pages.get(name), seen.holders.get(name)
     if page is not None and page.up:
         yield Remark(
-            text=f"a process serves {page.url} but does not answer on {seen.settings.broker.batch_endpoint}: another run's "
-            "broker, a broker that is stuck (its log says why), or one with other keys (security.keys)"
+            text=f"a process serves {page.url} but does not answer on {seen.settings.broker.batch_endpoint_of(number)}: "
+            "another run's broker, a broker that is stuck (its log says why), or one with other keys (security.keys)"
         )
         return
-    if seen.holder is not None:
-        yield _stuck(seen.holder, seen)
+    if holder is not None:
+        yield _stuck(seen, number, holder)
         return
     if seen.damage:
         return
     if ledger is None:
-        yield Remark(text=f"there is no broker, and no ledger: {_said(seen.no_ledger)}")
-        return
-    if ledger.trained >= goal:
-        text = f"the run is complete: {ledger.trained} of {goal} batches are trained, and no process is running"
-        yield Remark(text=text, wrong=False)
+        yield Remark(text=f"there is no {name}, and no ledger: {_said(seen.no_ledger)}")
         return
     error = f" It ended with: {_said(log.error)}." if log is not None and log.error else ""
+    own = f" --set broker.number={number}" if several else ""
     yield Remark(
-        text=f"the broker is not running.{error} {ledger.trained} of {goal} batches are trained, and the ledger holds "
-        "everything that was acknowledged: start it (`gspo run CONFIG`, or `gspo broker CONFIG`), and the run continues"
+        text=f"the {name} is not running.{error} {ledger.trained} of {goal} batches are trained, and the ledger "
+        "holds everything that was acknowledged: start it "
+        f"(`gspo run CONFIG`, or `gspo broker CONFIG{own}`), and the run continues"
     )
 
 
@@ -141,19 +159,41 @@ def _with_broker(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
         return
     if status["stopping"]:
         yield Remark(text=f"the run is stopping: {_said(status['stopping'])}", wrong=False)
+    for each in status.get("brokers", ()):
+        yield from _of_several(seen, status, each)
     yield from _processes(seen, status)
     yield from _limited(status)
     yield from _warnings(seen)
     yield from _progress(seen, status)
 
 
+def _of_several(seen: Observation, status: dict[str, Any], broker: dict[str, Any]) -> Iterator[Remark]:
+    """What concerns one of several brokers: the others answer for the run."""
+    name = broker_name(broker["broker"])
+    if not broker["answers"]:
+        yield from _silent(seen, broker["broker"])
+        return
+    if status["learner"] is not None and broker["learner"] is None:
+        yield Remark(
+            text=f"the learner is not connected to the {name}: see whether it reaches "
+            f"{seen.settings.broker.batch_endpoint_of(broker['broker'])}; no batch is complete without that share"
+        )
+    for rollout in status["rollouts"]:
+        if rollout["peer"] not in broker["rollouts"] and rollout["status"] == "serving":
+            yield Remark(
+                text=f"{rollout['peer']} is not connected to the {name}, and takes work of the others only: see whether it "
+                f"reaches {seen.settings.broker.work_endpoint_of(broker['broker'])}"
+            )
+
+
 def _processes(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
     if status["learner"] is None:
         yield Remark(text=f"no learner is connected{_ended(seen, 'learner')}: start it (`gspo learner CONFIG`)")
     yield from _learner(status)
-    broker = seen.pages.get("broker")
-    if broker is not None and broker.ready is False:
-        yield Remark(text=f"the broker is not ready: {_said(broker.text)}")
+    for name in _broker_names(seen):
+        broker = seen.pages.get(name)
+        if broker is not None and broker.ready is False:
+            yield Remark(text=f"the {name} is not ready: {_said(broker.text)}")
     learner = seen.pages.get("learner")
     if learner is not None and learner.ready is False and status["learner"] is not None:
         yield Remark(text=f"the learner is not ready: {_said(learner.text)}")

@@ -21,6 +21,7 @@ from services.cli.doctor.damage import Holder, find_damage, find_holder
 from services.cli.operator import NoAnswer, TurnedAway, operator
 from services.cli.release import SetAside, read_set_aside
 from services.cli.run import FINAL_EVENTS, last_error
+from services.runs.reading import broker_name, ledger_directories, ledger_directory
 from services.runtime.log_files import read_end
 from services.runtime.settings import Settings
 
@@ -95,8 +96,8 @@ class Observation:
     """Free and total bytes of the file systems in use, by what is kept there."""
     damage: str = ""
     """What a broker would refuse to start with; empty for nothing."""
-    holder: Holder | None = None
-    """The process that has the ledger open for writing."""
+    holders: dict[str, Holder] = field(default_factory=dict)
+    """The processes that have a ledger open for writing, by the name of the broker that it belongs to."""
     unread: list[str] = field(default_factory=list)
     """Files that are there and could not be read, with the reason."""
 
@@ -115,6 +116,7 @@ async def observe(settings: Settings, now: datetime, *, answer_s: float = ANSWER
         ledger = read_ledger(directory)
     except (NoLedger, StoreCorrupt, sqlite3.OperationalError) as error:
         no_ledger = str(error)
+    ledgers = {broker_name(each): ledger_directory(directory, each) for each in range(settings.broker.num_brokers)}
     names = process_names(settings, status)
     unread: list[str] = []
     logs = {name: _read(unread, directory / "logs" / f"{name}.log", partial(read_log, now=now), None) for name in names}
@@ -127,8 +129,8 @@ async def observe(settings: Settings, now: datetime, *, answer_s: float = ANSWER
         logs={name: log for name, log in logs.items() if log is not None},
         ledger=ledger,
         no_ledger=no_ledger,
-        damage=_read(unread, directory, find_damage, ""),
-        holder=find_holder(directory),
+        damage="; ".join(filter(None, (_read(unread, each, find_damage, "") for each in ledgers.values()))),
+        holders={name: holder for name, each in ledgers.items() if (holder := find_holder(each)) is not None},
         batch_ages_s=_read(unread, directory / "metrics.jsonl", partial(batch_ages, now=now), []),
         free_bytes=free_bytes(settings),
         unread=unread,
@@ -146,7 +148,8 @@ def _read(unread: list[str], path: Path, read: Callable[[Path], _Content], other
 
 def process_names(settings: Settings, status: dict[str, Any] | None) -> list[str]:
     """The processes that the settings ask for, and rollouts that joined besides."""
-    names = ["broker", "learner", *(f"rollout-{index}" for index in range(settings.rollout.num_servers))]
+    brokers = map(broker_name, range(settings.broker.num_brokers))
+    names = [*brokers, "learner", *(f"rollout-{index}" for index in range(settings.rollout.num_servers))]
     joined = [] if status is None else [rollout["peer"] for rollout in status["rollouts"]]
     return [*names, *(name for name in joined if name not in names)]
 
@@ -155,8 +158,9 @@ def addresses(settings: Settings) -> dict[str, tuple[str, int]]:
     """Host and port of each process's page. Port 0 in the settings means any free one, which is not known here."""
     here = settings.security.metrics_host
     here = "127.0.0.1" if here in ("0.0.0.0", "::") else here
+    brokers = enumerate(settings.broker.batch_endpoints)
     found = {
-        "broker": (_host(settings.broker.batch_endpoint, here), settings.broker.metrics_port),
+        **{broker_name(each): (_host(at, here), settings.broker.metrics_port_of(each)) for each, at in brokers},
         "learner": (
             _host(settings.learner.advertised_weights_endpoint or settings.learner.weights_endpoint, here),
             settings.learner.metrics_port,
@@ -239,10 +243,24 @@ def read_log(path: Path, now: datetime) -> Log | None:
 
 
 def read_ledger(directory: Path) -> LedgerState:
-    """The ledger's own counts.
+    """What the ledgers of a run say: of several, what every one of them has.
 
-    Raises: NoLedger; StoreCorrupt when it is damaged; sqlite3.OperationalError when it cannot be read now.
+    Raises: NoLedger; StoreCorrupt when one is damaged; sqlite3.OperationalError when it cannot be read now.
     """
+    found = [_read_one(each) for each in ledger_directories(directory)]
+    groups: Counter[str] = Counter()
+    for each in found:
+        groups.update(each.groups)
+    return LedgerState(
+        batches=min(each.batches for each in found),
+        trained=min(each.trained for each in found),
+        version=min(each.version for each in found),
+        groups=dict(groups),
+        set_aside=tuple(read_set_aside(directory)),
+    )
+
+
+def _read_one(directory: Path) -> LedgerState:
     with refusing_damage(directory / LEDGER_FILE), reading(directory) as connection:
         newest = connection.execute(
             "SELECT policy_version, trained_batches FROM versions ORDER BY policy_version DESC LIMIT 1"
@@ -251,8 +269,7 @@ def read_ledger(directory: Path) -> LedgerState:
         groups = connection.execute("SELECT status, count(*) FROM groups WHERE split = 'train' GROUP BY status")
         version, trained = newest or (0, 0)
         counts = dict(groups.fetchall())
-    set_aside = tuple(read_set_aside(directory))
-    return LedgerState(batches=batches, trained=trained, version=version, groups=counts, set_aside=set_aside)
+    return LedgerState(batches=batches, trained=trained, version=version, groups=counts)
 
 
 def batch_ages(path: Path, now: datetime) -> list[float]:

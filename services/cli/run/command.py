@@ -58,7 +58,10 @@ def with_free_ports(config: Path, overrides: Sequence[str], look: Look, claims: 
     settings = load_settings(config, overrides)
     moved = moved_ports(settings, claims)
     if moved and look != "quiet":
-        PlainConsole().print(f"ports are taken, by another run perhaps; this one has {', '.join(moved)}", soft_wrap=True)
+        others = " or another broker of this one" if settings.broker.num_brokers > 1 else ""
+        PlainConsole().print(
+            f"ports are taken, by another run{others} perhaps; this one has {', '.join(moved)}", soft_wrap=True
+        )
     own = [*overrides, *moved]
     return (load_settings(config, own) if moved else settings), own
 

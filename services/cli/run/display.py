@@ -14,6 +14,7 @@ from services.cli.run.happenings import Happening
 from services.cli.run.processes import TRACKER_PREFIX
 from services.cli.run.progress import RunProgress, duration, pass_rates
 from services.cli.run.supervisor import Child
+from services.runs.reading import broker_name
 from services.runtime.plain_text import one_line
 from services.tracking import Cursor, Sample
 
@@ -157,6 +158,7 @@ class Display:
         for heading in ("process", "state", *(("pid", "restarts") if wide else ()), "doing"):
             table.add_column(heading)
         rollouts = {} if status is None else {rollout["peer"]: rollout for rollout in status["rollouts"]}
+        brokers = {broker_name(each["broker"]): each for each in (status or {}).get("brokers", ())}
         for child in children:
             name = child.spec.name
             doing = (
@@ -165,6 +167,8 @@ class Display:
             rollout = rollouts.get(name)
             if rollout is not None:
                 doing = f"{rollout['status']}, version {rollout['policy_version']}, {rollout['leases']} episodes"
+            if name in brokers:
+                doing = _broker_text(brokers[name])
             if self.turn == name:
                 doing = f"{doing}, has the device" if doing else "has the device"
             middle = ("-" if child.pid is None else child.pid, child.num_restarts) if wide else ()
@@ -188,6 +192,14 @@ def _tracker_text(cursor: Cursor | None) -> str:
     if cursor.error:
         return f"refuses: {cursor.error}"
     return f"{cursor.record} lines sent" + (f", {cursor.behind} to go" if cursor.behind else "")
+
+
+def _broker_text(broker: dict[str, Any]) -> str:
+    """Of one of several."""
+    if not broker["answers"]:
+        return "does not answer"
+    groups = broker["groups"]
+    return f"batch {broker['batches_trained']}, {groups['open']} groups open, {groups['complete']} ready"
 
 
 def _aside(status: dict[str, Any]) -> str:

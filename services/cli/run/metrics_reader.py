@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from services.runs.reading import other_ledgers
+
 Row = dict[str, Any]
 
 LARGEST: Final = 1e100
@@ -31,6 +33,17 @@ def read_rows(path: Path, event: str | None = None) -> list[Row]:
         if event is None or row.get("event") == event:
             rows.append(row)
     return rows
+
+
+def event_rows(directory: Path, *events: str) -> list[Row]:
+    """Rows of these events from the metrics.jsonl of every broker of the run, those of one after those of another.
+
+    Raises: ValueError.
+    """
+    found: list[Row] = []
+    for each in (directory, *other_ledgers(directory)):
+        found += [row for row in read_rows(each / "metrics.jsonl") if row.get("event") in events]
+    return found
 
 
 def batch_rows(path: Path) -> list[Row]:

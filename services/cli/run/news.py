@@ -9,11 +9,14 @@ from services.cli.run.display import Display
 from services.cli.run.happenings import Happenings
 from services.cli.run.metrics_reader import Row
 from services.cli.run.supervisor import Child
+from services.runs.reading import ledger_directory
 from services.runtime.settings import Settings
 from services.tracking import CursorFile, MetricsFollower, Sample, SampleReader
 from services.turns import LOCK_FILE, turn_holder
 
 METRICS_FILE: Final = "metrics.jsonl"
+OF_EACH_BROKER: Final = ("dropped", "left_out_limit", "set_aside", "released")
+"""Of several brokers the first one's rows tell of batches and evaluations; these are about one broker's share."""
 SAMPLED: Final = 16
 """One after another of so many held-out tasks is shown, one at each evaluation."""
 
@@ -23,7 +26,8 @@ class News:
 
     def __init__(self, settings: Settings) -> None:
         directory = settings.run.directory
-        self._follower = MetricsFollower(directory / METRICS_FILE)
+        ledgers = [ledger_directory(directory, number) for number in range(settings.broker.num_brokers)]
+        self._follower, *self._others = (MetricsFollower(each / METRICS_FILE) for each in ledgers)
         self._samples = SampleReader(directory, settings.model.path)
         self._cursors = {name: CursorFile(directory, name) for name in settings.trackers.to}
         self._happenings = Happenings(settings.batch.max_lag)
@@ -61,6 +65,10 @@ class News:
             while found := self._follower.read():
                 rows += found
         display.progress.take(rows)
+        for follower in self._others:
+            with suppress(OSError):
+                while found := follower.read():
+                    rows += [row for row in found if row.get("event") in OF_EACH_BROKER]
         if not self._is_first:
             return rows
         # What was there when the command was started is no news.

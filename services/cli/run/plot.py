@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from services.cli.run.metrics_reader import Row, batch_rows, column, read_rows
 from services.cli.run.smoothing import half_interval, mean, quantile, rolling, window
+from services.runs.reading import other_ledgers
 from services.runs.record import set_scores_of_line
 from services.runtime.plain_text import one_line
 
@@ -96,9 +97,23 @@ def read_recorded(path: Path) -> RecordedCurves:
         elif kind in events:
             # A drop belongs to no batch: it shows where the run was then.
             events[kind].append(batch if math.isnan(at) else at)
+    for each in other_ledgers(path.parent):
+        _take_events(events, each / path.name)
     return RecordedCurves(
         batches=batch_rows(path), evals=read_rows(path, "eval"), sets=read_rows(path, "evaluation"), events=events
     )
+
+
+def _take_events(events: dict[str, list[float]], path: Path) -> None:
+    """What another broker of the run tells of its share. Raises: ValueError."""
+    batch = 0.0
+    for row in read_rows(path):
+        kind = str(row.get("event"))
+        (at,) = column([row], "batch")
+        if kind == "batch":
+            batch = batch if math.isnan(at) else at
+        elif kind in events:
+            events[kind].append(batch if math.isnan(at) else at)
 
 
 def _draw(figure: Any, recorded: RecordedCurves, directory: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Final
 
 from services.cli.run.supervisor import ProcessSpec
 from services.placement import Placement, ProcessPlace
+from services.runs.reading import broker_name
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings import Settings
 from services.tracking import find_client
@@ -18,11 +19,11 @@ LEARNER_GRACE_S: Final = 600.0
 
 
 def process_specs(settings: Settings, forwarded: Sequence[str], placement: Placement | None = None) -> list[ProcessSpec]:
-    """Broker, learner and ``num_servers`` rollouts. ``forwarded``: the configuration file and overrides.
+    """Brokers, learner and ``num_servers`` rollouts. ``forwarded``: the configuration file and overrides.
 
     ``placement``: their GPUs and cores; None: what this process may use. Rollouts stop first, because they hand their
-    trajectories to the broker. Then the learner saves a checkpoint and tells the broker, which stops last. Raises:
-    ConfigurationError for several rollouts on one server.
+    trajectories to the brokers. Then the learner saves a checkpoint and tells the brokers, which stop last. Raises:
+    ConfigurationError for several rollouts on one server, and for brokers that one machine cannot have.
     """
     rollout = settings.rollout
     if rollout.num_servers > 1 and (rollout.server_url or rollout.server_port):
@@ -32,14 +33,7 @@ def process_specs(settings: Settings, forwarded: Sequence[str], placement: Place
             f"its own; use rollout.num_servers = 1, or leave rollout.{key} out"
         )
     specs = [
-        ProcessSpec(
-            name="broker",
-            module="services.broker",
-            arguments=tuple(forwarded),
-            stop_order=2,
-            grace_s=GRACE_S,
-            ends_by_itself=False,
-        ),
+        *_broker_specs(settings, forwarded),
         ProcessSpec(
             name="learner",
             module="services.learner",
@@ -70,6 +64,30 @@ def process_specs(settings: Settings, forwarded: Sequence[str], placement: Place
             )
         )
     return specs
+
+
+def _broker_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessSpec]:
+    broker = settings.broker
+    endpoints = (*broker.work_endpoints, *broker.batch_endpoints)
+    ports = [port for port in map(broker.metrics_port_of, range(broker.num_brokers)) if port]
+    if len(set(endpoints)) < len(endpoints) or len(set(ports)) < len(ports):
+        raise ConfigurationError(
+            f"broker.num_brokers is {broker.num_brokers}, and broker.work_endpoint ({broker.work_endpoint}), "
+            f"broker.batch_endpoint ({broker.batch_endpoint}) and broker.metrics_port ({broker.metrics_port}) are for "
+            "brokers on hosts of their own: here all are on one; use endpoints such as tcp://127.0.0.1:7001, whose ports "
+            "are counted on, or start each broker on its host with --set broker.number"
+        )
+    return [
+        ProcessSpec(
+            name=broker_name(number),
+            module="services.broker",
+            arguments=(*forwarded, *(("--set", f"broker.number={number}") if broker.num_brokers > 1 else ())),
+            stop_order=2,
+            grace_s=GRACE_S,
+            ends_by_itself=False,
+        )
+        for number in range(broker.num_brokers)
+    ]
 
 
 def tracker_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessSpec]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from services.cli.run.metrics_reader import batch_rows, column, read_rows
+from services.cli.run.metrics_reader import batch_rows, column, event_rows, read_rows
 
 
 def summary_table(directory: Path) -> Table:
@@ -27,12 +27,13 @@ def summary_table(directory: Path) -> Table:
     table.add_section()
     table.add_row("batches trained", "", str(len(batches)), "")
     table.add_row("optimizer steps", "", f"{sum(_known(column(batches, 'optimizer_steps'))):.0f}", "")
-    dropped = read_rows(directory / "metrics.jsonl", "dropped")
+    dropped = event_rows(directory, "dropped")
     table.add_row("groups dropped", "", str(len(dropped)), "")
     left_out = sum(_known(column(batches, "num_left_out_groups")))
     if left_out:
         table.add_row("groups left out (no signal)", "", f"{left_out:.0f}", "")
-    table.add_row("batches set aside", "", str(len(read_rows(directory / "metrics.jsonl", "set_aside"))), "")
+    aside = {row.get("batch") for row in event_rows(directory, "set_aside")}
+    table.add_row("batches set aside", "", str(len(aside)), "")
     if batches:
         table.add_row("seconds", "", f"{column(batches, 'time_s')[-1]:.0f}", "")
     return table

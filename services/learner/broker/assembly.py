@@ -125,7 +125,7 @@ class Assembly:
         self._batch = batch
         self._num_tokens = batch.num_tokens
         self._ends = list(accumulate(item.num_tokens for item in batch.items))
-        self._next_part = 0
+        self._next_part = self._num_added = 0
         self._open: dict[int, _Trajectory] = {}
         by_group: dict[int, list[int]] = {}
         for place, item in enumerate(batch.items):
@@ -152,23 +152,27 @@ class Assembly:
 
     @property
     def complete(self) -> bool:
-        return self._next_part * self._batch.part_tokens >= self._num_tokens
+        return self._num_added == self._num_tokens
 
     def add(self, part: BatchPart, arrays: Mapping[str, Array]) -> None:
         """Take the next part.
 
         Raises: ValueError when it is another one, or a trajectory is not what was announced.
         """
-        begin = part.part * self._batch.part_tokens
+        # Not a multiple of part_tokens: of several brokers, the last part of each share is as long as its rest.
+        begin = self._num_added
         end = begin + len(arrays["token_ids"])
-        if (part.index, part.part) != (self._batch.index, self._next_part) or end != min(
-            begin + self._batch.part_tokens, self._num_tokens
+        if (
+            (part.index, part.part) != (self._batch.index, self._next_part)
+            or end - begin > self._batch.part_tokens
+            or end > self._num_tokens
         ):
             raise ValueError(
                 f"part {part.part} of batch {part.index} with {end - begin} tokens came, part {self._next_part} of batch "
-                f"{self._batch.index} was next"
+                f"{self._batch.index} was next, with up to {min(self._batch.part_tokens, self._num_tokens - begin)}"
             )
         self._next_part += 1
+        self._num_added = end
         for place in range(np.searchsorted(self._ends, begin, "right"), np.searchsorted(self._ends, end, "left") + 1):
             if place not in self._own:
                 continue
@@ -232,11 +236,15 @@ def assemble(
         assembly = Assembly(announced.batch, announced.arrays, rows_of)
     while not assembly.complete:
         arrived = next_arrival()
-        if not isinstance(arrived, PartArrived):
-            assert not isinstance(arrived, BatchAnnounced), "a batch is announced while another one comes"
+        if isinstance(arrived, BatchAnnounced):
+            # One of several brokers cannot read its share: the batch consists of the others', which come once more.
+            with watched(index):
+                assembly = Assembly(arrived.batch, arrived.arrays, rows_of)
+        elif isinstance(arrived, PartArrived):
+            with watched(index):
+                assembly.add(arrived.part, arrived.arrays)
+        else:
             return arrived
-        with watched(index):
-            assembly.add(arrived.part, arrived.arrays)
     with watched(index):
         return assembly.assembled()
 

@@ -1,39 +1,24 @@
-"""The learner's sockets in one event loop: the batch channel and the weight server.
+"""The learner's sockets in one event loop: a batch channel to each broker, and the weight server.
 
 No threads here: ``BrokerThread`` runs it in a thread of its own, beside the training thread.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
 import zmq.asyncio
 
 from protocol.channels import BATCH, WEIGHTS
-from protocol.codec import Array
-from protocol.messages import (
-    Batch,
-    BatchFailed,
-    BatchPart,
-    BatchPending,
-    BatchRequest,
-    EndOfRun,
-    Evaluated,
-    Heartbeat,
-    Message,
-    Published,
-    Resume,
-    SkipBatch,
-    Trained,
-    Welcome,
-)
-from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
-from services.learner.broker.parts import DamagedPart, PartStream
+from protocol.messages import BatchFailed, BatchRequest, EndOfRun, Heartbeat, Published, Trained, Welcome
+from services.learner.broker.batches import Answer, BatchAnnounced
+from services.learner.broker.line import BrokerLine
 from services.learner.broker.port import ToBroker
-from services.learner.broker.scores import updated_scores
+from services.learner.broker.round import BatchRound
+from services.learner.broker.welcome import merged_welcome
 from services.learner.metrics import LearnerMetrics
 from services.learner.weights import (
     AdapterCopy,
@@ -47,7 +32,7 @@ from services.learner.weights import (
 )
 from services.runtime.clock import Clock
 from services.runtime.errors import ServiceError
-from services.runtime.net import Authenticator, Delivered, PeerClient, RouterChannel, Security
+from services.runtime.net import Authenticator, PeerClient, RouterChannel, Security
 from services.runtime.settings import Settings, run_fingerprint
 from services.runtime.telemetry import Health
 
@@ -73,10 +58,11 @@ class BrokerLoop:
     """Sends and receives what ``BrokerPort`` promises. Its methods are called in the event loop that it was made in.
 
     A task sends publications and reports while training continues, in the order in which they were handed over. One
-    publication is under way at a time.
+    publication is under way at a time. Several brokers hear everything in their order, and broker 0's Welcome comes before
+    the others are asked for theirs: whoever has broker 0 is the learner, so that no two have some brokers each.
 
     produces:     batches, part by part, and ends of run, in order of request, given to ``arrived``; Published, then Trained
-    waits for:    the broker; the rollouts' requests for weights; digests and deltas, made in worker threads; for further
+    waits for:    every broker; the rollouts' requests for weights; digests and deltas, made in worker threads; for further
                   parts until the training thread takes those that came
     unblocked by: Batch, BatchPart, EndOfRun; ``part_taken``; acknowledgements
     """
@@ -103,50 +89,60 @@ class BrokerLoop:
         self._metrics = metrics
         self._arrived = arrived
         self._request_interval_s = request_interval_s
+        self._num_batches = settings.run.num_batches
         self._store = SnapshotStore()
-        self._wanted: BatchRequest | None = None
-        self._parts: PartStream | None = None
-        """Of the batch that is under way."""
-        self._resume: Resume | None = None
+        self._round: BatchRound | None = None
+        """Of the last request."""
         self._authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
         channel = RouterChannel(context, WEIGHTS, settings.learner.weights_endpoint, self._authenticator)
         self._weights_endpoint = settings.learner.advertised_weights_endpoint or channel.endpoint
         self._checksums = PublishedChecksums([likely_hash()])
         self._server = WeightServer(channel, self._store, metrics, checksums=self._checksums)
-        self._client = PeerClient(
-            context,
-            BATCH,
-            settings.broker.batch_endpoint,
-            role="learner",
-            peer="learner",
-            session=session,
-            clock=clock,
-            fingerprint=run_fingerprint(settings),
-            security=security,
-        )
-        self._pending = "the broker"
+        open_client = partial(_open_client, context, settings, session=session, clock=clock, security=security)
+        self._lines = [
+            BrokerLine(number, endpoint, partial(open_client, number, endpoint), self._heard)
+            for number, endpoint in enumerate(settings.broker.batch_endpoints)
+        ]
+        self._lines[0].open()
         self.encoding = False
         """Digests and a delta are being computed: that takes time, whatever the broker does."""
         self._policy_version = 0
-        self._handshakes_seen = 0
-        self._announcements: asyncio.Queue[_Publication | Trained] = asyncio.Queue(MAX_ANNOUNCEMENTS)
-        self._unacknowledged: deque[tuple[int, int]] = deque()
-        """For each report sent: how many messages are acknowledged once the broker has the report; the next batch."""
-        self._acknowledged_batches = 0
-        self.scores: Mapping[int, float | None] = {}
-        """See ``BrokerPort``. Replaced, never changed: the training thread reads it."""
+        self._announcements: asyncio.Queue[_Publication | Sequence[Trained]] = asyncio.Queue(MAX_ANNOUNCEMENTS)
+
+    @property
+    def scores(self) -> Mapping[int, float | None]:
+        """See ``BrokerPort``: broker 0 evaluates."""
+        return self._lines[0].scores
 
     @property
     def endpoint(self) -> str:
-        """The broker's address."""
-        return self._client.endpoint
+        """The address of the broker that acknowledges nothing, if one does not."""
+        return next((line for line in self._lines if line.owes), self._lines[0]).endpoint
 
     @property
     def reason_to_wait(self) -> str:
         """See ``BrokerPort``."""
-        if self._client.refused:
-            return self._client.refused
-        return self._pending if self._client.connected else f"no answer from the broker at {self.endpoint}"
+        line = min(self._lines, key=self._readiness)
+        if line.refused:
+            return self._said(line, line.refused)
+        if not line.connected:
+            return f"no answer from {self._name(line)} at {line.endpoint}"
+        return self._said(line, line.pending) if line.pending else self._name(line)
+
+    def _name(self, line: BrokerLine) -> str:
+        return f"broker {line.number}" if len(self._lines) > 1 else "the broker"
+
+    def _said(self, line: BrokerLine, text: str) -> str:
+        return f"{self._name(line)}: {text}" if len(self._lines) > 1 else text
+
+    def _readiness(self, line: BrokerLine) -> int:
+        """The lower, the more it is this broker that is waited for."""
+        if line.refused:
+            return 0
+        if not line.connected:
+            return 1
+        waits = self._round is not None and (self._round.waits_for(line.number) or self._round.turn == line.number)
+        return 2 if waits else 3
 
     async def run(self, started: Callable[[], None]) -> None:
         """Run the connections until cancelled; ``started`` is called once they run. Raises: ServiceError."""
@@ -154,33 +150,53 @@ class BrokerLoop:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._authenticator.run(), name="authenticator")
                 tasks.create_task(self._server.run(), name="weight-server")
-                tasks.create_task(self._client.run(), name="batch-client")
-                tasks.create_task(self._receive(), name="receive")
                 tasks.create_task(self._announce(), name="announce")
                 tasks.create_task(self._repeat(), name="repeat")
                 tasks.create_task(self._beat(), name="heartbeat")
+                tasks.create_task(self._connect(tasks), name="connect")
                 started()
         finally:
             # Also when a task never began: each socket has a monitor, which must be read or closed.
             self._authenticator.close()
-            self._client.close()
+            for line in self._lines:
+                line.close()
+
+    async def _connect(self, tasks: asyncio.TaskGroup) -> None:
+        """Run the line to broker 0 and, once it has welcomed this learner, the lines to the others."""
+        for line in self._lines:
+            if line.number:
+                await self._lines[0].welcome()
+                # Only now: nobody reads the monitor of a line that does not run.
+                line.open()
+            tasks.create_task(line.run(), name=f"batch-client-{line.number}")
+            tasks.create_task(line.receive(), name=f"receive-{line.number}")
 
     # --- sent ----------------------------------------------------------------------------------------------------------
 
     async def welcome(self) -> Welcome:
-        """Wait for the broker's Welcome."""
-        return await self._client.connected_welcome()
+        """Wait for every broker's Welcome: what they say together."""
+        # Those of the others are asked for after broker 0's.
+        return merged_welcome([await line.welcome() for line in self._lines])
 
     async def tell(self, message: ToBroker) -> None:
         """See ``BrokerPort``."""
         if isinstance(message, Trained):
-            await self._announcements.put(message)
+            await self._announcements.put(self._reports(message))
             return
         if isinstance(message, BatchRequest):
-            self._wanted, self._parts = message, None
+            self._round = BatchRound(message.index, len(self._lines))
+            for line in self._lines:
+                line.want(message)
         elif not isinstance(message, BatchFailed):
-            self._resume = Resume(next_batch=message.next_batch)
-        await self._client.send(message)
+            for line in self._lines:
+                line.resume_at(message.next_batch)
+        for line in self._lines:
+            await line.send(message)
+
+    def _reports(self, trained: Trained) -> Sequence[Trained]:
+        if self._round is None or self._round.index != trained.index:
+            return [trained] * len(self._lines)
+        return self._round.reports(trained)
 
     async def publish(
         self,
@@ -208,13 +224,13 @@ class BrokerLoop:
 
     async def acknowledged(self, next_batch: int) -> bool:
         """See ``BrokerPort``."""
-        self._count_acknowledged()
-        return self._acknowledged_batches >= next_batch
+        return all(line.acknowledged_batches() >= next_batch for line in self._lines)
 
     async def flushed(self) -> None:
-        """Wait until the broker has acknowledged everything."""
+        """Wait until every broker has acknowledged everything."""
         await self.announced()
-        await self._client.flushed()
+        for line in self._lines:
+            await line.flushed()
 
     async def _announce(self) -> None:
         """Send what was handed over, in order.
@@ -225,13 +241,14 @@ class BrokerLoop:
         """
         while True:
             announcement = await self._announcements.get()
-            message = await self._publication(announcement) if isinstance(announcement, _Publication) else announcement
+            messages: Sequence[Published | Trained]
+            if isinstance(announcement, _Publication):
+                messages = [await self._publication(announcement)] * len(self._lines)
+            else:
+                messages = announcement
             del announcement  # The copy of the weights is not kept while the next one is waited for.
-            await self._client.send(message)
-            if isinstance(message, Trained):
-                with_this = self._client.num_acknowledged + self._client.num_unacknowledged
-                self._unacknowledged.append((with_this, message.index + 1))
-            self._count_acknowledged()
+            for line, message in zip(self._lines, messages, strict=True):
+                await line.announce(message)
             self._announcements.task_done()
 
     async def _publication(self, publication: _Publication) -> Published:
@@ -269,96 +286,88 @@ class BrokerLoop:
             vocabulary=publication.vocabulary,
         )
 
-    def _count_acknowledged(self) -> None:
-        while self._unacknowledged and self._unacknowledged[0][0] <= self._client.num_acknowledged:
-            _, self._acknowledged_batches = self._unacknowledged.popleft()
-
     # --- received ------------------------------------------------------------------------------------------------------
 
-    async def _receive(self) -> None:
-        while True:
-            delivered = await self._client.inbox.get()
-            await self._on_message(delivered)
+    async def _heard(self, line: BrokerLine, answer: Answer) -> None:
+        """A broker has answered the last request, or the next part of its share has come."""
+        # A line is asked only in a round.
+        assert self._round is not None
+        begins_again = self._round.hear(line.number, answer)
+        self._hand_over(self._round)
+        if begins_again:
+            again = [each for each in self._lines if isinstance(self._round.answer(each.number), BatchAnnounced)]
+            # All of them at once: a part that comes meanwhile is not the first one.
+            for each in again:
+                each.begin_again()
+            for each in again:
+                await each.ask_for_parts()
+        # At the end all brokers end by themselves, and broker 0 only after the last evaluation.
+        if self._round.end is not None and self._round.index < self._num_batches:
+            await self._stop_the_others(self._round, self._round.end)
 
-    async def _on_message(self, delivered: Delivered) -> None:
-        message = delivered.message
-        wanted = self._wanted
-        if isinstance(message, Batch | SkipBatch | EndOfRun) and wanted is not None and message.index == wanted.index:
-            self._wanted = None
-            if isinstance(message, Batch):
-                self._parts = PartStream(message)
-                self._arrived(BatchAnnounced(batch=message, arrays=delivered.arrays))
-                await self._ask_for_parts()
-            else:
-                self._arrived(message)
-        elif isinstance(message, BatchPart):
-            await self._on_part(message, delivered.arrays)
-        elif isinstance(message, SkipBatch) and self._parts is not None and message.index == self._parts.index:
-            self._parts = None  # Some part of it cannot be read.
-            self._arrived(message)
-        elif isinstance(message, BatchPending):
-            self._pending = f"{message.groups_ready} of {message.groups_needed} groups; {message.waiting_for}"
-        elif isinstance(message, Evaluated):
-            self.scores = updated_scores(self.scores, message)
-        elif isinstance(message, Welcome):
-            if self._resume is not None:
-                await self._client.send(self._resume)
-            self._handshakes_seen += 1
-            await self._ask_again()
-            if self._parts is not None:
-                self._parts.ask_again()
-                await self._ask_for_parts()
-
-    async def _on_part(self, part: BatchPart, arrays: dict[str, Array]) -> None:
-        parts = self._parts
-        if parts is None:
-            return  # of a batch that is complete, or to be skipped
-        try:
-            is_next = parts.offer(part, arrays)
-        except DamagedPart as error:
-            raise ServiceError(f"the broker at {self.endpoint}: {error}") from error
-        if is_next:
-            self._arrived(PartArrived(part=part, arrays=arrays))
-            if parts.complete:
-                self._parts = None
-                return
-        await self._ask_for_parts()
+    async def _stop_the_others(self, round_: BatchRound, end: EndOfRun) -> None:
+        ended = next(line for line in self._lines if round_.answer(line.number) is end)
+        for line in self._lines:
+            if round_.waits_for(line.number):
+                await line.stop(f"broker {ended.number} has ended the run: {end.reason}")
 
     async def part_taken(self) -> None:
         """The training thread has taken a part: ask for one more."""
-        if self._parts is not None:
-            self._parts.took()
-            await self._ask_for_parts()
+        if self._round is None:
+            return
+        broker = self._round.took()
+        self._hand_over(self._round)
+        if broker is not None:
+            await self._lines[broker].part_taken()
 
-    async def _ask_for_parts(self) -> None:
-        request = None if self._parts is None else self._parts.request()
-        if request is not None:
-            await self._client.send(request)
+    def _hand_over(self, round_: BatchRound) -> None:
+        try:
+            ready = round_.ready()
+        except ValueError as error:
+            raise ServiceError(f"the brokers' shares of batch {round_.index} do not make one batch: {error}") from error
+        for answer in ready:
+            self._arrived(answer)
 
     async def _repeat(self) -> None:
-        part = None
         while True:
             self._health.beat()
-            await self._ask_again()
-            waits_for = None if self._parts is None else (self._parts.index, self._parts.next_part)
-            # Not while parts come: each would be sent twice.
-            if self._parts is not None and waits_for == part:
-                self._parts.ask_again()
-                await self._ask_for_parts()
-            part = waits_for
+            for line in self._lines:
+                # A person must see that the broker refuses this learner's key.
+                if line.refused:
+                    self._health.not_ready(self._said(line, line.refused))
+                await line.ask_again()
+                await line.ask_for_silent_parts()
             await asyncio.sleep(self._request_interval_s)
 
     async def _beat(self) -> None:
-        """Tell the broker that this learner lives, whatever its training thread does, so that it keeps the run."""
+        """Tell the brokers that this learner lives, whatever its training thread does, so that it keeps the run."""
         while True:
-            await self._client.send(Heartbeat(policy_version=self._policy_version, status="serving", leases=[]))
+            for line in self._lines:
+                await line.send(Heartbeat(policy_version=self._policy_version, status="serving", leases=[]))
             await asyncio.sleep(HEARTBEAT_S)
 
-    async def _ask_again(self) -> None:
-        # A person must see that the broker refuses this learner's key.
-        if self._client.refused:
-            self._health.not_ready(self._client.refused)
-        wanted: Message | None = self._wanted
-        # After a new handshake the broker hears the checkpoint's position first.
-        if wanted is not None and self._handshakes_seen == self._client.num_handshakes:
-            await self._client.send(wanted)
+
+def _open_client(
+    context: zmq.asyncio.Context,
+    settings: Settings,
+    number: int,
+    endpoint: str,
+    *,
+    session: str,
+    clock: Clock,
+    security: Security,
+) -> PeerClient:
+    return PeerClient(
+        context,
+        BATCH,
+        endpoint,
+        role="learner",
+        peer="learner",
+        session=session,
+        clock=clock,
+        fingerprint=run_fingerprint(settings),
+        security=security,
+        # Each line has an identity of its own: a broker that two of them reach by mistake can answer both.
+        number=number,
+        expected=(number, settings.broker.num_brokers),
+    )

@@ -32,6 +32,12 @@ MAX_ARRIVALS: Final = CREDIT + 4
 """A batch, its parts, and the word that it is to be skipped, with room to spare."""
 
 
+def max_arrivals(num_brokers: int) -> int:
+    """What may wait for the training thread. Of several brokers, the batch is announced again for each whose share cannot be
+    read."""
+    return MAX_ARRIVALS + num_brokers - 1
+
+
 class BrokerThread(BrokerClient):
     """A ``BrokerClient`` and the thread that its loop runs in, a context manager. Every later call raises what ended
     the loop.
@@ -59,7 +65,7 @@ class BrokerThread(BrokerClient):
         self._health = health
         self._metrics = metrics
         # One request is under way at a time, and few parts of its batch, so that there is room.
-        self._arrived: queue.Queue[Answer] = queue.Queue(maxsize=MAX_ARRIVALS)
+        self._arrived: queue.Queue[Answer] = queue.Queue(maxsize=max_arrivals(settings.broker.num_brokers))
         self._started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run_thread, name="broker-loop", daemon=True)

@@ -16,17 +16,20 @@ from services.broker.store import (
     read_evidence,
     reading,
 )
+from services.runs.audit.across import Share, audit_ids, read_share
 from services.runs.audit.additions import audit_additions
 from services.runs.audit.archives import ArchiveAudit
 from services.runs.audit.findings import Audit, Findings, Outcome, Rules
 from services.runs.audit.groups import audit_groups
 from services.runs.audit.groups import outcomes as read_outcomes
 from services.runs.audit.left_out import audit_left_out
+from services.runs.audit.merging import merged
 from services.runs.audit.missing import audit_losses, audit_missing, audit_rows, audit_without_ledger
 from services.runs.audit.order import Order, audit_batches, audit_set_aside, audit_versions, read_order
 from services.runs.audit.record import Checkpoint, audit_checkpoints, audit_record, read_checkpoints
 from services.runs.audit.tokens import TokenAudit, TokenCounts
 from services.runs.audit.values import audit_values
+from services.runs.reading import ledger_directories
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings import read_run_settings
 
@@ -37,16 +40,24 @@ NO_TOKENS: Final = TokenCounts(num_chunks=0, num_resumed=0)
 def audit_run(directory: Path) -> Audit:
     """Check everything that ``directory`` holds. Memory grows with the number of batches, not of trajectories.
 
-    Raises: NoLedger when it is not a run directory.
+    Raises: NoLedger when it is not a run directory, or the directory of one of several brokers is missing.
     """
     # Before the snapshot: what a live run writes next would be newer than a snapshot taken before it.
     checkpoints = read_checkpoints(directory)
+    audits = [_audit_one(each, checkpoints) for each in ledger_directories(directory)]
+    if len(audits) == 1:
+        return audits[0][0]
+    return merged(directory, [audit for audit, _ in audits], [share for _, share in audits])
+
+
+def _audit_one(directory: Path, checkpoints: list[Checkpoint]) -> tuple[Audit, Share | None]:
+    """Of one ledger, and what it shares with the others; None when that cannot be read."""
     evidence = read_evidence(directory, directory / LEDGER_FILE)
     findings = Findings()
     if not has_content(directory / LEDGER_FILE):
         audit_without_ledger(findings, evidence)
         if findings.counts:
-            return _result(directory, findings)
+            return _result(directory, findings), None
     try:
         return _audit_ledger(directory, findings, evidence, checkpoints)
     except (OtherSchema, ReaderGaveWay):
@@ -55,14 +66,16 @@ def audit_run(directory: Path) -> Audit:
         if evidence.mark is None:
             raise
         findings.add("database damaged", f"{error}; {MARK_FILE} says that it was a ledger")
-        return _result(directory, findings)
+        return _result(directory, findings), None
 
 
-def _audit_ledger(directory: Path, findings: Findings, evidence: Evidence, checkpoints: list[Checkpoint]) -> Audit:
+def _audit_ledger(
+    directory: Path, findings: Findings, evidence: Evidence, checkpoints: list[Checkpoint]
+) -> tuple[Audit, Share | None]:
     rules, notes = _rules(directory)
     order, counts = NO_ORDER, NO_TOKENS
     found: list[Outcome] = []
-    run_id = ""
+    run_id, share = "", None
     with reading(directory) as connection:
         try:
             run_id = str(connection.execute("SELECT max(value) FROM meta WHERE key = 'run_id'").fetchone()[0])
@@ -75,6 +88,7 @@ def _audit_ledger(directory: Path, findings: Findings, evidence: Evidence, check
             order = read_order(connection)
             found = read_outcomes(connection)
             audit_groups(connection, findings, rules)
+            audit_ids(connection, findings, rules)
             audit_left_out(connection, findings)
             audit_additions(connection, findings, directory)
             audit_batches(connection, findings, rules, order)
@@ -85,12 +99,14 @@ def _audit_ledger(directory: Path, findings: Findings, evidence: Evidence, check
             archives = ArchiveAudit(findings, directory, connection)
             archives.check_files()
             counts = TokenAudit(findings, rules, order.batch_versions, order.versions).run(connection, archives)
+            share = read_share(connection)
         # UnicodeDecodeError: SQLite's own message quotes the broken bytes.
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
                 raise
             findings.add("database damaged", f"it cannot be read to its end: {error}")
-    return _result(directory, findings, run_id=run_id, outcomes=found, order=order, counts=counts, notes=notes)
+    result = _result(directory, findings, run_id=run_id, outcomes=found, order=order, counts=counts, notes=notes)
+    return result, share
 
 
 def _result(
@@ -125,8 +141,14 @@ def _rules(directory: Path) -> tuple[Rules, list[str]]:
         settings = read_run_settings(directory)
     except ConfigurationError as error:
         return Rules(), [f"the sizes of groups and batches and the lag are not checked: {error}"]
-    batch = settings.batch
-    rules = Rules(group_size=batch.group_size, groups_per_batch=batch.groups_per_batch, max_lag=batch.max_lag)
+    batch, broker = settings.batch, settings.broker
+    rules = Rules(
+        group_size=batch.group_size,
+        groups_per_batch=batch.groups_per_batch // broker.num_brokers,
+        broker=broker.number,
+        num_brokers=broker.num_brokers,
+        max_lag=batch.max_lag,
+    )
     return rules, []
 
 

@@ -29,6 +29,9 @@ class Rules:
 
     group_size: int | None = None
     groups_per_batch: int | None = None
+    """This broker's share, if there are several."""
+    broker: int = 0
+    num_brokers: int = 1
     max_lag: int | None = None
 
 
@@ -64,6 +67,8 @@ class Audit:
     num_chunks: int
     findings: Findings
     notes: list[str]
+    brokers: list["Audit"] = field(default_factory=list)
+    """What each of several brokers has by itself, in their order; this one then is of the whole run."""
 
     @property
     def clean(self) -> bool:
@@ -106,4 +111,5 @@ class Audit:
                 name: {"count": count, "first": self.findings.texts[name]} for name, count in self.findings.counts.items()
             },
             "notes": self.notes,
+            **({"brokers": [each.as_plain() for each in self.brokers]} if self.brokers else {}),
         }

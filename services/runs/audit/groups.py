@@ -25,7 +25,7 @@ SHELVED: Final = ("set_aside", "released", "resampled")
 
 def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rules) -> None:
     """Check all groups, then all prompts. Raises: sqlite3.DatabaseError."""
-    _audit_prompts(connection, findings)
+    _audit_prompts(connection, findings, rules)
     size = rules.group_size
     for row in connection.execute(GROUPS):
         group_id, split, status, batch, reason, members, finished, failed, batch_exists, why_aside = row
@@ -53,25 +53,27 @@ def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rule
             )
 
 
-def _audit_prompts(connection: sqlite3.Connection, findings: Findings) -> None:
+def _audit_prompts(connection: sqlite3.Connection, findings: Findings, rules: Rules) -> None:
     """Check that each prompt is in exactly one group, in the order of groups; besides, only in groups that it replaces."""
-    expected = 0
+    # Of several brokers each has every so many-th prompt.
+    expected, step = rules.broker, rules.num_brokers
     before: tuple[int, str] = (-1, "")
     query = "SELECT prompt, group_id, status, replaces FROM groups WHERE split = 'train' ORDER BY prompt, group_id"
     for prompt, group_id, status, replaces in connection.execute(query):
         if prompt < expected and before != (replaces, "resampled"):
             findings.add("prompt used twice", f"prompt {prompt} is in group {group_id} and in one before it")
         elif prompt > expected:
-            missing = f"prompt {expected} is" if prompt == expected + 1 else f"prompts {expected} to {prompt - 1} are"
+            last = prompt - step
+            missing = f"prompt {expected} is" if last == expected else f"prompts {expected} to {last} are"
             findings.add("prompt skipped", f"{missing} in no group; the next is prompt {prompt} in group {group_id}")
         if before[1] == "resampled" and prompt >= expected:
             findings.add(
-                "prompt skipped", f"prompt {expected - 1} was given back with group {before[0]}, and is in no other"
+                "prompt skipped", f"prompt {expected - step} was given back with group {before[0]}, and is in no other"
             )
-        expected = prompt + 1
+        expected = prompt + step
         before = (group_id, status)
     if before[1] == "resampled":
-        findings.add("prompt skipped", f"prompt {expected - 1} was given back with group {before[0]}, and is in no other")
+        findings.add("prompt skipped", f"prompt {expected - step} was given back with group {before[0]}, and is in no other")
 
 
 def outcomes(connection: sqlite3.Connection) -> list[Outcome]:

@@ -32,7 +32,7 @@ from services.broker.store import (
 from services.runs.audit import Checkpoint, read_checkpoints
 from services.runs.backup.manifest import FORMAT, MANIFEST, BackupDamaged, BackupFile, BackupManifest, list_backups
 from services.runtime.durable import make_partial_directory, partial_path, publish_directory, remove_leftovers
-from services.runtime.errors import ServiceError
+from services.runtime.errors import ConfigurationError, ServiceError
 from services.runtime.settings import read_run_settings
 
 CHECKPOINTS: Final = "checkpoints"
@@ -52,7 +52,7 @@ def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupM
     What an earlier backup there holds already is linked to. Raises: NoLedger, ConfigurationError, StoreCorrupt,
     StoreDamaged, BackupDamaged, ServiceError, OSError.
     """
-    read_run_settings(directory)
+    require_one_broker(directory, "backup")
     if (directory / LEDGER_FILE).is_file():
         # The copy gets a mark of its own, which must not hide what is missing here.
         require_whole(directory / LEDGER_FILE)
@@ -75,6 +75,16 @@ def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupM
     (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     publish_directory(partial, destination / name)
     return destination / name, manifest
+
+
+def require_one_broker(directory: Path, command: str) -> None:
+    """Raises: ConfigurationError for a run of several brokers."""
+    num_brokers = read_run_settings(directory).broker.num_brokers
+    if num_brokers > 1:
+        raise ConfigurationError(
+            f"{directory} is shared by {num_brokers} brokers, and gspo {command} knows runs of one: the ledgers must be of "
+            "one moment. Stop the run (gspo stop), and copy its whole directory (cp -a)"
+        )
 
 
 def _rest(directory: Path, partial: Path, name: str, copying: "_Copying", checkpoints: list[Checkpoint]) -> BackupManifest:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.broker.store import LEDGER_FILE, lock_holder
+from services.runs.reading import is_held
 from services.runs.record import RunRecord, read_record, training_settings
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings import read_run_settings
@@ -81,7 +81,7 @@ def open_compared(directory: Path) -> ComparedRun:
         record=record,
         settings=settings,
         num_batches=num_batches if isinstance(num_batches, int) else None,
-        is_live=lock_holder(directory / LEDGER_FILE) is not None,
+        is_live=is_held(directory),
         notes=tuple(notes),
     )
 

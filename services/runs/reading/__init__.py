@@ -1,5 +1,6 @@
 """Reads a run's files as typed records, of a live or an ended run: nothing is written, and nothing is loaded as a whole."""
 
+from services.runs.reading.ledgers import broker_name, is_held, ledger_directories, ledger_directory, other_ledgers
 from services.runs.reading.lines import MetricsLines, read_lines
 from services.runs.reading.process_log import ProcessEvent, process_events
 from services.runs.reading.records import (
@@ -11,7 +12,8 @@ from services.runs.reading.records import (
     RecordedTrajectory,
     RunFacts,
 )
-from services.runs.reading.run_files import OpenRun, open_run
+from services.runs.reading.run_files import OpenRun
+from services.runs.reading.shared_run import SharedRun, open_run
 
 __all__ = [
     "MetricsLines",
@@ -24,7 +26,13 @@ __all__ = [
     "RecordedTokens",
     "RecordedTrajectory",
     "RunFacts",
+    "SharedRun",
+    "broker_name",
+    "is_held",
+    "ledger_directories",
+    "ledger_directory",
     "open_run",
+    "other_ledgers",
     "process_events",
     "read_lines",
 ]

@@ -2,7 +2,6 @@
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from services.broker.rows import (
     TrajectoryRow,
     VersionRow,
 )
-from services.broker.store import LEDGER_FILE, Reader, StoreCorrupt, lock_holder, reading, refusing_damage
+from services.broker.store import LEDGER_FILE, Reader, StoreCorrupt, lock_holder, refusing_damage
 from services.runs.reading.lines import MetricsLines
 from services.runs.reading.records import RecordedBatch, RecordedGroup, RecordedTokens, RecordedTrajectory, RunFacts
 from services.runs.reading.token_arrays import tokens_of
@@ -30,24 +29,12 @@ PAGE: Final = 512
 RUN_KEY: Final = "run"
 
 
-@contextmanager
-def open_run(directory: Path) -> Iterator["OpenRun"]:
-    """Read ``directory`` as it stands now: one state of the ledger, whatever a running broker writes meanwhile.
-
-    Keep it open for as long as one look takes: a broker cannot shorten its write-ahead log meanwhile. For a live run, open
-    it again. Not thread-safe. Raises: NoLedger when there is no ledger of this release; later, each method raises
-    StoreCorrupt where what it reads is damaged (both of ``services.broker.store``, both with the way out).
-    """
-    with reading(directory) as connection:
-        yield OpenRun(directory, connection)
-
-
 class OpenRun:
     """A run as it stood when it was opened. Ids are those of the ledger, from 0."""
 
     def __init__(self, directory: Path, connection: sqlite3.Connection) -> None:
         self.directory = directory
-        self._connection = connection
+        self.connection = connection
         self._path = directory / LEDGER_FILE
         self._reader = Reader(self._path, connection)
         self._batch_versions: dict[int, int] | None = None
@@ -95,6 +82,10 @@ class OpenRun:
     def lines(self) -> MetricsLines:
         """The lines of metrics.jsonl, from the ledger: one for each batch, evaluation, drop, batch set aside or released."""
         return MetricsLines(self._reader)
+
+    def other_lines(self) -> list[MetricsLines]:
+        """Where several brokers share the run: those of the others, for what happened to their shares alone."""
+        return []
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
@@ -211,7 +202,7 @@ class OpenRun:
     def _batch_version(self, index: int | None) -> int | None:
         if self._batch_versions is None:
             with refusing_damage(self._path):
-                found = self._connection.execute("SELECT batch, policy_version FROM batches")
+                found = self.connection.execute("SELECT batch, policy_version FROM batches")
                 self._batch_versions = dict(found.fetchall())
         return None if index is None else self._batch_versions.get(index)
 
@@ -238,7 +229,7 @@ class OpenRun:
     def select(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Rows of a query of one's own, for what no method gives. No checksum is compared. Raises: StoreCorrupt."""
         with refusing_damage(self._path):
-            return self._connection.execute(query, parameters).fetchall()
+            return self.connection.execute(query, parameters).fetchall()
 
 
 def _trajectory(row: TrajectoryRow, batch_version: int | None) -> RecordedTrajectory:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.broker.metrics_file import METRICS_FILE
+from services.runs.reading.ledgers import other_ledgers
 from services.runtime.errors import ConfigurationError
 
 Row = dict[str, Any]
@@ -66,7 +67,7 @@ class RunRecord:
     sets: list[SetScores]
     """Of named sets, in the order of the file; the last one where a set was evaluated again after the same batches."""
     others: list[Row]
-    """All other lines: dropped groups, batches set aside, and so on, in the order of the file."""
+    """All other lines: dropped groups, batches set aside, and so on, in the order of the file; then of other brokers."""
     num_damaged: int
     """Lines that are not JSON objects, or lack what their event needs."""
 
@@ -110,6 +111,8 @@ def read_record(directory: Path) -> RunRecord:
             sets[of_set.name, of_set.batch] = of_set
         else:
             others.append(row)
+    for each in other_ledgers(directory):
+        others += _events_of(each / METRICS_FILE)
     return RunRecord(
         path=path,
         batches=[batches[index] for index in sorted(batches)],
@@ -118,6 +121,15 @@ def read_record(directory: Path) -> RunRecord:
         others=others,
         num_damaged=num_damaged,
     )
+
+
+def _events_of(path: Path) -> list[Row]:
+    """What another broker of the run wrote down of its own: batches and evaluations are in the first one's file."""
+    try:
+        found = [object_of(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    except OSError:
+        return []
+    return [row for row in found if row is not None and row["event"] not in ("batch", "eval", "evaluation")]
 
 
 def number(row: Row, key: str) -> float:

@@ -2,7 +2,8 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,9 @@ from services.broker.rows import BatchRow, GroupRow, TrajectoryRow
 from services.broker.sending import StoredBatch, batch_of_groups, members_of
 from services.broker.store import LEDGER_FILE, Reader, reading, refusing_damage
 from services.learner.broker import Answer, BatchAnnounced, BrokerPort, PartArrived, ToBroker
+from services.learner.broker.shares import merged_answers
 from services.learner.weights import WeightCopy, build_snapshot
+from services.runs.reading import ledger_directories
 from services.runtime.settings import Settings
 from services.schedules import RunSchedules
 
@@ -25,18 +28,54 @@ UNKNOWN: Final = "not recorded"
 
 
 class RecordedRun:
-    """What a run's ledger holds for training. ``digests``: those published, by the number of batches trained before."""
+    """What a run's ledgers hold for training. ``digests``: those published, by the number of batches trained before."""
 
     def __init__(self, directory: Path, settings: Settings, *, rescheduled: bool = False) -> None:
         """``rescheduled``: train with what the schedules of ``settings`` give each batch, and not with what was recorded.
 
         Raises: NoLedger, StoreCorrupt.
         """
-        self._rescheduled = rescheduled
+        directories = ledger_directories(directory)
+        size = settings.batch.groups_per_batch // len(directories)
+        part_tokens = settings.broker.batch_part_tokens
+        schedules = RunSchedules(settings)
+        self._ledgers = [
+            _RecordedLedger(each, size, part_tokens, schedules, rescheduled=rescheduled) for each in directories
+        ]
+        self.digests: dict[int, set[str]] = {}
+        for ledger in self._ledgers:
+            for trained_batches, digests in ledger.digests.items():
+                self.digests.setdefault(trained_batches, set()).update(digests)
+        # The newest batch may lack a share: nobody trained it.
+        self.num_assembled = min(ledger.num_assembled for ledger in self._ledgers)
+        self._newest = max(ledger.newest_version for ledger in self._ledgers)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches that can be trained: the recorded ones or, if none was assembled, as many as complete groups make."""
+        return self.num_assembled or min(ledger.num_unassembled for ledger in self._ledgers)
+
+    def answers(self, index: int) -> Iterator[Answer]:
+        """The batch as the learner received it, part by part, each read when it is asked for; or that it was set aside.
+
+        Raises: StoreCorrupt when its tokens are not those that were recorded.
+        """
+        # Where no batch was assembled, each is one version later: it has lag, as it would have with a learner.
+        would_be = None if self.num_assembled else self._newest + index
+        with ExitStack() as stack:
+            streams = [stack.enter_context(closing(ledger.answers(index, would_be))) for ledger in self._ledgers]
+            yield from merged_answers(streams)
+
+
+class _RecordedLedger:
+    """One ledger. Where several brokers shared the run it has the share of one."""
+
+    def __init__(self, directory: Path, size: int, part_tokens: int, schedules: RunSchedules, *, rescheduled: bool) -> None:
+        """``size``: the groups of a batch here. Raises: NoLedger, StoreCorrupt."""
         self._directory = directory
-        self._schedules = RunSchedules(settings)
-        self._part_tokens = settings.broker.batch_part_tokens
-        size = settings.batch.groups_per_batch
+        self._part_tokens = part_tokens
+        self._schedules = schedules
+        self._rescheduled = rescheduled
         self.digests: dict[int, set[str]] = {}
         with refusing_damage(directory / LEDGER_FILE), reading(directory) as connection:
             for trained_batches, digest in connection.execute("SELECT trained_batches, digest FROM versions"):
@@ -47,19 +86,19 @@ class RecordedRun:
                 "SELECT group_id FROM groups WHERE split = 'train' AND status = 'complete' ORDER BY group_id"
             )
             waiting = [group_id for (group_id,) in complete]
-        self._newest = int(newest)
+        self.newest_version = int(newest)
         # A recording made without a learner has no batches: its groups are taken in their order.
         self._unassembled = [tuple(waiting[at : at + size]) for at in range(0, len(waiting) - size + 1, size)]
 
     @property
-    def num_batches(self) -> int:
-        """Batches that can be trained: the recorded ones or, if none was assembled, as many as complete groups make."""
-        return self.num_assembled or len(self._unassembled)
+    def num_unassembled(self) -> int:
+        """Batches that its complete groups would make."""
+        return len(self._unassembled)
 
-    def answers(self, index: int) -> Iterator[Answer]:
-        """The batch as the learner received it, part by part, each read when it is asked for; or that it was set aside.
+    def answers(self, index: int, would_be: int | None) -> Generator[Answer]:
+        """``would_be``: the version of a batch that is made of complete groups; None: it was assembled.
 
-        Raises: StoreCorrupt when its tokens are not those that were recorded.
+        Raises: StoreCorrupt.
         """
         with refusing_damage(self._directory / LEDGER_FILE), reading(self._directory) as connection:
             reader = Reader(self._directory / LEDGER_FILE, connection)
@@ -67,26 +106,25 @@ class RecordedRun:
             if set_aside is not None:
                 yield SkipBatch(index=index, reason=set_aside.reason)
                 return
-            batch = self._batch(reader, index)
+            batch = self._batch(reader, index, would_be)
             message, arrays = batch.announcement()
             yield BatchAnnounced(batch=message, arrays=arrays)
             for number in range(batch.num_parts):
                 part, arrays = batch.part(number)
                 yield PartArrived(part=part, arrays=arrays)
 
-    def _batch(self, reader: Reader, index: int) -> StoredBatch:
-        row = reader.batch_row(index) if self.num_assembled else self._would_be(reader, index)
-        if self._rescheduled or not self.num_assembled:
+    def _batch(self, reader: Reader, index: int, would_be: int | None) -> StoredBatch:
+        row = reader.batch_row(index) if would_be is None else self._would_be(reader, index, would_be)
+        if self._rescheduled or would_be is not None:
             row = replace(row, values=self._schedules.training_at(index))
         return batch_of_groups(reader, row, part_tokens=self._part_tokens)
 
-    def _would_be(self, reader: Reader, index: int) -> BatchRow:
-        """Of complete groups that no batch was assembled from. Each is one version later: it has lag, as it would have with
-        a learner."""
+    def _would_be(self, reader: Reader, index: int, version: int) -> BatchRow:
+        """Of complete groups that no batch was assembled from."""
         group_ids = self._unassembled[index]
         waiting = [reader.rows(GroupRow, "WHERE group_id = ?", (group_id,))[0] for group_id in group_ids]
         samplings = tuple(group.sampling for group in waiting)
-        return _assembled(index, self._newest + index, group_ids, members_of(reader, group_ids), samplings)
+        return _assembled(index, version, group_ids, members_of(reader, group_ids), samplings)
 
 
 def _assembled(

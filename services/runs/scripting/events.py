@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.broker.metrics_file import METRICS_FILE
+from services.runs.reading import other_ledgers
 from services.runs.record import HeldOut, evaluation_of_line, number, object_of
 from services.runtime.errors import ConfigurationError
 
@@ -70,7 +71,22 @@ def batch_metrics(row: Mapping[str, Any]) -> BatchMetrics | None:
 
 
 class Tail:
-    """New lines of a metrics.jsonl that grows. Each line comes once, by its number, also if the file is written again."""
+    """New lines of a run's metrics.jsonl, and what else the other brokers of the run have to tell."""
+
+    def __init__(self, directory: Path) -> None:
+        self._first = _FileTail(directory)
+        self._others = [_FileTail(each) for each in other_ledgers(directory)]
+
+    def new(self) -> Iterator[Event]:
+        """What was written since the last call. Damaged lines are passed over. Raises: ConfigurationError."""
+        yield from self._first.new()
+        for other in self._others:
+            # Every broker writes down each batch; the first one speaks for all.
+            yield from (event for event in other.new() if not isinstance(event, BatchMetrics))
+
+
+class _FileTail:
+    """New lines of a file that grows. Each line comes once, by its number, also if the file is written again."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / METRICS_FILE

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from services.broker.metrics_file import METRICS_FILE
-from services.broker.store import LEDGER_FILE, lock_holder
-from services.runs.reading import OpenRun, RecordedGroup, RecordedTokens, RecordedTrajectory, open_run
+from services.broker.store import LEDGER_FILE
+from services.runs.reading import OpenRun, RecordedGroup, RecordedTokens, RecordedTrajectory, is_held, open_run
 from services.runs.record import HeldOut, read_record
 from services.runs.scripting.columns import Columns, Kind, batch_columns, evaluation_columns, trajectory_columns
 from services.runs.scripting.events import BatchMetrics, Event, Tail, batch_metrics
@@ -72,7 +72,7 @@ class TrainingRun:
         settings = load_settings(Path(config), words)
         require_model(settings.model.path)
         directory = settings.run.directory.absolute()
-        if lock_holder(directory / LEDGER_FILE) is not None:
+        if is_held(directory):
             raise ConfigurationError(f"{directory}: this run goes on already: Run.open({str(directory)!r}) watches it")
         return cls(directory, settings, start_run(Path(config), words, directory))
 
@@ -88,7 +88,7 @@ class TrainingRun:
         """Whether the run goes on: the process that this script started, or a broker on this machine."""
         if self._process is not None:
             return self._process.poll() is None
-        return lock_holder(self.directory / LEDGER_FILE) is not None
+        return is_held(self.directory)
 
     # --- the run as it goes on ----------------------------------------------------------------------------------------
 

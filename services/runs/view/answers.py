@@ -124,7 +124,7 @@ def _summary(run: WatchedRun) -> dict[str, Any]:
     plain: dict[str, Any] = {"name": run.name, "directory": str(run.directory), "error": ""}
     try:
         with run.opened() as opened:
-            run.curves.read(opened.lines())
+            run.curves.read(opened.lines(), opened.other_lines())
             plain |= plain_facts(opened.facts())
     except (NoLedger, StoreCorrupt, OSError) as error:
         plain["error"] = str(error)
@@ -139,7 +139,7 @@ def _overview(run: WatchedRun) -> dict[str, Any]:
     try:
         with run.opened() as opened:
             facts = plain_facts(opened.facts())
-            run.curves.read(opened.lines())
+            run.curves.read(opened.lines(), opened.other_lines())
     except (NoLedger, StoreCorrupt, OSError) as problem:
         error = str(problem)
         try:
@@ -182,9 +182,9 @@ def plain_facts(facts: RunFacts) -> dict[str, Any]:
 
 
 def _batch_of(opened: OpenRun, trajectory_id: int) -> int | None:
-    query = "SELECT batch FROM groups WHERE group_id = (SELECT group_id FROM trajectories WHERE trajectory_id = ?)"
-    rows = opened.select(query, (trajectory_id,))
-    return rows[0][0] if rows and isinstance(rows[0][0], int) else None
+    trajectory = opened.trajectory(trajectory_id)
+    group = None if trajectory is None else opened.group(trajectory.group_id)
+    return None if group is None else group.batch
 
 
 def _number(query: Mapping[str, str], name: str) -> int | None:

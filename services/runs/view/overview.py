@@ -1,7 +1,7 @@
 """The curves of a run: one column a measure, one point a batch, read once and then only what is new."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from services.runs.reading import MetricsLines
@@ -41,6 +41,8 @@ class Curves:
 
     def __init__(self) -> None:
         self._last = 0
+        self._lasts: list[int] = []
+        """The numbers of the last events of other brokers."""
         self._columns: dict[int, list[float | None]] = {}
         self.evaluations: dict[int, dict[str, Any]] = {}
         """The finished ones, by batch."""
@@ -51,11 +53,18 @@ class Curves:
         self.dropped: dict[str, int] = {}
         """Groups that were dropped, by reason."""
 
-    def read(self, lines: MetricsLines) -> None:
-        """Take in what is new in the ledger. Raises: StoreCorrupt."""
-        if lines.last < self._last:
+    def read(self, lines: MetricsLines, others: Sequence[MetricsLines] = ()) -> None:
+        """Take in what is new in the ledger, and the events in those of ``others``. Raises: StoreCorrupt."""
+        lasts = [0] * len(others) if len(self._lasts) != len(others) else self._lasts
+        if lines.last < self._last or any(each.last < last for each, last in zip(others, lasts, strict=True)):
             self.__init__()  # type: ignore[misc]  # Another run has the directory now, or this one stands as it did before.
+            lasts = [0] * len(others)
         self.take(lines.after(self._last))
+        for place, each in enumerate(others):
+            for line in each.after(lasts[place], *EVENTS):
+                lasts[place] = line["record"]
+                self._event(str(line["event"]), line)
+        self._lasts = lasts
 
     def take(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Take in lines that were not taken yet."""

@@ -24,9 +24,11 @@ from protocol.sessions import connection_identity, session_tag
 from services.runtime.clock import Clock
 from services.runtime.errors import OccupiedError, ReplacedError, ServiceError
 from services.runtime.logs import OccasionalLog
+from services.runtime.net.addresses import Addresses
 from services.runtime.net.channel import DealerChannel, Incoming
 from services.runtime.net.liveness import Liveness
 from services.runtime.net.security import PLAINTEXT, Security
+from services.runtime.net.welcome import require_expected
 
 log = structlog.get_logger()
 
@@ -82,24 +84,28 @@ class PeerClient:
         fingerprint: str = "",
         security: Security = PLAINTEXT,
         number: int = 0,
+        expected: tuple[int, int] | None = None,
     ) -> None:
-        """``session`` names this life of the process; ``fingerprint`` is what the run's settings must have (empty: any).
+        """``endpoint``: several addresses, with commas between them, are a broker's and its standbys', of which one answers.
+        ``session`` names this life of the process; ``fingerprint`` is what the run's settings must have (empty: any).
         ``number``: of the clients that the session had there before: the other end may not know yet that they are gone.
+        ``expected``: the number of the broker that is to answer, and of how many; None: any. ``run`` raises for another one.
 
         Raises: EndpointError when the endpoint is malformed or must not be used without keys.
         """
         # Two processes of one name may exist at once. Under one identity the other end would answer only the one that
         # connected last, and the answers to the first would be lost.
+        self._addresses = Addresses(spec, endpoint, security, clock)
         self._channel = DealerChannel(
-            context, spec, endpoint, connection_identity(peer, session, number * NUMBERS), security
+            context, spec, self._addresses.current, connection_identity(peer, session, number * NUMBERS), security
         )
         self._spec = spec
-        self._endpoint = endpoint
         self._role: Role = role
         self._peer = peer
         self._session = session
         self._clock = clock
         self._fingerprint = fingerprint
+        self._expected = expected
         self._outbox: Outbox[_Unacknowledged] = Outbox(spec.window, spec.resend_s)
         self._room = asyncio.Condition()
         self._welcomed = asyncio.Event()
@@ -121,7 +127,7 @@ class PeerClient:
     @property
     def endpoint(self) -> str:
         """The address of the other end."""
-        return self._endpoint
+        return self._addresses.current
 
     @property
     def num_unacknowledged(self) -> int:
@@ -144,8 +150,9 @@ class PeerClient:
     async def run(self) -> None:
         """Keep the connection up until cancelled, then say Goodbye.
 
-        Raises: ServiceError when the other end refuses us for good; its subclasses ReplacedError when another process has
-        taken our place, and OccupiedError when another one has kept it for TURNED_AWAY_S.
+        Raises: ServiceError when the other end refuses us for good, or is not the one that was expected; its subclasses
+        ReplacedError when another process has taken our place, and OccupiedError when another one has kept it for
+        TURNED_AWAY_S.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -223,6 +230,7 @@ class PeerClient:
             incoming = await self._channel.receive()
             self._last_heard = self._clock.now()
             self._liveness.heard()
+            self._addresses.heard()
             await self._handle(incoming)
 
     async def _watch_handshakes(self) -> None:
@@ -269,21 +277,17 @@ class PeerClient:
             await self._say_hello()
 
     async def _on_welcome(self, welcome: Welcome) -> None:
-        if self._fingerprint and welcome.fingerprint and welcome.fingerprint != self._fingerprint:
-            raise ServiceError(
-                f"{self._spec.name} channel: {self._endpoint} runs other settings (fingerprint {welcome.fingerprint}, here "
-                f"{self._fingerprint}): run.seed, the model directory's name, [environment], [agent] and "
-                "[batch] must be the same in every process of a run"
-            )
-        if self.welcome is not None and welcome.run_id != self.welcome.run_id:
-            raise ServiceError(
-                f"{self._spec.name} channel: {self._endpoint} serves run {welcome.run_id} now, and served "
-                f"{self.welcome.run_id} before: it was restored, or begun anew. What this process has is of the former "
-                "run: start it again"
-            )
+        require_expected(
+            welcome,
+            self.welcome,
+            spec=self._spec,
+            endpoint=self.endpoint,
+            fingerprint=self._fingerprint,
+            expected=self._expected,
+        )
         first = not self._welcomed.is_set()
         if first:
-            log.info("connected", channel=self._spec.name, endpoint=self._endpoint, run_id=welcome.run_id)
+            log.info("connected", channel=self._spec.name, endpoint=self.endpoint, run_id=welcome.run_id)
         self.welcome = welcome
         self.refused, self._turned_away_at, self._turned_away_s = "", None, 0.0
         self._hello_pause_s = HELLO_INTERVAL_S
@@ -298,7 +302,7 @@ class PeerClient:
         if refused.fatal:
             failure = ReplacedError if REPLACED in refused.reason else ServiceError
             more = advice(refused.reason, self._role, self._peer, self._spec.binds)
-            raise failure(f"{self._spec.name} channel: {self._endpoint} refused this process: {refused.reason}{more}")
+            raise failure(f"{self._spec.name} channel: {self.endpoint} refused this process: {refused.reason}{more}")
         if refused.reason.startswith(UNKNOWN_SESSION):
             # Every message under way is refused so. One Hello answers them all; it is repeated while no Welcome comes.
             if self._welcomed.is_set():
@@ -329,7 +333,7 @@ class PeerClient:
         self._turned_away_at = now
         if self._turned_away_s >= TURNED_AWAY_S:
             waited = f"refused this process for {self._turned_away_s:.0f} s"
-            raise OccupiedError(f"{self._spec.name} channel: {self._endpoint} {waited}: {reason}")
+            raise OccupiedError(f"{self._spec.name} channel: {self.endpoint} {waited}: {reason}")
 
     async def _tick(self) -> None:
         while True:
@@ -350,16 +354,19 @@ class PeerClient:
         if verdict == "connect_again":
             silent_s = round(now - self._last_heard, 1)
             self._warnings.warning(
-                "connect_again", "silent", channel=self._spec.name, endpoint=self._endpoint, silent_s=silent_s
+                "connect_again", "silent", channel=self._spec.name, endpoint=self.endpoint, silent_s=silent_s
             )
             await self._connect_again()
         elif verdict == "ask" and self._welcomed.is_set():
             await self._say_hello()
+        elif self._addresses.is_unanswered(now):
+            await self._connect_again()
 
     async def _connect_again(self) -> None:
-        """Make a new connection and open it with a handshake."""
+        """Make a new connection, to the next of several addresses, and open it with a handshake."""
         self._num_given_up += 1
-        self._channel.connect_again(connection_identity(self._peer, self._session, self._num_given_up))
+        identity = connection_identity(self._peer, self._session, self._num_given_up)
+        self._channel.connect_again(identity, self._addresses.next(self._clock.now()))
         self._welcomed.clear()
         await self._say_hello()
 

@@ -15,7 +15,8 @@ from protocol.messages import (
     Pulse,
     Release,
 )
-from services.rollout.service import BROKER_SILENT_S, ENGINE_FAILURES_ALLOWED
+from services.rollout.brokers.connections import SILENT_S
+from services.rollout.service import ENGINE_FAILURES_ALLOWED
 from services.rollout.sglang.client import EngineUnreachable
 from services.rollout.tokenizer import ChatTokenizer
 from services.runtime.errors import ServiceError, flatten
@@ -127,7 +128,7 @@ async def test_a_silent_broker_makes_the_rollout_not_ready_until_it_speaks(runni
         run.broker.answers = False
 
         def away_after_another_silence() -> bool:
-            run.clock.advance(BROKER_SILENT_S + 0.1)
+            run.clock.advance(SILENT_S + 0.1)
             return run.health.ready() == (False, "the broker is away")
 
         await run.broker.until(away_after_another_silence)

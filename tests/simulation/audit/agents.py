@@ -135,8 +135,8 @@ class AgentAudit(Books):
                 f"brought the result {recorded}"
             ),
         )
-        self.num_effects += 1
-        return self.num_effects
+        self.shared.num_effects += 1
+        return self.shared.num_effects
 
     def step_returned(self, run: AgentRun, name: str, arguments: str, result: object) -> None:
         """The agent has the result of its next step."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgpack
 import msgspec
+from msgspec.structs import replace
 
 from protocol.codec import Array
 from protocol.messages import AnyMessage, Batch, BatchPart, GroupSampling, Segment, VersionRun
@@ -48,10 +49,11 @@ class Rules:
     num_batches: int
     group_size: int
     groups_per_batch: int
+    """A broker's share of a batch, if there are several brokers."""
     max_lag: int
     max_attempts: int
     max_left_out: int
-    """Groups that one batch may leave out; 0: none."""
+    """Groups that one batch, or share of it, may leave out; 0: none."""
     num_tasks: int | None
     rest_after_groups: int
     """A task rests after so many groups without signal in a row; 0: none does..."""
@@ -66,6 +68,8 @@ class Rules:
     """Agents do not repeat what they did."""
     replays: bool
     """What an agent repeats is answered from the record."""
+    num_brokers: int
+    """Brokers that share the run: of each id and task, the remainder by this is the number of its broker."""
 
 
 @dataclass
@@ -107,18 +111,61 @@ class Durable:
         return sum(chunk.num_tokens for chunk in self.chunks.get(trajectory_id, ()))
 
 
-class Books:
-    """What all parts of the audit share; ``report`` is called with each violation."""
+class Shared:
+    """What all brokers' books have in common."""
 
-    def __init__(self, rules: Rules, happened: Counter[str], report: Callable[[Violation], None]) -> None:
-        self.rules = rules
-        self.report = report
+    def __init__(self, happened: Counter[str], report: Callable[[Violation], None]) -> None:
+        """``report`` is called with each violation."""
         self.happened = happened
-        self.durable = Durable()
+        self.report = report
         self.published: dict[int, bytes] = {}
         """By version that a learner was about to publish: all its bytes."""
         self.served: defaultdict[str, set[int]] = defaultdict(set)
         """By session: versions that its engine has really loaded."""
+        self.divergences: Counter[str] = Counter()
+        """By session: how often its agents did not repeat what they did."""
+        self.num_effects = 0
+        """Side effects of steps."""
+        self.poison: dict[int, Poison] = {}
+        """By batch: what it does to whoever handles it."""
+        self.unreadable_at: dict[int, int] = {}
+        """By unreadable batch: the broker whose share of it cannot be read."""
+        self.given: dict[tuple[str, int], int] = {}
+        """By what it is (a group, a trajectory, a prompt, a task) and its number: the broker that gave it first."""
+        self.digests: dict[int, str] = {}
+        """By version that some broker knows."""
+        self.met: defaultdict[str, set[int]] = defaultdict(set)
+        """By session of a learner: the versions at which brokers welcomed it."""
+        self.superseded: set[str] = set()
+        """Sessions that may be told that they were replaced."""
+        self.dies: Callable[[Process], None] = lambda _: None
+        """Called when a process is killed by what it does."""
+        self.now: Callable[[], float] = lambda: 0.0
+        self.is_away: Callable[[int], bool] = lambda _: False
+        """Whether the broker of this number is down or sleeps."""
+        self.passes: Callable[[Point], None] = lambda _: None
+        """Called at the moments at which the weather may strike."""
+
+    def require(self, holds: bool, invariant: str, text: Callable[[], str]) -> None:
+        if not holds:
+            self.report(Violation(invariant, text()))
+
+
+class Books:
+    """What all parts of the audit of one broker have in common."""
+
+    def __init__(self, rules: Rules, shared: Shared, number: int = 0) -> None:
+        """``number``: the broker's."""
+        self.rules = rules
+        self.shared = shared
+        self.number = number
+        self.report = shared.report
+        self.happened = shared.happened
+        self.served = shared.served
+        self.divergences = shared.divergences
+        self.poison = shared.poison
+        self.superseded = shared.superseded
+        self.durable = Durable()
         self.made: defaultdict[int, defaultdict[int, set[tuple[int, float, int]]]] = defaultdict(lambda: defaultdict(set))
         """By trajectory and context: what engines made there, with the epoch (a fencing number); several when a lease came
         twice."""
@@ -133,44 +180,58 @@ class Books:
         """By trajectory and epoch: how many tokens and entries of the journal the lease brought."""
         self.runs: defaultdict[tuple[int, int], list[AgentRun]] = defaultdict(list)
         """By trajectory and epoch."""
-        self.divergences: Counter[str] = Counter()
-        """By session: how often its agents did not repeat what they did."""
-        self.num_effects = 0
-        """Side effects of steps."""
         self.unacknowledged: defaultdict[str, dict[int, list[AnyMessage]]] = defaultdict(dict)
         self.heard: defaultdict[str, set[int]] = defaultdict(set)
         """By session: sequence numbers that a broker has received."""
         self.sessions: dict[bytes, str] = {}
         self.contents: dict[int, tuple[int, bytes]] = {}
         """By batch: the version it was assembled for, and what it consists of."""
+        self.shares: dict[int, tuple[Batch, dict[str, Array]]] = {}
+        """By batch: as it was delivered last."""
         self.parts: dict[tuple[int, int], bytes] = {}
         """By batch and part: its content."""
         self.given_back: set[int] = set()
         """Groups that an operator gave back, and that are complete again."""
-        self.poison: dict[int, Poison] = {}
-        """By batch: what it does to whoever handles it."""
         self.delivered_to: defaultdict[int, set[str]] = defaultdict(set)
         """By batch: the learners that got it since it was last trained."""
         self.failed_at: defaultdict[int, set[str]] = defaultdict(set)
         """By batch: the learners whose report that they could not train it was acknowledged, since it was last trained."""
-        self.dies: Callable[[Process], None] = lambda _: None
-        """Called when a process is killed by what it does."""
         self.num_learner_lives = 0
         """How many learners were welcomed."""
         self.holder: str | None = None
         """The session of the learner that was welcomed last; None also after its Goodbye."""
         self.num_losses = 0
         """Losses that a person has accepted, in the past that the ledger has."""
-        self.superseded: set[str] = set()
-        """Sessions that may be told that they were replaced."""
-        self.now: Callable[[], float] = lambda: 0.0
-        self.passes: Callable[[Point], None] = lambda _: None
-        """Called at the moments at which the weather may strike."""
-        self.order = TaskOrder(rules.seed, rules.num_tasks)
+        self.num_tasks = None if rules.num_tasks is None else len(range(number, rules.num_tasks, rules.num_brokers))
+        """The broker's training tasks; None: without end."""
+        self._order = TaskOrder(rules.seed, self.num_tasks)
+
+    @property
+    def now(self) -> Callable[[], float]:
+        return self.shared.now
+
+    @property
+    def passes(self) -> Callable[[Point], None]:
+        return self.shared.passes
+
+    @property
+    def published(self) -> dict[int, bytes]:
+        return self.shared.published
+
+    def is_mine(self, number: int) -> bool:
+        """Whether the id, the prompt or the task is this broker's."""
+        return number % self.rules.num_brokers == self.number
+
+    def cannot_read(self, index: int) -> bool:
+        """Whether this broker's share of a batch is poison to it."""
+        return self.poison.get(index) == "unreadable" and self.shared.unreadable_at.get(index, 0) == self.number
+
+    def drawn(self, draw: int) -> int:
+        """The task of the broker's draw 0, 1, 2, ..."""
+        return self.number + self.rules.num_brokers * self._order.task_index(draw)
 
     def require(self, holds: bool, invariant: str, text: Callable[[], str]) -> None:
-        if not holds:
-            self.report(Violation(invariant, text()))
+        self.shared.require(holds, invariant, text)
 
     def log_of(self, trajectory_id: int) -> Sequences:
         """The sequences that are on disk."""
@@ -203,5 +264,8 @@ def spelt(segments: Sequence[Segment]) -> list[tuple[str, int]]:
 
 def content_of(batch: Batch | BatchPart, arrays: Mapping[str, Array]) -> bytes:
     """A batch or a part of it, with its arrays, as bytes."""
+    if isinstance(batch, Batch):  # A count is an integer where it is made, and a float where it was read.
+        report = {name: None if value is None else float(value) for name, value in batch.report.items()}
+        batch = replace(batch, report=report)
     described: dict[str, Any] = msgspec.to_builtins(batch)
     return bytes(msgpack.packb(described)) + b"".join(array.tobytes() for array in arrays.values())

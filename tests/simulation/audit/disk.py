@@ -29,12 +29,13 @@ from tests.simulation.audit.agents import AgentAudit
 from tests.simulation.audit.books import SAME_CONTEXT, Violation, header_of
 from tests.simulation.audit.sampling import SamplingAudit
 from tests.simulation.audit.sequences import Placed
+from tests.simulation.audit.sharing import SharingAudit
 from tests.simulation.episodes import version_in
 
 GIVEN_BACK = {("batched", "set_aside"), ("set_aside", "released"), ("released", "complete"), ("released", "resampled")}
 
 
-class DiskAudit(SamplingAudit, AgentAudit):
+class DiskAudit(SamplingAudit, SharingAudit, AgentAudit):
     """Checks every transaction."""
 
     def committed(self, changes: RowChanges) -> None:
@@ -54,6 +55,7 @@ class DiskAudit(SamplingAudit, AgentAudit):
         for trajectory_id in dict.fromkeys(changed):
             self._counts(self.durable.trajectories[trajectory_id])
         self.sifted(changes.rows, self.num_left_out - before)
+        self.keeps_to_its_share(changes.rows)
         self.passes("committed")
 
     def archived(self, reader: Reader, changes: RowChanges) -> None:
@@ -96,6 +98,9 @@ class DiskAudit(SamplingAudit, AgentAudit):
                 self._trajectory(row)
             case RunRow():
                 self.durable.run = row
+                if row.learner_batch is not None:
+                    # It may get it: the broker dies before it sends it, and the learner before it asks again.
+                    self.delivered_to[row.learner_batch].add(row.learner_session)
             case VersionRow():
                 newest = durable.versions.get(durable.newest_version)
                 again = newest is not None and row == replace(newest, endpoint=row.endpoint)
@@ -139,7 +144,7 @@ class DiskAudit(SamplingAudit, AgentAudit):
         if former is None and row.split == "train":
             firsts = [group for group in self.durable.groups.values() if group.split == "train" and group.replaces is None]
             replaced = None if row.replaces is None else self.durable.groups[row.replaces]
-            expected = len(firsts) if replaced is None else replaced.prompt
+            expected = self.number + self.rules.num_brokers * len(firsts) if replaced is None else replaced.prompt
             self.happened["prompt sampled again"] += int(replaced is not None)
             self.require(
                 row.prompt == expected

@@ -1,11 +1,10 @@
 """One learner at a time: the broker welcomes another only when the run's learner has left or was silent for long."""
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections import defaultdict, deque
 
 from protocol.messages import Ack, AnyMessage, Batch, BatchPart, Goodbye, Hello, Message, Refused, Welcome
 from services.broker.ledger.fencing import LEARNER_LEASE_S, LISTENING_S
-from tests.simulation.audit.books import Books, Rules, Violation
+from tests.simulation.audit.books import Books, Rules, Shared
 
 ONE_LEARNER = "one learner"
 LEFT_S = float("inf")
@@ -16,8 +15,8 @@ QUEUED_S = LISTENING_S
 class LearnerAudit(Books):
     """Knows when each learner was heard. A broker that did not listen meanwhile makes a silence longer, never shorter."""
 
-    def __init__(self, rules: Rules, happened: Counter[str], report: Callable[[Violation], None]) -> None:
-        super().__init__(rules, happened, report)
+    def __init__(self, rules: Rules, shared: Shared, number: int = 0) -> None:
+        super().__init__(rules, shared, number)
         self._learners: dict[str, float] = {}
         """By session: when a broker heard it last."""
         self._asked: defaultdict[str, deque[tuple[str | None, float]]] = defaultdict(deque)
@@ -78,3 +77,4 @@ class LearnerAudit(Books):
             self.happened["learner took over"] += int(former.split(".")[0] != session.split(".")[0])
         self.holder = None if session in self._left else session
         self.num_learner_lives += 1
+        self.passes("welcomed")

@@ -2,6 +2,7 @@
 # ruff: noqa: B023 - the text of a violation is made at once
 
 from collections.abc import Mapping
+from types import UnionType
 
 from protocol.codec import Array
 from protocol.messages import (
@@ -15,6 +16,7 @@ from protocol.messages import (
     Chunks,
     EndOfRun,
     Finish,
+    Heartbeat,
     Hello,
     Journal,
     Lease,
@@ -33,9 +35,20 @@ from services.runtime.net.peer import REPLACED
 from tests.simulation.audit.books import Violation, content_of
 from tests.simulation.audit.learners import LearnerAudit
 from tests.simulation.audit.schedules import ScheduleAudit
+from tests.simulation.audit.sharing import SharingAudit
+from tests.simulation.plan import Point
+
+RECEIVED: dict[type[Message] | UnionType, Point] = {
+    Chunk | Chunks: "chunk received",
+    BatchFailed: "batch failed",
+    Published: "publication received",
+    Trained: "report received",
+    Checkpointed: "checkpoint received",
+}
+"""Messages after which the weather may strike."""
 
 
-class MessageAudit(LearnerAudit, ScheduleAudit):
+class MessageAudit(LearnerAudit, ScheduleAudit, SharingAudit):
     """Hears what the broker hears and says."""
 
     def broker_received(self, peer: bytes, message: AnyMessage, seq: int | None, arrays: Mapping[str, Array]) -> None:
@@ -44,12 +57,16 @@ class MessageAudit(LearnerAudit, ScheduleAudit):
             self.sessions[peer] = message.session
         elif seq is not None and peer in self.sessions:
             self.heard[self.sessions[peer]].add(seq)
-            self.unacknowledged[self.sessions[peer]].setdefault(seq, _parts_of(message, arrays))
-            if isinstance(message, Chunk | Chunks):
-                self.happened["many chunks in a message"] += isinstance(message, Chunks)
-                self.passes("chunk received")
-            elif isinstance(message, BatchFailed):
-                self.passes("batch failed")
+            parts = _parts_of(message, arrays)
+            for part in parts:
+                self.is_sent(peer, part)
+            self.unacknowledged[self.sessions[peer]].setdefault(seq, parts)
+            self.happened["many chunks in a message"] += isinstance(message, Chunks)
+            for kind, point in RECEIVED.items():
+                if isinstance(message, kind):
+                    self.passes(point)
+        elif isinstance(message, Heartbeat) and peer in self.sessions:
+            self.is_sent(peer, message)
 
     def broker_sends(self, peer: bytes, message: Message, arrays: Mapping[str, Array] | None) -> None:
         match message:
@@ -88,7 +105,7 @@ class MessageAudit(LearnerAudit, ScheduleAudit):
                 durable = self.durable
                 trained = durable.versions[durable.newest_version].trained_batches
                 self.require(
-                    trained == self.rules.num_batches,
+                    trained == self.rules.num_batches or bool(durable.run.stop_reason),
                     "G2 exactly once",
                     lambda: f"the run ends ({reason}) with {trained} of {self.rules.num_batches} batches trained",
                 )
@@ -98,6 +115,7 @@ class MessageAudit(LearnerAudit, ScheduleAudit):
             case _:
                 pass
         self._answer(peer, message)
+        self.others_see(peer, message)
 
     def _acknowledged(self, session: str, next_seq: int) -> None:
         """Every acknowledged message has had its effect on disk."""
@@ -199,6 +217,7 @@ class MessageAudit(LearnerAudit, ScheduleAudit):
                 lambda: f"batch {batch.index} is delivered with other content",
             )
         self.contents[batch.index] = content
+        self.shares[batch.index] = (batch, dict(arrays))
 
     def _part_delivered(self, part: BatchPart, arrays: Mapping[str, Array]) -> None:
         self.require(

@@ -16,20 +16,21 @@ from services.runs.backup.manifest import read_manifest
 from services.runtime.errors import ServiceError
 from services.runtime.settings.run_settings import write_run_settings
 from services.runtime.settings.sections import Settings
-from tests.simulation.audit.audit import Audit
 from tests.simulation.audit.books import Durable
+from tests.simulation.audit.broker import BrokerAudit
 
 RESTORED = ("metrics.jsonl", "settings.json", "checkpoints", "archive", f"{LEDGER_FILE}*", "ledger.mark*")
-KEPT = ("contents", "parts", "published", "delivered_to", "failed_at", "num_losses")
+KEPT = ("contents", "shares", "parts", "delivered_to", "failed_at", "num_losses")
 """Books that go back with the run, besides ``durable``."""
 
 
 class Snapshot:
     """The audit's books as they are when it is made."""
 
-    def __init__(self, audit: Audit) -> None:
+    def __init__(self, audit: BrokerAudit) -> None:
         self._audit = audit
         self.durable = copy.deepcopy(audit.durable)
+        self._published = dict(audit.published)
         self._kept: dict[str, Any] = {name: copy.deepcopy(getattr(audit, name)) for name in KEPT}
 
     def require_whole(self, found: Durable) -> None:
@@ -51,14 +52,17 @@ class Snapshot:
         audit.leased.clear()
         for name, book in self._kept.items():
             setattr(audit, name, book)
+        audit.shared.published = self._published
+        audit.shared.digests.clear()
+        audit.shared.given.clear()
         audit.holder = None
 
 
 class AcceptedLoss:
     """A person goes on from an old copy of the ledger, which was made when this is."""
 
-    def __init__(self, settings: Settings, audit: Audit) -> None:
-        self._directory: Path = settings.run.directory
+    def __init__(self, settings: Settings, audit: BrokerAudit) -> None:
+        self._directory: Path = settings.ledger_directory
         self._audit = audit
         self._books = Snapshot(audit)
 
@@ -66,7 +70,7 @@ class AcceptedLoss:
         """The processes are dead; the broker has refused to start."""
         accepted = accept_loss(self._directory / LEDGER_FILE)
         assert accepted is not None, "the broker refused a ledger that lacks nothing"
-        found = read_durable(self._directory)
+        found = read_durable(self._directory, self._audit.rules.num_brokers)
         self._books.require_whole(found)
         self._books.put_back(found)
         self._audit.num_losses += 1
@@ -76,7 +80,7 @@ class AcceptedLoss:
 class Restoring:
     """Takes one backup, and puts it back."""
 
-    def __init__(self, settings: Settings, audit: Audit) -> None:
+    def __init__(self, settings: Settings, audit: BrokerAudit) -> None:
         self._settings = settings
         self._directory: Path = settings.run.directory
         self._audit = audit
@@ -110,7 +114,7 @@ class Restoring:
         for path in target.iterdir():
             path.rename(self._directory / path.name)
         target.rmdir()
-        self._compare(read_durable(self._directory), batch)
+        self._compare(read_durable(self._directory, self._audit.rules.num_brokers), batch)
         return "restored whole" if batch is None else "restored to an earlier batch"
 
     def _compare(self, found: Durable, batch: int | None) -> None:
@@ -133,13 +137,13 @@ class Restoring:
             newest = found.newest_version
             audit.contents = {index: content for index, content in audit.contents.items() if index < batch}
             audit.parts = {place: content for place, content in audit.parts.items() if place[0] < batch}
-            audit.published = {version: content for version, content in audit.published.items() if version <= newest}
+            audit.shared.published = {version: content for version, content in audit.published.items() if version <= newest}
             for book in (audit.delivered_to, audit.failed_at):  # Later batches are made anew, of other groups.
                 for index in [index for index in book if index >= batch]:
                     del book[index]
 
 
-def read_durable(directory: Path) -> Durable:
+def read_durable(directory: Path, num_brokers: int) -> Durable:
     """What a ledger holds."""
     with reading(directory) as connection, closing(connection):
         reader = Reader(directory / LEDGER_FILE, connection)
@@ -159,6 +163,6 @@ def read_durable(directory: Path) -> Durable:
             next_batch_checkpointed=reader.number("SELECT max(next_batch) FROM checkpointed"),
             run=contents.run,
             tasks={row.task_index: row for row in contents.tasks},
-            num_prompts=contents.next_prompt,
+            num_prompts=-(-contents.next_prompt // num_brokers),
             num_passed_over=contents.run.num_passed_over,
         )

@@ -1,12 +1,11 @@
-"""What is trained was acknowledged, and is trained once, in order, and not too old."""
+"""What is trained of a broker's share was acknowledged, and is trained once, in order, and not too old."""
 # ruff: noqa: B023 - the text of a violation is made at once
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby, islice
+from itertools import groupby
 
-from gspo.model.packing import BatchGroup, TrainSequence
+from gspo.model.packing import TrainSequence
 from protocol.codec import Array
-from protocol.digests import tensor_digest
 from protocol.messages import Batch
 from protocol.messages.pieces import Pieces, pieces_in
 from services.broker.ledger.sampling.task_order import trajectory_seed
@@ -18,43 +17,18 @@ from tests.simulation.episodes import SimTasks, expected_components, expected_tu
 
 
 class TrainingAudit(AgentAudit):
-    """Checks what the learner trains, publishes and saves."""
+    """Checks what the learner trains."""
 
-    # --- the learner ---------------------------------------------------------------------------------------------------
-
-    def serves(self, version: int, content: bytes) -> None:
-        """A learner is about to serve a version."""
-        self.happened["the same weights under their number again"] += int(version in self.published)
-        self.require(
-            self.published.get(version, content) == content,
-            "one version, one content",
-            lambda: (
-                f"version {version} is given to weights {tensor_digest(content)[:12]}, but was already given to "
-                f"{tensor_digest(self.published[version])[:12]}"
-            ),
-        )
-        self.published[version] = content
-
-    def trains(
+    def trains_share(
         self,
         history: Sequence[tuple[int, ...]],
         batch: Batch,
         arrays: Mapping[str, Array],
         spans: Sequence[TokenSpan],
-        groups: Sequence[BatchGroup],
+        episodes: Sequence[tuple[TrainSequence, ...]],
     ) -> None:
-        """A learner trains a batch, which it reads as ``groups``; its weights have this history. ``spans``: what it received
-        of each trajectory."""
-        self.require(
-            batch.index == len(history),
-            "G2 exactly once",
-            lambda: f"batch {batch.index} trains weights that were trained on {len(history)} batches",
-        )
-        self.require(
-            batch.index not in self.durable.set_aside,
-            "poison: a batch that was set aside is not trained",
-            lambda: f"batch {batch.index} is trained, and was set aside: {self.durable.set_aside[batch.index].reason}",
-        )
+        """A learner trains the broker's share of a batch; its weights have this history. ``spans`` and ``episodes``: what it
+        received of each trajectory, and what it trains of it."""
         known = self.contents.get(batch.index)
         self.require(
             known == (batch.policy_version, content_of(batch, arrays)),
@@ -76,7 +50,7 @@ class TrainingAudit(AgentAudit):
                 self._agents_rewards(row, pieces)
             else:
                 self._rewards(row, pieces.turn_rewards, span.token_ids.tolist(), spelt(pieces.segments))
-        for item, sequences in zip(batch.items, _of_episodes(groups), strict=True):
+        for item, sequences in zip(batch.items, episodes, strict=True):
             self.trains_sequences(item.trajectory_id, sequences)
 
     def _episode(
@@ -169,17 +143,8 @@ class TrainingAudit(AgentAudit):
             ),
         )
 
-    def checkpoints(self, history: Sequence[tuple[int, ...]], next_batch: int) -> None:
-        """A learner saves a checkpoint: its history is that of the committed batches, in order."""
-        committed = [self._trajectories_of(index) for index in range(next_batch)]
-        self.require(
-            list(history) == committed,
-            "G2 exactly once",
-            lambda: f"a checkpoint after batch {next_batch - 1} has the history {history}, committed is {committed}",
-        )
-
-    def _trajectories_of(self, index: int) -> tuple[int, ...]:
-        """What was trained for a batch: nothing if it was set aside."""
+    def trained_for(self, index: int) -> tuple[int, ...]:
+        """What was trained for a batch of this broker's share: nothing if it was set aside."""
         if index in self.durable.set_aside:
             return ()
         return tuple(
@@ -188,26 +153,12 @@ class TrainingAudit(AgentAudit):
             for row in sorted(self.members(group_id), key=lambda row: row.trajectory_id)
         )
 
-    # --- the end ---------------------------------------------------------------------------------------------------------
-
-    def run_is_complete(self, history: Sequence[tuple[int, ...]]) -> None:
-        """The run is over; its last checkpoint has this history."""
-        durable = self.durable
-        self.checkpoints(history, self.rules.num_batches)
-        for group in durable.groups.values():
+    def is_complete(self) -> None:
+        """The run is over."""
+        for group in self.durable.groups.values():
             if group.split == "train":
                 self.require(
                     group.status in ("batched", "dropped", "left_out", "set_aside", "released", "resampled"),
                     "G2 no prompt is skipped",
                     lambda: f"prompt {group.prompt} is {group.status} at the end",
                 )
-
-
-def _of_episodes(groups: Sequence[BatchGroup]) -> list[tuple[TrainSequence, ...]]:
-    """The sequences of each episode."""
-    found: list[tuple[TrainSequence, ...]] = []
-    for group in groups:
-        rest = (sequence.loaded() for sequence in group.sequences)
-        assert group.sequences_per_episode is not None
-        found += [tuple(islice(rest, number)) for number in group.sequences_per_episode]
-    return found

@@ -56,7 +56,7 @@ TRAINING = (
     ),
     Bug(
         name="a batch that comes twice is trained twice",
-        module="services.learner.broker.loop",
+        module="services.learner.broker.line",
         old="if isinstance(message, Batch | SkipBatch | EndOfRun) and wanted is not None and message.index == wanted.index:",
         new="if isinstance(message, Batch | SkipBatch | EndOfRun):",
         invariants=("G2", "G6", "no process ends by itself"),
@@ -173,8 +173,8 @@ TRAINING = (
     Bug(
         name="a lease request names the announced version",
         module="services.rollout.service",
-        old="LeaseRequest(request_id=self._request_id, capacity=room, policy_version=self._sync.policy_version)",
-        new="LeaseRequest(request_id=self._request_id, capacity=room, policy_version=self._sync._announced[0])",
+        old="version = self._sync.policy_version\n",
+        new="version = self._sync._announced[0]\n",
         invariants=("G4",),
     ),
     Bug(

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from protocol.channels import BATCH, WORK
 from protocol.limits import MAX_QUEUED
 from protocol.messages import Role
-from services.broker.entry import ledger_config
+from services.broker.entry import evaluates, ledger_config
 from services.broker.ledger.ledger import Ledger
 from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
@@ -19,9 +19,11 @@ from services.broker.store.reader import LEDGER_FILE
 from services.runtime.net.authenticator import Authenticator
 from services.runtime.net.security import Security
 from services.runtime.settings.fingerprint import run_fingerprint
+from services.runtime.settings.run_settings import write_run_settings
 from services.runtime.telemetry import Health
 from tests.simulation.loop import Process
 from tests.simulation.network import SimContext
+from tests.simulation.plan import broker_number
 from tests.simulation.processes.machinery import MAX_QUIET_S, Machinery
 from tests.simulation.processes.watched import HOSTILE_NAME, WatchedRetention, WatchedRouter, WatchedStore
 
@@ -41,25 +43,32 @@ class BrokerProcess:
     """``gspo broker``."""
 
     def __init__(self, machinery: Machinery, process: Process, rng: random.Random) -> None:
+        self._number = broker_number(process.name)
+        self._audit = machinery.audit.brokers[self._number]
         self._machinery = machinery
         self._process = process
         self._broker: BrokerService | None = None
         self._ledger: Ledger | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        machinery, settings = self._machinery, self._machinery.settings
+        machinery, settings = self._machinery, self._machinery.settings_of(self._number)
+        disk, broker = machinery.disks[self._number], settings.broker
         context: Any = SimContext(machinery.network, self._process)
-        directory = settings.run.directory
-        tasks = {"train": machinery.environment.tasks("train"), "eval": machinery.environment.tasks("eval")}
+        directory = settings.ledger_directory
+        directory.mkdir(exist_ok=True)
+        tasks = {"train": machinery.environment.tasks("train")}
+        if evaluates(settings):
+            tasks["eval"] = machinery.environment.tasks("eval")
         fingerprint = run_fingerprint(settings)
         store = WatchedStore(
-            directory / LEDGER_FILE, fingerprint=fingerprint, run_id="simulated", audit=machinery.audit, disk=machinery.disk
+            directory / LEDGER_FILE, fingerprint=fingerprint, run_id="simulated", audit=self._audit, disk=disk
         )
         metrics = BrokerMetrics(CollectorRegistry())
         authenticator = Authenticator(
             context, Security.load(settings.security, "broker"), machinery.clock, metrics.authenticator_counters
         )
         with store:
+            write_run_settings(settings)
             config = ledger_config(settings, tasks, store.run_id, fingerprint)  # type: ignore[arg-type]
             self._ledger = ledger = Ledger(
                 config, store.contents(), machinery.clock.now(), places=SMALL_PLACES, quotas=SMALL_QUOTAS
@@ -68,8 +77,8 @@ class BrokerProcess:
                 ledger,
                 store,
                 {
-                    WORK: WatchedRouter(context, WORK, settings.broker.work_endpoint, authenticator, machinery.audit),
-                    BATCH: WatchedRouter(context, BATCH, settings.broker.batch_endpoint, authenticator, machinery.audit),
+                    WORK: WatchedRouter(context, WORK, broker.work_endpoint_of(self._number), authenticator, self._audit),
+                    BATCH: WatchedRouter(context, BATCH, broker.batch_endpoint_of(self._number), authenticator, self._audit),
                 },
                 tasks,  # type: ignore[arg-type]
                 MetricsFile(directory / METRICS_FILE),
@@ -80,7 +89,7 @@ class BrokerProcess:
                 commit_interval_s=settings.broker.commit_interval_s,
                 part_tokens=settings.broker.batch_part_tokens,
                 retention=WatchedRetention(
-                    directory / LEDGER_FILE, metrics, machinery.clock, settings=settings, audit=machinery.audit
+                    directory / LEDGER_FILE, metrics, machinery.clock, settings=settings, audit=self._audit
                 ),
             )
             try:
@@ -95,7 +104,7 @@ class BrokerProcess:
         require, batch, state = self._machinery.audit.require, self._machinery.settings.batch, self._ledger.state
         queued = len(self._broker._arrivals)
         require(queued <= MAX_QUEUED, "G6 bounded", lambda: f"the broker's queue holds {queued} messages")
-        open_groups, most = state.groups.num_training, (batch.max_lag + 1) * batch.groups_per_batch
+        open_groups, most = state.groups.num_training, (batch.max_lag + 1) * self._audit.rules.groups_per_batch
         require(open_groups <= most, "G6 bounded", lambda: f"{open_groups} groups are open, {most} fit the window")
         routes = self._broker._sessions.num_routes
         require(routes <= 64, "G6 bounded", lambda: f"the broker keeps {routes} routes")

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from services.learner.broker.batches import Answer
 from services.learner.broker.loop import BrokerLoop
 from services.learner.broker.parts import CREDIT
-from services.learner.broker.thread import MAX_ARRIVALS
+from services.learner.broker.thread import max_arrivals
 from services.learner.metrics import LearnerMetrics
 from services.learner.service import LearnerService
 from services.runtime.telemetry import Health
@@ -37,7 +37,7 @@ class LearnerProcess:
         self._machinery = machinery
         self._process = process
         self._weights_endpoint = weights_endpoint
-        self._arrived: asyncio.Queue[Answer] = asyncio.Queue(maxsize=MAX_ARRIVALS)
+        self._arrived: asyncio.Queue[Answer] = asyncio.Queue(maxsize=max_arrivals(machinery.settings.broker.num_brokers))
         self.trainer = SimTrainer(
             process, rng, machinery.audit, batch_s=batch_s, has_tables=has_tables, is_deterministic=is_deterministic
         )

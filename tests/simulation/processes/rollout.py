@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from protocol.channels import WORK
 from protocol.limits import MAX_TURNS
+from services.rollout.brokers import Brokers
 from services.rollout.environment_loop import EnvironmentLoop
 from services.rollout.gathering import MAX_WAITING, GatheringClient
 from services.rollout.metrics import RolloutMetrics
@@ -47,7 +48,7 @@ class RolloutProcess:
         self._divergences: Counter | None = None
         self.engine = SimEngine(process, rng, machinery.audit, token_s=token_s, mean_tokens=8)
         self.rewards = SimRewards(rng, machinery.audit)
-        self._broker: GatheringClient | None = None
+        self._clients: list[GatheringClient] = []
         self._sync: WeightSync | None = None
         self._service: RolloutService | None = None
 
@@ -57,16 +58,21 @@ class RolloutProcess:
         registry = CollectorRegistry()
         metrics: Any = RolloutMetrics(registry)
         self._divergences = metrics.divergences
-        self._broker = broker = GatheringClient(
-            context,
-            SMALL_WORK,
-            settings.broker.work_endpoint,
-            role="rollout",
-            peer=process.name,
-            session=process.session,
-            clock=machinery.clock,
-            fingerprint=run_fingerprint(settings),
-        )
+        self._clients = [
+            GatheringClient(
+                context,
+                SMALL_WORK,
+                endpoint,
+                role="rollout",
+                peer=process.name,
+                session=process.session,
+                clock=machinery.clock,
+                fingerprint=run_fingerprint(settings),
+                expected=(number, settings.broker.num_brokers),
+            )
+            for number, endpoint in enumerate(settings.broker.work_endpoints)
+        ]
+        brokers = Brokers(self._clients)
         engine: Any = self.engine
         if self._shares_weights:
             self._weight_peers = WeightPeers(
@@ -100,7 +106,7 @@ class RolloutProcess:
                 self._rng,
                 engine=engine,
                 rewards=rewards,
-                broker=broker,
+                broker=brokers,
                 may_generate=sync.may_generate,
                 metrics=metrics,
             )
@@ -110,7 +116,7 @@ class RolloutProcess:
                 tokenizer=tokenizer,
                 engine=engine,
                 rewards=rewards,
-                broker=broker,
+                broker=brokers,
                 may_generate=sync.may_generate,
                 max_turns=MAX_TURNS,
                 chunk_tokens=settings.rollout.chunk_tokens,
@@ -118,7 +124,7 @@ class RolloutProcess:
             )
         self._service = RolloutService(
             episodes=episodes,
-            broker=broker,
+            brokers=brokers,
             sync=sync,
             settings=settings.rollout,
             clock=machinery.clock,
@@ -144,16 +150,11 @@ class RolloutProcess:
 
     def check_bounds(self) -> None:
         """G6: every queue and table has a bound."""
-        if self._broker is None or self._service is None:
+        if self._service is None:
             return
         require, name = self._machinery.audit.require, self._process.session
-        unacknowledged, inbox = self._broker._outbox.num_unacked, self._broker.inbox.qsize()
-        require(
-            unacknowledged <= SMALL_WORK.window, "G6 bounded", lambda: f"{name} has {unacknowledged} unacknowledged messages"
-        )
-        waiting = len(self._broker._waiting)
-        require(waiting <= MAX_WAITING, "G6 bounded", lambda: f"{name} has {waiting} messages that wait to be gathered")
-        require(inbox <= SMALL_WORK.high_water_mark, "G6 bounded", lambda: f"{name}'s inbox holds {inbox} messages")
+        for client in self._clients:
+            self._check_client(client, name)
         running = len(self._service._running)
         most = self._machinery.settings.rollout.max_running
         require(running <= most, "G6 bounded", lambda: f"{name} runs {running} episodes, {most} are allowed")
@@ -163,5 +164,14 @@ class RolloutProcess:
             self._machinery.audit.replicates(name, replica.policy_version, content)
         if self._divergences is not None:
             self._machinery.audit.counts_divergences(name, counted(self._divergences))
+
+    def _check_client(self, client: GatheringClient, name: str) -> None:
+        require = self._machinery.audit.require
+        unacknowledged, waiting, inbox = client._outbox.num_unacked, len(client._waiting), client.inbox.qsize()
+        require(
+            unacknowledged <= SMALL_WORK.window, "G6 bounded", lambda: f"{name} has {unacknowledged} unacknowledged messages"
+        )
+        require(waiting <= MAX_WAITING, "G6 bounded", lambda: f"{name} has {waiting} messages that wait to be gathered")
+        require(inbox <= SMALL_WORK.high_water_mark, "G6 bounded", lambda: f"{name}'s inbox holds {inbox} messages")
         if unacknowledged == SMALL_WORK.window:
             self._machinery.audit.happened["window full"] += 1

@@ -13,6 +13,7 @@ from protocol.messages import (
     Heartbeat,
     Lease,
 )
+from services.rollout.brokers import Brokers
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.service import RolloutService
 from services.rollout.tokenizer import ChatTokenizer
@@ -89,6 +90,7 @@ class Running:
         self.metrics = RolloutMetrics(self.registry)
         self.stop = asyncio.Event()
         self.client = a_client(context, spec, self.broker.endpoint, clock=self.clock)
+        self.brokers = Brokers([self.client])
         self.settings = Rollout(max_running=max_running, drain_s=drain_s)
         self.prompt_tokens = len(tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}]))
 
@@ -97,7 +99,7 @@ class Running:
         return an_environment_loop(
             self.tokenizer,
             engine=self.engine,
-            broker=self.client,
+            broker=self.brokers,
             chunk_tokens=100,
             may_generate=self.sync.may_generate,
             metrics=self.metrics,
@@ -107,7 +109,7 @@ class Running:
         """Be a rollout with these episodes until ``stop``."""
         service = RolloutService(
             episodes=episodes,
-            broker=self.client,
+            brokers=self.brokers,
             sync=self.sync,  # type: ignore[arg-type]
             settings=self.settings,
             clock=self.clock,

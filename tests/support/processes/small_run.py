@@ -8,29 +8,47 @@ from services.broker.ledger.actions import GrantLease, SessionKey
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.store.reader import LEDGER_FILE
 from services.runtime.settings.run_settings import write_run_settings
-from services.runtime.settings.sections import BatchSection, Run, Settings
-from tests.support.broker.ledger import CONFIG, LEARNER, LedgerHarness
+from services.runtime.settings.sections import BatchSection, Broker, Run, Settings
+from tests.support.broker.ledger import CONFIG, LEARNER, LedgerHarness, config_with
 
 FIRST, SECOND = SessionKey("rollout-0", "a"), SessionKey("rollout-1", "b")
 NUM_BATCHES = 3
 
 
-def write_small_run(directory: Path, *, reports_last: bool = True) -> None:
+def write_shared_run(directory: Path, num_brokers: int = 2) -> None:
+    """The same from each of several brokers, with the ids of each."""
+    for number in range(num_brokers):
+        write_small_run(directory, broker=number, num_brokers=num_brokers)
+
+
+def write_small_run(directory: Path, *, reports_last: bool = True, broker: int = 0, num_brokers: int = 1) -> None:
     """Three batches of two groups of two, with a failure and a restart.
 
     Group 0 fails and is dropped. An episode of group 1 continues under a second lease. The learner restarts after batch 1
     from its checkpoint of batch 0, gets batch 1 again and comes to other weights. ``reports_last``: the report of the last
     training arrives.
     """
-    directory.mkdir(parents=True)
     settings = Settings(
         run=Run(directory=directory, num_batches=NUM_BATCHES),
         batch=BatchSection(
-            group_size=CONFIG.group_size, groups_per_batch=CONFIG.groups_per_batch, mini_batches=1, max_lag=CONFIG.max_lag
+            group_size=CONFIG.group_size,
+            groups_per_batch=CONFIG.groups_per_batch * num_brokers,
+            mini_batches=1,
+            max_lag=CONFIG.max_lag,
         ),
+        broker=Broker(number=broker, num_brokers=num_brokers),
     )
-    broker = LedgerHarness(path=directory / LEDGER_FILE)
+    settings.ledger_directory.mkdir(parents=True)
+    config = config_with(broker=broker, num_brokers=num_brokers)
+    ledger = LedgerHarness(config=config, path=settings.ledger_directory / LEDGER_FILE)
     write_run_settings(settings)
+    _work(ledger, None if broker else directory, reports_last=reports_last)
+    MetricsFile(settings.ledger_directory / METRICS_FILE).append(ledger.store.metrics_after(0))
+    ledger.store.close()
+
+
+def _work(broker: LedgerHarness, checkpoints: Path | None, *, reports_last: bool) -> None:
+    """``checkpoints``: the run's directory, where they are written; None: they are not."""
     for sender in (FIRST, SECOND):
         broker.hello(sender)
     broker.hello(LEARNER, "learner")
@@ -47,11 +65,10 @@ def write_small_run(directory: Path, *, reports_last: bool = True) -> None:
             broker.trained(index, version)
         if index == 0:
             broker.send(LEARNER, Checkpointed(next_batch=1, policy_version=version))
-            write_checkpoint(directory, version, 1)
+            if checkpoints is not None:
+                write_checkpoint(checkpoints, version, 1)
         if index == 1:
             version = _restart_the_learner(broker, version)
-    MetricsFile(directory / METRICS_FILE).append(broker.store.metrics_after(0))
-    broker.store.close()
 
 
 def write_checkpoint(directory: Path, version: int, position: int) -> Path:

@@ -101,6 +101,7 @@ def a_client(
     clock: Clock | None = None,
     fingerprint: str = "",
     security: Security = PLAINTEXT,
+    expected: tuple[int, int] | None = None,
 ) -> PeerClient:
     return PeerClient(
         context,
@@ -112,6 +113,7 @@ def a_client(
         clock=MonotonicClock() if clock is None else clock,
         fingerprint=fingerprint,
         security=security,
+        expected=expected,
     )
 
 

@@ -131,19 +131,23 @@ def test_the_lengths_that_decide_who_trains_what_come_by_group() -> None:
 def test_a_part_out_of_turn_or_of_another_batch_is_refused() -> None:
     made = made_batch([a_trajectory(0, 1), a_trajectory(1, 1)], part_tokens=5)
     assembly = Assembly(made.batch, made.arrays, all_rows)
-    (first, arrays), (second, _), (_, short) = made.parts
+    (first, arrays), (second, more), (last, _) = made.parts
+    too_long = {name: np.concatenate([array, array[-1:]]) for name, array in arrays.items()}
     for part in (second, msgspec.structs.replace(first, index=7)):
         with pytest.raises(
             ValueError, match=f"part {part.part} of batch {part.index} with 5 tokens came, part 0 of batch 0"
         ):
             assembly.add(part, arrays)
-    with pytest.raises(ValueError, match="part 0 of batch 0 with 4 tokens came"):
-        assembly.add(first, short)
+    with pytest.raises(ValueError, match="part 0 of batch 0 with 6 tokens came, part 0 of batch 0 was next, with up to 5"):
+        assembly.add(first, too_long)
     assembly.add(first, arrays)
     with pytest.raises(ValueError, match="part 0 of batch 0 with 5 tokens came, part 1"):
         assembly.add(first, arrays)
     with pytest.raises(ValueError, match="batch 0 lacks parts from 1 on"):
         assembly.assembled()
+    assembly.add(second, more)
+    with pytest.raises(ValueError, match="part 2 of batch 0 with 5 tokens came, part 2 of batch 0 was next, with up to 4"):
+        assembly.add(last, arrays)
 
 
 def test_a_trajectory_that_is_not_what_was_announced_is_named() -> None:

@@ -1,0 +1,273 @@
+"""The learner's connection to one broker: what it wants of it, and what it has told it."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from protocol.codec import Array
+from protocol.messages import (
+    Batch,
+    BatchPart,
+    BatchPending,
+    BatchRequest,
+    EndOfRun,
+    Evaluated,
+    Message,
+    Published,
+    Resume,
+    SkipBatch,
+    StopRequest,
+    Trained,
+    Welcome,
+)
+from protocol.messages.base import shortened
+from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
+from services.learner.broker.parts import DamagedPart, PartStream
+from services.learner.broker.scores import updated_scores
+from services.runtime.errors import ServiceError
+from services.runtime.net import Delivered, PeerClient
+
+Heard = Callable[["BrokerLine", Answer], Awaitable[None]]
+
+
+class BrokerLine:
+    """One of the brokers that share a run, or the only one.
+
+    produces:     ``heard``: the answer to the request for a batch, then the parts of this broker's share, in order and whole
+    waits for:    the broker; for further parts until those that came are taken
+    unblocked by: Batch, BatchPart, SkipBatch, EndOfRun; ``part_taken``; acknowledgements
+    """
+
+    def __init__(self, number: int, endpoint: str, open_client: Callable[[], PeerClient], heard: Heard) -> None:
+        """``open_client`` connects to the broker at ``endpoint``; it is called by ``open``."""
+        self.number: Final = number
+        self.endpoint: Final = endpoint
+        self._open_client = open_client
+        self._opened: PeerClient | None = None
+        self._is_open = asyncio.Event()
+        self._heard = heard
+        self._asked: BatchRequest | None = None
+        """The last request..."""
+        self._wanted: BatchRequest | None = None
+        """...while it is not answered."""
+        self._stop: StopRequest | None = None
+        self._announced: Batch | None = None
+        """The share that is under way, or was the last."""
+        self._parts: PartStream | None = None
+        """Of the share that is under way."""
+        self._waited_for: tuple[int, int] | None = None
+        """The part that was waited for when it was looked at last."""
+        self._resume: Resume | None = None
+        self._handshakes_seen = 0
+        self._unacknowledged: deque[tuple[int, int]] = deque()
+        """For each report sent: how many messages are acknowledged once the broker has the report; the next batch."""
+        self._acknowledged_batches = 0
+        self._newest: tuple[int, int] | None = None
+        """The newest version that the broker has or is being told of, and the batches that it was trained on."""
+        self.pending = ""
+        """What the broker says its share waits for; empty: it has said nothing."""
+        self.scores: Mapping[int, float | None] = {}
+        """See ``BrokerPort``. Replaced, never changed: the training thread reads it."""
+
+    # --- the connection ------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Connect. Raises: EndpointError; ConfigurationError when keys cannot be used."""
+        self._opened = self._open_client()
+        self._is_open.set()
+
+    def close(self) -> None:
+        """Also when the line was never opened."""
+        if self._opened is not None:
+            self._opened.close()
+
+    @property
+    def connected(self) -> bool:
+        return self._opened is not None and self._opened.connected
+
+    @property
+    def refused(self) -> str:
+        """Why the broker does not admit this learner; empty while it does, or has not answered."""
+        return "" if self._opened is None else self._opened.refused
+
+    @property
+    def owes(self) -> bool:
+        """Whether the broker has not acknowledged everything."""
+        return self._opened is not None and self._opened.num_unacknowledged > 0
+
+    async def run(self) -> None:
+        """Keep the connection up until cancelled. Raises: ServiceError."""
+        await self._client.run()
+
+    async def welcome(self) -> Welcome:
+        """Wait for the broker's Welcome."""
+        await self._is_open.wait()
+        return await self._client.connected_welcome()
+
+    async def flushed(self) -> None:
+        """Wait until the broker has acknowledged everything."""
+        await self._client.flushed()
+
+    async def receive(self) -> None:
+        """Handle what comes until cancelled. Raises: ServiceError for parts that come damaged again and again."""
+        while True:
+            await self._on_message(await self._client.inbox.get())
+
+    @property
+    def _client(self) -> PeerClient:
+        assert self._opened is not None, f"broker {self.number} is used before it is connected to"
+        return self._opened
+
+    # --- sent ----------------------------------------------------------------------------------------------------------
+
+    async def send(self, message: Message) -> None:
+        """As ``PeerClient.send``. Nothing is sent over a line that is not open."""
+        if self._opened is not None:
+            await self._opened.send(message)
+
+    def want(self, request: BatchRequest) -> None:
+        """From now on wait for the answer to ``request``; ``ask_again`` sends it."""
+        self._asked = self._wanted = request
+        self._stop = self._announced = self._parts = None
+
+    def resume_at(self, next_batch: int) -> None:
+        """Each new handshake is followed by a Resume with this position."""
+        self._resume = Resume(next_batch=next_batch)
+
+    async def stop(self, reason: str) -> None:
+        """Another broker has ended the run: tell this one until it ends it, too.
+
+        A share that it has assembled already is not trained. The request for the next one is what it answers with the end,
+        and by that answer it is known to have stopped.
+        """
+        self._stop = StopRequest(reason=shortened(reason))
+        self._announced = self._parts = None
+        if self._wanted is None and self._asked is not None:
+            self._asked = self._wanted = replace(self._asked, index=self._asked.index + 1)
+        await self.ask_again()
+
+    async def announce(self, message: Published | Trained) -> None:
+        """Send a version, or the report of a batch."""
+        newest = self._newest_version()
+        if isinstance(message, Published):
+            await self._client.send(message)
+            self._newest = max(newest, (message.policy_version, message.trained_batches))
+        else:
+            await self._client.send(_in_order(message, *newest))
+            with_this = self._client.num_acknowledged + self._client.num_unacknowledged
+            self._unacknowledged.append((with_this, message.index + 1))
+        self.acknowledged_batches()
+
+    def acknowledged_batches(self) -> int:
+        """The broker has the reports of all batches before this one."""
+        while self._unacknowledged and self._unacknowledged[0][0] <= self._client.num_acknowledged:
+            _, self._acknowledged_batches = self._unacknowledged.popleft()
+        return self._acknowledged_batches
+
+    async def ask_again(self) -> None:
+        """Repeat what is wanted and not answered."""
+        # After a new handshake the broker hears the checkpoint's position first.
+        if self._wanted is None or self._opened is None or self._handshakes_seen != self._opened.num_handshakes:
+            return
+        if self._stop is not None:
+            await self._opened.send(self._stop)
+        await self._opened.send(self._wanted)
+
+    async def ask_for_silent_parts(self) -> None:
+        """Ask again for parts if none has come since the last call: else each would be sent twice."""
+        waits_for = None if self._parts is None else (self._parts.index, self._parts.next_part)
+        if self._parts is not None and waits_for == self._waited_for:
+            self._parts.ask_again()
+            await self.ask_for_parts()
+        self._waited_for = waits_for
+
+    async def part_taken(self) -> None:
+        """The training thread has taken a part: ask for one more."""
+        if self._parts is not None:
+            self._parts.took()
+            await self.ask_for_parts()
+
+    def begin_again(self) -> None:
+        """Take the share once more, from its first part on; ``ask_for_parts`` asks for it."""
+        if self._announced is not None:
+            self._parts = PartStream(self._announced)
+            self._parts.ask_again()
+
+    async def ask_for_parts(self) -> None:
+        """Ask for what there is room for."""
+        request = None if self._parts is None else self._parts.request()
+        if request is not None:
+            await self._client.send(request)
+
+    def _newest_version(self) -> tuple[int, int]:
+        if self._newest is None:
+            # What the broker had before this learner told it anything.
+            welcome = self._client.welcome
+            self._newest = (0, 0) if welcome is None else (welcome.policy_version, welcome.trained_batches)
+        return self._newest
+
+    # --- received ------------------------------------------------------------------------------------------------------
+
+    async def _on_message(self, delivered: Delivered) -> None:
+        message = delivered.message
+        wanted = self._wanted
+        if isinstance(message, Batch | SkipBatch | EndOfRun) and wanted is not None and message.index == wanted.index:
+            await self._on_answer(message, delivered.arrays)
+        elif isinstance(message, BatchPart):
+            await self._on_part(message, delivered.arrays)
+        elif isinstance(message, SkipBatch) and self._announced is not None and message.index == self._announced.index:
+            self._announced = self._parts = None  # Some part of it cannot be read.
+            await self._heard(self, message)
+        elif isinstance(message, BatchPending):
+            self.pending = f"{message.groups_ready} of {message.groups_needed} groups; {message.waiting_for}"
+        elif isinstance(message, Evaluated):
+            self.scores = updated_scores(self.scores, message)
+        elif isinstance(message, Welcome):
+            await self._on_welcome()
+
+    async def _on_answer(self, answer: Batch | SkipBatch | EndOfRun, arrays: dict[str, Array]) -> None:
+        self._wanted = None
+        if isinstance(answer, Batch):
+            self._announced, self._parts = answer, PartStream(answer)
+            await self._heard(self, BatchAnnounced(batch=answer, arrays=arrays))
+            await self.ask_for_parts()
+        else:
+            await self._heard(self, answer)
+
+    async def _on_welcome(self) -> None:
+        if self._resume is not None:
+            await self._client.send(self._resume)
+        self._handshakes_seen += 1
+        await self.ask_again()
+        if self._parts is not None:
+            self._parts.ask_again()
+            await self.ask_for_parts()
+
+    async def _on_part(self, part: BatchPart, arrays: dict[str, Array]) -> None:
+        parts = self._parts
+        if parts is None:
+            return  # of a batch that is complete, or to be skipped
+        try:
+            is_next = parts.offer(part, arrays)
+        except DamagedPart as error:
+            raise ServiceError(f"the broker at {self.endpoint}: {error}") from error
+        if is_next:
+            if parts.complete:
+                self._parts = None
+            await self._heard(self, PartArrived(part=part, arrays=arrays))
+        await self.ask_for_parts()
+
+
+def _in_order(trained: Trained, newest_version: int, trained_batches: int) -> Trained:
+    """The report as this broker must hear it, whose newest version was trained on so many batches.
+
+    A batch that is trained again makes no version. But a broker that was told less than the others, before the learner's
+    former life ended, lacks the version that the batch made then. It hears the number that the version had, if each batch
+    made the next one; weights that have it never come. The others' newest version follows, and it has caught up.
+    """
+    if trained.policy_version or trained.index < trained_batches - 1:
+        return trained
+    return replace(trained, policy_version=newest_version + trained.index + 1 - trained_batches)

@@ -1,0 +1,7 @@
+"""A rollout's end of the work channel where several brokers share a run: connections, leases asked for, versions."""
+
+from services.rollout.brokers.asking import Ask, LeaseRequests
+from services.rollout.brokers.connections import Brokers, open_brokers
+from services.rollout.brokers.versions import AnnouncedVersions
+
+__all__ = ["AnnouncedVersions", "Ask", "Brokers", "LeaseRequests", "open_brokers"]

@@ -1,0 +1,140 @@
+"""Checks that the ledgers of several brokers are one run: each has its share, and all saw the same training."""
+
+import sqlite3
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from services.runs.audit.findings import Findings, Rules
+from services.runs.reading import broker_name
+
+FOREIGN: Final = {
+    "group": "SELECT group_id FROM groups WHERE group_id % ? != ? ORDER BY group_id",
+    "trajectory": "SELECT trajectory_id FROM trajectories WHERE trajectory_id % ? != ? ORDER BY trajectory_id",
+    "prompt": "SELECT prompt FROM groups WHERE split = 'train' AND prompt % ? != ? ORDER BY prompt",
+    "task": "SELECT task_index FROM groups WHERE split = 'train' AND task_index % ? != ? ORDER BY task_index",
+}
+"""What a ledger has whose remainder is that of another broker. Without any, no id is in two ledgers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one ledger says of the training, as far as it must say the same as the others."""
+
+    fingerprint: str
+    batches: frozenset[int]
+    versions: dict[int, tuple[int, str]]
+    """By version: how many batches its weights were trained on, and their digest."""
+    trained: frozenset[tuple[int, int]]
+    """Batch and version."""
+    checkpointed: int
+
+    @property
+    def newest_version(self) -> int:
+        return max(self.versions, default=0)
+
+
+def read_share(connection: sqlite3.Connection) -> Share:
+    """Read it in the snapshot of ``connection``. Raises: sqlite3.DatabaseError."""
+    versions = connection.execute("SELECT policy_version, trained_batches, digest FROM versions")
+    (fingerprint,) = connection.execute("SELECT max(value) FROM meta WHERE key = 'fingerprint'").fetchone()
+    (checkpointed,) = connection.execute("SELECT coalesce(max(next_batch), 0) FROM checkpointed").fetchone()
+    return Share(
+        fingerprint=str(fingerprint),
+        batches=frozenset(batch for (batch,) in connection.execute("SELECT batch FROM batches")),
+        versions={version: (trained_on, digest) for version, trained_on, digest in versions},
+        trained=frozenset(connection.execute("SELECT batch, policy_version FROM trained")),
+        checkpointed=int(checkpointed),
+    )
+
+
+def audit_ids(connection: sqlite3.Connection, findings: Findings, rules: Rules) -> None:
+    """Check that everything in a ledger belongs to its broker. Raises: sqlite3.DatabaseError."""
+    if rules.num_brokers == 1:
+        return
+    for what, query in FOREIGN.items():
+        for (number,) in connection.execute(query, (rules.num_brokers, rules.broker)):
+            owner = broker_name(number % rules.num_brokers)
+            findings.add("share of another broker", f"{what} {number} belongs to {owner}")
+
+
+def audit_across(findings: Findings, shares: Sequence[Share]) -> list[str]:
+    """Compare what the brokers say, by their numbers. Returns notes on what is still under way.
+
+    The snapshots of a live run are not of one moment. So what a broker may hear later than another is compared up to where
+    the last of them is.
+    """
+    for number, share in enumerate(shares):
+        if share.fingerprint != shares[0].fingerprint:
+            findings.add("brokers of different runs", f"{broker_name(number)} has other settings than broker 0")
+    _audit_versions(findings, shares)
+    _audit_trained(findings, shares)
+    return _audit_batches(findings, shares)
+
+
+def _audit_versions(findings: Findings, shares: Sequence[Share]) -> None:
+    reached = min(share.newest_version for share in shares)
+    replaced = _replaced(shares)
+    for version in sorted(frozenset().union(*(share.versions for share in shares))):
+        known = {number: share.versions[version] for number, share in enumerate(shares) if version in share.versions}
+        if len(set(known.values())) > 1:
+            said = ", ".join(
+                f"{broker_name(number)}: {digest:.16} after {trained_on} batches"
+                for number, (trained_on, digest) in known.items()
+            )
+            findings.add("versions differ", f"version {version} is not the same everywhere: {said}")
+        if version <= reached and version not in replaced and len(known) < len(shares):
+            findings.add("versions differ", f"version {version} is unknown to {_others(shares, known)}")
+
+
+def _replaced(shares: Sequence[Share]) -> frozenset[int]:
+    """The versions in whose place a learner made others, after it had come back to an earlier checkpoint. A broker that was
+    away meanwhile never hears of them, nor of what was trained into them."""
+    trained_on = {version: num for share in shares for version, (num, _) in share.versions.items()}
+    replaced, least = set(), max(trained_on.values(), default=0) + 1
+    for version in sorted(trained_on, reverse=True):
+        if trained_on[version] >= least:
+            replaced.add(version)
+        least = min(least, trained_on[version])
+    return frozenset(replaced)
+
+
+def _audit_trained(findings: Findings, shares: Sequence[Share]) -> None:
+    """Of a batch some shares may be skipped, and the others trained: each ledger says why for its own."""
+    reached = min(share.newest_version for share in shares)
+    covered = min(share.checkpointed for share in shares)
+    made = {version: num - 1 for share in shares for version, (num, _) in share.versions.items()}
+    replaced = _replaced(shares)
+    for batch, version in sorted(frozenset.union(*(share.trained for share in shares))):
+        if made.get(version) == batch and version not in replaced and (batch < covered or version < reached):
+            # A version is announced before its training is reported.
+            known = [number for number, share in enumerate(shares) if (batch, version) in share.trained]
+        elif batch < covered:
+            # What was trained again later, or into no version, some may not have heard; but all heard of one training.
+            known = [number for number, share in enumerate(shares) if any(batch == each for each, _ in share.trained)]
+        else:
+            continue
+        if len(known) < len(shares):
+            text = f"batch {batch} was trained into version {version}, and {_others(shares, known)} does not say so"
+            findings.add("trainings differ", text)
+
+
+def _audit_batches(findings: Findings, shares: Sequence[Share]) -> list[str]:
+    notes = []
+    newest = max((batch for share in shares for batch in share.batches), default=-1)
+    for batch in range(newest + 1):
+        missing = [number for number, share in enumerate(shares) if batch not in share.batches]
+        if not missing:
+            continue
+        names = ", ".join(map(broker_name, missing))
+        if batch < newest:
+            findings.add("share missing", f"batch {batch} has no share from {names}, and a later batch is there")
+        elif any(trained == batch for share in shares for trained, _ in share.trained):
+            findings.add("share missing", f"batch {batch} was trained, and has no share from {names}")
+        else:
+            notes.append(f"batch {batch} is under way: it has no share from {names} yet")
+    return notes
+
+
+def _others(shares: Sequence[Share], known: Collection[int]) -> str:
+    return ", ".join(broker_name(number) for number in range(len(shares)) if number not in known)

@@ -1,0 +1,148 @@
+"""A run of several brokers, read as one: each ledger in a snapshot of its own."""
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from services.broker.rows import BatchStats, LengthStats
+from services.broker.store import reading
+from services.runs.reading.ledgers import broker_name, ledger_directories
+from services.runs.reading.lines import MetricsLines
+from services.runs.reading.records import RecordedBatch, RecordedGroup, RecordedTokens, RecordedTrajectory, RunFacts
+from services.runs.reading.run_files import OpenRun
+
+EVERYWHERE: Final = ("num_groups", "num_trajectories", "num_tokens", "num_action_tokens", "num_zero_variance_groups",
+                     "num_left_out_groups", "num_left_out_tokens")  # fmt: skip
+
+
+@contextmanager
+def open_run(directory: Path) -> Iterator[OpenRun]:
+    """Read ``directory`` as it stands now: one state of the ledger, whatever a running broker writes meanwhile.
+
+    Keep it open for as long as one look takes: a broker cannot shorten its write-ahead log meanwhile. For a live run, open
+    it again. Not thread-safe. Raises: NoLedger when there is no ledger of this release, or one of several is missing;
+    later, each method raises StoreCorrupt where what it reads is damaged (both of ``services.broker.store``, both with the
+    way out).
+    """
+    directories = ledger_directories(directory)
+    with ExitStack() as stack:
+        parts = [OpenRun(each, stack.enter_context(reading(each))) for each in directories]
+        yield parts[0] if len(parts) == 1 else SharedRun(directory, parts)
+
+
+class SharedRun(OpenRun):
+    """A run of several brokers as it stood when it was opened; of a live run the ledgers are not of one moment.
+
+    An id says whose it is, so what has one is read from one ledger. Settings, publications and evaluations are broker 0's;
+    so are the lines and ``select``. The lines of batches say the same everywhere.
+    """
+
+    def __init__(self, directory: Path, parts: Sequence[OpenRun]) -> None:
+        """``parts``: each broker's ledger, in their order."""
+        super().__init__(directory, parts[0].connection)
+        self._parts = tuple(parts)
+
+    def facts(self) -> RunFacts:
+        found = [part.facts() for part in self._parts]
+        return replace(
+            found[0],
+            is_live=any(each.is_live for each in found),
+            num_batches=min(each.num_batches for each in found),
+            num_trained=min(each.num_trained for each in found),
+            num_groups=max(each.num_groups for each in found),
+            num_trajectories=max(each.num_trajectories for each in found),
+            stop_reason=next((each.stop_reason for each in found if each.stop_reason), ""),
+            error=next((f"{broker_name(number)}: {each.error}" for number, each in enumerate(found) if each.error), ""),
+        )
+
+    def other_lines(self) -> list[MetricsLines]:
+        return [part.lines() for part in self._parts[1:]]
+
+    # --- batches ------------------------------------------------------------------------------------------------------
+
+    def batches(self, first: int = 0, end: int | None = None) -> Iterator[RecordedBatch]:
+        """Those of which every broker has its share."""
+        for shares in zip(*(part.batches(first, end) for part in self._parts), strict=False):
+            yield _whole(shares)
+
+    def batch(self, index: int) -> RecordedBatch | None:
+        """One batch; None when not every broker has its share of it (yet)."""
+        shares = [part.batch(index) for part in self._parts]
+        known = [share for share in shares if share is not None]
+        return _whole(known) if len(known) == len(shares) else None
+
+    # --- groups and trajectories --------------------------------------------------------------------------------------
+
+    def groups(self, **chosen: Any) -> Iterator[RecordedGroup]:
+        yield from heapq.merge(*(part.groups(**chosen) for part in self._parts), key=lambda group: group.group_id)
+
+    def group(self, group_id: int) -> RecordedGroup | None:
+        return self._owner(group_id).group(group_id)
+
+    def trajectories(self, first: int = 0, end: int | None = None) -> Iterator[RecordedTrajectory]:
+        found = (part.trajectories(first, end) for part in self._parts)
+        yield from heapq.merge(*found, key=lambda trajectory: trajectory.trajectory_id)
+
+    def trajectory(self, trajectory_id: int) -> RecordedTrajectory | None:
+        return self._owner(trajectory_id).trajectory(trajectory_id)
+
+    def tokens(self, trajectory_id: int) -> RecordedTokens:
+        return self._owner(trajectory_id).tokens(trajectory_id)
+
+    def journal(self, trajectory_id: int) -> list[bytes]:
+        return self._owner(trajectory_id).journal(trajectory_id)
+
+    def _owner(self, number: int) -> OpenRun:
+        return self._parts[number % len(self._parts)]
+
+
+def _whole(shares: Sequence[RecordedBatch]) -> RecordedBatch:
+    """The groups in the order in which the learner gets them. Lag is counted from the newest version of the shares."""
+    aside = [(number, share.set_aside) for number, share in enumerate(shares) if share.set_aside]
+    return replace(
+        shares[0],
+        policy_version=max(share.policy_version for share in shares),
+        group_ids=tuple(group_id for share in shares for group_id in share.group_ids),
+        stats=_stats([share.stats for share in shares]),
+        trained_versions=max((share.trained_versions for share in shares), key=len),
+        set_aside="; ".join(f"share of {broker_name(number)}: {reason}" for number, reason in aside),
+    )
+
+
+def _stats(parts: Sequence[BatchStats]) -> BatchStats:
+    """Means over trajectories; 95 % of all answers are no longer than the longest of the shares' own such numbers."""
+    weights = [part.num_trajectories for part in parts]
+    lengths = [part.lengths for part in parts if part.lengths is not None]
+    merged_lengths = None
+    if len(lengths) == len(parts):
+        merged_lengths = LengthStats(
+            mean=_mean([each.mean for each in lengths], weights),
+            p95=max(each.p95 for each in lengths),
+            max=max(each.max for each in lengths),
+            cut_off=_mean([each.cut_off for each in lengths], weights),
+        )
+    return BatchStats(
+        **{name: sum(getattr(part, name) for part in parts) for name in EVERYWHERE},
+        mean_reward=_mean([part.mean_reward for part in parts], weights),
+        mean_lag=_mean([part.mean_lag for part in parts], weights),
+        max_lag=max(part.max_lag for part in parts),
+        components=_means([part.components for part in parts], weights),
+        lengths=merged_lengths,
+        pass_rates=_means([part.pass_rates for part in parts], weights),
+    )
+
+
+def _means(parts: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dict[str, float]:
+    found = {}
+    for name in sorted(frozenset().union(*parts)):
+        known = [(part[name], weight) for part, weight in zip(parts, weights, strict=True) if name in part]
+        found[name] = _mean([value for value, _ in known], [weight for _, weight in known])
+    return found
+
+
+def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
+    total = sum(weights)
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / total if total else 0.0

@@ -1,0 +1,1 @@
+"""Several brokers that share a run: their weather."""

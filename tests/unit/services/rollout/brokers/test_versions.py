@@ -1,0 +1,48 @@
+"""Which version a rollout may move to, when each broker says what it knows."""
+
+from services.rollout.brokers import AnnouncedVersions
+
+
+def test_of_one_broker_what_it_says_last_counts_whatever_is_served() -> None:
+    versions = AnnouncedVersions(1)
+    assert versions.common == (0, "")
+    versions.announced(0, 4, "tcp://a:1")
+    assert versions.common == (4, "tcp://a:1")
+    versions.announced(0, 3, "tcp://b:1")
+    assert versions.common == (3, "tcp://b:1")
+    assert versions.may_have(0, 9)
+
+
+def test_a_version_counts_when_every_broker_that_has_spoken_knows_it() -> None:
+    versions = AnnouncedVersions(3)
+    versions.announced(0, 5, "tcp://a:5")
+    assert versions.common == (5, "tcp://a:5")
+    versions.announced(2, 4, "tcp://a:4")
+    assert versions.common == (4, "tcp://a:4")
+    versions.announced(0, 6, "tcp://a:6")
+    assert versions.common == (4, "tcp://a:4"), "broker 2 is silent, and has not heard of 5"
+    versions.announced(2, 6, "tcp://a:6")
+    assert versions.common == (6, "tcp://a:6")
+    versions.announced(1, 0, "")
+    assert versions.common == (0, ""), "broker 1 knows none yet"
+
+
+def test_a_broker_that_is_behind_takes_nothing_of_a_newer_version() -> None:
+    versions = AnnouncedVersions(2)
+    versions.announced(0, 5, "tcp://a:5")
+    assert (versions.may_have(0, 5), versions.may_have(0, 6), versions.may_have(1, 1)) == (True, False, False)
+    versions.announced(1, 4, "tcp://a:4")
+    assert (versions.may_have(1, 4), versions.may_have(1, 5)) == (True, False)
+    versions.announced(1, 5, "tcp://a:5")
+    assert versions.may_have(1, 5)
+
+
+def test_where_brokers_name_several_places_for_a_version_the_latest_news_count_and_repeating_is_no_news() -> None:
+    versions = AnnouncedVersions(2)
+    versions.announced(0, 5, "tcp://before:5")
+    versions.announced(1, 5, "tcp://before:5")
+    versions.announced(1, 5, "tcp://moved:5")
+    versions.announced(0, 5, "tcp://before:5")
+    assert versions.common == (5, "tcp://moved:5")
+    versions.announced(0, 5, "tcp://moved:5")
+    assert versions.common == (5, "tcp://moved:5")
