@@ -165,9 +165,10 @@ def missing(ledger: Path, acknowledged: dict[int, tuple[int, int]]) -> list[str]
     not have heard that its lease had ended, and what comes after that is acknowledged and not taken.
     """
     with contextlib.closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
-        stored = {
-            key: row for key, *row in connection.execute("SELECT trajectory_id, epoch, num_tokens, status FROM trajectories")
-        }
+        # The row of a lease may be behind its chunks.
+        of_chunks = "(SELECT total(num_tokens) FROM chunks c WHERE c.trajectory_id = t.trajectory_id)"
+        query = f"SELECT trajectory_id, epoch, max(num_tokens, {of_chunks}), status FROM trajectories t"
+        stored = {key: row for key, *row in connection.execute(query)}
     found = []
     for key, (epoch, tokens) in sorted(acknowledged.items()):
         now, have, status = stored.get(key, (epoch, 0, "missing"))
