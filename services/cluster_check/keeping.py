@@ -72,7 +72,10 @@ def _brokers(cluster: ClusterModel, pods: PodTemplate) -> Iterator[ClusterFault]
     num_brokers = 1 if settings is None else settings.broker.num_brokers
     if num_brokers == 1 and pods.count != 1:
         text = f"{pods.count} brokers: each has a ledger of its own, and peers reach one or another by chance"
-        way_out = "write replicas: 1; or let them share the run (components/several-brokers), or one of them lead (components/standby-broker)"
+        way_out = (
+            "write replicas: 1; or let them share the run (components/several-brokers), or one of them lead "
+            "(components/standby-broker)"
+        )
         yield ClusterFault(item=pods.owner, way=way, text=text, way_out=way_out)
     elif pods.count != num_brokers:
         text = f"{pods.count} pods of the broker, and broker.num_brokers is {num_brokers}"
