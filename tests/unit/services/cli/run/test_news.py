@@ -28,12 +28,15 @@ async def test_drops_of_every_broker_are_told_and_each_batch_counts_once(tmp_pat
     status = a_status(batches_checkpointed=0)
     with Display(PlainConsole(file=output, width=200), "runs/x", look="plain") as display:
         await news.bring(display, status, [], 0.0)
-        write(tmp_path / "broker-1" / "metrics.jsonl", {**batch, "record": 1})
-        write(tmp_path / "broker-1" / "metrics.jsonl", {"event": "dropped", "record": 2, "reason": "stale"})
-        write(tmp_path / "metrics.jsonl", {"event": "dropped", "record": 2, "reason": "stale"})
+        for directory in (tmp_path, tmp_path / "broker-1"):
+            dropped = {"event": "dropped", "record": 3, "reason": "stale"}
+            write(directory / "metrics.jsonl", {**batch, "record": 2, "again": True}, dropped)
         await news.bring(display, status, [], 1.0)
         await news.bring(display, status, [], 2.0)
-    assert output.getvalue().splitlines() == ["[   1.0 s] ! 2 groups were dropped: stale (2 in all)"]
+    assert output.getvalue().splitlines() == [
+        "[   1.0 s] batch 0 was trained again after a restart",
+        "[   1.0 s] ! 2 groups were dropped: stale (2 in all)",
+    ]
 
 
 def test_the_table_has_a_row_for_each_broker_and_says_which_does_not_answer() -> None:
