@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.support.processes.leftovers"]
+pytest_plugins = ["tests.support.processes.leftovers", "tests.support.postgres.fixtures"]
 
 # The same examples every time, however slow the machine: what fails is what the last change brought. Random search has
 # programs of its own (`make fuzz`, `make test-soak`).

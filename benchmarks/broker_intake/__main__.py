@@ -121,6 +121,7 @@ async def intake(
     *,
     module: str = "services.broker",
     kind: str = "gathered",
+    broker_settings: dict[str, Any] | None = None,
 ) -> Any:
     """Open a broker (``python -m MODULE``) that has a published version, and producers that hold leases from it."""
     await asyncio.to_thread(directory.mkdir)
@@ -129,6 +130,7 @@ async def intake(
         "batch": {"group_size": GROUP_SIZE, "groups_per_batch": GROUPS_PER_BATCH, "mini_batches": 1, "max_lag": MAX_LAG},
         "sampling": {"max_turn_tokens": 1, "max_tokens": max(CHUNKS_PER_TRAJECTORY * chunk_tokens, 256)},
         "security": {} if keys is None else {"keys": str(keys)},
+        "broker": broker_settings or {},
     }
     security = PLAINTEXT if keys is None else Security.load(SecuritySection(keys=str(keys)), "learner")
     context = zmq.asyncio.Context()

@@ -5,7 +5,7 @@
     python -m benchmarks.broker_intake.raw dealer ENDPOINT CHUNK_TOKENS CURVE_SERVER_KEY|-
 
 sqlite: the store's own tables and pragmas, with rows made beforehand. {"chunks": N, "per_commit": R, "leases": L} commits
-R chunks at a time, of L trajectories in turn, together with the row of each of their trajectories.
+R chunks at a time, of L trajectories in turn, together with those rows of their trajectories that a broker writes.
 router: {"messages": N} receives N messages and measures from the first. dealer: {"messages": N} sends as fast as it can.
 """
 
@@ -21,6 +21,7 @@ from benchmarks.broker_intake.child import serve
 from benchmarks.broker_intake.load import CHUNKS_PER_TRAJECTORY, a_chunk, arrays_of
 from protocol.channels import WORK
 from protocol.codec import encode
+from services.broker.ledger import MOST_BEHIND
 from services.broker.rows import TrajectoryRow
 from services.broker.store import stored_chunk
 from services.broker.store.schema import CREATE, TABLES
@@ -69,6 +70,8 @@ class RawStore:
                 a_chunk(trajectory_id, 1, start, self._chunk_tokens), arrays["token_ids"], arrays["logprobs"]
             )
             chunks.append(tuple(stored))
+            if place % MOST_BEHIND and place < CHUNKS_PER_TRAJECTORY - 1:
+                continue
             row = TrajectoryRow(
                 trajectory_id=trajectory_id,
                 group_id=trajectory_id // 8,

@@ -1,6 +1,11 @@
-"""A learner that trains nothing: it takes each batch with all its parts, and announces the next version."""
+"""A learner that trains nothing: it takes each batch with all its parts, and announces the next version.
+
+Of several brokers it takes each one's share.
+"""
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 import zmq.asyncio
 
@@ -17,46 +22,53 @@ ASK_AGAIN_S = 1.0
 class FakeLearner:
     """Counts what it takes; ``run`` until cancelled."""
 
-    def __init__(self, context: zmq.asyncio.Context, endpoint: str, clock: Clock) -> None:
-        self.peer = PeerClient(context, BATCH, endpoint, role="learner", peer="learner", session="s-learner", clock=clock)
+    def __init__(self, context: zmq.asyncio.Context, endpoints: Sequence[str], clock: Clock) -> None:
+        self._peers = [
+            PeerClient(context, BATCH, endpoint, role="learner", peer="learner", session="s-learner", clock=clock)
+            for endpoint in endpoints
+        ]
         self.num_batches = 0
         self.num_tokens = 0
 
     async def run(self) -> None:
         """Take batch after batch."""
-        async with self.peer.running("learner"):
-            await self.peer.connected_welcome()
-            await self.peer.send(Resume(next_batch=0))
+        async with AsyncExitStack() as stack:
+            for peer in self._peers:
+                await stack.enter_async_context(peer.running("learner"))
+                await peer.connected_welcome()
+                await peer.send(Resume(next_batch=0))
             await self._publish()
             while True:
-                await self._take(self.num_batches)
+                for peer in self._peers:
+                    await self._take(peer, self.num_batches)
                 self.num_batches += 1
                 await self._publish()
                 done = {"policy_version": self.num_batches + 1}
-                await self.peer.send(Trained(index=self.num_batches - 1, metrics={"loss": 0.5}, **done))
-                await self.peer.send(Checkpointed(next_batch=self.num_batches, **done))
+                for peer in self._peers:
+                    await peer.send(Trained(index=self.num_batches - 1, metrics={"loss": 0.5}, **done))
+                    await peer.send(Checkpointed(next_batch=self.num_batches, **done))
 
     async def _publish(self) -> None:
-        await self.peer.send(
-            Published(
-                policy_version=self.num_batches + 1,
-                endpoint="tcp://127.0.0.1:1",
-                digest="d",
-                num_bytes=1,
-                trained_batches=self.num_batches,
-                vocabulary=MAX_VOCABULARY,
-            )
+        published = Published(
+            policy_version=self.num_batches + 1,
+            endpoint="tcp://127.0.0.1:1",
+            digest="d",
+            num_bytes=1,
+            trained_batches=self.num_batches,
+            vocabulary=MAX_VOCABULARY,
         )
+        for peer in self._peers:
+            await peer.send(published)
 
-    async def _take(self, index: int) -> None:
+    async def _take(self, peer: PeerClient, index: int) -> None:
         parts: PartStream | None = None
         while parts is None or not parts.complete:
             asked = BatchRequest(index=index, policy_version=index + 1) if parts is None else parts.request()
             if asked is not None:
-                await self.peer.send(asked)
+                await peer.send(asked)
             try:
                 async with asyncio.timeout(ASK_AGAIN_S):
-                    delivered = await self.peer.inbox.get()
+                    delivered = await peer.inbox.get()
             except TimeoutError:
                 if parts is not None:
                     parts.ask_again()

@@ -30,18 +30,18 @@ def num_chunks_of(trajectory_id: int) -> int:
     return min(LONGEST, int(SHORTEST * share ** (-1 / TAIL)))
 
 
-def groups_per_batch(rollouts: int) -> int:
-    """A batch is a thirty-second of what the fleet plays at a time."""
-    return max(1, rollouts * EPISODES // GROUP_SIZE // 32)
+def groups_per_batch(rollouts: int, brokers: int = 1) -> int:
+    """A batch is a thirty-second of what the fleet plays at a time; each broker has an equal share."""
+    return max(1, rollouts * EPISODES // GROUP_SIZE // 32 // brokers) * brokers
 
 
-def run_settings(rollouts: int, chunk_tokens: int, lease_s: float) -> dict[str, dict[str, Any]]:
-    """Settings of the broker's run, by section."""
+def run_settings(rollouts: int, chunk_tokens: int, lease_s: float, *, brokers: int = 1) -> dict[str, dict[str, Any]]:
+    """Settings of the brokers' run, by section."""
     return {
         "run": {"num_batches": 100_000},
         "batch": {
             "group_size": GROUP_SIZE,
-            "groups_per_batch": groups_per_batch(rollouts),
+            "groups_per_batch": groups_per_batch(rollouts, brokers),
             "mini_batches": 1,
             "max_lag": MAX_LAG,
         },

@@ -12,13 +12,12 @@ from typing import Any, Final
 import psutil
 import zmq.asyncio
 
-from benchmarks.broker_intake.child import Child, cpu_s
+from benchmarks.broker_intake.child import Child
+from benchmarks.fleet.brokers import FleetBrokers
 from benchmarks.fleet.learner import FakeLearner
 from benchmarks.fleet.load import Load, run_settings
-from services.broker.store.reader import LEDGER_FILE
 from services.runs.audit import audit_run
 from services.runtime.clock import MonotonicClock
-from tests.support.broker.process import BrokerProcess, broker_process
 
 SAMPLE_S: Final = 0.5
 JOIN_AT_ONCE: Final = 50
@@ -30,6 +29,7 @@ class Plan:
     """How one fleet is measured. ``seconds``: of each of the two phases, the steady one and that with joins and losses."""
 
     rollouts: int
+    brokers: int = 1
     processes: int
     load: Load
     seconds: float
@@ -83,23 +83,20 @@ def percentile(values: list[float], share: float) -> float:
 
 
 async def observed(
-    fleet: FakeFleet, broker: BrokerProcess, seconds: float, during: Callable[[], Awaitable[None]] | None = None
+    fleet: FakeFleet, broker: FleetBrokers, seconds: float, during: Callable[[], Awaitable[None]] | None = None
 ) -> dict[str, Any]:
     """What happens in the next ``seconds``, in which ``during`` is carried out."""
     clock = MonotonicClock()
     await fleet.ask(reset=True)
-    process = psutil.Process(broker.pid)
-    began, cpu = clock.now(), cpu_s(broker.pid)
-    most = {"rss_mib": 0.0, "threads": 0, "files": 0}
+    began, cpu = clock.now(), broker.cpu_s()
+    most = broker.takes()
     async with asyncio.TaskGroup() as tasks:
         if during is not None:
             tasks.create_task(_awaited(during), name="during")
         while clock.now() < began + seconds:
             await asyncio.sleep(min(SAMPLE_S, max(0.0, began + seconds - clock.now())))
-            most["rss_mib"] = max(most["rss_mib"], process.memory_info().rss / 2**20)
-            most["threads"] = max(most["threads"], process.num_threads())
-            most["files"] = max(most["files"], process.num_fds())
-    spent, passed = cpu_s(broker.pid) - cpu, clock.now() - began
+            most = {name: max(most[name], value) for name, value in broker.takes().items()}
+    spent, passed = broker.cpu_s() - cpu, clock.now() - began
     seen = await fleet.ask(figures=True)
     chunks = sum(each["chunks"] for each in seen)
     acks, leases = ([value for each in seen for value in each[name]] for name in ("ack_s", "lease_s"))
@@ -127,7 +124,7 @@ async def _awaited(action: Callable[[], Awaitable[None]]) -> None:
     await action()
 
 
-async def churned(fleet: FakeFleet, broker: BrokerProcess, plan: Plan) -> dict[str, Any]:
+async def churned(fleet: FakeFleet, broker: FleetBrokers, plan: Plan) -> dict[str, Any]:
     """The same while rollouts are killed, leave in order, and as many others join."""
     lost = max(1, round(plan.churn * plan.rollouts))
     left = lost // 2
@@ -141,15 +138,15 @@ async def churned(fleet: FakeFleet, broker: BrokerProcess, plan: Plan) -> dict[s
     return {"lost": lost, "left": left, "joined": lost + left, **await observed(fleet, broker, plan.seconds, change)}
 
 
-async def killed(fleet: FakeFleet, broker: BrokerProcess, plan: Plan) -> dict[str, Any]:
-    """kill -9 of the broker, and the time until every rollout had something new acknowledged."""
+async def killed(fleet: FakeFleet, broker: FleetBrokers, plan: Plan) -> dict[str, Any]:
+    """kill -9 of the broker, or of the first of several, and the time until every rollout had something new acknowledged by
+    it."""
     clock = MonotonicClock()
     await fleet.ask(watch=True)
     at = clock.now()
-    await broker.kill()
-    await broker.start()
+    await broker.kill_first()
     serves = clock.now()
-    cpu = cpu_s(broker.pid)
+    cpu = broker.first_cpu_s()
     answers = await fleet.ask(recover=plan.recover_s)
     since = [value - at for each in answers for value in each["working_since"]]
     return {
@@ -157,7 +154,7 @@ async def killed(fleet: FakeFleet, broker: BrokerProcess, plan: Plan) -> dict[st
         "working": len(since),
         "recovered_p50_s": percentile(since, 0.5),
         "recovered_all_s": max(since, default=0.0),
-        "recovery_cpu_s": cpu_s(broker.pid) - cpu,
+        "recovery_cpu_s": broker.first_cpu_s() - cpu,
     }
 
 
@@ -168,9 +165,10 @@ def missing(ledger: Path, acknowledged: dict[int, tuple[int, int]]) -> list[str]
     not have heard that its lease had ended, and what comes after that is acknowledged and not taken.
     """
     with contextlib.closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection:
-        stored = {
-            key: row for key, *row in connection.execute("SELECT trajectory_id, epoch, num_tokens, status FROM trajectories")
-        }
+        # The row of a lease may be behind its chunks.
+        of_chunks = "(SELECT total(num_tokens) FROM chunks c WHERE c.trajectory_id = t.trajectory_id)"
+        query = f"SELECT trajectory_id, epoch, max(num_tokens, {of_chunks}), status FROM trajectories t"
+        stored = {key: row for key, *row in connection.execute(query)}
     found = []
     for key, (epoch, tokens) in sorted(acknowledged.items()):
         now, have, status = stored.get(key, (epoch, 0, "missing"))
@@ -179,7 +177,7 @@ def missing(ledger: Path, acknowledged: dict[int, tuple[int, int]]) -> list[str]
     return found
 
 
-async def proven(fleet: FakeFleet, broker: BrokerProcess, directory: Path) -> dict[str, Any]:
+async def proven(fleet: FakeFleet, broker: FleetBrokers, directory: Path) -> dict[str, Any]:
     """Stop the broker, and compare what was acknowledged with what it has."""
     acknowledged: dict[int, tuple[int, int]] = {}
     for answer in await fleet.ask(acknowledged=str(directory)):
@@ -187,25 +185,31 @@ async def proven(fleet: FakeFleet, broker: BrokerProcess, directory: Path) -> di
         for key, (epoch, tokens) in json.loads(text).items():
             acknowledged[int(key)] = max((epoch, tokens), acknowledged.get(int(key), (0, 0)))
     await broker.terminate()
-    ledger = broker.run_directory / LEDGER_FILE
     audit = await asyncio.to_thread(audit_run, broker.run_directory)
+    ledgers = broker.ledgers
+    lost = []
+    for place, ledger in enumerate(ledgers):
+        own = {key: newest for key, newest in acknowledged.items() if key % len(ledgers) == place}
+        lost += missing(ledger, own)
     return {
-        "ledger_mib": sum(file.stat().st_size for file in broker.run_directory.glob(f"{LEDGER_FILE}*")) / 2**20,
+        "ledger_mib": sum(file.stat().st_size for ledger in ledgers for file in ledger.parent.glob(f"{ledger.name}*"))
+        / 2**20,
         "trajectories_checked": len(acknowledged),
-        "missing": missing(ledger, acknowledged),
+        "missing": lost,
         "audit_problems": [str(problem) for problem in audit.problems],
     }
 
 
 @contextlib.asynccontextmanager
-async def opened(directory: Path, plan: Plan, module: str) -> AsyncIterator[tuple[BrokerProcess, FakeFleet, FakeLearner]]:
-    """A broker with a learner that takes batches, and the processes of a fleet without rollouts yet."""
+async def opened(directory: Path, plan: Plan, module: str) -> AsyncIterator[tuple[FleetBrokers, FakeFleet, FakeLearner]]:
+    """Brokers with a learner that takes batches, and the processes of a fleet without rollouts yet."""
     context = zmq.asyncio.Context()
-    settings = run_settings(plan.rollouts, plan.load.chunk_tokens, plan.lease_s)
-    async with broker_process(directory, module=module, **settings) as broker, contextlib.AsyncExitStack() as stack:
+    settings = run_settings(plan.rollouts, plan.load.chunk_tokens, plan.lease_s, brokers=plan.brokers)
+    brokers = FleetBrokers(directory, plan.brokers, settings, module)
+    async with brokers.running() as broker, contextlib.AsyncExitStack() as stack:
         stack.callback(context.destroy, linger=0)
-        learner = FakeLearner(context, broker.batch_endpoint, MonotonicClock())
-        arguments = (broker.work_endpoint, str(plan.load.pace), str(plan.load.chunk_tokens))
+        learner = FakeLearner(context, broker.batch_endpoints, MonotonicClock())
+        arguments = (",".join(broker.work_endpoints), str(plan.load.pace), str(plan.load.chunk_tokens))
         members = [
             stack.enter_context(Child("benchmarks.fleet.member", *arguments))
             for _ in range(min(plan.processes, plan.rollouts))
@@ -238,6 +242,7 @@ async def measured(directory: Path, plan: Plan, say: Say, module: str = "service
         proof = await proven(fleet, broker, directory)
     return {
         "rollouts": plan.rollouts,
+        "brokers": plan.brokers,
         "joined_s": joined_s,
         "batches": batches,
         "steady": steady,

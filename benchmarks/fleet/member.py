@@ -1,6 +1,8 @@
 """A process of many rollouts: one JSON request a line on stdin, one JSON answer a line on stdout.
 
-    python -m benchmarks.fleet.member ENDPOINT PACE CHUNK_TOKENS
+    python -m benchmarks.fleet.member ENDPOINT[,ENDPOINT...] PACE CHUNK_TOKENS
+
+A rollout has a connection to each endpoint, and shares its episodes and its pace out among them.
 
 {"join": [NAMES]} is answered when all of them are welcome; {"lose": N} kills N without a Goodbye, {"leave": N} ends N in
 order. {"reset": true} begins a measurement, and {"figures": true} answers what was seen since then. {"watch": true} is asked
@@ -12,7 +14,9 @@ import asyncio
 import json
 import os
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,8 +36,9 @@ LOOK_S: Final = 0.05
 class FleetProcess:
     """The rollouts of this process."""
 
-    def __init__(self, endpoint: str, load: Load) -> None:
-        self._endpoint, self._load = endpoint, load
+    def __init__(self, endpoints: Sequence[str], load: Load) -> None:
+        self._endpoints = endpoints
+        self._load = replace(load, pace=load.pace / len(endpoints), episodes=max(1, load.episodes // len(endpoints)))
         self._clock = MonotonicClock()
         self._context = zmq.asyncio.Context()
         self._context.set(zmq.MAX_SOCKETS, 65_000)
@@ -76,13 +81,13 @@ class FleetProcess:
 
     async def close(self) -> None:
         """End all, without a Goodbye: the broker may be gone."""
-        await self._end(len(self._rollouts), orderly=False)
+        await self._end(len(self._rollouts) // len(self._endpoints), orderly=False)
         self._context.destroy(linger=0)
 
     async def _join(self, names: list[str]) -> dict[str, Any]:
         joined = []
-        for name in names:
-            rollout = FakeRollout(self._context, self._endpoint, name, self._clock, self._load, self._figures)
+        for name, endpoint in product(names, self._endpoints):
+            rollout = FakeRollout(self._context, endpoint, name, self._clock, self._load, self._figures)
             self._rollouts[rollout] = asyncio.get_running_loop().create_task(rollout.run(), name=name)
             joined.append(rollout)
         for rollout in joined:
@@ -90,7 +95,7 @@ class FleetProcess:
         return {}
 
     async def _end(self, number: int, *, orderly: bool) -> dict[str, Any]:
-        for rollout, task in list(self._rollouts.items())[:number]:
+        for rollout, task in list(self._rollouts.items())[: number * len(self._endpoints)]:
             if not orderly:
                 rollout.be_killed()
             del self._rollouts[rollout]
@@ -115,11 +120,12 @@ class FleetProcess:
         return {**asdict(self._figures), "loop_late_s": self._loop_late_s, **takes}
 
     async def _recovered(self, seconds: float) -> dict[str, Any]:
-        """When each rollout worked again, by the machine's monotonic clock; fewer than all after ``seconds``."""
+        """When each rollout worked again for the first broker, by the machine's clock; fewer than all after ``seconds``."""
         end = self._clock.now() + seconds
-        while any(not rollout.working_since for rollout in self._rollouts) and self._clock.now() < end:  # noqa: ASYNC110
+        watched = [rollout for rollout in self._rollouts if rollout.endpoint == self._endpoints[0]]
+        while any(not rollout.working_since for rollout in watched) and self._clock.now() < end:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
-        return {"working_since": [each.working_since for each in self._rollouts if each.working_since]}
+        return {"working_since": [each.working_since for each in watched if each.working_since]}
 
     def _write_acknowledged(self, path: Path) -> dict[str, Any]:
         tokens = dict(self._gone)
@@ -135,9 +141,9 @@ class FleetProcess:
             into[trajectory_id] = max(newest, into.get(trajectory_id, newest))
 
 
-async def serve(endpoint: str, load: Load) -> None:
+async def serve(endpoints: Sequence[str], load: Load) -> None:
     """Answer until stdin is closed."""
-    process = FleetProcess(endpoint, load)
+    process = FleetProcess(endpoints, load)
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(process.watch_loop(), name="loop")
@@ -149,9 +155,9 @@ async def serve(endpoint: str, load: Load) -> None:
 
 def main() -> None:
     """See the module's text."""
-    endpoint, pace, chunk_tokens = sys.argv[1:]
+    endpoints, pace, chunk_tokens = sys.argv[1:]
     configure_logging("fleet", "error")
-    asyncio.run(serve(endpoint, Load(pace=float(pace), chunk_tokens=int(chunk_tokens))))
+    asyncio.run(serve(endpoints.split(","), Load(pace=float(pace), chunk_tokens=int(chunk_tokens))))
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ class FakeRollout:
         self, context: zmq.asyncio.Context, endpoint: str, name: str, clock: Clock, load: Load, figures: FleetFigures
     ) -> None:
         self.name = name
+        self.endpoint = endpoint
         self.acknowledged: dict[int, tuple[int, int]] = {}
         """By trajectory: under which epoch the broker acknowledged how many tokens. One whose lease it ended is not here."""
         self.working_since = 0.0

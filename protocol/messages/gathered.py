@@ -10,6 +10,7 @@ whose values are wrong is refused with its place, and costs the others nothing.
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 import msgpack
@@ -20,9 +21,10 @@ from msgspec import Meta
 from protocol import limits
 from protocol.messages.base import MAX_LOGPROB, Message, Plain
 from protocol.messages.pieces import ACTION, KINDS, PIECE_ARRAYS, Pieces, piece_arrays
+from protocol.messages.stretches import ChunkColumns, Column, Stretch, StretchColumns, find_stretches
 from protocol.messages.work import Chunk
 
-Arrays = Mapping[str, np.ndarray[Any, Any]]
+Arrays = Mapping[str, Column]
 COLUMNS: Final = (
     "trajectory_id", "epoch", "offset", "num_tokens", "num_segments", "num_runs", "num_rewards", "state_bytes", "turn_done",
 )  # fmt: skip
@@ -99,41 +101,27 @@ def gather(chunks: Sequence[tuple[Chunk, Arrays]]) -> tuple[Chunks, dict[str, np
     }
 
 
-class Stretch(NamedTuple):
-    """Chunks of one trajectory that follow one another. ``is_usual``: all are more tokens of one action, with nothing else,
-    by versions that do not go back; otherwise it is one chunk of any kind, and what follows ``is_usual`` is not known.
-    """
-
-    places: Sequence[int]
-    trajectory_id: int
-    epoch: int
-    offset: int
-    num_tokens: int
-    is_usual: bool
-    turn: int = 0
-    versions: Sequence[tuple[int, int]] = ()
-    """Each version with its number of tokens."""
-    version_sum: int = 0
-    """Sum over the tokens of the version that made them."""
-    largest_token_id: int = 0
-    has_state: bool = False
-    """An empty one."""
-    turn_done: bool = False
-
-
 class Gathered:
     """The chunks of a message that was checked, each by its place. What can be seen of all at once is."""
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
-        self.rows: list[list[int]] = arrays["chunks"].tolist()
-        """By chunk: COLUMNS."""
         self._ends = arrays["chunks"][:, TOKENS : STATE + 1].cumsum(axis=0)
-        self._bounds: list[list[int]] = self._ends.tolist()
         self._chunks: dict[int, tuple[Chunk, dict[str, np.ndarray[Any, Any]]]] = {}
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._ends)
+
+    @cached_property
+    def rows(self) -> list[list[int]]:
+        """By chunk: COLUMNS."""
+        rows: list[list[int]] = self._arrays["chunks"].tolist()
+        return rows
+
+    @cached_property
+    def _bounds(self) -> list[list[int]]:
+        bounds: list[list[int]] = self._ends.tolist()
+        return bounds
 
     def _range(self, place: int, column: int) -> tuple[int, int]:
         end = self._bounds[place][column - TOKENS]
@@ -142,42 +130,31 @@ class Gathered:
     @cached_property
     def stretches(self) -> list[Stretch]:
         """All chunks, each in one stretch, in the order of their first ones. Chunks of one trajectory keep their order."""
+        return self._found[0]
+
+    @cached_property
+    def stretch_columns(self) -> StretchColumns:
+        """The same as arrays."""
+        return self._found[1]
+
+    @cached_property
+    def _found(self) -> tuple[list[Stretch], StretchColumns]:
         columns = self._arrays["chunks"]
-        order = np.lexsort((columns[:, EPOCH], columns[:, TRAJECTORY]))
-        trajectory, epoch, offset, tokens, *_, state_bytes, done = columns[order].T
-        usual, turn, version, largest = (each[order] for each in self._usual())
-        goes_on = (
-            usual[1:] & usual[:-1] & (trajectory[1:] == trajectory[:-1]) & (epoch[1:] == epoch[:-1])
-            & (turn[1:] == turn[:-1]) & (offset[1:] == offset[:-1] + tokens[:-1]) & (version[1:] >= version[:-1])
-        )  # fmt: skip
-        begins = np.flatnonzero(np.append(True, ~goes_on))
-        lasts = np.append(begins[1:], len(order)) - 1
-        places = _cut(order, begins, lasts)
-        by_chunk = list(zip(version.tolist(), tokens.tolist(), strict=True))
-        num_tokens = np.add.reduceat(tokens, begins).tolist()
-        versions = [
-            ((by_chunk[first][0], total),)
-            if by_chunk[first][0] == by_chunk[last][0]
-            else _merged(by_chunk[first : last + 1])
-            for first, last, total in zip(begins.tolist(), lasts.tolist(), num_tokens, strict=True)
-        ]
-        found = zip(
-            places,
-            trajectory[begins].tolist(),
-            epoch[begins].tolist(),
-            offset[begins].tolist(),
-            num_tokens,
-            usual[begins].tolist(),
-            turn[begins].tolist(),
-            versions,
-            # What is not usual may have any version, also one that this overflows with: nobody reads it there.
-            np.add.reduceat(version * tokens, begins).tolist(),
-            np.maximum.reduceat(largest, begins).tolist(),
-            (np.maximum.reduceat(state_bytes, begins) > 0).tolist(),
-            (done[lasts] > 0).tolist(),
-            strict=True,
+        is_usual, turn, version = self._usual()
+        return find_stretches(
+            ChunkColumns(
+                trajectory_id=columns[:, TRAJECTORY],
+                epoch=columns[:, EPOCH],
+                offset=columns[:, OFFSET],
+                num_tokens=columns[:, TOKENS],
+                is_usual=is_usual,
+                turn=turn,
+                version=version,
+                largest_token_id=self._largest,
+                state_bytes=columns[:, STATE],
+                turn_done=columns[:, DONE],
+            )
         )
-        return sorted(map(Stretch._make, found), key=_first_place)
 
     def alone(self, place: int) -> Stretch:
         """One chunk by itself, as one of any kind."""
@@ -186,22 +163,44 @@ class Gathered:
 
     def _usual(self) -> tuple[np.ndarray[Any, Any], ...]:
         """By chunk: whether it is more tokens of one action, by one version, with nothing else, and its values are possible;
-        its turn, its version, its largest token id. What is not usual is known from ``chunk`` alone.
+        its turn, its version. What is not usual is known from ``chunk`` alone.
         """
-        columns, token_ids, logprobs = (self._arrays[name] for name in ("chunks", "token_ids", "logprobs"))
+        columns = self._arrays["chunks"]
         starts = self._ends - columns[:, TOKENS : STATE + 1]
         tokens, (segments, runs) = columns[:, TOKENS], (starts[:, column - TOKENS] for column in (SEGMENTS, RUNS))
         kind, turn, sequence, in_segment = self._arrays["segments"][segments].T
         version, in_run = self._arrays["version_runs"][runs].T
-        # A NaN fails both comparisons.
-        possible = (logprobs >= limits.MIN_LOGPROB) & (logprobs <= MAX_LOGPROB) & (token_ids >= 0)
         usual = (
             (columns[:, SEGMENTS] == 1) & (columns[:, RUNS] == 1) & (columns[:, REWARDS] == 0)
             & (kind == ACTION) & (sequence == 0) & (turn >= 0) & (turn <= limits.MAX_TURNS)
             & (in_segment == tokens) & (in_run == tokens) & (version >= 1) & (version <= limits.MAX_VERSION)
-            & np.logical_and.reduceat(possible, starts[:, 0]) & self._has_simple_state(columns[:, STATE], starts[:, -1])
+            & self._is_possible & self._has_simple_state(columns[:, STATE], starts[:, -1])
         )  # fmt: skip
-        return usual, turn, version, np.maximum.reduceat(token_ids, starts[:, 0])
+        return usual, turn, version
+
+    @cached_property
+    def _is_possible(self) -> Column:
+        """By chunk: whether ``check_tokens`` has nothing against its values."""
+        token_ids, logprobs = self._arrays["token_ids"], self._arrays["logprobs"]
+        # A NaN fails both comparisons.
+        possible = (logprobs >= limits.MIN_LOGPROB) & (logprobs <= MAX_LOGPROB) & (token_ids >= 0)
+        is_possible: Column = np.logical_and.reduceat(possible, self._token_starts)
+        return is_possible
+
+    @cached_property
+    def _largest(self) -> Column:
+        """By chunk: its largest token id."""
+        largest: Column = np.maximum.reduceat(self._arrays["token_ids"], self._token_starts)
+        return largest
+
+    @property
+    def _token_starts(self) -> Column:
+        starts: Column = self._ends[:, 0] - self._arrays["chunks"][:, TOKENS]
+        return starts
+
+    def largest_token_id(self, place: int) -> int:
+        """Of one chunk."""
+        return int(self._largest[place])
 
     def _has_simple_state(self, num_bytes: np.ndarray[Any, Any], starts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Whether nothing can be wrong with a chunk's state: it has none, or an empty one."""
@@ -236,7 +235,8 @@ class Gathered:
         except (msgspec.ValidationError, RecursionError) as error:
             raise ValueError(str(error)) from error
         chunk.check_plain()
-        chunk.check_arrays(arrays)
+        if not self._is_possible[place]:
+            chunk.check_arrays(arrays)  # It says what is wrong.
         return chunk, arrays
 
     def pieces(self, place: int) -> "RawPieces":
@@ -260,32 +260,11 @@ class Gathered:
     def token_bytes(self, name: str) -> list[bytes]:
         """By chunk: its token ids or log-probs, little-endian."""
         data = self._arrays[name].tobytes()
-        size = self._arrays[name].itemsize
-        return [
-            data[size * (end[0] - row[TOKENS]) : size * end[0]] for row, end in zip(self.rows, self._bounds, strict=True)
-        ]
+        ends = [0, *(self._ends[:, 0] * self._arrays[name].itemsize).tolist()]
+        return [data[begin:end] for begin, end in pairwise(ends)]
 
 
 _PIECES: Final = (SEGMENTS, RUNS, REWARDS)
-
-
-def _first_place(stretch: Stretch) -> int:
-    return stretch.places[0]
-
-
-def _cut(order: np.ndarray[Any, Any], begins: np.ndarray[Any, Any], lasts: np.ndarray[Any, Any]) -> list[list[int]]:
-    places: list[int] = order.tolist()
-    return [places[first : last + 1] for first, last in zip(begins.tolist(), lasts.tolist(), strict=True)]
-
-
-def _merged(versions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Neighbours of the same version as one."""
-    merged: list[tuple[int, int]] = []
-    for version, num_tokens in versions:
-        if merged and merged[-1][0] == version:
-            num_tokens += merged.pop()[1]
-        merged.append((version, num_tokens))
-    return merged
 
 
 class RawPieces(NamedTuple):

@@ -3,10 +3,11 @@
 import asyncio
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import zmq.asyncio
@@ -33,6 +34,9 @@ from services.runtime.net import Authenticator, RouterChannel, Security
 from services.runtime.settings import Settings, run_fingerprint, write_run_settings
 from services.runtime.telemetry import Health, TelemetryServer
 from services.schedules import RunSchedules
+
+if TYPE_CHECKING:
+    from services.broker.standby import Leading
 
 log = structlog.get_logger()
 
@@ -62,10 +66,15 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
         metrics_file = MetricsFile(directory / METRICS_FILE)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(f"run.directory: {directory} cannot be used: {error}") from error
-    with (
-        _open_store(settings, fingerprint) as store,
-        TelemetryServer(settings.security.metrics_host, metrics_port, registry, health) as telemetry,
-    ):
+
+    def page() -> TelemetryServer:
+        return TelemetryServer(settings.security.metrics_host, metrics_port, registry, health)
+
+    async with _opened(settings, fingerprint, page, health, clock, stop) as opened:
+        if opened is None:
+            log.info("broker_stopped")
+            return
+        store, telemetry, leading = opened
         _write_settings(settings)
         config = replace(ledger_config(settings, tasks, store.run_id, fingerprint), evaluation_sets=sets)
         contents = store.contents()
@@ -110,24 +119,56 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
                 keys=security.own is not None,
             )
             upkeep = Upkeep(store, metrics, clock, lambda: datetime.now(tz=UTC).timestamp())
-            await _serve(broker, authenticator, upkeep, stop)
+            await _serve(broker, authenticator, upkeep, leading, stop)
         finally:
             authenticator.close()
             context.destroy()
     log.info("broker_stopped")
 
 
-async def _serve(broker: BrokerService, authenticator: Authenticator, upkeep: Upkeep, stop: asyncio.Event) -> None:
+async def _serve(
+    broker: BrokerService, authenticator: Authenticator, upkeep: Upkeep, leading: "Leading | None", stop: asyncio.Event
+) -> None:
     async with asyncio.TaskGroup() as tasks:
         beside = [
             tasks.create_task(authenticator.run(), name="authenticator"),
             tasks.create_task(upkeep.run(), name="upkeep"),
         ]
+        if leading is not None:
+            beside.append(tasks.create_task(leading.run(), name="leadership"))
         try:
             await broker.run(stop)
         finally:
             for task in beside:
                 task.cancel()
+
+
+@asynccontextmanager
+async def _opened(
+    settings: Settings,
+    fingerprint: str,
+    page: Callable[[], TelemetryServer],
+    health: Health,
+    clock: Clock,
+    stop: asyncio.Event,
+) -> "AsyncIterator[tuple[Store, TelemetryServer, Leading | None] | None]":
+    """The ledger, the process's page, and with a database the leadership of the run. None: it was stopped as a standby.
+
+    Raises: ConfigurationError, EndpointError, ServiceError.
+    """
+    if settings.broker.database is None:
+        with _open_store(settings, fingerprint) as store, page() as telemetry:
+            yield store, telemetry, None
+        return
+    try:
+        # psycopg is an extra, and costs memory.
+        from services.broker.standby import lead
+    except ImportError as error:
+        raise ConfigurationError(f"broker.database needs psycopg: pip install 'psycopg[binary]>=3.2' ({error})") from error
+    with page() as telemetry:
+        log.info("waiting_to_lead", directory=str(settings.ledger_directory), metrics_port=telemetry.port)
+        async with lead(settings, fingerprint, health, clock, stop) as leading:
+            yield None if leading is None else (leading.store, telemetry, leading)
 
 
 def retention_of(settings: Settings, metrics: BrokerMetrics, clock: Clock) -> Retention:
@@ -136,7 +177,8 @@ def retention_of(settings: Settings, metrics: BrokerMetrics, clock: Clock) -> Re
         settings.ledger_directory / LEDGER_FILE,
         metrics,
         clock,
-        keep_batches=settings.broker.keep_batches,
+        # Files are on one broker's disk: a standby's copy needs the tokens in the ledger itself.
+        keep_batches=0 if settings.broker.database is not None else settings.broker.keep_batches,
         file_bytes=int(settings.broker.archive_file_mib * 2**20),
     )
 

@@ -172,7 +172,8 @@ def _listening(situation: Situation) -> dict[str, tuple[str, int]]:
         endpoints |= {f"broker.{key}{f' of broker {number}' if number else ''}": each for number, each in of_each}
     for key, endpoint in endpoints.items():
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        if endpoint.startswith("tcp://") and port.isdecimal():
+        # A broker of several addresses has its own in its own configuration.
+        if endpoint.startswith("tcp://") and port.isdecimal() and "," not in endpoint:
             places[key] = (host.strip("[]"), int(port))
     host = settings.security.metrics_host
     for number in range(settings.broker.num_brokers):

@@ -26,11 +26,17 @@ def _process(pods: PodTemplate) -> str:
     return "" if container is None else process_of(container)
 
 
+def _has_database(pods: PodTemplate) -> bool:
+    """Whether its pods keep their commits in a database, so that one of them leads and the others are its standbys."""
+    container = process_container(pods)
+    return container is not None and "GSPO_BROKER__DATABASE" in container.variables
+
+
 def numbers(cluster: ClusterModel) -> Iterator[ClusterFault]:
     """As many brokers as the run has, as many pods of the learner as nodes, and rollouts whose number nothing sets back."""
     for pods in cluster.pods:
         process, way = _process(pods), ("spec", "replicas")
-        if process == "broker":
+        if process == "broker" and not ((pods.count or 1) > 1 and _has_database(pods)):
             yield from _brokers(cluster, pods)
         if process == "rollout" and at(pods.owner, "spec", "replicas") != {}:
             text = f"sets replicas to {pods.count}: every apply sets back what `kubectl scale` or an autoscaler chose"
@@ -66,7 +72,10 @@ def _brokers(cluster: ClusterModel, pods: PodTemplate) -> Iterator[ClusterFault]
     num_brokers = 1 if settings is None else settings.broker.num_brokers
     if num_brokers == 1 and pods.count != 1:
         text = f"{pods.count} brokers: each has a ledger of its own, and peers reach one or another by chance"
-        way_out = "write replicas: 1; or let them share the run: components/several-brokers"
+        way_out = (
+            "write replicas: 1; or let them share the run (components/several-brokers), or one of them lead "
+            "(components/standby-broker)"
+        )
         yield ClusterFault(item=pods.owner, way=way, text=text, way_out=way_out)
     elif pods.count != num_brokers:
         text = f"{pods.count} pods of the broker, and broker.num_brokers is {num_brokers}"

@@ -69,6 +69,10 @@ def _reaches(
     index: int | None = None,
 ) -> Iterator[ClusterFault]:
     """``index``: of the pod that must be meant; None: the Service's name will do."""
+    if "," in address:
+        for each in address.split(","):
+            yield from _reaches(cluster, source, target, key, each.strip(), port, index)
+        return
     to = urlsplit(address)
     ports = {name: number for container in target.main for name, number in container.ports.items()}
     host = str(to.hostname).removesuffix(".svc.cluster.local").removesuffix(".svc").removesuffix(f".{target.namespace}")
@@ -120,7 +124,7 @@ def _bindings(settings: Settings, process: str) -> list[tuple[str, str, str]]:
 
 
 def _names(cluster: ClusterModel, pods: PodTemplate, index: int | None = None) -> list[str]:
-    """DNS names inside its namespace of the first pod, or of the pod at ``index`` alone."""
+    """DNS names inside its namespace of the first pod and of a broker's standbys, or of the pod at ``index`` alone."""
     service = str(at(pods.owner, "spec", "serviceName") or pods.name)
     if at(pods.owner, "spec", "networkConfig", "subdomainPolicy") == "UniquePerReplica":
         return [f"{pods.name}-0.{pods.name}-0"]
@@ -128,7 +132,8 @@ def _names(cluster: ClusterModel, pods: PodTemplate, index: int | None = None) -
         return []
     if index is not None:
         return [f"{pods.name}-{pods.first_index + index}.{service}"]
-    return [service, f"{pods.name}-0.{service}"]
+    count = (pods.count or 1) if process_of_pods(pods) == "broker" else 1
+    return [service, *(f"{pods.name}-{place}.{service}" for place in range(count))]
 
 
 def _fault(cluster: ClusterModel, pods: PodTemplate, text: str) -> ClusterFault:

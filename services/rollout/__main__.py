@@ -254,6 +254,7 @@ def server_options(settings: Settings, name: str, lock: DeviceLock | None = None
         port=rollout.server_port,
         max_total_tokens=rollout.max_total_tokens,
         max_running=rollout.max_running,
+        longest_tokens=settings.longest_sequence,
         spread=spread_of(settings),
         lora_args=tuple(lora_arguments(lora.rank, lora.loaded)) if lora.publish == "adapter" else (),
         extra_args=tuple(rollout.server_args),

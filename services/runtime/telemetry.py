@@ -44,6 +44,7 @@ class Health:
         self._max_stall_s = max_stall_s
         self._lock = threading.Lock()
         self._not_ready = "starting"
+        self._must_wait = ""
         self._has_started = False
         self._last_beat = clock.now()
         self._last_progress = clock.now()
@@ -70,6 +71,11 @@ class Health:
         with self._lock:
             self._not_ready = reason
 
+    def must_wait(self, reason: str) -> None:
+        """The process is not ready because of ``reason``, whatever progress it makes, until this is called without one."""
+        with self._lock:
+            self._must_wait = reason
+
     def started(self) -> tuple[bool, str]:
         with self._lock:
             return (True, "started") if self._has_started else (False, self._not_ready)
@@ -83,7 +89,7 @@ class Health:
 
     def ready(self) -> tuple[bool, str]:
         with self._lock:
-            quiet, reason = self._clock.now() - self._last_progress, self._not_ready
+            quiet, reason = self._clock.now() - self._last_progress, self._not_ready or self._must_wait
         if reason:
             return False, reason
         if quiet > self._max_quiet_s:

@@ -1,4 +1,4 @@
-"""One decoding step of all requests in one call of PyTorch's attention."""
+"""Attention of all requests of one step in one call of PyTorch's attention: a new token each, or prompts."""
 
 from __future__ import annotations
 
@@ -41,3 +41,45 @@ def decode_all(
         scale=scaling,
     )
     output_BHE.copy_(result.reshape(output_BHE.shape))
+
+
+def extend_all(
+    query_THD: torch.Tensor,
+    output_THE: torch.Tensor,
+    keys_SKD: torch.Tensor,
+    values_SKE: torch.Tensor,
+    slots_BL: torch.Tensor,
+    lengths_B: torch.Tensor,
+    new_B: torch.Tensor,
+    scaling: float | None,
+) -> None:
+    """Causal attention of the last ``new_B`` (at least 1) tokens of each request, end to end in ``query_THD``, over all of
+    its ``lengths_B`` tokens so far, into ``output_THE``. The cache is that of ``decode_all``.
+    """
+    longest, most_new = int(lengths_B.max()), int(new_B.max())
+    num_rows, num_heads, width = len(new_B), *query_THD.shape[1:]
+    num_groups = keys_SKD.shape[1]
+    in_group = num_heads // num_groups
+    counts_BL = torch.arange(longest, device=lengths_B.device) < lengths_B[:, None]
+    slots_BL = torch.where(counts_BL, slots_BL[:, :longest], slots_BL[:, :1])
+    is_new_BN = torch.arange(most_new, device=new_B.device) < new_B[:, None]
+    query_BNHD = query_THD.new_zeros(num_rows, most_new, num_heads, width)
+    query_BNHD[is_new_BN] = query_THD
+    # A token sees those up to itself. Rows without a token see the first one: an empty sum would be no number.
+    last_seen_BN = torch.where(is_new_BN, (lengths_B - new_B)[:, None] + torch.arange(most_new, device=new_B.device), 0)
+    sees_BNL = torch.arange(longest, device=lengths_B.device) <= last_seen_BN[:, :, None]
+
+    def cached(cache_SKD: torch.Tensor) -> torch.Tensor:
+        rows_RW = cache_SKD.flatten(1).index_select(0, slots_BL.flatten())
+        return rows_RW.view(num_rows, longest, num_groups, -1).transpose(1, 2).to(query_THD.dtype)
+
+    grouped = query_BNHD.view(num_rows, most_new, num_groups, in_group, width).permute(0, 2, 3, 1, 4)
+    result = scaled_dot_product_attention(
+        grouped.reshape(num_rows, num_groups, in_group * most_new, width),
+        cached(keys_SKD),
+        cached(values_SKE),
+        attn_mask=sees_BNL[:, None].repeat(1, 1, in_group, 1),
+        scale=scaling,
+    )
+    result = result.view(num_rows, num_groups, in_group, most_new, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
+    output_THE.copy_(result[is_new_BN])

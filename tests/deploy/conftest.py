@@ -18,6 +18,7 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "single-gpu-node-reachable": ("overlays/single-gpu-node", ("reachable",)),
     "another-run-scaled": ("overlays/another-run", ("monitoring", "autoscaling-keda")),
     "cpu-sandbox": ("overlays/cpu", ("sandbox",)),
+    "cpu-standby": ("overlays/cpu", ("standby-broker",)),
     "single-gpu-node": ("overlays/single-gpu-node", ()),
     "single-gpu-node-scaled": ("overlays/single-gpu-node", ("peer-weights", "monitoring", "autoscaling-keda", "spot")),
     "qwen3-30b-a3b": ("overlays/qwen3-30b-a3b", ()),
@@ -30,6 +31,8 @@ SHARED: dict[str, str] = {"monitoring": "monitoring", "kueue": "kueue"}
 BY_HAND: dict[str, Object] = {
     "sandbox": {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "gspo-sandbox", "namespace": "gspo"},
         "type": "Opaque", "data": {"key": "a2V5"}},
+    "standby-broker": {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "gspo-database", "namespace": "gspo"},
+        "type": "Opaque", "data": {"database": "cG9zdGdyZXNxbDovL2dzcG9AZGIvcnVucw==", "password": "cHc="}},
 }  # fmt: skip
 """By component: what `kubectl create` has made, as the component says."""
 

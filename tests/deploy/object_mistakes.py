@@ -110,6 +110,12 @@ OBJECT_MISTAKES = {
         "rollouts",
         lambda c: c.one("ScaledObject", "rollout")["spec"]["scaleTargetRef"].update(name="rollouts"),
     ),
+    "a standby that is started again because it does not lead": Mistake(
+        "cpu-standby",
+        "probes",
+        "startupProbe asks {'path': '/readyz'",
+        lambda c: container(c, "broker")["startupProbe"]["httpGet"].update(path="/readyz"),
+    ),
     "a number of replicas beside an autoscaler": Mistake(
         "cpu-monitored", "scaling", "sets replicas", lambda c: c.one("Deployment", "rollout")["spec"].update(replicas=2)
     ),

@@ -70,6 +70,8 @@ def probes(cluster: Cluster) -> Iterator[str]:
         wanted = {"startupProbe": ("/healthz", "/readyz"), "readinessProbe": ("/readyz",), "livenessProbe": ("/healthz",)}
         if pods.role == "rollout":
             wanted["startupProbe"] = ("/startupz",)  # /healthz is 200 long before SGLang has loaded its model
+        if pods.role == "broker" and len(pods.indices) > 1:
+            wanted["startupProbe"] = ("/startupz",)  # a standby is not ready until it leads
         if pods.role == "learner-worker":
             del wanted["readinessProbe"]
             if "readinessProbe" in pods.main:

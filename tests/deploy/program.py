@@ -146,11 +146,12 @@ def endpoints(cluster: Cluster) -> Iterator[str]:
          cluster.settings(learner).learner.weights_endpoint, learner, "weights"),
     )  # fmt: skip
     for key, address, binding, pods, port in wanted:
-        to, at = urlsplit(address), urlsplit(binding)
-        if at.hostname != "0.0.0.0" or to.port != at.port or at.port != pods.ports.get(port):
-            yield f"{key}: {address}, bound as {binding}, container port {port} is {pods.ports.get(port)}"
-        if str(to.hostname) not in _names(cluster, pods):
-            yield f"{key}: {to.hostname} is not a name of {pods.name}"
+        at = urlsplit(binding)
+        for to in map(urlsplit, address.split(",")):
+            if at.hostname != "0.0.0.0" or to.port != at.port or at.port != pods.ports.get(port):
+                yield f"{key}: {address}, bound as {binding}, container port {port} is {pods.ports.get(port)}"
+            if str(to.hostname) not in _names(cluster, pods):
+                yield f"{key}: {to.hostname} is not a name of {pods.name}"
     for section, pods in (("broker", broker), ("learner", learner), ("rollout", cluster.role("rollout"))):
         port_number = getattr(cluster.settings(pods), section).metrics_port
         if pods.ports.get("metrics") != port_number or cluster.settings(pods).security.metrics_host != "0.0.0.0":
@@ -173,10 +174,12 @@ def _meeting(cluster: Cluster, pods: Pods, learner: Pods) -> Iterator[str]:
 
 
 def _names(cluster: Cluster, pods: Pods) -> list[str]:
-    """DNS names of the first pod inside its namespace: its headless Service, and the pod under that name."""
+    """DNS names inside its namespace: its headless Service, and the first pod under that name, or every broker's."""
     owner = pods.owner["metadata"]["name"]
     service = pods.owner["spec"].get("serviceName", owner)
-    return [service, f"{owner}-0.{service}"] if cluster.find("Service", service) else []
+    indices = pods.indices if pods.role == "broker" else [0]
+    names = [service, *(f"{owner}-{index}.{service}" for index in indices)]
+    return names if cluster.find("Service", service) else []
 
 
 def directories(cluster: Cluster) -> Iterator[str]:

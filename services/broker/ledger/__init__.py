@@ -20,6 +20,7 @@ from services.broker.ledger.batch_order import REMEMBERED, batch_stats
 from services.broker.ledger.config import LedgerConfig, Schedules
 from services.broker.ledger.dead_letters import DeadLetters, released_line
 from services.broker.ledger.evaluations import SetTerms
+from services.broker.ledger.extending import MOST_BEHIND, extended_row
 from services.broker.ledger.fencing import Owner
 from services.broker.ledger.fleet import STATES
 from services.broker.ledger.intake import TokenFacts, check_finish, grown_row, growth, journal_entry
@@ -32,6 +33,7 @@ from services.broker.ledger.status import groups_by_state
 __all__ = [
     "ALLOWED",
     "DIFFICULTIES",
+    "MOST_BEHIND",
     "REMEMBERED",
     "STATES",
     "UNKNOWN_SESSION",
@@ -63,6 +65,7 @@ __all__ = [
     "batch_report",
     "batch_stats",
     "check_finish",
+    "extended_row",
     "groups_by_state",
     "grown_row",
     "growth",

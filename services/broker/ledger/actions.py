@@ -6,7 +6,8 @@ import msgspec
 
 from protocol.messages import Chunk, GroupSampling, Message, Refused, Split
 from protocol.messages.base import shortened
-from protocol.messages.gathered import Gathered, Stretch
+from protocol.messages.gathered import Gathered
+from protocol.messages.stretches import Stretch
 from protocol.sessions import session_tag
 from services.broker.quotas import RETRY_S, OffenceReason
 from services.broker.rows import Row, TrajectoryRow
@@ -43,14 +44,14 @@ class AppendChunk(Action, frozen=True, kw_only=True):
 
 
 class AppendChunks(Action, frozen=True, kw_only=True):
-    """Write chunks of the message that was just handed in, and the rows of their trajectories."""
+    """Write chunks of the message that was just handed in, and rows of their trajectories."""
 
     chunks: Gathered
     peer: str
     stretches: list[Stretch] = []
     """Which of them: those of a stretch become one row on the disk."""
     rows: list[TrajectoryRow] = []
-    """After each of these."""
+    """Those that are to be written with them: others are behind their chunks (see ``services.broker.ledger.extending``)."""
 
 
 class Reply(Action, frozen=True, kw_only=True):

@@ -7,12 +7,15 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
+from protocol.limits import TrajectoryLimits
 from protocol.messages import Chunk, Finish, GroupSampling, LeaseKey, Split
+from protocol.messages.stretches import StretchColumns
 from services.broker.ledger.actions import SessionKey
 from services.broker.ledger.admission import Outstanding
+from services.broker.ledger.extending import Extensions, Taken
 from services.broker.ledger.intake import Growth, grown_row
 from services.broker.ledger.sampling import WHOLE, Share
-from services.broker.rows import DropReason, GroupRow, LedgerContents, Row, TrajectoryRow
+from services.broker.rows import DropReason, GroupRow, LedgerContents, Row, TrajectoryRow, VersionRow
 
 _GrantOrder = tuple[bool, bool, int, int]
 """Not held out, nothing generated, oldest version of the group, trajectory id."""
@@ -30,6 +33,8 @@ class Groups:
         self._share = share
         self._groups: dict[int, GroupRow] = {row.group_id: row for row in contents.groups}
         self._trajectories: dict[int, TrajectoryRow] = {row.trajectory_id: row for row in contents.trajectories}
+        self._extensions = Extensions()
+        """Of the leased trajectories that usual chunks go on with: their rows in ``_trajectories`` are behind these."""
         self._members: dict[int, tuple[int, ...]] = {}
         self._oldest_versions: dict[int, int] = {}
         self._free: list[_GrantOrder] = []
@@ -59,10 +64,10 @@ class Groups:
 
     def trajectory(self, trajectory_id: int) -> TrajectoryRow | None:
         """None: it never existed, or its group is no longer in play."""
-        return self._trajectories.get(trajectory_id)
+        return self._extensions.row(trajectory_id) or self._trajectories.get(trajectory_id)
 
     def members(self, group_id: int) -> list[TrajectoryRow]:
-        return [self._trajectories[trajectory_id] for trajectory_id in self._members[group_id]]
+        return [self._row(trajectory_id) for trajectory_id in self._members[group_id]]
 
     def of_split(self, split: Split) -> Iterator[GroupRow]:
         return (row for row in self._groups.values() if row.split == split)
@@ -91,7 +96,7 @@ class Groups:
 
     def held_by(self, peer: str) -> list[TrajectoryRow]:
         """Trajectories that a peer of this name has leased, under whatever session."""
-        return [self._trajectories[trajectory_id] for trajectory_id in sorted(self._held.get(peer, ()))]
+        return [self._row(trajectory_id) for trajectory_id in sorted(self._held.get(peer, ()))]
 
     def are_held(self, sender: SessionKey, leases: Iterable[LeaseKey]) -> list[bool]:
         """Whether ``sender`` holds each of these: with every heartbeat it says so of all that it has."""
@@ -105,7 +110,7 @@ class Groups:
         ]
 
     def leased(self) -> list[TrajectoryRow]:
-        return [self._trajectories[trajectory_id] for trajectory_id in sorted(self._leased)]
+        return [self._row(trajectory_id) for trajectory_id in sorted(self._leased)]
 
     def free_held_out(self) -> list[TrajectoryRow]:
         """Trajectories of evaluations that can be granted, by the oldest version of their group."""
@@ -184,7 +189,7 @@ class Groups:
 
     def grant(self, trajectory_id: int, sender: SessionKey, engine_version: int) -> TrajectoryRow:
         """Lease the trajectory under its next epoch: a fencing number, which shuts out all former holders."""
-        row = self._trajectories[trajectory_id]
+        row = self._row(trajectory_id)
         assert row.status == "free", row
         return self._put(
             replace(
@@ -200,22 +205,30 @@ class Groups:
 
     def append(self, chunk: Chunk, growth: Growth) -> TrajectoryRow:
         """Count the chunk's tokens."""
-        return self._put(grown_row(self._trajectories[chunk.trajectory_id], chunk, growth))
+        return self._put(grown_row(self._row(chunk.trajectory_id), chunk, growth))
 
-    def put_grown(self, row: TrajectoryRow) -> TrajectoryRow:
-        """The same for a row that has the chunk already."""
-        return self._put(row)
+    def extend(self, sender: SessionKey, stretches: StretchColumns, newest: VersionRow, limits: TrajectoryLimits) -> Taken:
+        """Count the tokens of all chunks of those stretches that are usual ones under a lease of ``sender``."""
+
+        def begin(trajectory_id: int) -> None:
+            if (row := self._trajectories.get(trajectory_id)) is not None:
+                self._extensions.begin(row, limits=limits, sampling=self._groups[row.group_id].sampling)
+
+        taken = self._extensions.take(sender, stretches, newest, begin)
+        for trajectory_id in taken.with_other_bounds:
+            self._refresh_oldest_version(self._trajectories[trajectory_id].group_id)
+        return taken
 
     def note(self, trajectory_id: int, num_bytes: int) -> TrajectoryRow:
         """Count an entry of the journal."""
-        row = self._trajectories[trajectory_id]
+        row = self._row(trajectory_id)
         return self._put(replace(row, num_entries=row.num_entries + 1, journal_bytes=row.journal_bytes + num_bytes))
 
     def finish(self, finish: Finish) -> list[Row]:
         """The episode is complete, and with the last one its group."""
         row = self._end_lease(
             replace(
-                self._trajectories[finish.trajectory_id],
+                self._row(finish.trajectory_id),
                 finish_reason=finish.reason,
                 turn_rewards=tuple(finish.turn_rewards),
                 discarded_turns=tuple(finish.discarded_turns),
@@ -227,12 +240,12 @@ class Groups:
 
     def release(self, trajectory_id: int, *, failed: bool) -> TrajectoryRow:
         """The lease ends; the trajectory is free to resume elsewhere."""
-        row = self._trajectories[trajectory_id]
+        row = self._row(trajectory_id)
         return self._end_lease(row, "free", attempts=row.attempts + int(failed))
 
     def give_up(self, trajectory_id: int) -> list[Row]:
         """A held-out trajectory failed for good: its group is done without it."""
-        row = self._end_lease(self._trajectories[trajectory_id], "failed")
+        row = self._end_lease(self._row(trajectory_id), "failed")
         return [row, *self._complete_if_all_done(row.group_id)]
 
     def close(self, group_ids: Iterable[int], batch: int | None) -> list[GroupRow]:
@@ -258,6 +271,10 @@ class Groups:
         return replace(self._forget(group_id), status="left_out")
 
     # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _row(self, trajectory_id: int) -> TrajectoryRow:
+        """A trajectory as it is now."""
+        return self._extensions.row(trajectory_id) or self._trajectories[trajectory_id]
 
     def _end_lease(
         self,
@@ -287,9 +304,9 @@ class Groups:
         return [self._groups[group_id]]
 
     def _put(self, row: TrajectoryRow) -> TrajectoryRow:
-        former = self._trajectories[row.trajectory_id]
+        former = self._row(row.trajectory_id)
+        self._extensions.forget(row.trajectory_id)
         self._trajectories[row.trajectory_id] = row
-        # Most rows are put for one more chunk, which changes neither.
         if row.status != former.status:
             self._index(row, former)
         if (row.min_version, row.lease_version) != (former.min_version, former.lease_version):
@@ -341,6 +358,7 @@ class Groups:
 
     def _forget(self, group_id: int) -> GroupRow:
         for trajectory_id in self._members.pop(group_id):
+            self._extensions.forget(trajectory_id)
             self._no_longer_held(self._trajectories.pop(trajectory_id))
             self._no_longer_free(trajectory_id)
         self._no_longer_counted(group_id)

@@ -175,7 +175,9 @@ class State:
         }
         ended = [lease_ended(member, f"its group was dropped: {reason}") for member in members if member.status == "leased"]
         note = Note(event="group_dropped", fields={"group_id": group_id, "reason": reason}, level="warning")
-        return [Save(row=row), *ended, WriteMetrics(line=line), note]
+        # Their rows may be behind their chunks, and nobody will extend them any more.
+        whole = [Save(row=member) for member in members if member.status == "leased"]
+        return [Save(row=row), *whole, *ended, WriteMetrics(line=line), note]
 
     def add_tasks(self, added: AddedTasks) -> list[Action]:
         """The training set has more tasks from now on. Raises: ValueError when there is no such source."""

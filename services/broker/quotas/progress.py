@@ -7,6 +7,7 @@ comes in as a number.
 
 import math
 from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable
 from itertools import takewhile
 from typing import Final
 
@@ -38,12 +39,14 @@ class Progress:
         """A lease was granted."""
         self._note(trajectory_id, now)
 
-    def moved(self, trajectory_id: int, now: float) -> None:
-        """New tokens came, or the result."""
-        former = self._moved_at.get(trajectory_id)
-        if former is not None:
-            self._steps.append(now - former)
-        self._note(trajectory_id, now)
+    def moved(self, trajectory_ids: Iterable[int], now: float) -> None:
+        """New tokens of these came, or the result."""
+        moved_at, to_end, step = self._moved_at, self._moved_at.move_to_end, self._steps.append
+        for trajectory_id in trajectory_ids:
+            if trajectory_id in moved_at:
+                step(now - moved_at[trajectory_id])
+            moved_at[trajectory_id] = now
+            to_end(trajectory_id)
 
     def ended(self, trajectory_id: int, *, done: bool = False) -> None:
         """The lease has ended; ``done``: the trajectory needs no other one."""

@@ -11,6 +11,7 @@ from services.broker.store.archive_file import (
     held,
     remove_unrecorded,
 )
+from services.broker.store.commits import Commit
 from services.broker.store.damage import (
     WAL_SUFFIX,
     Evidence,
@@ -46,19 +47,24 @@ from services.broker.store.reader import (
     refusing_damage,
 )
 from services.broker.store.rewind import rewrite_ledger
-from services.broker.store.schema import checked_columns, row_checksum
+from services.broker.store.schema import SCHEMA_VERSION, checked_columns, row_checksum
 from services.broker.store.scrub import Scrub, Scrubbed
+from services.broker.store.shared_log import CommitLog, LedgerDiverged, WrittenRows, decode_rows, encode_rows
 from services.broker.store.store import RowChanges, Store, StoreUnavailable
 
 __all__ = [
     "ARCHIVE_DIRECTORY",
     "LEDGER_FILE",
     "MARK_FILE",
+    "SCHEMA_VERSION",
     "WAL_SUFFIX",
     "ArchiveDamaged",
     "ArchiveFiles",
     "ArchiveWriter",
+    "Commit",
+    "CommitLog",
     "Evidence",
+    "LedgerDiverged",
     "Loss",
     "NoLedger",
     "OtherSchema",
@@ -74,11 +80,14 @@ __all__ = [
     "StoreMismatch",
     "StoreUnavailable",
     "StoredChunk",
+    "WrittenRows",
     "accept_loss",
     "checked_chunks",
     "checked_columns",
     "chunk_checksum",
     "chunk_header",
+    "decode_rows",
+    "encode_rows",
     "file_digest",
     "groups_to_archive",
     "has_content",

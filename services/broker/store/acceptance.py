@@ -11,8 +11,8 @@ from services.broker.store.damage import WAL_SUFFIX, Loss, StoreDamaged, checkpo
 from services.broker.store.inspection import has_content, inspect, way_on_without
 from services.broker.store.lock import LedgerLock, LockHeldError
 from services.broker.store.mark import MARK_FILE, Mark, MarkFile, read_mark
-from services.broker.store.reader import Reader, StoreCorrupt
-from services.broker.store.schema import row_checksum
+from services.broker.store.reader import Reader, StoreCorrupt, reading_file
+from services.broker.store.schema import LOG_KEY, row_checksum
 from services.broker.store.store import StoreUnavailable
 
 
@@ -39,6 +39,12 @@ def accept_loss(ledger: Path) -> tuple[Loss, Path] | None:
 
 
 def _accept(ledger: Path, loss: Loss) -> Path:
+    with reading_file(ledger) as opened:
+        if LOG_KEY in Reader(ledger, opened).meta():
+            raise StoreDamaged(
+                f"{ledger}: its commits are in a database, too (broker.database): start the broker, and it gets back from "
+                "there what is missing here"
+            )
     aside = _keep(ledger)
     mark = read_mark(ledger.with_name(MARK_FILE))
     connection = sqlite3.connect(ledger, isolation_level=None)

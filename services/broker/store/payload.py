@@ -1,8 +1,9 @@
 """Tokens as they are stored and joined again: chunks on disk <-> leases and batches on the wire."""
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -12,7 +13,10 @@ import numpy as np
 from protocol.codec import Array
 from protocol.messages import Chunk, Plain, Segment, VersionRun
 from protocol.messages.base import require_plain
-from protocol.messages.gathered import Gathered, Stretch
+from protocol.messages.gathered import Gathered
+from protocol.messages.stretches import Stretch
+from services.broker.ledger import extended_row
+from services.broker.rows import Row, TrajectoryRow
 
 CHUNK_COLUMNS: Final = "trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum"
 
@@ -88,25 +92,32 @@ def stored_chunks(chunks: Gathered, stretches: Sequence[Stretch], peer: str) -> 
     """Those of many chunks that the ledger has taken: one for each stretch, as if it had come as one chunk."""
     all_ids, all_logprobs = chunks.token_bytes("token_ids"), chunks.token_bytes("logprobs")
     stored = []
+    headers: dict[tuple[Any, ...], bytes] = {}
     for stretch in stretches:
-        place, *others = stretch.places
-        if not stretch.is_usual:
-            chunk, arrays = chunks.chunk(place)
+        places, trajectory_id, epoch, offset, num_tokens, is_usual, turn, versions, _, _, has_state, turn_done = stretch
+        if not is_usual:
+            chunk, arrays = chunks.chunk(places[0])
             stored.append(stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"], peer))
             continue
-        token_ids, logprobs = all_ids[place], all_logprobs[place]
-        if others:
-            token_ids, logprobs = (b"".join([each[at] for at in stretch.places]) for each in (all_ids, all_logprobs))
-        num_tokens = stretch.num_tokens
-        state: Plain | None = {} if stretch.has_state else None
-        segments = [("action", stretch.turn, num_tokens, 0)]
-        header = _PACK((segments, stretch.versions, state, stretch.turn_done, (), peer))
-        at = (stretch.trajectory_id, stretch.offset, stretch.epoch, num_tokens)
+        if len(places) == 1:
+            token_ids, logprobs = all_ids[places[0]], all_logprobs[places[0]]
+        else:
+            token_ids, logprobs = (b"".join([each[at] for at in places]) for each in (all_ids, all_logprobs))
+        # Most chunks of a message have the same header.
+        content = (num_tokens, turn, versions, has_state, turn_done)
+        header = headers.get(content)
+        if header is None:
+            segments = [("action", turn, num_tokens, 0)]
+            state: Plain | None = {} if has_state else None
+            header = headers[content] = _PACK((segments, versions, state, turn_done, (), peer))
+        at = (trajectory_id, offset, epoch, num_tokens)
         checksum = chunk_checksum(at, header, token_ids, logprobs)
-        stored.append(StoredChunk(*at, header, token_ids, logprobs, checksum))
+        stored.append(_STORED((*at, header, token_ids, logprobs, checksum)))
     return stored
 
 
+# Not its constructor, which is a function of Python's own.
+_STORED: Final[Callable[[tuple[Any, ...]], StoredChunk]] = partial(tuple.__new__, StoredChunk)
 _PACK: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -139,6 +150,27 @@ def checked_chunks(chunks: Iterable[StoredChunk], start: int) -> Iterator[tuple[
             raise ValueError(f"trajectory {chunk.trajectory_id}: the chunk at {chunk.start} was changed on the disk")
         start += chunk.num_tokens
         yield chunk, chunk_header(chunk.header)
+
+
+def caught_up(rows: Iterable[Row], chunks_after: Callable[[int, int], Sequence[StoredChunk]]) -> Iterator[Row]:
+    """The rows, where that of a leased trajectory may be behind its chunks: with those that it is behind.
+
+    ``chunks_after`` gives a trajectory's chunks from a token on. Raises: ValueError when a row does not go on with them.
+    """
+    for row in rows:
+        if isinstance(row, TrajectoryRow) and row.status == "leased":
+            after = chunks_after(row.trajectory_id, row.num_tokens)
+            row = _with_chunks(row, after) if after else row
+        yield row
+
+
+def _with_chunks(row: TrajectoryRow, chunks: Sequence[StoredChunk]) -> TrajectoryRow:
+    for chunk, header in checked_chunks(chunks, row.num_tokens):
+        kinds = {(segment.kind, segment.turn, segment.sequence) for segment in header.segments}
+        if chunk.epoch != row.epoch or kinds != {("action", row.num_turns - 1, 0)}:
+            raise ValueError(f"trajectory {row.trajectory_id}: its row does not go on with the chunk at {chunk.start}")
+        row = extended_row(row, [(run.version, run.num_tokens) for run in header.version_runs])
+    return row
 
 
 def join(chunks: Sequence[StoredChunk]) -> Payload:

@@ -34,7 +34,7 @@ from services.broker.rows import (
 )
 from services.broker.store.archive_file import ArchiveDamaged, ArchivedGroup, ArchiveFiles
 from services.broker.store.commits import Commit, commit_in_past, newest_commit
-from services.broker.store.payload import CHUNK_COLUMNS, Payload, StoredChunk, chunk_of_row, join
+from services.broker.store.payload import CHUNK_COLUMNS, Payload, StoredChunk, caught_up, chunk_of_row, join
 from services.broker.store.schema import DROPPED, LAST_BATCH, RUN_KEY, SCHEMA_VERSION, TABLES, TASK_PASSES, row_checksum
 from services.runtime.errors import DiskDamageError
 
@@ -294,6 +294,10 @@ class Reader:
         found = self.archived_chunks(archived[0], trajectory_id) if archived else []
         return [chunk for chunk in found if chunk.start < end and chunk.start + chunk.num_tokens > begin]
 
+    def _chunks_after(self, trajectory_id: int, start: int) -> list[StoredChunk]:
+        query = f"SELECT {CHUNK_COLUMNS} FROM chunks WHERE trajectory_id = ? AND start >= ? ORDER BY start"
+        return [chunk_of_row(values) for values in self._select(query, (trajectory_id, start))]
+
     def archived_chunks(self, place: ArchivedRow, trajectory_id: int) -> list[StoredChunk]:
         """The chunks of a trajectory whose group is archived. Raises: StoreCorrupt."""
         if place.archive not in self._archive_rows:
@@ -323,8 +327,7 @@ class Reader:
 
         Raises: StoreCorrupt when a trajectory's tokens are not what its row says.
         """
-        row = self.batch_row(index)
-        return row, self.members(row.group_ids)
+        return (row := self.batch_row(index)), self.members(row.group_ids)
 
     def members(self, group_ids: Sequence[int]) -> list[tuple[TrajectoryRow, Payload]]:
         """The trajectories of groups, in the order of the groups, with their tokens. Raises: StoreCorrupt."""
@@ -366,16 +369,13 @@ class Reader:
         return int(pages) * int(page_bytes)
 
     def rows(self, row_type: type[RowType], rest: str, parameters: Sequence[Any] = ()) -> list[RowType]:
-        """Rows of one table; ``rest`` follows its name in the SELECT."""
+        """Rows of one table, with what their chunks add; ``rest`` follows its name in the SELECT."""
         table = TABLES[row_type]
         try:
-            rows = [
-                table.row(values)
-                for values in self._select(f"SELECT {', '.join(table.stored_columns)} FROM {table.name} {rest}", parameters)
-            ]
+            found = self._select(f"SELECT {', '.join(table.stored_columns)} FROM {table.name} {rest}", parameters)
+            return [row for row in caught_up(map(table.row, found), self._chunks_after) if isinstance(row, row_type)]
         except (ValueError, TypeError, RecursionError) as error:
             raise StoreCorrupt(f"{self.path}: a row of {table.name} cannot be read: {error}") from error
-        return [row for row in rows if isinstance(row, row_type)]
 
     def _line(self, record: object, text: object, checksum: object) -> dict[str, Any]:
         if row_checksum("records", (record, text)) != checksum:

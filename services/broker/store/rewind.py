@@ -14,7 +14,7 @@ from services.broker.rows import ArchivedRow, ArchiveRow, BatchRow, Checkpointed
 from services.broker.store.commits import first_commit, write_commit
 from services.broker.store.inspection import mark_ledger
 from services.broker.store.reader import Reader, StoreMismatch
-from services.broker.store.schema import RUN_KEY, TABLES, row_checksum
+from services.broker.store.schema import LOG_KEY, RUN_KEY, TABLES, row_checksum
 
 _OF_GROUPS: Final = "trajectory_id IN (SELECT trajectory_id FROM trajectories WHERE group_id IN (SELECT * FROM gone))"
 REMOVE_GROUPS: Final = (
@@ -69,6 +69,7 @@ def _begin_again(reader: Reader, connection: sqlite3.Connection, run_id: str) ->
         records=reader.number("SELECT max(record) FROM records"),
     )
     connection.execute("DELETE FROM commits")
+    connection.execute("DELETE FROM meta WHERE key = ?", (LOG_KEY,))
     write_commit(connection, commit)
 
 

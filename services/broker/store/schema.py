@@ -26,7 +26,8 @@ from services.broker.rows import (
     VersionRow,
 )
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
+"""7 has the tables of 6: since then the row of a lease may be behind its chunks, which a release of 6 would not notice."""
 DROPPED: Final = "SELECT drop_reason, count(*) FROM groups WHERE status = 'dropped' GROUP BY drop_reason"
 TASK_PASSES: Final = """
 SELECT task_index, passed FROM (
@@ -235,6 +236,8 @@ TABLES: Final[dict[type[Row], Table]] = {
 }
 RUN_KEY: Final = "run"
 """Key of the RunRow, as JSON, in the table meta."""
+LOG_KEY: Final = "log"
+"""Key of a ledger whose commits are in a log first, in the table meta: nobody writes it alone."""
 
 
 def checked_columns() -> dict[str, list[str]]:

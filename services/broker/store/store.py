@@ -7,7 +7,7 @@ import errno
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -15,23 +15,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-import msgspec
-
-from services.broker.rows import ArchivedRow, BatchRow, Row, RunRow, TrajectoryRow
+from services.broker.rows import Row
 from services.broker.store.commits import Commit, first_commit, write_commit
 from services.broker.store.inspection import require_whole
 from services.broker.store.lock import LedgerLock, LockHeldError, lock_path
-from services.broker.store.mark import MARK_FILE, Mark, MarkFile
+from services.broker.store.mark import MARK_FILE, Mark, MarkFile, read_mark
 from services.broker.store.migration import bring_forward, other_schema
 from services.broker.store.payload import CHUNK_COLUMNS, StoredChunk
 from services.broker.store.reader import Reader, StoreMismatch
-from services.broker.store.schema import CREATE, RUN_KEY, SCHEMA_VERSION, TABLES, row_checksum
+from services.broker.store.schema import CREATE, LOG_KEY, SCHEMA_VERSION, TABLES, row_checksum
+from services.broker.store.shared_log import CommitLog, LedgerDiverged, WrittenRows, encode_rows, rendered, require_sound
 
 FORGET_CHUNKS: Final = (
     "DELETE FROM chunks WHERE trajectory_id IN (SELECT trajectory_id FROM trajectories WHERE group_id = ?)"
 )
 FORGET_JOURNAL: Final = FORGET_CHUNKS.replace("FROM chunks", "FROM journal")
 INSERT_CHUNK: Final = f"INSERT INTO chunks ({CHUNK_COLUMNS}) VALUES ({', '.join('?' * len(CHUNK_COLUMNS.split()))})"
+INSERT_META: Final = "INSERT OR REPLACE INTO meta (key, value, checksum) VALUES (?, ?, ?)"
+INSERTS: Final = {"meta": INSERT_META, **{table.name: table.insert for table in TABLES.values()}}
 ROWS_AT_ONCE: Final = 16
 """Rows that one statement writes. With each one this thread gives up the interpreter, and waits until it gets it again."""
 WAYS_OUT: Final = {
@@ -64,8 +65,9 @@ class RowChanges:
 class Store(Reader):
     """One run's ledger on disk. Not thread-safe: its owner calls it from one thread at a time."""
 
-    def __init__(self, path: Path, *, fingerprint: str, run_id: str) -> None:
-        """Open, or create with ``run_id``.
+    def __init__(self, path: Path, *, fingerprint: str, run_id: str, log: CommitLog | None = None) -> None:
+        """Open, or create with ``run_id``. With a ``log`` every commit goes there first, and what is missing here may be
+        there: the caller then follows the log, and compares with what is beside the ledger (``require_whole``) after that.
 
         Raises: StoreMismatch for another schema or fingerprint, StoreUnavailable when the file cannot be used, StoreDamaged
         when something that was acknowledged is missing (nothing is written then), StoreCorrupt.
@@ -75,10 +77,12 @@ class Store(Reader):
         """Why the newest commit's mark could not be written; empty when it was."""
         self.kept: Path | None = None
         """The ledger as it was before it was brought forward to this release's schema; None when it had it."""
+        self._log = log
         self._mark: MarkFile | None = None
+        self._marked_before = 0
         self._lock = self._locked()
         try:
-            if self._lock is not None:
+            if self._lock is not None and log is None:
                 require_whole(path)
                 self.kept = self._brought_forward()
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=2.0)
@@ -152,7 +156,8 @@ class Store(Reader):
 
     def _open(self, fingerprint: str, run_id: str) -> None:
         self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = FULL")
+        # With a log each commit is durable before it is here. What a power loss takes from the end comes back from there.
+        self._connection.execute(f"PRAGMA synchronous = {'FULL' if self._log is None else 'NORMAL'}")
         # Pages of archived tokens are freed as they are: writing zeros into them would write them once more.
         self._connection.execute("PRAGMA secure_delete = OFF")
         self._connection.execute("BEGIN IMMEDIATE")
@@ -164,9 +169,16 @@ class Store(Reader):
             for row in (("fingerprint", fingerprint), ("run_id", run_id)):
                 self._write_meta(*row)
             write_commit(self._connection, first_commit(run_id))
+        if self._log is not None and version in (0, SCHEMA_VERSION):
+            self._write_meta(LOG_KEY, "database")
         self._connection.execute("COMMIT")
         if version not in (0, SCHEMA_VERSION):
             raise StoreMismatch(f"{self.path}: {other_schema(version)}")
+        if self._log is None and LOG_KEY in self.meta():
+            raise StoreMismatch(
+                f"{self.path}: its commits go to a database first, which commits of its own would contradict: set "
+                "broker.database as it was. A restored backup of the run (`gspo backup`, `gspo restore`) needs none"
+            )
         found = self.meta_value("fingerprint")
         if found != fingerprint:
             raise StoreMismatch(
@@ -182,8 +194,12 @@ class Store(Reader):
     def _opened_mark(self) -> MarkFile:
         path = self.path.with_name(MARK_FILE)
         try:
+            former = read_mark(path) if self._log is not None else None
+            # What it knows of, and is missing here, has to come from the log: until then it says what there was.
+            self._marked_before = 0 if former is None else former.commit.number
             mark = MarkFile(path)
-            mark.write(Mark(run_id=self.run_id, commit=self.newest))
+            if self.newest.number >= self._marked_before:
+                mark.write(Mark(run_id=self.run_id, commit=self.newest))
         except OSError as error:
             raise StoreUnavailable(
                 f"{path}: cannot be written: {error.strerror}; {WAYS_OUT[sqlite3.SQLITE_CANTOPEN]}"
@@ -193,25 +209,58 @@ class Store(Reader):
     # --- writing --------------------------------------------------------------------------------------------------------
 
     def commit(self, changes: RowChanges) -> None:
-        """Write everything or nothing, durably.
+        """Write everything or nothing, durably. With a log, the log has it first.
 
-        Raises: StoreUnavailable when nothing was written.
+        Raises: StoreUnavailable when nothing was acknowledged, and trying again may help; with a log its ServiceErrors, too.
+        """
+        lines = [json.dumps(_without_nan(line), allow_nan=False) for line in changes.lines]
+        written = rendered(changes.rows, changes.chunks, lines, self.newest.records + 1)
+        commit = written.commit_after(self.newest)
+        if self._log is None:
+            self._make(commit, written)
+        else:
+            log, before, content = self._log, self.newest, encode_rows(written)
+            self._make(commit, written, lambda: log.append(commit, before, content))
+
+    def follow(self, commit: Commit, written: WrittenRows) -> None:
+        """Write the next commit of the log, which another broker has made.
+
+        Raises: LedgerDiverged when it does not follow what is here, or is not what was committed; StoreUnavailable.
         """
         try:
+            require_sound(written)
+        except ValueError as error:
+            raise LedgerDiverged(f"{self.path}: commit {commit.number} of the log is damaged: {error}") from error
+        made = written.commit_after(self.newest)
+        if made != commit:
+            raise LedgerDiverged(
+                f"{self.path}: is at commit {self.newest.number}, and with the log's next rows would have commit "
+                f"{made.number} with digest {made.digest}; the log says commit {commit.number} with digest {commit.digest}. "
+                "One of them was restored or changed: move this ledger away, and it is built again from the log; or restore "
+                "the log"
+            )
+        self._make(commit, written)
+
+    def _make(self, commit: Commit, written: WrittenRows, before_it_counts: Callable[[], None] = lambda: None) -> None:
+        """Write in one transaction, which ends once ``before_it_counts`` has returned: a commit that the log does not have
+        is not here either, and one that only the log has is written when it is tried again."""
+        try:
             self._connection.execute("BEGIN IMMEDIATE")
-            newest = self._write(changes)
+            self._write(written)
+            write_commit(self._connection, commit)
+            before_it_counts()
             self._connection.execute("COMMIT")
         except sqlite3.OperationalError as error:
             self._roll_back()
             raise self._unavailable(error) from error
-        except sqlite3.Error:
+        except BaseException:
             self._roll_back()
             raise
-        self.newest = newest
+        self.newest = commit
         self._write_mark()
 
     def _write_mark(self) -> None:
-        if self._mark is None:
+        if self._mark is None or self.newest.number < self._marked_before:
             return
         try:
             self._mark.write(Mark(run_id=self.run_id, commit=self.newest))
@@ -221,43 +270,15 @@ class Store(Reader):
         else:
             self.mark_error = ""
 
-    def _write(self, changes: RowChanges) -> Commit:
-        """Returns the commit that these changes make."""
-        checksums: list[int] = []
-        by_type: dict[type[Row], list[Row]] = {}
-        for row in changes.rows:
-            by_type.setdefault(type(row), []).append(row)
-        for row_type, all_rows in by_type.items():
-            rows = _last_of_each(all_rows) if row_type is TrajectoryRow else all_rows
-            if row_type is RunRow:
-                checksums.append(self._write_meta(RUN_KEY, msgspec.json.encode(rows[-1]).decode()))
-            else:
-                table = TABLES[row_type]
-                values = [table.values(row) for row in rows]
-                checksums += [each[-1] for each in values]
-                self._insert(table.insert, values)
+    def _write(self, written: WrittenRows) -> None:
+        for table, rows in written.tables:
+            self._insert(INSERTS[table], rows)
         # In the same transaction as the row that says where they are now.
-        archived = [(row.group_id,) for row in by_type.get(ArchivedRow, []) if isinstance(row, ArchivedRow)]
+        archived = [(group_id,) for group_id in written.archived_groups]
         self._connection.executemany(FORGET_CHUNKS, archived)
         self._connection.executemany(FORGET_JOURNAL, archived)
-        self._insert(INSERT_CHUNK, changes.chunks)
-        checksums += [chunk.checksum for chunk in changes.chunks]
-        lines = [
-            (number, json.dumps(_without_nan(line), allow_nan=False))
-            for number, line in enumerate(changes.lines, start=self.newest.records + 1)
-        ]
-        records = [(*values, row_checksum("records", values)) for values in lines]
-        self._connection.executemany("INSERT INTO records (record, line, checksum) VALUES (?, ?, ?)", records)
-        checksums += [each[-1] for each in records]
-        commit = self.newest.next(
-            checksums,
-            chunks=len(changes.chunks),
-            tokens=sum(chunk.num_tokens for chunk in changes.chunks),
-            batches=sum(isinstance(row, BatchRow) for row in changes.rows),
-            records=len(lines),
-        )
-        write_commit(self._connection, commit)
-        return commit
+        self._insert(INSERT_CHUNK, written.chunks)
+        self._connection.executemany("INSERT INTO records (record, line, checksum) VALUES (?, ?, ?)", written.records)
 
     def _insert(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         """Write rows in order, ROWS_AT_ONCE with one statement. ``statement`` writes one."""
@@ -267,12 +288,8 @@ class Store(Reader):
             self._connection.execute(_of_many(statement), values)
         self._connection.executemany(statement, rows[whole:])
 
-    def _write_meta(self, key: str, value: str) -> int:
-        checksum = row_checksum("meta", (key, value))
-        self._connection.execute(
-            "INSERT OR REPLACE INTO meta (key, value, checksum) VALUES (?, ?, ?)", (key, value, checksum)
-        )
-        return checksum
+    def _write_meta(self, key: str, value: str) -> None:
+        self._connection.execute(INSERT_META, (key, value, row_checksum("meta", (key, value))))
 
     def _roll_back(self) -> None:
         # SQLite has rolled back by itself after some errors (a full disk), and not after others.
@@ -294,11 +311,6 @@ def _of_many(statement: str) -> str:
     """The INSERT of ROWS_AT_ONCE rows."""
     marks = statement[statement.rindex("(") :]
     return statement + f", {marks}" * (ROWS_AT_ONCE - 1)
-
-
-def _last_of_each(rows: Iterable[Row]) -> list[Row]:
-    """Of several rows of a trajectory, which many chunks in one round make, the last one."""
-    return list({row.trajectory_id: row for row in rows if isinstance(row, TrajectoryRow)}.values())
 
 
 def _without_nan(line: dict[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,8 @@ DECODE_STEPS: Final = 8
 """Decode steps between two prefill passes, in which requests begin (on CPU)."""
 PREFILL_TOKENS: Final = 1024
 """Tokens of a prefill pass (on CPU)."""
+SHORT_TOKENS: Final = 64
+"""Sequences up to this length have no prefix cache (on CPU): to keep one costs more than to compute a prompt again."""
 _NOISE: Final = (" - leaked ", " - ... skipped", "nanobind: ", "See https://nanobind", "warnings.warn(")
 """Every SGLang process writes these lines when it ends; they would push the error out of the tail."""
 _SHARED: Final = ("/dev/shm/sglang_loads_", "/dev/shm/sgl_shm_mq_")
@@ -68,6 +70,8 @@ class ServerOptions:
     """Size of the KV cache on CPU, where SGLang would take most of the machine's memory. On CUDA SGLang measures."""
     max_running: int = 64
     """Most requests under way. On CPU a new one waits for others to begin with while three quarters of this number run."""
+    longest_tokens: int | None = None
+    """The longest sequence that is asked for, with its prompt; None: not known."""
     spread: Spread = ONE_RANK
     """The server's ranks. On a CPU each gets a part of the cores of this process."""
     lora_args: tuple[str, ...] = ()
@@ -298,6 +302,8 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
             # Then the others of a group wait for a next pass, as this one is full.
             "--chunked-prefill-size", str(PREFILL_TOKENS),
         ]  # fmt: skip
+        if options.longest_tokens is not None and options.longest_tokens <= SHORT_TOKENS:
+            command.append("--disable-radix-cache")
     if options.takes_turns and cuda:
         # Needs torch_memory_saver, which SGLang's GPU wheels bring; without that package SGLang refuses to start.
         command.append("--enable-memory-saver")

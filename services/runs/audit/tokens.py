@@ -5,7 +5,7 @@ Chunks of archived groups come from their file.
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -53,6 +53,15 @@ class _Seen:
     epochs: int = 0
     sequences: dict[int, list[int]] = field(default_factory=dict)
     """Each one's tokens, and its turn under way."""
+    row_tokens: int | None = None
+    """Where the row ends of a lease that goes on: its row may be behind its chunks..."""
+    at_row: list[Any] | None = None
+    """...and what the chunks up to there have together, if there are others behind it."""
+
+    @property
+    def totals(self) -> list[Any]:
+        """As a row has them."""
+        return [self.num_tokens, self.num_actions, self.version_sum, self.oldest, self.states]
 
     @property
     def states(self) -> str:
@@ -86,7 +95,7 @@ class TokenAudit:
             trajectory_id, group_id = trajectory[:2]
             while chunk is not None and chunk[0] < trajectory_id:
                 chunk = self._orphan(chunk, chunks)
-            seen = _Seen()
+            seen = _Seen(row_tokens=_may_be_behind(trajectory))
             if archive is not None:
                 for archived in archives.chunks(ArchivedRow(group_id=group_id, archive=archive, place=place), trajectory_id):
                     self._chunk(archived, seen)
@@ -109,6 +118,8 @@ class TokenAudit:
         trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum = chunk
         where = f"trajectory {trajectory_id}: the chunk at {start}"
         self._num_chunks += 1
+        if start == seen.row_tokens:
+            seen.at_row = seen.totals
         if start != seen.num_tokens:
             name = "gap between chunks" if start > seen.num_tokens else "chunks overlap"
             self._findings.add(name, f"{where} follows {seen.num_tokens} tokens")
@@ -161,7 +172,7 @@ class TokenAudit:
         trajectory_id, group_id, status, epoch, *counts, finish_reason, group_exists, group_status, batch = row
         *counts, num_entries, journal_bytes, entries_there, bytes_there = counts
         where = f"trajectory {trajectory_id}"
-        found = [seen.num_tokens, seen.num_actions, seen.version_sum, seen.oldest, seen.states]
+        found = seen.totals if seen.at_row is None else seen.at_row
         names = ("tokens", "action tokens", "version sum", "oldest version", "sequences")
         for name, in_row, in_chunks in zip(names, counts, found, strict=True):
             if in_row != in_chunks:
@@ -175,6 +186,10 @@ class TokenAudit:
             self._findings.add("row and journal differ", text)
         if seen.epoch > epoch:
             self._findings.add("epoch went back", f"{where} has a chunk of epoch {seen.epoch}, its own is {epoch}")
+        if seen.at_row is not None and seen.epoch < epoch:
+            self._findings.add(
+                "row and chunks differ", f"{where} has chunks of epoch {seen.epoch} after its row, whose own is {epoch}"
+            )
         self._num_resumed += seen.epochs > 1
         if not group_exists:
             self._findings.add("trajectory of no group", f"{where} is of group {group_id}, which is not there")
@@ -198,3 +213,9 @@ class TokenAudit:
                 f"{version - seen.oldest} versions, {self._rules.max_lag} allowed"
             )
             self._findings.add("token too old", text)
+
+
+def _may_be_behind(trajectory: Sequence[Any]) -> int | None:
+    """The tokens in the row of a trajectory that somebody extends; None for any other, whose row has all of its chunks."""
+    _, _, status, _, num_tokens, *_, group_status, _ = trajectory
+    return int(num_tokens) if status == "leased" and group_status == "open" else None

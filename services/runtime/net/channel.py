@@ -121,6 +121,11 @@ class RouterChannel:
 
         Raises: EndpointError when the endpoint is malformed, in use, or open to other hosts without keys.
         """
+        if "," in endpoint:
+            raise EndpointError(
+                f"{spec.name} channel: {endpoint!r} has several addresses, and a broker binds one: give each its own, as "
+                f"with --set broker.{spec.name}_endpoint={endpoint.partition(',')[0]}"
+            )
         objection = PLAINTEXT.objection(endpoint) if authenticator is None else authenticator.endpoint_objection(endpoint)
         if objection:
             raise EndpointError(f"{spec.name} channel: {objection}")
@@ -265,12 +270,13 @@ class DealerChannel:
             self._socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
 
-    def connect_again(self, identity: str) -> None:
+    def connect_again(self, identity: str, endpoint: str = "") -> None:
         """Give up the connection, which may be dead without a sign, and make another under a new identity: the other end may
-        not know yet that the former one is dead. What was on its way is lost.
+        not know yet that the former one is dead. What was on its way is lost. ``endpoint``: to another address.
         """
         self._socket.setsockopt_string(zmq.IDENTITY, identity)
         self._socket.disconnect(self._endpoint)
+        self._endpoint = endpoint or self._endpoint
         self._socket.connect(self._endpoint)
 
     async def handshakes(self) -> AsyncGenerator[str | None, None]:

@@ -24,6 +24,7 @@ from protocol.sessions import connection_identity, session_tag
 from services.runtime.clock import Clock
 from services.runtime.errors import OccupiedError, ReplacedError, ServiceError
 from services.runtime.logs import OccasionalLog
+from services.runtime.net.addresses import Addresses
 from services.runtime.net.channel import DealerChannel, Incoming
 from services.runtime.net.liveness import Liveness
 from services.runtime.net.security import PLAINTEXT, Security
@@ -85,7 +86,8 @@ class PeerClient:
         number: int = 0,
         expected: tuple[int, int] | None = None,
     ) -> None:
-        """``session`` names this life of the process; ``fingerprint`` is what the run's settings must have (empty: any).
+        """``endpoint``: several addresses, with commas between them, are a broker's and its standbys', of which one answers.
+        ``session`` names this life of the process; ``fingerprint`` is what the run's settings must have (empty: any).
         ``number``: of the clients that the session had there before: the other end may not know yet that they are gone.
         ``expected``: the number of the broker that is to answer, and of how many; None: any. ``run`` raises for another one.
 
@@ -93,11 +95,11 @@ class PeerClient:
         """
         # Two processes of one name may exist at once. Under one identity the other end would answer only the one that
         # connected last, and the answers to the first would be lost.
+        self._addresses = Addresses(spec, endpoint, security, clock)
         self._channel = DealerChannel(
-            context, spec, endpoint, connection_identity(peer, session, number * NUMBERS), security
+            context, spec, self._addresses.current, connection_identity(peer, session, number * NUMBERS), security
         )
         self._spec = spec
-        self._endpoint = endpoint
         self._role: Role = role
         self._peer = peer
         self._session = session
@@ -125,7 +127,7 @@ class PeerClient:
     @property
     def endpoint(self) -> str:
         """The address of the other end."""
-        return self._endpoint
+        return self._addresses.current
 
     @property
     def num_unacknowledged(self) -> int:
@@ -228,6 +230,7 @@ class PeerClient:
             incoming = await self._channel.receive()
             self._last_heard = self._clock.now()
             self._liveness.heard()
+            self._addresses.heard()
             await self._handle(incoming)
 
     async def _watch_handshakes(self) -> None:
@@ -278,13 +281,13 @@ class PeerClient:
             welcome,
             self.welcome,
             spec=self._spec,
-            endpoint=self._endpoint,
+            endpoint=self.endpoint,
             fingerprint=self._fingerprint,
             expected=self._expected,
         )
         first = not self._welcomed.is_set()
         if first:
-            log.info("connected", channel=self._spec.name, endpoint=self._endpoint, run_id=welcome.run_id)
+            log.info("connected", channel=self._spec.name, endpoint=self.endpoint, run_id=welcome.run_id)
         self.welcome = welcome
         self.refused, self._turned_away_at, self._turned_away_s = "", None, 0.0
         self._hello_pause_s = HELLO_INTERVAL_S
@@ -299,7 +302,7 @@ class PeerClient:
         if refused.fatal:
             failure = ReplacedError if REPLACED in refused.reason else ServiceError
             more = advice(refused.reason, self._role, self._peer, self._spec.binds)
-            raise failure(f"{self._spec.name} channel: {self._endpoint} refused this process: {refused.reason}{more}")
+            raise failure(f"{self._spec.name} channel: {self.endpoint} refused this process: {refused.reason}{more}")
         if refused.reason.startswith(UNKNOWN_SESSION):
             # Every message under way is refused so. One Hello answers them all; it is repeated while no Welcome comes.
             if self._welcomed.is_set():
@@ -330,7 +333,7 @@ class PeerClient:
         self._turned_away_at = now
         if self._turned_away_s >= TURNED_AWAY_S:
             waited = f"refused this process for {self._turned_away_s:.0f} s"
-            raise OccupiedError(f"{self._spec.name} channel: {self._endpoint} {waited}: {reason}")
+            raise OccupiedError(f"{self._spec.name} channel: {self.endpoint} {waited}: {reason}")
 
     async def _tick(self) -> None:
         while True:
@@ -351,16 +354,19 @@ class PeerClient:
         if verdict == "connect_again":
             silent_s = round(now - self._last_heard, 1)
             self._warnings.warning(
-                "connect_again", "silent", channel=self._spec.name, endpoint=self._endpoint, silent_s=silent_s
+                "connect_again", "silent", channel=self._spec.name, endpoint=self.endpoint, silent_s=silent_s
             )
             await self._connect_again()
         elif verdict == "ask" and self._welcomed.is_set():
             await self._say_hello()
+        elif self._addresses.is_unanswered(now):
+            await self._connect_again()
 
     async def _connect_again(self) -> None:
-        """Make a new connection and open it with a handshake."""
+        """Make a new connection, to the next of several addresses, and open it with a handshake."""
         self._num_given_up += 1
-        self._channel.connect_again(connection_identity(self._peer, self._session, self._num_given_up))
+        identity = connection_identity(self._peer, self._session, self._num_given_up)
+        self._channel.connect_again(identity, self._addresses.next(self._clock.now()))
         self._welcomed.clear()
         await self._say_hello()
 

@@ -14,7 +14,7 @@ from services.runtime.settings.configuration import (
     require_model,
 )
 from services.runtime.settings.exposure import EXPOSED, is_private
-from services.runtime.settings.fingerprint import fingerprint_of_plain, run_fingerprint
+from services.runtime.settings.fingerprint import run_fingerprint
 from services.runtime.settings.keys import RENAMED, Key, all_keys, close_match, key_names, purpose, section_names, value_text
 from services.runtime.settings.run_settings import SETTINGS_FILE, read_run_settings, write_run_settings
 from services.runtime.settings.sections import (
@@ -65,7 +65,6 @@ __all__ = [
     "close_match",
     "critical_batches",
     "curves",
-    "fingerprint_of_plain",
     "forwarded_arguments",
     "is_private",
     "key_names",

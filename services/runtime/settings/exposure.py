@@ -14,7 +14,10 @@ EXPOSED: Final = (
 
 
 def is_private(endpoint: str) -> bool:
-    """Whether no other host can reach ``endpoint``: ipc, inproc, or a loopback address; also when it is malformed."""
+    """Whether no other host can reach ``endpoint``: ipc, inproc, or a loopback address; also when it is malformed. Of
+    several with commas between them: none of them."""
+    if "," in endpoint:
+        return all(map(is_private, endpoint.split(",")))
     scheme, separator, rest = endpoint.partition("://")
     if not separator or scheme in ("ipc", "inproc"):
         return True

@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Final
 
 from services.runtime.settings.sections import Settings
 
@@ -18,14 +17,7 @@ def run_fingerprint(settings: Settings) -> str:
     batches, evaluation, objective, learning rate, and sampling, which the broker records for each group and sends with its
     leases: all rollouts sample a group alike, whatever their own files say).
     """
-    return fingerprint_of_plain(settings.model_dump(mode="json"))
-
-
-def fingerprint_of_plain(plain: Mapping[str, Any], *, with_sampling: bool = False) -> str:
-    """``run_fingerprint`` of settings as JSON has them; with sampling it is that of releases whose ledger has schema 5.
-
-    Raises: KeyError, TypeError for what is not settings.
-    """
+    plain = settings.model_dump(mode="json")
     agreed = {
         "seed": plain["run"]["seed"],
         "model": PurePath(plain["model"]["path"]).name,
@@ -35,10 +27,8 @@ def fingerprint_of_plain(plain: Mapping[str, Any], *, with_sampling: bool = Fals
         "batch": plain["batch"],
     }
     # Runs of one broker have the fingerprint that they had before there could be several.
-    if plain["broker"].get("num_brokers", 1) != 1:
+    if plain["broker"]["num_brokers"] != 1:
         agreed["num_brokers"] = plain["broker"]["num_brokers"]
-    if with_sampling:
-        agreed["sampling"] = plain["sampling"]
     agent = plain["agent"]
     if agent["function"] or agent["command"] or agent["url"]:
         agreed["agent"] = {key: value for key, value in agent.items() if key in _OF_AGENTS}

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from gspo.settings import Range
@@ -25,7 +25,9 @@ RENAMED: Final = {
 }
 """Keys of former configuration files, by what they are called now. An old key is an error that names the new one."""
 
-_NAMES: Final[dict[Any, str]] = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}
+_NAMES: Final[dict[Any, str]] = {
+    bool: "true or false", int: "integer", float: "number", str: "text", Path: "path", SecretStr: "secret text",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
+from services.broker.ledger import MOST_BEHIND
 from services.broker.ledger.dead_letters import REPORTED_MOST, SILENT_MOST
 from services.broker.rows import (
     ArchivedRow,
@@ -48,9 +49,11 @@ class DiskAudit(SamplingAudit, SharingAudit, AgentAudit):
             self._chunk(chunk, changes.rows)
         for row in changes.rows:
             self._row(row)
-        for row in changes.rows:
-            if isinstance(row, TrajectoryRow):
-                self._counts(self.durable.trajectories[row.trajectory_id])
+        changed = [
+            each.trajectory_id for each in (*changes.rows, *changes.chunks) if isinstance(each, TrajectoryRow | StoredChunk)
+        ]
+        for trajectory_id in dict.fromkeys(changed):
+            self._counts(self.durable.trajectories[trajectory_id])
         self.sifted(changes.rows, self.num_left_out - before)
         self.keeps_to_its_share(changes.rows)
         self.passes("committed")
@@ -207,8 +210,12 @@ class DiskAudit(SamplingAudit, SharingAudit, AgentAudit):
 
     def _counts(self, row: TrajectoryRow) -> None:
         stored = self.durable.num_tokens(row.trajectory_id)
+        behind = [chunk for chunk in self.durable.chunks.get(row.trajectory_id, ()) if chunk.start >= row.num_tokens]
+        self.happened["row behind its chunks"] += bool(behind)
         self.require(
-            stored == row.num_tokens,
+            stored == row.num_tokens + sum(chunk.num_tokens for chunk in behind)
+            and len(behind) < (MOST_BEHIND if row.status == "leased" else 1)
+            and all(chunk.epoch == row.epoch for chunk in behind),
             "G1 nothing acknowledged is lost",
             lambda: f"trajectory {row.trajectory_id} has {row.num_tokens} tokens in its row and {stored} in its chunks",
         )

@@ -113,17 +113,18 @@ DELIVERY = (
     Bug(
         name="chunks that follow one another are stored in another order",
         module="services.broker.store.payload",
-        old="[each[at] for at in stretch.places]",
-        new="[each[at] for at in reversed(stretch.places)]",
+        old="[each[at] for at in places]",
+        new="[each[at] for at in reversed(places)]",
         invariants=("G1", "G2", "G4", "the ledger is whole"),
         seed=27,
     ),
     Bug(
         name="an acknowledgement covers a chunk that was not committed",
         module="services.broker.ledger.leases.holders",
-        old="                    taken.rows.append(found)\n                    taken.stretches.append(each)\n",
-        new="                    if each.places[-1] + 1 < len(chunks):\n"
-        "                        taken.rows.append(found)\n                        taken.stretches.append(each)\n",
+        old="        together = list(compress(chunks.stretches, is_taken))\n",
+        new="        together = [\n"
+        "            each for each in compress(chunks.stretches, is_taken) if each.places[-1] + 1 < len(chunks)\n"
+        "        ]\n",
         invariants=("G1",),
     ),
     Bug(

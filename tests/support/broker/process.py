@@ -49,6 +49,8 @@ class BrokerProcess:
         }
         for section, values in self.settings.items():
             sections.setdefault(section, {}).update(values)
+        self.work_endpoint = sections["broker"]["work_endpoint"]
+        self.batch_endpoint = sections["broker"]["batch_endpoint"]
         text = "".join(
             f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
             for section, values in sections.items()
@@ -75,6 +77,11 @@ class BrokerProcess:
     async def start(self) -> None:
         """Start and wait until it serves."""
         before = self.count("broker_started")
+        await self.launch()
+        await self.serves(before)
+
+    async def launch(self) -> None:
+        """Start, and do not wait."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -85,7 +92,12 @@ class BrokerProcess:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         self._reader = asyncio.get_running_loop().create_task(self._read(self._process))
+
+    async def serves(self, before: int = 0) -> None:
+        """Wait until it serves, for more than the ``before``-th time. Raises: BrokerDidNotStart."""
         process = self._process
+        assert process is not None
+        assert self._reader is not None
         await eventually(lambda: self.count("broker_started") > before or process.returncode is not None, START_TIMEOUT_S)
         if self.count("broker_started") == before:
             await self._reader

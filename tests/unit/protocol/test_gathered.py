@@ -11,7 +11,8 @@ from protocol import limits
 from protocol.codec import decode, encode
 from protocol.errors import ProtocolError
 from protocol.messages import Chunk, Segment, VersionRun
-from protocol.messages.gathered import COLUMNS, OFFSET, SEGMENTS, STATE, TOKENS, Chunks, Gathered, Stretch, gather
+from protocol.messages.gathered import COLUMNS, OFFSET, SEGMENTS, STATE, TOKENS, Chunks, Gathered, gather
+from protocol.messages.stretches import Stretch
 from tests.support.builders import a_chunk, an_extension, token_arrays
 
 
@@ -52,7 +53,7 @@ def test_only_more_tokens_of_one_action_by_one_version_are_the_usual_chunk() -> 
     assert next(stretch for stretch in chunks.stretches if 1 in stretch.places) == Stretch(
         (1,), first.trajectory_id, first.epoch, first.offset, 3, is_usual=True, turn=0, versions=((4, 3),), version_sum=12,
         largest_token_id=7,
-    )._replace(places=[1])  # fmt: skip
+    )  # fmt: skip
 
 
 def goes_on(place: int, offset: int, version: int = 4, **fields: Any) -> Chunk:
@@ -66,10 +67,30 @@ def test_chunks_that_follow_one_another_are_one_stretch_whatever_is_between_them
         goes_on(1, 19, 6, turn_done=True),
     ]  # fmt: skip
     one, two = read(*gather([with_arrays(chunk) for chunk in sent])).stretches
-    assert (one.places, one.trajectory_id, one.offset, one.num_tokens) == ([0, 2, 3, 5], 1, 10, 12)
+    assert (one.places, one.trajectory_id, one.offset, one.num_tokens) == ((0, 2, 3, 5), 1, 10, 12)
     assert list(one.versions) == [(4, 6), (6, 6)]
     assert (one.version_sum, one.has_state, one.turn_done) == (4 * 6 + 6 * 6, True, True)
-    assert (two.places, list(two.versions), two.has_state, two.turn_done) == ([1, 4], [(4, 3), (5, 3)], False, False)
+    assert (two.places, list(two.versions), two.has_state, two.turn_done) == ((1, 4), [(4, 3), (5, 3)], False, False)
+
+
+def test_stretches_as_arrays_say_the_same() -> None:
+    sent = [
+        goes_on(5, 10), a_chunk(trajectory_id=1), goes_on(2, 10), goes_on(1, 13), goes_on(3, 4), goes_on(2, 13, 6),
+        goes_on(3, 7, 3), goes_on(2, 20),
+    ]  # fmt: skip
+    chunks = read(*gather([with_arrays(chunk) for chunk in sent]))
+    columns = chunks.stretch_columns
+    assert columns.trajectory_id.tolist() == [5, 1, 2, 1, 3, 3, 2]
+    assert columns.is_only.tolist() == [True, False, False, False, False, False, False]
+    for place, stretch in enumerate(chunks.stretches):
+        names = ["trajectory_id", "epoch", "offset", "num_tokens", "is_usual"]
+        if stretch.is_usual:
+            names += ["turn", "version_sum", "largest_token_id"]
+            found = (columns.oldest[place], columns.newest[place], columns.num_versions[place])
+            assert found == (stretch.versions[0][0], stretch.versions[-1][0], len(stretch.versions))
+        assert [getattr(columns, name)[place] for name in names] == [getattr(stretch, name) for name in names]
+    alone = columns.only(2)
+    assert (alone.offset.tolist(), alone.num_versions.tolist(), alone.is_only.tolist()) == ([10], [2], [True])
 
 
 @pytest.mark.parametrize(

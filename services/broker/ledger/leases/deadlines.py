@@ -1,6 +1,7 @@
 """When each lease ends, in order: finding those that have ended looks at no other. Pure."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from itertools import takewhile
 
 
@@ -15,8 +16,14 @@ class Deadlines:
 
     def set(self, trajectory_id: int, at: float) -> None:
         """``at``: no earlier than any that was set before."""
-        self._at[trajectory_id] = at
-        self._at.move_to_end(trajectory_id)
+        self.set_all((trajectory_id,), at)
+
+    def set_all(self, trajectory_ids: Iterable[int], at: float) -> None:
+        """The same for several: one for each trajectory of which tokens came."""
+        known, to_end = self._at, self._at.move_to_end
+        for trajectory_id in trajectory_ids:
+            known[trajectory_id] = at
+            to_end(trajectory_id)
 
     def remove(self, trajectory_id: int) -> None:
         """It need not be there."""

@@ -1,14 +1,15 @@
 """What comes in under a lease: tokens, entries of the journal, the end of the episode, or the lease back."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import compress
 from typing import Final
 
 from protocol.messages import Chunk, Finish, Journal, Refused, Release
 from protocol.messages.base import shortened
-from protocol.messages.gathered import Chunks, Gathered, Stretch
+from protocol.messages.gathered import Chunks, Gathered
+from protocol.messages.stretches import Stretch, StretchColumns
 from services.broker.ledger.actions import Action, AppendChunk, AppendChunks, Note, Offence, Reply, Save, SessionKey
 from services.broker.ledger.intake import TokenFacts, check_finish, growth, journal_entry
-from services.broker.ledger.leases.extensions import extended_row
 from services.broker.ledger.leases.leases import Leases, told_ended
 from services.broker.ledger.state import State, saves
 from services.broker.rows import TrajectoryRow, VersionRow
@@ -41,65 +42,80 @@ class HolderMessages:
             grown = self._grown(row, chunk, facts)
         except ValueError as error:
             return self._refuse_chunk(sender, row, str(error))
-        self._leases.moved(row.trajectory_id, now)
+        self._leases.moved((row.trajectory_id,), now)
         return [Save(row=grown), AppendChunk(chunk=chunk, peer=sender.peer)]
 
     def on_chunks(self, sender: SessionKey, chunks: Gathered, now: float) -> list[Action]:
-        """Each chunk by itself, in order: one that is refused costs the others nothing. What may be taken together is."""
+        """Usual chunks of many trajectories together, then each of the others by itself, in order: one that is refused costs
+        the others nothing.
+        """
+        is_taken, due = self._extend(sender, chunks.stretch_columns)
+        together = list(compress(chunks.stretches, is_taken))
+        taken = AppendChunks(chunks=chunks, peer=sender.peer, stretches=together, rows=due)
+        self._leases.moved([stretch.trajectory_id for stretch in together], now)
+        others = [place for place, taken in enumerate(is_taken) if not taken]
+        actions = [taken, *self._one_after_another(sender, chunks, others, now)]
+        return [each for each in actions if not isinstance(each, AppendChunks) or each.stretches]
+
+    def _extend(self, sender: SessionKey, stretches: StretchColumns) -> tuple[list[bool], list[TrajectoryRow]]:
+        """Which of these stretches are taken as they are, and rows to be written with them."""
+        newest = self._state.batches.newest
+        if newest is None:  # So nothing is leased.
+            return [False] * len(stretches.offset), []
+        taken = self._state.groups.extend(sender, stretches, newest, self._state.trajectory_limits)
+        return taken.is_taken, taken.due
+
+    def _one_after_another(self, sender: SessionKey, chunks: Gathered, places: Iterable[int], now: float) -> list[Action]:
+        """Stretches that were not taken with all others."""
         actions: list[Action] = []
         taken = AppendChunks(chunks=chunks, peer=sender.peer)
         ended: set[tuple[int, int]] = set()
         moved: set[int] = set()
-        newest = self._state.batches.newest  # Not found out again for each.
-        for stretch in chunks.stretches:
-            lease = (stretch.trajectory_id, stretch.epoch)
+        for place in places:
+            lease = trajectory_id, _ = chunks.stretches[place][1:3]
             if lease in ended:
                 continue
-            row = self._extended(sender, stretch, newest)
-            steps = [(stretch, row)] if row is not None else self._one_by_one(sender, chunks, stretch)
-            for each, found in steps:
-                if isinstance(found, TrajectoryRow):
+            for stretch, found in self._steps(sender, chunks, place):
+                if isinstance(found, list):
+                    if found:
+                        # What follows may write this trajectory's row again: after those that came before it.
+                        ended.add(lease)
+                        actions += [taken, *found]
+                        taken = AppendChunks(chunks=chunks, peer=sender.peer)
+                        break
+                    continue
+                taken.stretches.append(stretch)
+                if found is not None:
                     taken.rows.append(found)
-                    taken.stretches.append(each)
-                    if found.trajectory_id not in moved:
-                        # At once: a later chunk may end this lease, which then must stay ended.
-                        moved.add(found.trajectory_id)
-                        self._leases.moved(found.trajectory_id, now)
-                elif found:
-                    # What follows may write this trajectory's row again: after those that came before it.
-                    ended.add(lease)
-                    actions += [taken, *found]
-                    taken = AppendChunks(chunks=chunks, peer=sender.peer)
-                    break
-        actions.append(taken)
-        return [each for each in actions if not isinstance(each, AppendChunks) or each.rows]
+                if trajectory_id not in moved:
+                    # At once: a later chunk may end this lease, which then must stay ended.
+                    moved.add(trajectory_id)
+                    self._leases.moved((trajectory_id,), now)
+        return [*actions, taken]
 
-    def _extended(self, sender: SessionKey, stretch: Stretch, newest: VersionRow | None) -> TrajectoryRow | None:
-        """The row with all chunks of a stretch; None: they are looked at one by one."""
-        row = self._leases.held(sender, stretch.trajectory_id, stretch.epoch)
-        if row is None:
-            return None
-        assert newest is not None, NO_VERSION
-        state = self._state
-        sampling = state.groups.group(row.group_id).sampling
-        grown = extended_row(row, stretch, newest=newest, limits=state.trajectory_limits, sampling=sampling)
-        return None if grown is None else state.groups.put_grown(grown)
-
-    def _one_by_one(
-        self, sender: SessionKey, chunks: Gathered, stretch: Stretch
-    ) -> Iterator[tuple[Stretch, TrajectoryRow | list[Action]]]:
-        """Each chunk, decided when it is asked for: the row with it, or what follows because it is not taken."""
-        for place in stretch.places:
-            alone = chunks.alone(place)
-            yield alone, self._gathered(sender, chunks, place, alone)
+    def _steps(
+        self, sender: SessionKey, chunks: Gathered, place: int
+    ) -> Iterator[tuple[Stretch, TrajectoryRow | list[Action] | None]]:
+        """A stretch as a whole, or its chunks, each decided when it is asked for: the row to be written with it, None for a
+        row that may be behind, or what follows because it is not taken.
+        """
+        stretch = chunks.stretches[place]
+        if stretch.is_usual:
+            (is_taken,), due = self._extend(sender, chunks.stretch_columns.only(place))
+            if is_taken:
+                yield stretch, due[0] if due else None
+                return
+        for each in stretch.places:
+            alone = chunks.alone(each)
+            yield alone, self._gathered(sender, chunks, each, alone)
 
     def _gathered(self, sender: SessionKey, chunks: Gathered, place: int, alone: Stretch) -> TrajectoryRow | list[Action]:
         row = self._before(sender, alone.trajectory_id, alone.epoch, alone.offset, alone.num_tokens, place)
         if not isinstance(row, TrajectoryRow):
             return row
         try:
-            chunk, arrays = chunks.chunk(place)
-            return self._grown(row, chunk, TokenFacts(largest_token_id=int(arrays["token_ids"].max())))
+            chunk, _ = chunks.chunk(place)
+            return self._grown(row, chunk, TokenFacts(largest_token_id=chunks.largest_token_id(place)))
         except ValueError as error:
             return self._refuse_chunk(sender, row, str(error), place)
 
@@ -144,7 +160,7 @@ class HolderMessages:
             entry = journal_entry(row, message)
         except ValueError as error:
             return self._refuse(sender, row, "journal", str(error))
-        self._leases.moved(row.trajectory_id, now)
+        self._leases.moved((row.trajectory_id,), now)
         return [Save(row=self._state.groups.note(row.trajectory_id, len(entry.entry))), Save(row=entry)]
 
     def on_finish(self, sender: SessionKey, finish: Finish, now: float) -> list[Action]:
@@ -158,7 +174,7 @@ class HolderMessages:
             check_finish(row, finish)
         except ValueError as error:
             return self._refuse(sender, row, "finish", str(error))
-        self._leases.moved(row.trajectory_id, now, ends=True)
+        self._leases.moved((row.trajectory_id,), now, ends=True)
         actions = saves(state.groups.finish(finish))
         group = state.groups.group(row.group_id)
         if group.status == "complete" and group.split == "train":

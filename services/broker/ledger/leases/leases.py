@@ -1,7 +1,7 @@
 """Decides which rollout may extend which trajectory, and for how long."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 from typing import Final, Literal
 
@@ -331,11 +331,11 @@ class Leases:
         note = Note(event="attempt_not_counted", fields=fields, level="warning")
         return [note, Save(row=self._state.groups.release(row.trajectory_id, failed=False))]
 
-    def moved(self, trajectory_id: int, now: float, *, ends: bool = False) -> None:
-        """Something came in under the lease, so that it is not idle."""
+    def moved(self, trajectory_ids: Collection[int], now: float, *, ends: bool = False) -> None:
+        """Something came in under these leases, so that they are not idle."""
         if not ends:
-            self._idle_deadlines.set(trajectory_id, now + self._state.config.idle_lease_s)
-        self._progress.moved(trajectory_id, now)
+            self._idle_deadlines.set_all(trajectory_ids, now + self._state.config.idle_lease_s)
+        self._progress.moved(trajectory_ids, now)
 
 
 def told_ended(sender: SessionKey, trajectory_id: int, epoch: int, reason: str) -> Reply:

@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 
 from services.broker.rows import Row
-from services.broker.store.migration.schema5 import FormerRun
 from services.broker.store.schema import CHECKSUM, CREATE, SCHEMA_VERSION, TABLES, Table, row_checksum
 
 KEPT: Final = "ledger.schema{schema}.sqlite3"
@@ -41,7 +40,6 @@ def bring_forward(path: Path) -> Path | None:
     """
     if not path.is_file() or not path.stat().st_size or (schema := _schema(path)) != SCHEMA_VERSION - 1:
         return None
-    former = FormerRun(path.parent)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         copy = path.with_name(KEPT.format(schema=schema))
         if not copy.exists():
@@ -49,7 +47,7 @@ def bring_forward(path: Path) -> Path | None:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")
         try:
-            _rewrite(connection, former)
+            _rewrite(connection)
         except BaseException:
             connection.execute("ROLLBACK")
             raise
@@ -79,7 +77,7 @@ def _keep(connection: sqlite3.Connection, copy: Path) -> None:
         os.close(directory)
 
 
-def _rewrite(connection: sqlite3.Connection, former: FormerRun) -> None:
+def _rewrite(connection: sqlite3.Connection) -> None:
     """Make every table one of this release. One whose columns are the same is not touched: tokens are most of a ledger."""
     created: dict[str, list[str]] = {}
     for statement in CREATE.split(";"):
@@ -95,8 +93,7 @@ def _rewrite(connection: sqlite3.Connection, former: FormerRun) -> None:
             for statement in statements:
                 connection.execute(statement)
         elif old != columns[name]:
-            _rewrite_table(connection, tables[name], old, statements, former)
-    _rewrite_fingerprint(connection, former)
+            _rewrite_table(connection, tables[name], old, statements)
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
@@ -104,16 +101,7 @@ def _columns(connection: sqlite3.Connection, name: str) -> list[str]:
     return [row[1] for row in connection.execute(f"PRAGMA table_info({name})")]
 
 
-def _rewrite_fingerprint(connection: sqlite3.Connection, former: FormerRun) -> None:
-    for (found,) in connection.execute("SELECT value FROM meta WHERE key = 'fingerprint'").fetchall():
-        value = former.fingerprint(found)
-        checksum = row_checksum("meta", ("fingerprint", value))
-        connection.execute("UPDATE meta SET value = ?, checksum = ? WHERE key = 'fingerprint'", (value, checksum))
-
-
-def _rewrite_table(
-    connection: sqlite3.Connection, table: Table, old: list[str], statements: list[str], former: FormerRun
-) -> None:
+def _rewrite_table(connection: sqlite3.Connection, table: Table, old: list[str], statements: list[str]) -> None:
     indexes = connection.execute(
         "SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = ? AND sql IS NOT NULL", (table.name,)
     ).fetchall()
@@ -123,12 +111,12 @@ def _rewrite_table(
     for statement in statements:
         connection.execute(statement)
     for stored in connection.execute(f"SELECT {', '.join(old)} FROM old_{table.name}"):
-        connection.execute(table.insert, table.values(_row(table, old, stored, former)))
+        connection.execute(table.insert, table.values(_row(table, old, stored)))
     connection.execute(f"DROP TABLE old_{table.name}")
 
 
-def _row(table: Table, old: list[str], stored: tuple[Any, ...], former: FormerRun) -> Row:
-    """The row of this release: what the old one had, what the run's settings say, and defaults. Raises: ValueError."""
+def _row(table: Table, old: list[str], stored: tuple[Any, ...]) -> Row:
+    """The row of this release: what the old one had, and defaults. Raises: ValueError."""
     *columns, checksum = stored
     if old[-1] != CHECKSUM or row_checksum(table.name, tuple(columns)) != checksum:
         raise ValueError(f"{table.name}: {columns!r:.200} was changed on the disk: its checksum is another")
@@ -139,4 +127,4 @@ def _row(table: Table, old: list[str], stored: tuple[Any, ...], former: FormerRu
         field_of[column]: json.loads(value) if field_of[column] in table.json_fields else value
         for column, value in zip(old, columns, strict=False)
     }
-    return msgspec.convert(former.filled(table.name, plain), table.row_type)
+    return msgspec.convert(plain, table.row_type)

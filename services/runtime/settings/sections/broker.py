@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from protocol.limits import MAX_BROKERS, MAX_PART_TOKENS
 from services.runtime.settings.exposure import EVERY_ADDRESS
@@ -19,7 +19,8 @@ class Broker(Section):
     work_endpoint: str = "tcp://127.0.0.1:7001"
     """Rollouts connect here; the broker binds it. Of several brokers, broker K's is this one with K in place of
     ``{broker}``, or with a port that is 2 K higher where there is no ``{broker}``. One that binds every address stays as it
-    is."""
+    is. Several addresses with commas between them are those of a broker and its standbys: peers try one after another, and
+    each broker has its own address here."""
     batch_endpoint: str = "tcp://127.0.0.1:7002"
     """The learner and ``gspo run`` connect here; the broker binds it. Of several brokers: as work_endpoint."""
     num_brokers: int = Field(1, ge=1, le=MAX_BROKERS)
@@ -42,9 +43,20 @@ class Broker(Section):
     batch_part_tokens: int = Field(262_144, ge=1, le=MAX_PART_TOKENS)
     """A batch goes to the learner in parts of this many tokens, of 8 bytes each. The broker has one of them in memory at a
     time, and serves rollouts between two of them."""
+    database: SecretStr | None = None
+    """A PostgreSQL database that has every commit before it is acknowledged, so that a standby can take over (see
+    docs/guide/everyday/standby.md): postgresql://user@host1,host2/name, or host=... dbname=.... Its password may be in it,
+    in PGPASSWORD or in a password file; it is never shown. Not set: the ledger is in run.directory alone."""
+    database_schema: str = Field("gspo", pattern=r"^[a-z][a-z0-9_]{0,50}$")
+    """Begins the name of the schema with the run's log in that database. Each run needs one of its own."""
+    takeover_s: Annotated[float, Field(ge=2, le=600)] = 5.0
+    """A standby takes over when the leader has not renewed its place for this long. A leader that ends in order gives it up
+    at once."""
+    allow_asynchronous_database: bool = False
+    """Also accept a database that does not wait for a second machine. Then its failover can lose what was acknowledged."""
     keep_batches: int = Field(64, ge=0)
     """The tokens of this many of the newest batches stay in the ledger. Those of older ones that a checkpoint covers move to
-    compressed files in the run's archive/; audit, replay and learner read both. 0: all stay."""
+    compressed files in the run's archive/; audit, replay and learner read both. 0, and with broker.database: all stay."""
     archive_file_mib: Annotated[float, Field(gt=0, le=4096)] = 64.0
     """Tokens and log-probs in one file of the archive, in MiB before compression. It is written when there are as many."""
     failure_budget: int = Field(20, ge=1)
@@ -79,6 +91,8 @@ class Broker(Section):
 
 def _of_broker(endpoint: str, number: int) -> str:
     """Raises: ValueError for an endpoint that leaves no room for several brokers."""
+    if "," in endpoint:  # A broker and its standbys.
+        return ",".join(_of_broker(each.strip(), number) for each in endpoint.split(","))
     if NUMBER_MARK in endpoint:
         return endpoint.replace(NUMBER_MARK, str(number))
     if not number or endpoint.startswith(EVERY_ADDRESS):

@@ -130,6 +130,12 @@ class Settings(BaseModel):
         largest = {name: max(getattr(each, name) for each in batches) for name in ("max_turn_tokens", "max_tokens")}
         return self.sampling.model_copy(update=largest)
 
+    @property
+    def longest_sequence(self) -> int:
+        """The most tokens of a sequence that the run asks for, of all batches and of its evaluation sets."""
+        sets = [self.for_set(each).sampling for each in self.evaluation.in_runs().values()]
+        return max(each.max_tokens for each in (self.largest_sampling, *sets))
+
     @model_validator(mode="after")
     def _schedules_hold(self) -> "Settings":
         require_schedules(self)

@@ -77,8 +77,12 @@ def test_what_was_acknowledged_and_is_missing_is_a_fault(tmp_path: Path) -> None
         ledger.execute("CREATE TABLE trajectories (trajectory_id, epoch, num_tokens, status)")
         rows = [(1, 1, 64, "leased"), (2, 1, 64, "finished"), (3, 2, 64, "leased"), (4, 1, 64, "free")]
         ledger.executemany("INSERT INTO trajectories VALUES (?, ?, ?, ?)", rows)
+        # The row of a lease is behind its chunks.
+        ledger.execute("CREATE TABLE chunks (trajectory_id, num_tokens)")
+        ledger.executemany("INSERT INTO chunks VALUES (?, ?)", [(6, 64), (6, 32)])
+        ledger.execute("INSERT INTO trajectories VALUES (6, 1, 64, 'leased')")
         ledger.commit()
-    acknowledged = {1: (1, 64), 2: (1, 128), 3: (1, 128), 4: (1, 128), 5: (1, 64)}
+    acknowledged = {1: (1, 64), 2: (1, 128), 3: (1, 128), 4: (1, 128), 5: (1, 64), 6: (1, 96)}
     found = missing(tmp_path / "ledger.sqlite3", acknowledged)
     assert found == [
         "trajectory 2: 128 tokens were acknowledged, 64 are in the ledger (finished)",

@@ -76,6 +76,15 @@ def test_a_process_without_an_event_loop_is_alive_as_long_as_it_answers(clock: V
     assert health.alive() == (True, "alive")
 
 
+def test_a_process_that_must_wait_is_not_ready_whatever_progress_it_makes(health: Health) -> None:
+    health.progress()
+    health.must_wait("the place of the leader cannot be renewed")
+    health.progress()
+    assert health.ready() == (False, "the place of the leader cannot be renewed")
+    health.must_wait("")
+    assert health.ready() == (True, "ready")
+
+
 def test_a_process_is_not_ready_until_the_next_progress(health: Health) -> None:
     health.progress()
     health.not_ready("quarantined: wrong digest")

@@ -3,12 +3,15 @@
 import sqlite3
 from pathlib import Path
 from shutil import copyfile
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from services.broker.rows import GroupRow
+from protocol.messages import Segment, VersionRun
+from services.broker.rows import GroupRow, TrajectoryRow
 from services.broker.store import reader
-from services.broker.store.payload import stored_chunk
+from services.broker.store.payload import StoredChunk, stored_chunk
 from services.broker.store.reader import LEDGER_FILE, NoLedger, Reader, ReaderGaveWay, StoreCorrupt, reading, refusing_damage
 from services.broker.store.schema import SCHEMA_VERSION
 from services.broker.store.store import RowChanges, Store
@@ -168,3 +171,50 @@ def test_an_audit_that_gives_way_names_no_damage(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(reader, "PROGRESS_STEPS", 10)
         with pytest.raises(ReaderGaveWay):
             audit_run(tmp_path)
+
+
+LEASED = TrajectoryRow(
+    trajectory_id=3, group_id=0, status="leased", epoch=1, num_tokens=4, num_action_tokens=3, version_sum=6, min_version=2,
+    lease_version=2, num_turns=1, num_segments=2, num_runs=2, last_version=2,
+)  # fmt: skip
+
+
+def later(start: int, *versions: int, **fields: Any) -> StoredChunk:
+    """More tokens of LEASED's action: one of each of these versions."""
+    made = replace(
+        chunk_of(3, start, len(versions)),
+        segments=[Segment("action", fields.pop("turn", 0), len(versions))],
+        version_runs=[VersionRun(version, 1) for version in versions],
+        **fields,
+    )
+    return stored_chunk(made, *arrays(len(versions)))
+
+
+def test_the_row_of_a_lease_has_the_chunks_that_it_was_behind(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        store.commit(RowChanges(rows=[group(0), LEASED], chunks=[later(4, 2), later(5, 2, 3)]))
+        (row,) = store.contents().trajectories
+        assert row == replace(
+            LEASED, num_tokens=7, num_action_tokens=6, version_sum=13, lease_version=3, num_runs=3, last_version=3
+        )
+        # Whoever ends a lease writes the whole row.
+        free = replace(row, status="free", holder_peer="", lease_version=0)
+        store.commit(RowChanges(rows=[free]))
+        assert store.contents().trajectories == (free,)
+
+
+@pytest.mark.parametrize(
+    ("behind", "words"),
+    [
+        ([later(5, 2)], "a chunk starts at 5, 4 expected"),
+        ([later(4, 2), later(6, 2)], "a chunk starts at 6, 5 expected"),
+        ([later(4, 2, epoch=2)], "its row does not go on with the chunk at 4"),
+        ([later(4, 2, turn=1)], "its row does not go on with the chunk at 4"),
+        ([later(4, 2)._replace(checksum=1)], "the chunk at 4 was changed on the disk"),
+    ],
+)
+def test_a_lease_whose_row_does_not_go_on_with_its_chunks_is_damage(behind, words, tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        store.commit(RowChanges(rows=[group(0), LEASED], chunks=behind))
+        with pytest.raises(StoreCorrupt, match=f"a row of trajectories cannot be read: trajectory 3: .*{words}"):
+            store.contents()

@@ -3,22 +3,50 @@
 import os
 import sqlite3
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from protocol.messages import Chunk, Segment, VersionRun
+from services.broker.database import DatabaseLog
 from services.broker.rows import BatchRow, BatchStats, CheckpointedRow, GroupRow, LedgerContents, TaskRow, TrajectoryRow
 from services.broker.store.payload import join, merge_runs, merge_segments, stored_chunk
 from services.broker.store.reader import StoreCorrupt, StoreMismatch
 from services.broker.store.schema import SCHEMA_VERSION
+from services.broker.store.shared_log import CommitLog
 from services.broker.store.store import ROWS_AT_ONCE, RowChanges, Store, StoreUnavailable
 from tests.support.broker.ledger import SAMPLING
+from tests.support.postgres.logs import opened_log
+
+_open_log: list[Callable[[], CommitLog]] = []
+"""What makes the log of the test's ledgers; empty: they have none."""
+
+
+@pytest.fixture(autouse=True, params=["alone", "with a log"])
+def _logged(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test once with a ledger of its own, and once with one whose commits go to PostgreSQL first."""
+    if request.param == "alone":
+        yield
+        return
+    postgres, schema = request.getfixturevalue("postgres"), request.getfixturevalue("schema")
+    opened: list[DatabaseLog] = []
+
+    def open_log() -> CommitLog:
+        opened.append(opened_log(postgres, schema, run_id="first"))
+        return opened[-1]
+
+    _open_log.append(open_log)
+    yield
+    _open_log.clear()
+    for log in opened:
+        log.database.close()
 
 
 def open_store(path: Path, fingerprint: str = "f") -> Store:
-    return Store(path, fingerprint=fingerprint, run_id="first")
+    log = _open_log[0]() if _open_log else None
+    return Store(path, fingerprint=fingerprint, run_id="first", log=log)
 
 
 def group(group_id: int = 0) -> GroupRow:

@@ -64,6 +64,16 @@ def test_on_cpu_requests_begin_together_one_of_each_prompt_first_unless_the_argu
     assert "--prefill-decode-interval" not in server_command(options(), port=1234, cuda=True)
 
 
+def test_on_cpu_sequences_that_are_all_short_have_no_prefix_cache() -> None:
+    without = "--disable-radix-cache"
+    for longest, cuda, expected in ((64, False, True), (65, False, False), (None, False, False), (64, True, False)):
+        assert (without in server_command(options(longest_tokens=longest), port=1, cuda=cuda)) is expected
+    short = ["sampling.max_tokens=64", "sampling.max_turn_tokens=8"]
+    assert server_options(load_settings(None, short), "rollout-0").longest_tokens == 64
+    with_set = [*short, "evaluation.every_batches=1", "evaluation.sets.hard.max_tokens=128"]
+    assert server_options(load_settings(None, with_set), "rollout-0").longest_tokens == 128
+
+
 @pytest.mark.parametrize("cuda", [False, True])
 def test_requests_that_share_a_prompt_find_it_in_the_cache(cuda: bool) -> None:
     assert value(server_command(options(), port=1234, cuda=cuda), "--schedule-policy") == "lpm"

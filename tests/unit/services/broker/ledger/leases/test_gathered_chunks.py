@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from protocol.messages import Ack, Chunk, LeaseEnded, Refused, Segment, VersionRun
-from services.broker.ledger.actions import GrantLease, SessionKey
+from protocol.messages import Ack, Chunk, LeaseEnded, Refused, Release, Segment, VersionRun
+from services.broker.ledger.actions import GrantLease, Save, SessionKey
+from services.broker.store import RowChanges
 from tests.support.broker.ledger import LEARNER, LedgerHarness, chunk, config_with, replies
 from tests.support.broker.peers import VOCABULARY
 
@@ -96,6 +97,37 @@ def test_versions_that_change_within_a_stretch_count_as_they_do_one_by_one() -> 
     assert len(together.store.chunks(leases[0].trajectory_id)) == 2
     assert together.store.contents().trajectories == single.store.contents().trajectories
     assert _whole(together, leases[0]) == _whole(single, leases[0])
+
+
+def test_a_row_is_behind_its_chunks_by_no_more_than_a_start_reads_again() -> None:
+    world, leases = a_world()
+    (lease,) = leases[:1]
+    stored = f"SELECT num_tokens FROM trajectories WHERE trajectory_id = {lease.trajectory_id}"
+    world.send_chunks(A, [more(lease, 0, 2)])
+    on_disk = []
+    for offset in range(2, 42):
+        world.send_chunks(A, [more(lease, offset, 1)])
+        on_disk.append(world.store.number(stored))
+    assert on_disk == [2] * 15 + [18] * 16 + [34] * 9
+    now = world.ledger.state.groups.leased()
+    assert now[0].num_tokens == now[0].num_action_tokens + 1 == 42
+    assert world.restored().state.groups.leased() == now
+
+
+def test_what_writes_a_row_writes_it_with_the_chunks_that_it_was_behind() -> None:
+    world, leases = a_world()
+    sent = [[more(lease, 0, 2)] for lease in leases] + [[more(lease, 2, 3)] for lease in leases]
+    for each in sent:
+        world.send_chunks(A, each)
+    stored = "SELECT num_tokens FROM trajectories WHERE trajectory_id = {}"
+    released, dropped = leases[0].trajectory_id, leases[1].trajectory_id
+    assert [world.store.number(stored.format(each)) for each in (released, dropped)] == [2, 2]
+    world.send(A, Release(trajectory_id=released, epoch=1, failed=False, reason="drained"))
+    assert world.store.number(stored.format(released)) == 5
+    for action in world.ledger.state.drop_group(leases[0].group_id, "stale"):
+        if isinstance(action, Save):
+            world.store.commit(RowChanges(rows=[action.row]))
+    assert world.store.number(stored.format(dropped)) == 5
 
 
 def test_the_chunk_of_a_stretch_that_is_too_much_is_refused_alone() -> None:

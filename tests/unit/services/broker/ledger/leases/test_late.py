@@ -19,7 +19,7 @@ def experienced(step_s: float = 0.5) -> Progress:
     progress = Progress()
     progress.began(0, -MEASURED * step_s)
     for number in range(MEASURED):
-        progress.moved(0, (number - MEASURED + 1) * step_s)
+        progress.moved((0,), (number - MEASURED + 1) * step_s)
     progress.ended(0, done=True)
     progress.began(LATE, 0.0)
     progress.has_room("r2", 0.0)
@@ -38,7 +38,7 @@ def test_the_usual_step_is_a_slow_one_of_those_that_were_seen_lately() -> None:
     progress = experienced(0.5)
     for number in range(MEASURED // 50):
         progress.began(number, 0.0)
-        progress.moved(number, 30.0)
+        progress.moved((number,), 30.0)
     assert progress.usual_s() == 30.0, "one step in fifty, as with a tool that is sometimes slow"
 
 
@@ -46,7 +46,7 @@ def test_nobody_is_late_before_enough_was_seen_or_while_nobody_has_room() -> Non
     progress = Progress()
     for number in range(ENOUGH - 1):
         progress.began(number, 0.0)
-        progress.moved(number, 0.1)
+        progress.moved((number,), 0.1)
         progress.ended(number, done=True)
     progress.began(LATE, 0.0)
     progress.has_room("r2", 1000.0)

@@ -10,19 +10,11 @@ import pytest
 
 from protocol.limits import PROTOCOL_VERSION
 from protocol.releases import other_release
-from services.broker.rows import CheckpointedRow, GroupRow
+from services.broker.rows import CheckpointedRow, GroupRow, TaskRow
 from services.broker.store import LEDGER_FILE, MARK_FILE, NoLedger, RowChanges, Store, StoreDamaged, StoreMismatch, reading
 from services.broker.store.migration import KEPT
 from services.broker.store.schema import SCHEMA_VERSION, row_checksum
-from services.runtime.settings import (
-    SETTINGS_FILE,
-    Settings,
-    fingerprint_of_plain,
-    load_settings,
-    run_fingerprint,
-    write_run_settings,
-)
-from services.schedules import sampling_of
+from tests.support.broker.ledger import SAMPLING
 
 PREVIOUS = SCHEMA_VERSION - 1
 WRITTEN = Path(__file__).with_name(f"schema{PREVIOUS}.sql")
@@ -36,12 +28,16 @@ def ledger(tmp_path: Path) -> Path:
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(WRITTEN.read_text())
     path.with_name(MARK_FILE).write_bytes(WRITTEN.with_suffix(".mark").read_bytes())
-    write_run_settings(settings_of(tmp_path))
     return path
 
 
-def settings_of(directory: Path) -> Settings:
-    return load_settings(None, (f"run.directory={directory}", "sampling.temperature=0.7", "sampling.max_tokens=99"), {})
+def without_a_column(path: Path) -> None:
+    """As if the release before had known less of each task."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "DROP TABLE tasks; CREATE TABLE tasks (task_index INTEGER PRIMARY KEY, num_silent INTEGER NOT NULL, "
+            f"checksum INTEGER NOT NULL); INSERT INTO tasks VALUES (4, 2, {row_checksum('tasks', (4, 2))})"
+        )
 
 
 def schema_of(path: Path) -> int:
@@ -69,8 +65,8 @@ def test_a_run_of_the_previous_release_goes_on(ledger: Path) -> None:
         assert store.newest.number == 3
         contents = store.contents()
         assert [group.group_id for group in contents.groups] == [1]
-        sampled = sampling_of(settings_of(ledger.parent).sampling)
-        assert [group.sampling for group in contents.groups] == [sampled]
+        (sampled,) = (group.sampling for group in contents.groups)
+        assert (sampled.temperature, sampled.max_tokens) == (0.7, 99)
         (under_way,) = contents.trajectories
         assert (under_way.trajectory_id, under_way.num_tokens, under_way.holder_peer) == (1, 4, "rollout-0")
         assert (under_way.sequences, under_way.num_entries, under_way.components) == ((), 0, {})
@@ -82,7 +78,7 @@ def test_a_run_of_the_previous_release_goes_on(ledger: Path) -> None:
         assert payload.logprobs.tobytes() == (-TOKENS.astype(np.float32) / 8).tobytes()
         assert [segment.kind for segment in payload.segments] == ["observation", "action"]
         assert store.metrics_after(0) == [{"record": 1, "event": "batch", "time_s": 1.5, "batch": 0}]
-        row = GroupRow(group_id=2, split="train", prompt=2, task_index=9, evaluation=None, status="open", sampling=sampled)
+        row = GroupRow(group_id=2, split="train", prompt=2, task_index=9, evaluation=None, status="open", sampling=SAMPLING)
         store.commit(RowChanges(rows=[row, CheckpointedRow(next_batch=1)]))
     with opened(ledger) as store:
         assert store.kept is None, "it is of this release now"
@@ -112,9 +108,16 @@ def tables(path: Path) -> list[str]:
         return [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
 
 
+def test_rows_get_what_this_release_knows_besides(ledger: Path) -> None:
+    without_a_column(ledger)
+    with opened(ledger) as store:
+        assert store.contents().tasks == (TaskRow(task_index=4, num_silent=2, rests_until=0),)
+
+
 def test_a_row_that_the_disk_has_changed_is_named_and_nothing_is_changed(ledger: Path) -> None:
+    without_a_column(ledger)
     with closing(sqlite3.connect(ledger)) as connection:
-        connection.execute("UPDATE groups SET task_index = 5 WHERE group_id = 1")
+        connection.execute("UPDATE tasks SET num_silent = 5")
         connection.commit()
     before = dump(ledger)
     with pytest.raises(StoreMismatch, match="its checksum is another; continue with that release"):
@@ -135,6 +138,7 @@ def test_what_a_ledger_of_the_previous_release_has_lost_is_found_before_it_is_to
 
 
 def test_a_kill_in_the_middle_leaves_the_old_ledger(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_a_column(ledger)
     before = dump(ledger)
     monkeypatch.setattr("services.broker.store.migration.forward._row", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -176,22 +180,3 @@ def test_a_peer_of_another_release_is_told_which_one_to_update() -> None:
     older = other_release("rollout", "rollout-7", PROTOCOL_VERSION - 1, "broker")
     assert "the rollout rollout-7 is of the older release, update it" in older
     assert "in the order broker, learner, rollouts" in older
-
-
-def test_the_fingerprint_goes_on_where_it_left_sampling_out_since(ledger: Path) -> None:
-    settings = settings_of(ledger.parent)
-    former = fingerprint_of_plain(settings.model_dump(mode="json"), with_sampling=True)
-    with closing(sqlite3.connect(ledger)) as connection:
-        checksum = row_checksum("meta", ("fingerprint", former))
-        connection.execute("UPDATE meta SET value = ?, checksum = ? WHERE key = 'fingerprint'", (former, checksum))
-        connection.commit()
-    with Store(ledger, fingerprint=run_fingerprint(settings), run_id="another") as store:
-        assert store.run_id == "first"
-
-
-def test_without_the_settings_of_its_run_a_ledger_stays_as_it_is(ledger: Path) -> None:
-    (ledger.parent / SETTINGS_FILE).unlink()
-    before = dump(ledger)
-    with pytest.raises(StoreMismatch, match=r"its groups were sampled as .*settings\.json says, which cannot be read"):
-        opened(ledger)
-    assert dump(ledger) == before

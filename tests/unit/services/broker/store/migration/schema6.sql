@@ -1,6 +1,10 @@
--- A ledger of schema 5, as the release that had it left it: two groups, one of them in a batch.
-PRAGMA user_version = 5;
+-- A ledger of schema 6, as the release that had it left it: two groups, one of them in a batch.
+PRAGMA user_version = 6;
 BEGIN TRANSACTION;
+CREATE TABLE additions (
+    number INTEGER PRIMARY KEY, source TEXT NOT NULL, name TEXT NOT NULL, digest TEXT NOT NULL, first_task INTEGER NOT NULL,
+    num_tasks INTEGER NOT NULL, at_draw INTEGER NOT NULL, checksum INTEGER NOT NULL
+);
 CREATE TABLE archived (
     group_id INTEGER PRIMARY KEY, archive INTEGER NOT NULL, place INTEGER NOT NULL, checksum INTEGER NOT NULL
 );
@@ -11,9 +15,9 @@ CREATE TABLE archives (
 );
 CREATE TABLE batches (
     batch INTEGER PRIMARY KEY, policy_version INTEGER NOT NULL, group_ids TEXT NOT NULL, stats TEXT NOT NULL,
-    checksum INTEGER NOT NULL
+    samplings TEXT NOT NULL, vals TEXT NOT NULL, checksum INTEGER NOT NULL
 );
-INSERT INTO "batches" VALUES(0,1,'[0]','{"num_groups": 1, "num_trajectories": 1, "num_tokens": 12, "num_action_tokens": 8, "mean_reward": 0.5, "mean_lag": 0.0, "max_lag": 0, "num_zero_variance_groups": 0}',2803455517);
+INSERT INTO "batches" VALUES(0,1,'[0]','{"num_groups": 1, "num_trajectories": 1, "num_tokens": 12, "num_action_tokens": 8, "mean_reward": 0.5, "mean_lag": 0.0, "max_lag": 0, "num_zero_variance_groups": 0, "components": {}, "lengths": null, "num_left_out_groups": 0, "num_left_out_tokens": 0, "pass_rates": {}}','[[0.7, 16, 99, 99, 1.0, -1]]','{"learning_rate": null, "eps_low": null, "eps_high": null}',1123684335);
 CREATE TABLE checkpointed (
     id INTEGER NOT NULL DEFAULT 0 UNIQUE CHECK (id = 0), next_batch INTEGER NOT NULL, checksum INTEGER NOT NULL
 );
@@ -36,7 +40,7 @@ INSERT INTO "commits" VALUES(3,3,'c0b23ed0189e893e54e06f68faf4dcfc',3,16,1,1,183
 CREATE TABLE evaluations (
     evaluation_id INTEGER PRIMARY KEY, policy_version INTEGER NOT NULL, batch INTEGER NOT NULL,
     num_tasks INTEGER NOT NULL, status TEXT NOT NULL, reward REAL, num_finished INTEGER NOT NULL,
-    num_failed INTEGER NOT NULL, checksum INTEGER NOT NULL
+    num_failed INTEGER NOT NULL, name TEXT NOT NULL, samples INTEGER NOT NULL, score REAL, checksum INTEGER NOT NULL
 );
 CREATE TABLE failures (
     batch INTEGER PRIMARY KEY, reported INTEGER NOT NULL, silent INTEGER NOT NULL, session TEXT NOT NULL,
@@ -44,10 +48,11 @@ CREATE TABLE failures (
 );
 CREATE TABLE groups (
     group_id INTEGER PRIMARY KEY, split TEXT NOT NULL, prompt INTEGER NOT NULL, task_index INTEGER NOT NULL,
-    evaluation INTEGER, status TEXT NOT NULL, batch INTEGER, drop_reason TEXT, replaces INTEGER, checksum INTEGER NOT NULL
+    evaluation INTEGER, status TEXT NOT NULL, sampling TEXT NOT NULL, batch INTEGER, drop_reason TEXT, replaces INTEGER,
+    checksum INTEGER NOT NULL
 );
-INSERT INTO "groups" VALUES(0,'train',0,7,NULL,'batched',0,NULL,NULL,103356895);
-INSERT INTO "groups" VALUES(1,'train',1,8,NULL,'open',NULL,NULL,NULL,2519124413);
+INSERT INTO "groups" VALUES(0,'train',0,7,NULL,'batched','[0.7, 16, 99, 99, 1.0, -1]',0,NULL,NULL,2234336499);
+INSERT INTO "groups" VALUES(1,'train',1,8,NULL,'open','[0.7, 16, 99, 99, 1.0, -1]',NULL,NULL,NULL,3633695104);
 CREATE TABLE journal (
     trajectory_id INTEGER NOT NULL, place INTEGER NOT NULL, entry BLOB NOT NULL, checksum INTEGER NOT NULL,
     PRIMARY KEY (trajectory_id, place)
@@ -61,6 +66,9 @@ CREATE TABLE records (record INTEGER PRIMARY KEY, line TEXT NOT NULL, checksum I
 INSERT INTO "records" VALUES(1,'{"event": "batch", "time_s": 1.5, "batch": 0}',2780103359);
 CREATE TABLE set_aside (
     batch INTEGER PRIMARY KEY, policy_version INTEGER NOT NULL, reason TEXT NOT NULL, checksum INTEGER NOT NULL
+);
+CREATE TABLE tasks (
+    task_index INTEGER PRIMARY KEY, num_silent INTEGER NOT NULL, rests_until INTEGER NOT NULL, checksum INTEGER NOT NULL
 );
 CREATE TABLE trained (
     batch INTEGER NOT NULL, policy_version INTEGER NOT NULL, how TEXT NOT NULL, checksum INTEGER NOT NULL,
@@ -82,7 +90,7 @@ CREATE TABLE versions (
     trained_batches INTEGER NOT NULL, vocabulary INTEGER NOT NULL, checksum INTEGER NOT NULL
 );
 INSERT INTO "versions" VALUES(1,'tcp://x:1','d',9,0,300,2861979870);
-CREATE INDEX groups_by_status ON groups (status);
 CREATE UNIQUE INDEX chunks_in_order ON chunks (trajectory_id, start);
 CREATE INDEX trajectories_by_group ON trajectories (group_id);
+CREATE INDEX groups_by_status ON groups (status);
 COMMIT;
