@@ -11,8 +11,8 @@ OWN_TASKS = "several brokers: a task is sampled by its broker alone"
 OWN_WORK = "several brokers: what concerns a trajectory goes to its broker"
 KNOWN = "several brokers: a rollout has no version that its broker does not know"
 FIRST_EVALUATES = "several brokers: broker 0 alone evaluates"
-NO_VERSION = -1
-"""Of tokens that nobody sampled."""
+NO_VERSION = {-1, 0}
+"""Of tokens that nobody sampled; and what an engine says that lies."""
 ONE_CONTENT = "one version, one content"
 
 
@@ -82,7 +82,7 @@ class SharingAudit(Books):
             case _:
                 pass
         if isinstance(message, Chunk):
-            versions = {run.version for run in message.version_runs} - {NO_VERSION}
+            versions = {run.version for run in message.version_runs} - NO_VERSION
             self.require(
                 versions <= self.durable.versions.keys(),
                 KNOWN,
