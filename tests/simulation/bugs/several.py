@@ -1,9 +1,9 @@
 """Bugs that only several brokers can show."""
 
 from tests.simulation.audit.learners import BROKER_0_FIRST
-from tests.simulation.audit.lines import LINES
-from tests.simulation.audit.sharing import FIRST_EVALUATES, KNOWN, ONE_GIVER, OWN_TASKS, OWN_WORK
-from tests.simulation.audit.whole import WHOLE
+from tests.simulation.brokers.lines import LINES
+from tests.simulation.brokers.sharing import FIRST_EVALUATES, KNOWN, ONE_GIVER, OWN_TASKS, OWN_WORK
+from tests.simulation.brokers.whole import WHOLE
 from tests.simulation.bugs.planting import Bug
 from tests.simulation.plan import STANDBY, Event, Point
 
