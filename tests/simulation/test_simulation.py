@@ -49,6 +49,16 @@ CONSEQUENCES = (
 )  # fmt: skip
 
 
+OF_SEVERAL = (
+    "kill of another broker than the first", "suspend of another broker than the first",
+    "partition of another broker than the first", "disk_full of another broker than the first",
+    "damage of another broker than the first", "half_open of another broker than the first",
+    "share sent while another broker was away", "lease given while another broker was away",
+    "learner met brokers at different versions", "share skipped, the others trained", "run stopped",
+)  # fmt: skip
+"""What only several brokers can meet."""
+
+
 @pytest.fixture(scope="module")
 def outcomes() -> list[Outcome]:
     return [simulate(plan_of(seed)) for seed in range(NUM_SEEDS)]
@@ -101,6 +111,29 @@ def test_a_process_was_killed_at_each_of_the_worst_moments(happened: Counter[str
             "loading", "archive written", "archived", "batch failed",
         )
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("consequence", OF_SEVERAL)
+def test_what_only_several_brokers_can_meet_happened(consequence: str, happened: Counter[str]) -> None:
+    assert happened[consequence] >= 1
+
+
+def test_a_process_was_killed_when_one_broker_had_something_and_the_others_did_not(happened: Counter[str]) -> None:
+    struck = {name for name in happened if name.startswith("killed when ")}
+    assert struck >= {
+        f"killed when {point}" for point in ("publication received", "report received", "checkpoint received", "welcomed")
+    }
+
+
+def test_three_of_five_runs_have_one_broker_and_the_others_two_to_four() -> None:
+    found = Counter(plan_of(seed).num_brokers for seed in range(500))
+    assert set(found) == {1, 2, 3, 4}
+    assert 0.5 < found[1] / 500 < 0.7
+
+
+def test_the_weather_of_several_brokers_strikes_each_of_them() -> None:
+    names = {name for seed in range(50) for event in plan_of(seed, num_brokers=3).events for name in event.target}
+    assert names >= {"broker", "broker-1", "broker-2"}
 
 
 @pytest.mark.parametrize("agents", [False, True])

@@ -83,8 +83,11 @@ def _audit_versions(findings: Findings, shares: Sequence[Share]) -> None:
                 for number, (trained_on, digest) in known.items()
             )
             findings.add("versions differ", f"version {version} is not the same everywhere: {said}")
-        if version <= reached and version not in replaced and len(known) < len(shares):
-            findings.add("versions differ", f"version {version} is unknown to {_others(shares, known)}")
+        if version <= reached and version not in replaced:
+            trained_on = max(num for num, _ in known.values())
+            passed = [number for number, share in enumerate(shares) if _has_passed(share, version, trained_on)]
+            if len({*known, *passed}) < len(shares):
+                findings.add("versions differ", f"version {version} is unknown to {_others(shares, {*known, *passed})}")
 
 
 def _replaced(shares: Sequence[Share]) -> frozenset[int]:
@@ -99,6 +102,12 @@ def _replaced(shares: Sequence[Share]) -> frozenset[int]:
     return frozenset(replaced)
 
 
+def _has_passed(share: Share, version: int, trained_on: int) -> bool:
+    """Whether a broker had a version of more batches when the learner came back and made ``version``, of ``trained_on``
+    batches: it is told of none again before there is one of as many."""
+    return any(other < version and num > trained_on for other, (num, _) in share.versions.items())
+
+
 def _audit_trained(findings: Findings, shares: Sequence[Share]) -> None:
     """Of a batch some shares may be skipped, and the others trained: each ledger says why for its own."""
     reached = min(share.newest_version for share in shares)
@@ -108,7 +117,11 @@ def _audit_trained(findings: Findings, shares: Sequence[Share]) -> None:
     for batch, version in sorted(frozenset.union(*(share.trained for share in shares))):
         if made.get(version) == batch and version not in replaced and (batch < covered or version < reached):
             # A version is announced before its training is reported.
-            known = [number for number, share in enumerate(shares) if (batch, version) in share.trained]
+            known = [
+                number
+                for number, share in enumerate(shares)
+                if (batch, version) in share.trained or _has_passed(share, version, batch + 1)
+            ]
         elif batch < covered:
             # What was trained again later, or into no version, some may not have heard; but all heard of one training.
             known = [number for number, share in enumerate(shares) if any(batch == each for each, _ in share.trained)]

@@ -12,7 +12,7 @@ from services.rollout.sglang.generation import GenerateRequest, OutputPiece
 from tests.simulation.audit.agents import Generation
 from tests.simulation.audit.books import Rules, Shared, Violation
 from tests.simulation.audit.broker import BrokerAudit
-from tests.simulation.audit.whole import WholeAudit
+from tests.simulation.brokers.whole import WholeAudit
 from tests.simulation.loop import Process
 
 

@@ -29,7 +29,7 @@ from tests.simulation.audit.agents import AgentAudit
 from tests.simulation.audit.books import SAME_CONTEXT, Violation, header_of
 from tests.simulation.audit.sampling import SamplingAudit
 from tests.simulation.audit.sequences import Placed
-from tests.simulation.audit.sharing import SharingAudit
+from tests.simulation.brokers.sharing import SharingAudit
 from tests.simulation.episodes import version_in
 
 GIVEN_BACK = {("batched", "set_aside"), ("set_aside", "released"), ("released", "complete"), ("released", "resampled")}

@@ -35,7 +35,7 @@ from services.runtime.net.peer import REPLACED
 from tests.simulation.audit.books import Violation, content_of
 from tests.simulation.audit.learners import LearnerAudit
 from tests.simulation.audit.schedules import ScheduleAudit
-from tests.simulation.audit.sharing import SharingAudit
+from tests.simulation.brokers.sharing import SharingAudit
 from tests.simulation.plan import Point
 
 RECEIVED: dict[type[Message] | UnionType, Point] = {

@@ -1,1 +1,1 @@
-"""Several brokers that share a run: their weather."""
+"""Several brokers that share a run: their weather, and what is audited across them."""

@@ -1,9 +1,9 @@
 """Bugs that only several brokers can show."""
 
 from tests.simulation.audit.learners import BROKER_0_FIRST
-from tests.simulation.audit.lines import LINES
-from tests.simulation.audit.sharing import FIRST_EVALUATES, KNOWN, ONE_GIVER, OWN_TASKS, OWN_WORK
-from tests.simulation.audit.whole import WHOLE
+from tests.simulation.brokers.lines import LINES
+from tests.simulation.brokers.sharing import FIRST_EVALUATES, KNOWN, ONE_GIVER, OWN_TASKS, OWN_WORK
+from tests.simulation.brokers.whole import WHOLE
 from tests.simulation.bugs.planting import Bug
 from tests.simulation.plan import STANDBY, Event, Point
 
@@ -151,22 +151,21 @@ SEVERAL = (
         num_brokers=2,
     ),
     Bug(
-        name="a broker that is behind hears that a batch made no version",
+        name="a broker is told again of a version that it has passed",
         module="services.learner.broker.line",
-        old="    if trained.policy_version or trained.index < trained_batches - 1:\n",
-        new="    if True:\n",
-        invariants=("liveness", "no peer", "the ledger is whole", "G3"),
+        old="            if message.trained_batches < known:\n                return\n",
+        new="",
+        invariants=("no peer", "versions grow", "no process ends by itself"),
         weather=_die_between("publication received", "learner", "broker-1"),
         num_brokers=2,
     ),
     Bug(
-        name="a learner believes the broker that knows least",
+        name="a learner publishes from the newest version that any broker knows",
         module="services.learner.broker.welcome",
-        old="    newest = max(welcomes,",
-        new="    newest = min(welcomes,",
-        invariants=("one version, one content", "versions grow", "no peer", "no process ends by itself"),
-        weather=_die_between("publication received", "learner", "broker"),
-        is_deterministic=False,
+        old="    last = min(welcomes,",
+        new="    last = max(welcomes,",
+        invariants=("liveness", "no peer", "the ledger is whole", "no process ends by itself", "G3"),
+        weather=_die_between("publication received", "learner", "broker-1"),
         num_brokers=2,
     ),
 )

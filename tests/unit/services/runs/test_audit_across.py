@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from services.broker.store import LEDGER_FILE, NoLedger
 from services.cli.accept_loss import accept_loss_command
 from services.runs.audit import audit_run
+from services.runs.audit.across import Share, audit_across
+from services.runs.audit.findings import Findings
 from services.runs.backup import back_up
 from services.runtime.errors import ConfigurationError
 from tests.support.processes.small_run import write_shared_run
@@ -84,6 +87,25 @@ def test_a_broker_that_was_away_need_not_know_a_version_in_whose_place_the_learn
     connection.close()
     found = audit_run(run).findings.counts
     assert (found["versions differ"], found["trainings differ"]) == (0, 0)
+
+
+def share(versions: dict[int, tuple[int, str]], trained: set[tuple[int, int]]) -> Share:
+    """Of a run of four trained batches."""
+    return Share(fingerprint="f", batches=frozenset(range(4)), versions=versions, trained=frozenset(trained), checkpointed=4)
+
+
+def test_a_broker_that_was_ahead_need_not_know_what_the_learner_made_on_its_way_back() -> None:
+    # One broker alone had heard of version 3, of two batches, when the learner came back and trained the first batch anew.
+    rest = {6: (3, "f"), 7: (4, "g")}
+    late = {(1, 5), (2, 6), (3, 7)}
+    behind = share({1: (0, "a"), 2: (1, "b"), 4: (1, "d"), 5: (2, "e"), **rest}, {(0, 2), (0, 4), *late})
+    ahead = share({1: (0, "a"), 2: (1, "b"), 3: (2, "c"), 5: (2, "e"), **rest}, {(0, 2), (1, 3), (0, 0), *late})
+    findings = Findings()
+    audit_across(findings, [behind, ahead])
+    assert findings.texts == {}
+    # What it was not ahead of it must know.
+    audit_across(findings, [behind, replace(ahead, versions={1: (0, "a"), 2: (1, "b"), 5: (2, "e"), **rest})])
+    assert findings.texts["versions differ"] == ["version 4 is unknown to broker-1"]
 
 
 def test_the_newest_batch_may_lack_a_share(run: Path) -> None:

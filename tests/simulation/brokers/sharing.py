@@ -11,6 +11,8 @@ OWN_TASKS = "several brokers: a task is sampled by its broker alone"
 OWN_WORK = "several brokers: what concerns a trajectory goes to its broker"
 KNOWN = "several brokers: a rollout has no version that its broker does not know"
 FIRST_EVALUATES = "several brokers: broker 0 alone evaluates"
+NO_VERSION = {-1, 0}
+"""Of tokens that nobody sampled; and what an engine says that lies."""
 ONE_CONTENT = "one version, one content"
 
 
@@ -80,13 +82,13 @@ class SharingAudit(Books):
             case _:
                 pass
         if isinstance(message, Chunk):
-            newest = max(run.version for run in message.version_runs)
+            versions = {run.version for run in message.version_runs} - NO_VERSION
             self.require(
-                newest <= self.durable.newest_version,
+                versions <= self.durable.versions.keys(),
                 KNOWN,
                 lambda: (
-                    f"{peer.decode()} sends broker {self.number} tokens of version {newest}, it knows "
-                    f"{self.durable.newest_version}"
+                    f"{peer.decode()} sends broker {self.number} tokens of versions {versions}, it knows "
+                    f"{list(self.durable.versions)}"
                 ),
             )
 

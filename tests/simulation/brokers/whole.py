@@ -14,8 +14,8 @@ from services.broker.sending import TokenSpan
 from tests.simulation.agents.chat import Conversation
 from tests.simulation.audit.books import Rules, Shared
 from tests.simulation.audit.broker import BrokerAudit
-from tests.simulation.audit.lines import Lines
 from tests.simulation.audit.runs import AgentRun
+from tests.simulation.brokers.lines import Lines
 
 WHOLE = "several brokers: a batch is trained with all its shares"
 
