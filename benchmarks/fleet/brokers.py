@@ -9,6 +9,7 @@ import psutil
 
 from benchmarks.broker_intake.child import cpu_s
 from services.broker.store.reader import LEDGER_FILE
+from services.runtime.settings.sections.broker import MAX_PORT, PORT_STEP
 from tests.support.broker.process import BrokerProcess
 from tests.support.processes.ports import free_port
 
@@ -36,8 +37,8 @@ class FleetBrokers:
                 "broker": {**settings["broker"], **shared, "number": place},
             }
             self._processes.append(BrokerProcess(own, sections, module=module))
-        self.work_endpoints = [f"tcp://127.0.0.1:{work + 2 * place}" for place in range(number)]
-        self.batch_endpoints = [f"tcp://127.0.0.1:{batch + 2 * place}" for place in range(number)]
+        self.work_endpoints = [f"tcp://127.0.0.1:{work + PORT_STEP * place}" for place in range(number)]
+        self.batch_endpoints = [f"tcp://127.0.0.1:{batch + PORT_STEP * place}" for place in range(number)]
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["FleetBrokers"]:
@@ -86,9 +87,9 @@ class FleetBrokers:
 
 
 def _ports(number: int) -> tuple[int, int]:
-    """First ports of the two channels, such that those of ``number`` brokers, two apart, do not meet."""
+    """First ports of the two channels, such that those of ``number`` brokers do not meet."""
     for _ in range(TRIES):
         work, batch = free_port(), free_port()
-        if number == 1 or ((work - batch) % 2 and max(work, batch) + 2 * number < 65_536):
+        if number == 1 or ((work - batch) % PORT_STEP and max(work, batch) + PORT_STEP * number <= MAX_PORT):
             return work, batch
-    raise RuntimeError(f"no two ports of different parity were free in {TRIES} tries")
+    raise RuntimeError(f"no two ports with room for {number} brokers were free in {TRIES} tries")

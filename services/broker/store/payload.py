@@ -72,7 +72,7 @@ class Payload:
 def stored_chunk(chunk: Chunk, token_ids: Array, logprobs: Array, peer: str = "") -> StoredChunk:
     """A chunk that came in, for the disk; ``peer`` made it."""
     content = ChunkHeader(chunk.segments, chunk.version_runs, chunk.state, chunk.turn_done, chunk.turn_rewards, peer)
-    header: bytes = msgpack.packb(msgspec.to_builtins(content), use_bin_type=True)
+    header: bytes = _PACK(content)
     token_bytes = token_ids.astype("<i4", copy=False).tobytes()
     logprob_bytes = logprobs.astype("<f4", copy=False).tobytes()
     place = (chunk.trajectory_id, chunk.offset, chunk.epoch, chunk.num_tokens)

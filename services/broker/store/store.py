@@ -33,7 +33,7 @@ FORGET_JOURNAL: Final = FORGET_CHUNKS.replace("FROM chunks", "FROM journal")
 INSERT_CHUNK: Final = f"INSERT INTO chunks ({CHUNK_COLUMNS}) VALUES ({', '.join('?' * len(CHUNK_COLUMNS.split()))})"
 INSERT_META: Final = "INSERT OR REPLACE INTO meta (key, value, checksum) VALUES (?, ?, ?)"
 INSERTS: Final = {"meta": INSERT_META, **{table.name: table.insert for table in TABLES.values()}}
-ROWS_AT_ONCE: Final = 16
+ROWS_AT_ONCE: Final = (64, 8)
 """Rows that one statement writes. With each one this thread gives up the interpreter, and waits until it gets it again."""
 WAYS_OUT: Final = {
     sqlite3.SQLITE_FULL: "free space on its disk",
@@ -281,12 +281,14 @@ class Store(Reader):
         self._connection.executemany("INSERT INTO records (record, line, checksum) VALUES (?, ?, ?)", written.records)
 
     def _insert(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Write rows in order, ROWS_AT_ONCE with one statement. ``statement`` writes one."""
-        whole = len(rows) - len(rows) % ROWS_AT_ONCE
-        for first in range(0, whole, ROWS_AT_ONCE):
-            values = list(chain.from_iterable(rows[first : first + ROWS_AT_ONCE]))
-            self._connection.execute(_of_many(statement), values)
-        self._connection.executemany(statement, rows[whole:])
+        """Write rows in order, many with one statement. ``statement`` writes one."""
+        first = 0
+        for number in ROWS_AT_ONCE:
+            while len(rows) - first >= number:
+                values = list(chain.from_iterable(rows[first : first + number]))
+                self._connection.execute(_of_many(statement, number), values)
+                first += number
+        self._connection.executemany(statement, rows[first:])
 
     def _write_meta(self, key: str, value: str) -> None:
         self._connection.execute(INSERT_META, (key, value, row_checksum("meta", (key, value))))
@@ -307,10 +309,10 @@ class Store(Reader):
 
 
 @cache
-def _of_many(statement: str) -> str:
-    """The INSERT of ROWS_AT_ONCE rows."""
+def _of_many(statement: str, number: int) -> str:
+    """The INSERT of so many rows."""
     marks = statement[statement.rindex("(") :]
-    return statement + f", {marks}" * (ROWS_AT_ONCE - 1)
+    return statement + f", {marks}" * (number - 1)
 
 
 def _without_nan(line: dict[str, Any]) -> dict[str, Any]:

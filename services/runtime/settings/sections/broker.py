@@ -11,6 +11,8 @@ from services.runtime.settings.sections.section import Port, PositiveSeconds, Se
 NUMBER_MARK: Final = "{broker}"
 """Stands for the broker's number in an endpoint."""
 MAX_PORT: Final = 65_535
+PORT_STEP: Final = 100
+"""From a broker's port to that of the next one on the same host: beyond the ports of one run's other processes."""
 
 
 class Broker(Section):
@@ -18,7 +20,7 @@ class Broker(Section):
 
     work_endpoint: str = "tcp://127.0.0.1:7001"
     """Rollouts connect here; the broker binds it. Of several brokers, broker K's is this one with K in place of
-    ``{broker}``, or with a port that is 2 K higher where there is no ``{broker}``. One that binds every address stays as it
+    ``{broker}``, or with a port that is 100 K higher where there is no ``{broker}``. One that binds every address stays as it
     is. Several addresses with commas between them are those of a broker and its standbys: peers try one after another, and
     each broker has its own address here."""
     batch_endpoint: str = "tcp://127.0.0.1:7002"
@@ -63,7 +65,7 @@ class Broker(Section):
     """The run stops, and says why, after this many groups in a row were dropped because they failed."""
     metrics_port: Port = 9101
     """/metrics, /healthz and /readyz; 0: any free port (logged). Of several brokers on one host, whose endpoints have no
-    ``{broker}``, broker K has this port + 1 + K, from K = 1 on: the port between is the learner's."""
+    ``{broker}``, broker K has this port + 100 K."""
 
     def work_endpoint_of(self, number: int) -> str:
         """Where rollouts reach broker ``number``."""
@@ -76,7 +78,7 @@ class Broker(Section):
     def metrics_port_of(self, number: int) -> int:
         """The port of broker ``number``'s metrics."""
         own_host = NUMBER_MARK in self.work_endpoint or self.work_endpoint.startswith(EVERY_ADDRESS)
-        return self.metrics_port if own_host or not number or not self.metrics_port else self.metrics_port + 1 + number
+        return self.metrics_port if own_host or not self.metrics_port else self.metrics_port + PORT_STEP * number
 
     @property
     def work_endpoints(self) -> tuple[str, ...]:
@@ -98,9 +100,9 @@ def _of_broker(endpoint: str, number: int) -> str:
     if not number or endpoint.startswith(EVERY_ADDRESS):
         return endpoint  # What binds every address is a broker on a host of its own.
     address, _, port = endpoint.rpartition(":")
-    if not port.isdigit() or int(port) + 2 * number > MAX_PORT:
+    if not port.isdigit() or int(port) + PORT_STEP * number > MAX_PORT:
         raise ValueError(
             f"{endpoint!r} gives broker {number} no address of its own: write {NUMBER_MARK} where its number belongs, such "
             f"as tcp://broker-{NUMBER_MARK}:7001, or a port that has room above it"
         )
-    return f"{address}:{int(port) + 2 * number}"
+    return f"{address}:{int(port) + PORT_STEP * number}"

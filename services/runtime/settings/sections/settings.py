@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from protocol.endpoints import require_endpoint
 from services.runtime.settings.exposure import EVERY_ADDRESS, EXPOSED, is_private
 from services.runtime.settings.sections.agent import AgentSection
-from services.runtime.settings.sections.broker import NUMBER_MARK, Broker
+from services.runtime.settings.sections.broker import NUMBER_MARK, PORT_STEP, Broker
 from services.runtime.settings.sections.data import DataSection
 from services.runtime.settings.sections.evaluation import Evaluation, EvaluationSet
 from services.runtime.settings.sections.learner import Learner, LoraSection
@@ -116,8 +116,8 @@ class Settings(BaseModel):
         if number > 1 and len(set(bound)) < len(bound):
             raise ValueError(
                 f"broker.work_endpoint is {self.broker.work_endpoint!r} and broker.batch_endpoint is "
-                f"{self.broker.batch_endpoint!r}: with {number} brokers two of them would have one address; leave the ports "
-                f"next to each other, one odd and one even, or write {NUMBER_MARK} into both"
+                f"{self.broker.batch_endpoint!r}: with {number} brokers two of them would have one address; let the two "
+                f"ports differ by less than {PORT_STEP}, or write {NUMBER_MARK} into both"
             )
         return self
 

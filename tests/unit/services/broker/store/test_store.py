@@ -55,6 +55,9 @@ def group(group_id: int = 0) -> GroupRow:
     )
 
 
+MANY, FEW = ROWS_AT_ONCE
+
+
 def chunk_of(trajectory_id: int, offset: int, num_tokens: int, state: dict[str, int] | None = None) -> Chunk:
     return Chunk(
         trajectory_id=trajectory_id,
@@ -74,7 +77,7 @@ def arrays(num_tokens: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return rng.integers(0, 2**31 - 1, num_tokens, dtype=np.int32), -rng.random(num_tokens, dtype=np.float32)
 
 
-@pytest.mark.parametrize("number", [1, ROWS_AT_ONCE - 1, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 3])
+@pytest.mark.parametrize("number", [1, FEW - 1, FEW, MANY - 1, MANY, 2 * MANY + 2 * FEW + 3])
 def test_any_number_of_rows_is_written_in_order_whatever_one_statement_takes(tmp_path: Path, number: int) -> None:
     path = tmp_path / "ledger.sqlite3"
     tasks = [TaskRow(task_index=place, num_silent=1) for place in range(number)]
