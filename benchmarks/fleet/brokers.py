@@ -9,7 +9,7 @@ import psutil
 
 from benchmarks.broker_intake.child import cpu_s
 from services.broker.store.reader import LEDGER_FILE
-from services.runtime.settings.sections.broker import MAX_PORT, PORT_STEP
+from services.runtime.settings.sections import MAX_PORT, PORT_STEP
 from tests.support.broker.process import BrokerProcess
 from tests.support.processes.ports import free_port
 

@@ -261,7 +261,7 @@ def _listed(ports: Mapping[str, int]) -> str:
 
 def _is_running(situation: Situation) -> bool:
     """Whether a broker has the ledger of run.directory, and so its ports."""
-    from services.runs.reading import is_held
+    from services.runs.ledgers import is_held
 
     return is_held(situation.settings.run.directory)
 

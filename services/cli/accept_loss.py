@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from services.broker.store import LEDGER_FILE, StoreUnavailable, accept_loss
-from services.runs.reading import other_ledgers
+from services.runs.ledgers import other_ledgers
 from services.runtime.errors import EXIT_DAMAGED, EXIT_FAILED, DiskDamageError
 from services.runtime.plain_text import one_line
 

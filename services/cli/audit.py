@@ -8,7 +8,7 @@ from rich.table import Table
 
 from services.cli.console import PlainConsole
 from services.runs.audit import Audit, audit_run
-from services.runs.reading import broker_name
+from services.runs.ledgers import broker_name
 
 EXIT_VIOLATIONS: Final = 1
 SHOWN_NOTES: Final = 5

@@ -23,7 +23,7 @@ from services.broker.store import (
     refusing_damage,
 )
 from services.cli.operator import NoAnswer, TurnedAway, operator
-from services.runs.reading import ledger_directories
+from services.runs.ledgers import ledger_directories
 from services.runtime.logs import configure_logging
 from services.runtime.plain_text import one_line
 from services.runtime.settings import Settings, read_run_settings, run_fingerprint

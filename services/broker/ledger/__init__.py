@@ -25,8 +25,7 @@ from services.broker.ledger.fencing import Owner
 from services.broker.ledger.fleet import STATES
 from services.broker.ledger.intake import TokenFacts, check_finish, grown_row, growth, journal_entry
 from services.broker.ledger.ledger import ALLOWED, UNKNOWN_SESSION, Ledger
-from services.broker.ledger.lengths import DIFFICULTIES, sampling_line
-from services.broker.ledger.report import batch_report
+from services.broker.ledger.lengths import DIFFICULTIES, batch_report, sampling_line
 from services.broker.ledger.sampling import AddedTasks, SamplingRules, Share, SourceShare, trajectory_seed
 from services.broker.ledger.status import groups_by_state
 

@@ -77,19 +77,11 @@ ATTEMPTS_SHARE: Final = 4
 ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
     "rollout": (LeaseRequest, Chunk, Chunks, Journal, Finish, Release, Heartbeat, Goodbye),
     "learner": (
-        BatchRequest,
-        BatchPartRequest,
-        Published,
-        Trained,
-        BatchFailed,
-        Checkpointed,
-        Resume,
-        Heartbeat,
+        BatchRequest, BatchPartRequest, Published, Trained, BatchFailed, Checkpointed, Resume, StopRequest, Heartbeat,
         Goodbye,
-        StopRequest,
     ),
     "operator": (StatusRequest, StopRequest, ReleaseRequest, Goodbye),
-}
+}  # fmt: skip
 
 
 class Ledger:
@@ -131,8 +123,7 @@ class Ledger:
             reason = (
                 f"hello: this broker's run has other settings (fingerprint {self.state.config.fingerprint}, sent was "
                 f"{hello.fingerprint}): run.seed, the model directory's name, [environment], reward.on_deadline, [agent], "
-                "[batch] and broker.num_brokers must be the same everywhere; or is this the broker of another run on the "
-                "same port?"
+                "[batch] and broker.num_brokers must be the same everywhere; or is this another run's broker on this port?"
             )
             return [refused(sender, reason, "hello", fatal=True)]
         is_new = self.peers.get(sender) is None

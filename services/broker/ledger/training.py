@@ -35,8 +35,7 @@ from services.broker.ledger.actions import (
 )
 from services.broker.ledger.admission import Choice
 from services.broker.ledger.leases import Leases
-from services.broker.ledger.lengths import pass_rates
-from services.broker.ledger.report import batch_report
+from services.broker.ledger.lengths import batch_report, pass_rates
 from services.broker.ledger.state import State, saves
 
 PENDING_INTERVAL_S: Final = 1.0

@@ -19,7 +19,7 @@ from services.broker.refresh import INCOMING, REFUSED, read_additions
 from services.broker.rows import AdditionRow
 from services.broker.store import LEDGER_FILE, Reader, file_digest, reading
 from services.environments import MixedTasks, create_environment, create_task_set
-from services.runs.reading import ledger_directories
+from services.runs.ledgers import ledger_directories
 from services.runtime.settings import read_run_settings
 
 LOOK_S: Final = 0.2

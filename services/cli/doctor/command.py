@@ -11,7 +11,7 @@ from rich.table import Table
 from services.cli.console import PlainConsole
 from services.cli.doctor.diagnosis import diagnose, unseen
 from services.cli.doctor.observe import Observation, observe, process_names
-from services.runs.reading import broker_name
+from services.runs.ledgers import broker_name
 from services.runtime.logs import configure_logging
 from services.runtime.plain_text import one_line
 from services.runtime.settings import Settings, load_settings, override_settings, read_run_settings

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from services.cli.doctor.damage import Holder
 from services.cli.doctor.observe import RECENT_LINES_S, Observation
-from services.runs.reading import broker_name
+from services.runs.ledgers import broker_name
 from services.runtime.plain_text import one_line
 
 FREE_LEAST_BYTES: Final = 1 << 30

@@ -21,7 +21,7 @@ from services.cli.doctor.damage import Holder, find_damage, find_holder
 from services.cli.operator import NoAnswer, TurnedAway, operator
 from services.cli.release import SetAside, read_set_aside
 from services.cli.run import FINAL_EVENTS, last_error
-from services.runs.reading import broker_name, ledger_directories, ledger_directory
+from services.runs.ledgers import broker_name, ledger_directories, ledger_directory
 from services.runtime.log_files import read_end
 from services.runtime.settings import Settings
 

@@ -18,7 +18,7 @@ class TurnedAway(NoAnswer):
     """The broker, or our own configuration, does not let us ask: another run, release or key. The text says what to do."""
 
 
-class BrokerLine:
+class OperatorLine:
     """A connection to one broker, for questions."""
 
     def __init__(self, client: PeerClient, endpoint: str, number: int) -> None:

@@ -9,7 +9,7 @@ import zmq.asyncio
 
 from protocol.channels import BATCH
 from protocol.sessions import new_session, session_tag
-from services.cli.operator.line import BrokerLine, NoAnswer, TurnedAway
+from services.cli.operator.line import NoAnswer, OperatorLine, TurnedAway
 from services.cli.operator.merging import merged_status
 from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.errors import ConfigurationError, EndpointError, ServiceError, flatten
@@ -20,7 +20,7 @@ from services.runtime.settings import Settings, run_fingerprint
 class Operator:
     """A connection to every broker of a run, for questions."""
 
-    def __init__(self, lines: Sequence[BrokerLine]) -> None:
+    def __init__(self, lines: Sequence[OperatorLine]) -> None:
         """``lines``: to the brokers, in their order."""
         self._lines = tuple(lines)
 
@@ -61,7 +61,7 @@ class Operator:
         answers = dict(zip(asked, await self._gathered(asking), strict=True))
         self._require_all([answers.get(number) for number in range(len(self._lines))])
 
-    async def _asked(self, ask: Callable[[BrokerLine], Awaitable[Any]]) -> list[Any]:
+    async def _asked(self, ask: Callable[[OperatorLine], Awaitable[Any]]) -> list[Any]:
         return await self._gathered(ask(line) for line in self._lines)
 
     async def _gathered(self, asking: Iterable[Awaitable[Any]]) -> list[Any]:
@@ -115,7 +115,7 @@ async def connection(settings: Settings, clock: Clock) -> AsyncIterator[Operator
             talking = [tasks.create_task(client.run(), name="operator") for client in clients]
             try:
                 yield Operator(
-                    [BrokerLine(*each, number) for number, each in enumerate(zip(clients, endpoints, strict=True))]
+                    [OperatorLine(*each, number) for number, each in enumerate(zip(clients, endpoints, strict=True))]
                 )
             finally:
                 for task in talking:

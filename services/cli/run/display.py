@@ -14,7 +14,7 @@ from services.cli.run.happenings import Happening
 from services.cli.run.processes import TRACKER_PREFIX
 from services.cli.run.progress import RunProgress, duration, pass_rates
 from services.cli.run.supervisor import Child
-from services.runs.reading import broker_name
+from services.runs.ledgers import broker_name
 from services.runtime.plain_text import one_line
 from services.tracking import Cursor, Sample
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from services.runs.reading import other_ledgers
+from services.runs.ledgers import other_ledgers
 
 Row = dict[str, Any]
 

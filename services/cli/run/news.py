@@ -9,7 +9,7 @@ from services.cli.run.display import Display
 from services.cli.run.happenings import Happenings
 from services.cli.run.metrics_reader import Row
 from services.cli.run.supervisor import Child
-from services.runs.reading import ledger_directory
+from services.runs.ledgers import ledger_directory
 from services.runtime.settings import Settings
 from services.tracking import CursorFile, MetricsFollower, Sample, SampleReader
 from services.turns import LOCK_FILE, turn_holder

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from services.cli.run.metrics_reader import Row, batch_rows, column, read_rows
 from services.cli.run.smoothing import half_interval, mean, quantile, rolling, window
-from services.runs.reading import other_ledgers
+from services.runs.ledgers import other_ledgers
 from services.runs.record import set_scores_of_line
 from services.runtime.plain_text import one_line
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.broker.store import LEDGER_FILE, lock_holder
-from services.runs.reading import ledger_directory
+from services.runs.ledgers import ledger_directory
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings import Settings
-from services.runtime.settings.sections.broker import NUMBER_MARK
+from services.runtime.settings.sections import NUMBER_MARK
 
 MOST_TRIED: Final = 2000
 LAST_PORT: Final = 65535

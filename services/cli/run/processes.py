@@ -5,7 +5,7 @@ from typing import Final
 
 from services.cli.run.supervisor import ProcessSpec
 from services.placement import Placement, ProcessPlace
-from services.runs.reading import broker_name
+from services.runs.ledgers import broker_name
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings import Settings
 from services.tracking import find_client

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.runs.audit.findings import Findings, Rules
-from services.runs.reading import broker_name
+from services.runs.ledgers import broker_name
 
 FOREIGN: Final = {
     "group": "SELECT group_id FROM groups WHERE group_id % ? != ? ORDER BY group_id",
@@ -18,7 +18,7 @@ FOREIGN: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class SharedHistory:
     """What one ledger says of the training, as far as it must say the same as the others."""
 
     fingerprint: str
@@ -34,12 +34,12 @@ class Share:
         return max(self.versions, default=0)
 
 
-def read_share(connection: sqlite3.Connection) -> Share:
+def read_share(connection: sqlite3.Connection) -> SharedHistory:
     """Read it in the snapshot of ``connection``. Raises: sqlite3.DatabaseError."""
     versions = connection.execute("SELECT policy_version, trained_batches, digest FROM versions")
     (fingerprint,) = connection.execute("SELECT max(value) FROM meta WHERE key = 'fingerprint'").fetchone()
     (checkpointed,) = connection.execute("SELECT coalesce(max(next_batch), 0) FROM checkpointed").fetchone()
-    return Share(
+    return SharedHistory(
         fingerprint=str(fingerprint),
         batches=frozenset(batch for (batch,) in connection.execute("SELECT batch FROM batches")),
         versions={version: (trained_on, digest) for version, trained_on, digest in versions},
@@ -58,7 +58,7 @@ def audit_ids(connection: sqlite3.Connection, findings: Findings, rules: Rules) 
             findings.add("share of another broker", f"{what} {number} belongs to {owner}")
 
 
-def audit_across(findings: Findings, shares: Sequence[Share]) -> list[str]:
+def audit_across(findings: Findings, shares: Sequence[SharedHistory]) -> list[str]:
     """Compare what the brokers say, by their numbers. Returns notes on what is still under way.
 
     The snapshots of a live run are not of one moment. So what a broker may hear later than another is compared up to where
@@ -72,7 +72,7 @@ def audit_across(findings: Findings, shares: Sequence[Share]) -> list[str]:
     return _audit_batches(findings, shares)
 
 
-def _audit_versions(findings: Findings, shares: Sequence[Share]) -> None:
+def _audit_versions(findings: Findings, shares: Sequence[SharedHistory]) -> None:
     reached = min(share.newest_version for share in shares)
     replaced = _replaced(shares)
     for version in sorted(frozenset().union(*(share.versions for share in shares))):
@@ -90,7 +90,7 @@ def _audit_versions(findings: Findings, shares: Sequence[Share]) -> None:
                 findings.add("versions differ", f"version {version} is unknown to {_others(shares, {*known, *passed})}")
 
 
-def _replaced(shares: Sequence[Share]) -> frozenset[int]:
+def _replaced(shares: Sequence[SharedHistory]) -> frozenset[int]:
     """The versions in whose place a learner made others, after it had come back to an earlier checkpoint. A broker that was
     away meanwhile never hears of them, nor of what was trained into them."""
     trained_on = {version: num for share in shares for version, (num, _) in share.versions.items()}
@@ -102,13 +102,13 @@ def _replaced(shares: Sequence[Share]) -> frozenset[int]:
     return frozenset(replaced)
 
 
-def _has_passed(share: Share, version: int, trained_on: int) -> bool:
+def _has_passed(share: SharedHistory, version: int, trained_on: int) -> bool:
     """Whether a broker had a version of more batches when the learner came back and made ``version``, of ``trained_on``
     batches: it is told of none again before there is one of as many."""
     return any(other < version and num > trained_on for other, (num, _) in share.versions.items())
 
 
-def _audit_trained(findings: Findings, shares: Sequence[Share]) -> None:
+def _audit_trained(findings: Findings, shares: Sequence[SharedHistory]) -> None:
     """Of a batch some shares may be skipped, and the others trained: each ledger says why for its own."""
     reached = min(share.newest_version for share in shares)
     covered = min(share.checkpointed for share in shares)
@@ -132,7 +132,7 @@ def _audit_trained(findings: Findings, shares: Sequence[Share]) -> None:
             findings.add("trainings differ", text)
 
 
-def _audit_batches(findings: Findings, shares: Sequence[Share]) -> list[str]:
+def _audit_batches(findings: Findings, shares: Sequence[SharedHistory]) -> list[str]:
     notes = []
     newest = max((batch for share in shares for batch in share.batches), default=-1)
     for batch in range(newest + 1):
@@ -149,5 +149,5 @@ def _audit_batches(findings: Findings, shares: Sequence[Share]) -> list[str]:
     return notes
 
 
-def _others(shares: Sequence[Share], known: Collection[int]) -> str:
+def _others(shares: Sequence[SharedHistory], known: Collection[int]) -> str:
     return ", ".join(broker_name(number) for number in range(len(shares)) if number not in known)

@@ -16,7 +16,7 @@ from services.broker.store import (
     read_evidence,
     reading,
 )
-from services.runs.audit.across import Share, audit_ids, read_share
+from services.runs.audit.across import SharedHistory, audit_ids, read_share
 from services.runs.audit.additions import audit_additions
 from services.runs.audit.archives import ArchiveAudit
 from services.runs.audit.findings import Audit, Findings, Outcome, Rules
@@ -29,7 +29,7 @@ from services.runs.audit.order import Order, audit_batches, audit_set_aside, aud
 from services.runs.audit.record import Checkpoint, audit_checkpoints, audit_record, read_checkpoints
 from services.runs.audit.tokens import TokenAudit, TokenCounts
 from services.runs.audit.values import audit_values
-from services.runs.reading import ledger_directories
+from services.runs.ledgers import ledger_directories
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings import read_run_settings
 
@@ -50,7 +50,7 @@ def audit_run(directory: Path) -> Audit:
     return merged(directory, [audit for audit, _ in audits], [share for _, share in audits])
 
 
-def _audit_one(directory: Path, checkpoints: list[Checkpoint]) -> tuple[Audit, Share | None]:
+def _audit_one(directory: Path, checkpoints: list[Checkpoint]) -> tuple[Audit, SharedHistory | None]:
     """Of one ledger, and what it shares with the others; None when that cannot be read."""
     evidence = read_evidence(directory, directory / LEDGER_FILE)
     findings = Findings()
@@ -71,7 +71,7 @@ def _audit_one(directory: Path, checkpoints: list[Checkpoint]) -> tuple[Audit, S
 
 def _audit_ledger(
     directory: Path, findings: Findings, evidence: Evidence, checkpoints: list[Checkpoint]
-) -> tuple[Audit, Share | None]:
+) -> tuple[Audit, SharedHistory | None]:
     rules, notes = _rules(directory)
     order, counts = NO_ORDER, NO_TOKENS
     found: list[Outcome] = []

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from services.runs.audit.across import Share, audit_across
+from services.runs.audit.across import SharedHistory, audit_across
 from services.runs.audit.findings import KEPT, Audit, Findings, Outcome
-from services.runs.reading import broker_name
+from services.runs.ledgers import broker_name
 
 
-def merged(directory: Path, audits: Sequence[Audit], shares: Sequence[Share | None]) -> Audit:
+def merged(directory: Path, audits: Sequence[Audit], shares: Sequence[SharedHistory | None]) -> Audit:
     """The audit of the run in ``directory``, by its brokers in order. A batch counts once all have their share of it."""
     findings = Findings()
     known = [share for share in shares if share is not None]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.runs.reading import is_held
+from services.runs.ledgers import is_held
 from services.runs.record import RunRecord, read_record, training_settings
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings import read_run_settings

@@ -1,6 +1,5 @@
 """Reads a run's files as typed records, of a live or an ended run: nothing is written, and nothing is loaded as a whole."""
 
-from services.runs.reading.ledgers import broker_name, is_held, ledger_directories, ledger_directory, other_ledgers
 from services.runs.reading.lines import MetricsLines, read_lines
 from services.runs.reading.process_log import ProcessEvent, process_events
 from services.runs.reading.records import (
@@ -27,12 +26,7 @@ __all__ = [
     "RecordedTrajectory",
     "RunFacts",
     "SharedRun",
-    "broker_name",
-    "is_held",
-    "ledger_directories",
-    "ledger_directory",
     "open_run",
-    "other_ledgers",
     "process_events",
     "read_lines",
 ]

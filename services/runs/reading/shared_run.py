@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from services.broker.rows import BatchStats, LengthStats
 from services.broker.store import reading
-from services.runs.reading.ledgers import broker_name, ledger_directories
+from services.runs.ledgers import broker_name, ledger_directories
 from services.runs.reading.lines import MetricsLines
 from services.runs.reading.records import RecordedBatch, RecordedGroup, RecordedTokens, RecordedTrajectory, RunFacts
 from services.runs.reading.run_files import OpenRun

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.broker.metrics_file import METRICS_FILE
-from services.runs.reading.ledgers import other_ledgers
+from services.runs.ledgers import other_ledgers
 from services.runtime.errors import ConfigurationError
 
 Row = dict[str, Any]

@@ -15,10 +15,9 @@ from services.broker.ledger import batch_stats
 from services.broker.rows import BatchRow, GroupRow, TrajectoryRow
 from services.broker.sending import StoredBatch, batch_of_groups, members_of
 from services.broker.store import LEDGER_FILE, Reader, reading, refusing_damage
-from services.learner.broker import Answer, BatchAnnounced, BrokerPort, PartArrived, ToBroker
-from services.learner.broker.shares import merged_answers
+from services.learner.broker import Answer, BatchAnnounced, BrokerPort, PartArrived, ToBroker, merged_answers
 from services.learner.weights import WeightCopy, build_snapshot
-from services.runs.reading import ledger_directories
+from services.runs.ledgers import ledger_directories
 from services.runtime.settings import Settings
 from services.schedules import RunSchedules
 

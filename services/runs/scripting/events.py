@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.broker.metrics_file import METRICS_FILE
-from services.runs.reading import other_ledgers
+from services.runs.ledgers import other_ledgers
 from services.runs.record import HeldOut, evaluation_of_line, number, object_of
 from services.runtime.errors import ConfigurationError
 

@@ -10,7 +10,8 @@ from typing import Any, Final, Self
 
 from services.broker.metrics_file import METRICS_FILE
 from services.broker.store import LEDGER_FILE
-from services.runs.reading import OpenRun, RecordedGroup, RecordedTokens, RecordedTrajectory, is_held, open_run
+from services.runs.ledgers import is_held
+from services.runs.reading import OpenRun, RecordedGroup, RecordedTokens, RecordedTrajectory, open_run
 from services.runs.record import HeldOut, read_record
 from services.runs.scripting.columns import Columns, Kind, batch_columns, evaluation_columns, trajectory_columns
 from services.runs.scripting.events import BatchMetrics, Event, Tail, batch_metrics

@@ -33,8 +33,8 @@ from services.learner.broker.shares import merged_answers
 from services.learner.weights.copying import copy_weights
 from services.runtime.errors import ServiceError, flatten
 from tests.support.broker.made_batches import MadeBatch, damaged
-from tests.support.learner.several import NUM_BROKERS, Brokers, connected, opened
-from tests.support.learner.shares import a_share, answers_of_shares
+from tests.support.shares.several import NUM_BROKERS, Brokers, connected, opened
+from tests.support.shares.shares import a_share, answers_of_shares
 from tests.support.wire.zmq_ends import in_background, sequenced
 
 REQUEST = BatchRequest(index=4, policy_version=9)

@@ -21,7 +21,7 @@ from services.rollout.service import RolloutService
 from services.rollout.sglang.generation import GenerateRequest, OutputPiece
 from services.rollout.tokenizer import ChatTokenizer
 from services.runtime.clock import MonotonicClock
-from services.runtime.settings.sections import Broker, Rollout
+from services.runtime.settings.sections import PORT_STEP, Broker, Rollout
 from services.runtime.telemetry import Health
 from tests.support.broker.peers import ScriptedLearner
 from tests.support.broker.process import BrokerProcess, broker_process, eventually
@@ -136,14 +136,15 @@ async def a_shared_run(context: zmq.asyncio.Context, directory: Path) -> AsyncIt
 
 
 def free_pairs() -> tuple[int, int]:
-    """Ports from which on every second one is free: of the brokers' work and batch endpoints."""
+    """The first broker's ports, where those of all are free: of the brokers' work and batch endpoints."""
     while True:
         first = free_pair()
         with contextlib.ExitStack() as stack:
             try:
-                for port in range(first, first + 2 * NUM_BROKERS):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
+                for number in range(NUM_BROKERS):
+                    for port in (first + PORT_STEP * number, first + PORT_STEP * number + 1):
+                        stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except (OSError, OverflowError):
                 continue
         return first, first + 1
 

@@ -6,7 +6,7 @@ and ``gspo check --explain`` are made from it.
 """
 
 from services.runtime.settings.sections.agent import AgentSection
-from services.runtime.settings.sections.broker import Broker
+from services.runtime.settings.sections.broker import MAX_PORT, NUMBER_MARK, PORT_STEP, Broker
 from services.runtime.settings.sections.data import DataSection
 from services.runtime.settings.sections.evaluation import ONLY_SET, Evaluation, EvaluationSet
 from services.runtime.settings.sections.learner import Learner, LoraSection
@@ -30,7 +30,10 @@ from services.runtime.settings.sections.settings import Settings
 from services.runtime.settings.sections.trackers import TrackersSection
 
 __all__ = [
+    "MAX_PORT",
+    "NUMBER_MARK",
     "ONLY_SET",
+    "PORT_STEP",
     "SCHEDULED",
     "AgentSection",
     "BatchSection",

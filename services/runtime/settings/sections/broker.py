@@ -20,9 +20,9 @@ class Broker(Section):
 
     work_endpoint: str = "tcp://127.0.0.1:7001"
     """Rollouts connect here; the broker binds it. Of several brokers, broker K's is this one with K in place of
-    ``{broker}``, or with a port that is 100 K higher where there is no ``{broker}``. One that binds every address stays as it
-    is. Several addresses with commas between them are those of a broker and its standbys: peers try one after another, and
-    each broker has its own address here."""
+    ``{broker}``, or with a port that is 100 K higher where there is no ``{broker}``. One that binds every address stays as
+    it is. Several addresses with commas between them are those of a broker and its standbys: peers try one after another,
+    and each broker has its own address here."""
     batch_endpoint: str = "tcp://127.0.0.1:7002"
     """The learner and ``gspo run`` connect here; the broker binds it. Of several brokers: as work_endpoint."""
     num_brokers: int = Field(1, ge=1, le=MAX_BROKERS)

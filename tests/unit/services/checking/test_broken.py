@@ -405,17 +405,17 @@ def test_files_that_are_no_weights_are_named(content: bytes, project: Project) -
 def test_brokers_that_share_a_run_are_counted_and_the_port_that_a_further_one_takes_is_noted(project: Project) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        work = taken.getsockname()[1] - 10
+        work = taken.getsockname()[1] - 1000
     project.keys |= {
         "broker.num_brokers": 2,
         "broker.work_endpoint": f"tcp://127.0.0.1:{work}",
         "broker.batch_endpoint": f"tcp://127.0.0.1:{work + 1}",
-        "learner.weights_endpoint": f"tcp://127.0.0.1:{work + 2}",
+        "learner.weights_endpoint": f"tcp://127.0.0.1:{work + 100}",
     }
     findings = project.findings(code=False)
     assert not failures(findings)
     texts = [each.text for each in findings]
-    both = f"learner.weights_endpoint and broker.work_endpoint of broker 1 are both {work + 2}: gspo run takes others"
+    both = f"learner.weights_endpoint and broker.work_endpoint of broker 1 are both {work + 100}: gspo run takes others"
     assert any(text.startswith(both) for text in texts), texts
     assert any(text.startswith("2 brokers, a learner and ") for text in texts), texts
 

@@ -10,7 +10,7 @@ import pytest
 from services.broker.store import LEDGER_FILE, NoLedger
 from services.cli.accept_loss import accept_loss_command
 from services.runs.audit import audit_run
-from services.runs.audit.across import Share, audit_across
+from services.runs.audit.across import SharedHistory, audit_across
 from services.runs.audit.findings import Findings
 from services.runs.backup import back_up
 from services.runtime.errors import ConfigurationError
@@ -89,9 +89,11 @@ def test_a_broker_that_was_away_need_not_know_a_version_in_whose_place_the_learn
     assert (found["versions differ"], found["trainings differ"]) == (0, 0)
 
 
-def share(versions: dict[int, tuple[int, str]], trained: set[tuple[int, int]]) -> Share:
+def share(versions: dict[int, tuple[int, str]], trained: set[tuple[int, int]]) -> SharedHistory:
     """Of a run of four trained batches."""
-    return Share(fingerprint="f", batches=frozenset(range(4)), versions=versions, trained=frozenset(trained), checkpointed=4)
+    return SharedHistory(
+        fingerprint="f", batches=frozenset(range(4)), versions=versions, trained=frozenset(trained), checkpointed=4
+    )
 
 
 def test_a_broker_that_was_ahead_need_not_know_what_the_learner_made_on_its_way_back() -> None:

@@ -325,10 +325,10 @@ def test_what_concerns_one_of_several_brokers_names_it() -> None:
     assert "--set broker.number=1" in silent
     (learner,) = wrong(of_two({}, {"learner": None}))
     assert "the learner is not connected to the broker-1" in learner
-    assert "tcp://127.0.0.1:7004" in learner
+    assert "tcp://127.0.0.1:7102" in learner
     (rollout,) = wrong(of_two({}, {"rollouts": {"rollout-0": "serving"}}))
     assert rollout.startswith("rollout-1 is not connected to the broker-1")
-    assert "tcp://127.0.0.1:7003" in rollout
+    assert "tcp://127.0.0.1:7101" in rollout
     stopped = replace(of_two({}, {}), status=None, holders={"broker-1": Holder(pid=17, suspended=True)})
     pages = {name: a_page(None, "connection refused") for name in HEALTHY.pages}
     first, second = wrong(replace(stopped, pages=pages))

@@ -15,7 +15,7 @@ from services.learner.broker.round import BatchRound
 from services.learner.broker.shares import merged, merged_answers
 from tests.support.broker.made_batches import MadeBatch
 from tests.support.learner.scripted_broker import answers_of
-from tests.support.learner.shares import a_share, announced, answers_of_shares
+from tests.support.shares.shares import a_share, announced, answers_of_shares
 
 END = EndOfRun(index=4, reason="stopped by operator: enough")
 SKIP = SkipBatch(index=4, reason="it crashed twice")

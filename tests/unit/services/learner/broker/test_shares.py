@@ -17,7 +17,7 @@ from services.learner.broker.batches import BatchAnnounced, PartArrived
 from services.learner.broker.shares import first_parts, merged, merged_answers, merged_report, merged_skip, versions_apart
 from tests.support.broker.made_batches import Made, all_rows, groups_of, made_batch
 from tests.support.learner.scripted_broker import answers_of
-from tests.support.learner.shares import a_share, a_trajectory_of, announced, answers_of_shares, with_report
+from tests.support.shares.shares import a_share, a_trajectory_of, announced, answers_of_shares, with_report
 
 SHARES = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=4)
 """Of each broker: the action tokens of its groups' trajectories."""

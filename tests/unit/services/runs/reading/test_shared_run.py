@@ -9,7 +9,8 @@ from services.broker.metrics_file import METRICS_FILE
 from services.broker.store import LEDGER_FILE
 from services.broker.store.lock import LedgerLock
 from services.cli.run.metrics_reader import event_rows
-from services.runs.reading import OpenRun, SharedRun, is_held, open_run
+from services.runs.ledgers import is_held
+from services.runs.reading import OpenRun, SharedRun, open_run
 from services.runs.record import read_record
 from services.runs.scripting.events import BatchMetrics, Tail
 from services.runs.scripting.run import TrainingRun
