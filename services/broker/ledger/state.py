@@ -291,8 +291,9 @@ class State:
             return [note, Save(row=self.groups.release(row.trajectory_id, failed=True))]
         if self.groups.group(row.group_id).split == "eval":
             return [note, *saves(self.groups.give_up(row.trajectory_id)), *self.close_evaluations()]
-        self.groups.release(row.trajectory_id, failed=True)
-        actions = [note, *self.drop_group(row.group_id, "failed")]
+        # Its row may be behind its chunks, and nobody will extend it any more.
+        whole = Save(row=self.groups.release(row.trajectory_id, failed=True))
+        actions = [note, whole, *self.drop_group(row.group_id, "failed")]
         failures = self.run.failures_in_a_row + 1
         actions += self.change_run(failures_in_a_row=failures)
         if failures >= self.config.failure_budget and not self.stop_reason:

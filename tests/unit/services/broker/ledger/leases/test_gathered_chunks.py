@@ -2,6 +2,7 @@
 
 import random
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,9 @@ A = SessionKey("rollout-a", "s")
 B = SessionKey("rollout-b", "s")
 
 
-def a_world() -> tuple[LedgerHarness, list[GrantLease]]:
-    """Two rollouts serve; A has four leases."""
-    world = LedgerHarness(config_with(group_size=4))
+def a_world(**changes: Any) -> tuple[LedgerHarness, list[GrantLease]]:
+    """Two rollouts serve; A has four leases. ``changes``: of the rules."""
+    world = LedgerHarness(config_with(group_size=4, **changes))
     world.hello(LEARNER, "learner")
     world.publish(1, 0)
     world.hello(A)
@@ -128,6 +129,16 @@ def test_what_writes_a_row_writes_it_with_the_chunks_that_it_was_behind() -> Non
         if isinstance(action, Save):
             world.store.commit(RowChanges(rows=[action.row]))
     assert world.store.number(stored.format(dropped)) == 5
+
+
+def test_a_failure_that_drops_its_group_writes_the_rows_that_were_behind_its_own_too() -> None:
+    world, leases = a_world(max_attempts=1)
+    for lease in leases:
+        world.send_chunks(A, [more(lease, 0, 2)])
+        world.send_chunks(A, [more(lease, 2, 3)])
+    world.fail(A, leases[0])
+    stored = "SELECT num_tokens FROM trajectories WHERE trajectory_id = {}"
+    assert [world.store.number(stored.format(lease.trajectory_id)) for lease in leases] == [5, 5, 5, 5]
 
 
 def test_the_chunk_of_a_stretch_that_is_too_much_is_refused_alone() -> None:
