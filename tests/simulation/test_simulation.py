@@ -13,7 +13,9 @@ from tests.simulation.search.shrink import shrink
 from tests.simulation.weather import plan_of
 from tests.simulation.world import Outcome, simulate
 
-NUM_SEEDS = 48
+NUM_SEEDS = 60
+pytestmark = pytest.mark.timeout(900)
+"""The seeds take over a minute where nothing else runs."""
 OFTEN = 2
 """How often each kind of weather must have come in these seeds."""
 KINDS = (
