@@ -190,8 +190,8 @@ DELIVERY = (
     Bug(
         name="a prompt is skipped",
         module="services.broker.ledger.state",
-        old="self.next_prompt += 1",
-        new="self.next_prompt += 2",
+        old="self.next_prompt += self.share.num_brokers",
+        new="self.next_prompt += 2 * self.share.num_brokers",
         invariants=("G2 no prompt",),
     ),
     Bug(

@@ -45,8 +45,8 @@ STORAGE = (
     Bug(
         name="a commit leaves the mark as it is",
         module="services.broker.store.store",
-        old="        self.newest = newest\n        self._write_mark()\n",
-        new="        self.newest = newest\n",
+        old="        self.newest = commit\n        self._write_mark()\n",
+        new="        self.newest = commit\n",
         invariants=("damage is an event", "G1", "G2", "no process ends by itself", "no peer"),
         weather=_an_old_copy_is_put_back(),
         seed=5,

@@ -126,7 +126,7 @@ TRAINING = (
         module="services.learner.service",
         old="if self._next_batch < self._newest_trained:\n            self._health.progress()\n            return",
         new="if False:\n            return",
-        invariants=("no peer",),
+        invariants=("no peer", "G3"),
     ),
     Bug(
         name="a checkpoint covers a batch whose report may be lost",
