@@ -170,7 +170,8 @@ async def test_an_agent_whose_call_is_cut_off_by_a_stop_has_not_failed(agents: A
 async def test_what_is_no_reward_fails_the_attempt(
     agents: Agents, tmp_path: Path, do: str, reason: str, failure: str | None
 ) -> None:
-    async with agents(function=function("misbehaves"), deadline_s=3.0) as run:
+    # Only the one that waits shall meet its deadline, however busy the machine is.
+    async with agents(function=function("misbehaves"), deadline_s=3.0 if do == "wait" else 60.0) as run:
         run.broker.retry_s = 0.0
         run.broker.grant(a_lease(tmp_path / "notes", do=do))
         release = await run.broker.expect(Release)
