@@ -20,7 +20,7 @@ from protocol.messages import (
 from protocol.messages.base import shortened
 from protocol.messages.work import RolloutStatus
 from services.rollout.brokers import AnnouncedVersions, Brokers, LeaseRequests
-from services.rollout.held import HeldLease, WorkSeen, keys_by_broker, num_by_broker
+from services.rollout.held_leases import HeldLease, WorkSeen, keys_by_broker, num_by_broker
 from services.rollout.metrics import STATUSES, RolloutMetrics
 from services.rollout.sglang import EngineError
 from services.rollout.turns import TurnTaker
