@@ -22,21 +22,14 @@ def decode_all(
     """
     longest = int(lengths_B.max())
     counts_BL = torch.arange(longest, device=lengths_B.device) < lengths_B[:, None]
-    # Beyond its end a row repeats its own first slot: never another request's, and never one without a number.
-    slots_BL = torch.where(counts_BL, slots_BL[:, :longest], slots_BL[:, :1])
     num_rows, num_heads, width = query_BHD.shape
     num_groups = keys_SKD.shape[1]
-
-    def cached(cache_SKD: torch.Tensor) -> torch.Tensor:
-        # index_select copies whole rows; an index of the same cache took five times as long.
-        rows_RW = cache_SKD.flatten(1).index_select(0, slots_BL.flatten())
-        return rows_RW.view(num_rows, longest, num_groups, -1).transpose(1, 2).to(query_BHD.dtype)
 
     result = scaled_dot_product_attention(
         # The heads of a group share keys, so they become queries of one head.
         query_BHD.view(num_rows, num_groups, num_heads // num_groups, width),
-        cached(keys_SKD),
-        cached(values_SKE),
+        _cached(keys_SKD, slots_BL, counts_BL).to(query_BHD.dtype),
+        _cached(values_SKE, slots_BL, counts_BL).to(query_BHD.dtype),
         attn_mask=counts_BL[:, None, None, :],
         scale=scaling,
     )
@@ -61,7 +54,6 @@ def extend_all(
     num_groups = keys_SKD.shape[1]
     in_group = num_heads // num_groups
     counts_BL = torch.arange(longest, device=lengths_B.device) < lengths_B[:, None]
-    slots_BL = torch.where(counts_BL, slots_BL[:, :longest], slots_BL[:, :1])
     is_new_BN = torch.arange(most_new, device=new_B.device) < new_B[:, None]
     query_BNHD = query_THD.new_zeros(num_rows, most_new, num_heads, width)
     query_BNHD[is_new_BN] = query_THD
@@ -69,17 +61,23 @@ def extend_all(
     last_seen_BN = torch.where(is_new_BN, (lengths_B - new_B)[:, None] + torch.arange(most_new, device=new_B.device), 0)
     sees_BNL = torch.arange(longest, device=lengths_B.device) <= last_seen_BN[:, :, None]
 
-    def cached(cache_SKD: torch.Tensor) -> torch.Tensor:
-        rows_RW = cache_SKD.flatten(1).index_select(0, slots_BL.flatten())
-        return rows_RW.view(num_rows, longest, num_groups, -1).transpose(1, 2).to(query_THD.dtype)
-
     grouped = query_BNHD.view(num_rows, most_new, num_groups, in_group, width).permute(0, 2, 3, 1, 4)
     result = scaled_dot_product_attention(
         grouped.reshape(num_rows, num_groups, in_group * most_new, width),
-        cached(keys_SKD),
-        cached(values_SKE),
+        _cached(keys_SKD, slots_BL, counts_BL).to(query_THD.dtype),
+        _cached(values_SKE, slots_BL, counts_BL).to(query_THD.dtype),
         attn_mask=sees_BNL[:, None].repeat(1, 1, in_group, 1),
         scale=scaling,
     )
     result = result.view(num_rows, num_groups, in_group, most_new, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
     output_THE.copy_(result[is_new_BN])
+
+
+def _cached(cache_SKD: torch.Tensor, slots_BL: torch.Tensor, counts_BL: torch.Tensor) -> torch.Tensor:
+    """What the cache has of each request's tokens [B, K, L, D], as long as ``counts_BL``, which says which of them count."""
+    num_rows, longest = counts_BL.shape
+    # Beyond its end a row repeats its own first slot: never another request's, and never one without a number.
+    own_BL = torch.where(counts_BL, slots_BL[:, :longest], slots_BL[:, :1])
+    # index_select copies whole rows; an index of the same cache took five times as long.
+    rows_RW = cache_SKD.flatten(1).index_select(0, own_BL.flatten())
+    return rows_RW.view(num_rows, longest, cache_SKD.shape[1], -1).transpose(1, 2)

@@ -118,10 +118,14 @@ class Training:
             line = {"event": "batch_skipped", "batch": trained.index, "policy_version": trained.policy_version}
             return [*saves(rows), WriteMetrics(line=line), Note(event="batch_skipped", fields={"batch": trained.index})]
         batch = state.batches.batch(trained.index)
+        report = {} if batch is None else batch_report(batch)
+        if state.config.num_brokers > 1:
+            # The learner says what all shares make together.
+            report |= {name: trained.metrics.get(name, value) for name, value in report.items()}
         self.tokens_per_s = None
         if batch is not None and self._last_trained_at is not None and now > self._last_trained_at:
-            num_tokens = trained.metrics.get("num_tokens") if state.config.num_brokers > 1 else None
-            self.tokens_per_s = (num_tokens or batch.stats.num_tokens) / (now - self._last_trained_at)
+            num_tokens = report["num_tokens"] or batch.stats.num_tokens
+            self.tokens_per_s = num_tokens / (now - self._last_trained_at)
         self._last_trained_at = self._quiet_since = now
         if not rows:
             return [Note(event="batch_trained", fields={"batch": trained.index, "again": True})]
@@ -131,10 +135,8 @@ class Training:
             line |= {
                 "assembled_at_version": batch.policy_version,
                 "num_resting_tasks": state.rests.num_resting(trained.index),
-                **batch_report(batch),
+                **report,
             }
-            if state.config.num_brokers > 1:
-                line |= {name: trained.metrics.get(name, value) for name, value in batch_report(batch).items()}
         fields = {"batch": trained.index, "reward": line.get("train/reward"), "lag": line.get("lag/mean"), "again": again}
         note = Note(event="batch_trained", fields=fields)
         return [*saves(rows), *saves(state.failures.trained(trained.index)), WriteMetrics(line=line), note]
