@@ -5,7 +5,11 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.support.processes.leftovers", "tests.support.postgres.fixtures"]
+pytest_plugins = [
+    "tests.support.processes.leftovers",
+    "tests.support.processes.session_logging",
+    "tests.support.postgres.fixtures",
+]
 
 # The same examples every time, however slow the machine: what fails is what the last change brought. Random search has
 # programs of its own (`make fuzz`, `make test-soak`).

@@ -1,10 +1,11 @@
 """Structured logs on standard error: one event per line, JSON unless it is a terminal."""
 
+import contextlib
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Final, TextIO, cast
 
@@ -182,3 +183,17 @@ def configure_logging(service: str, usual_level: str = "info") -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+@contextlib.contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Inside, nothing is logged: a command's own report says it better. After it the logging is what it was."""
+    before = structlog.get_config()
+    # Loggers that are used in here must not keep this level.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=False
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

@@ -3,15 +3,12 @@
 import argparse
 import asyncio
 import contextlib
-import logging
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TextIO
-
-import structlog
 
 from services.cli.console import PlainConsole
 from services.rollout.tokenizer import TokenizerError
@@ -25,7 +22,7 @@ from services.runtime.errors import (
     ServiceError,
     tell,
 )
-from services.runtime.logs import configure_logging
+from services.runtime.logs import configure_logging, quiet_logs
 from services.runtime.output import protect_result
 from services.runtime.settings import Settings, load_settings
 from services.trying.answering import AnswerSource, open_engine, require_directory
@@ -165,17 +162,10 @@ async def _play(arguments: argparse.Namespace, settings: Settings, output: TextI
 @contextlib.contextmanager
 def _logs() -> Iterator[None]:
     """Inside, what a rollout logs is not said: the report says it better. GSPO_LOG_LEVEL brings it back."""
-    before = structlog.get_config()
-    try:
+    with quiet_logs():
         if os.environ.get("GSPO_LOG_LEVEL"):
             configure_logging("try")
-        else:
-            structlog.configure(
-                wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=False
-            )
         yield
-    finally:
-        structlog.configure(**before)
 
 
 @contextlib.contextmanager

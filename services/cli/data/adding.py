@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import shutil
 import sys
@@ -13,13 +12,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from services.broker.refresh import INCOMING, REFUSED, read_additions
 from services.broker.rows import AdditionRow
 from services.broker.store import LEDGER_FILE, Reader, file_digest, reading
 from services.environments import MixedTasks, create_environment, create_task_set
 from services.runs.ledgers import ledger_directories
+from services.runtime.logs import quiet_logs
 from services.runtime.settings import read_run_settings
 
 LOOK_S: Final = 0.2
@@ -105,9 +103,8 @@ def _tasks_of(directory: Path, ledgers: Sequence[Path], added: Sequence[list[Add
     """The run's training tasks as they are now. Raises: ValueError, ConfigurationError."""
     settings = read_run_settings(directory)
     create = create_task_set if settings.agent.is_used else create_environment
-    # What is loaded is of interest in the broker's log alone.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    tasks = create(settings.environment.name, settings.environment.options).tasks("train")
+    with quiet_logs():  # What is loaded is of interest in the broker's log alone.
+        tasks = create(settings.environment.name, settings.environment.options).tasks("train")
     if not isinstance(tasks, MixedTasks):
         name = settings.environment.name
         raise ValueError(f'the environment "{name}" reads no files: tasks can be added to dataset and rows')
