@@ -6,10 +6,11 @@ Every process of the run is a target: the broker, the learner, the rollouts' age
 kills are SIGKILL, one is SIGTERM. After the last one the run continues undisturbed to its end. The checks are the held-out
 reward, the audit of the ledger, that no process and no file outside the run's directory is left, and how much each process's
 memory (USS) grew per minute. The exit status is 1 when a check fails. An interrupted run is not resumed: --directory is made
-anew.
+anew. With --database the brokers commit to a PostgreSQL of their own first, and that is a target, too.
 """
 
 import argparse
+import contextlib
 import json
 import platform
 import random
@@ -29,11 +30,14 @@ import psutil
 
 from benchmarks.random_kills.memory import Watch, growth_table, plot
 from services.runs.audit import audit_run
+from tests.support.postgres.fixtures import SynchronousDatabase, synchronous_database
 
 TARGET: Final = 0.85
 SAMPLE_S: Final = 2.0
 GRACE_S: Final = 120.0
 TARGETS: Final = ("broker", "learner", "agent", "sglang", "scheduler")
+DATABASE: Final = "database"
+"""Killed, and started again at once on its disk: the run's own processes are what comes back by itself."""
 MEMORY: Final = Path("/dev/shm")
 
 
@@ -57,15 +61,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the kills and of the run")
     parser.add_argument("--directory", type=Path, default=Path("runs/kills"))
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--database", action="store_true", help="also commit to PostgreSQL, which must be installed")
     arguments = parser.parse_args()
     shutil.rmtree(arguments.directory, ignore_errors=True)
     weights = Path(tempfile.mkdtemp(prefix="gspo-kills-", dir=MEMORY))
-    process = start(arguments, weights)
-    watch = Watch(psutil.Process(process.pid))
-    try:
-        kills = disturb(process, watch, arguments)
-    finally:
-        end(process)
+    with synchronous_database() if arguments.database else contextlib.nullcontext() as database:
+        if database is not None:
+            arguments.overrides.append(f"broker.database={database.conninfo}")
+        process = start(arguments, weights)
+        watch = Watch(psutil.Process(process.pid))
+        try:
+            kills = disturb(process, watch, arguments, database)
+        finally:
+            end(process)
     rows = recorded(arguments.directory)
     left = sorted(weights.iterdir())
     shutil.rmtree(weights)
@@ -94,7 +102,9 @@ def start(arguments: argparse.Namespace, weights: Path) -> "subprocess.Popen[byt
         return subprocess.Popen([*gspo, "run", str(arguments.config), "--plain", *flags], stdout=output, stderr=output)
 
 
-def disturb(process: "subprocess.Popen[bytes]", watch: Watch, arguments: argparse.Namespace) -> list[Kill]:
+def disturb(
+    process: "subprocess.Popen[bytes]", watch: Watch, arguments: argparse.Namespace, database: SynchronousDatabase | None
+) -> list[Kill]:
     """Kill, watch the memory, and wait for the run's end.
 
     Each kill waits for its own batch, drawn uniformly, and then for a random moment. So kills are spread over the run
@@ -113,7 +123,7 @@ def disturb(process: "subprocess.Popen[bytes]", watch: Watch, arguments: argpars
             plan.pop(0)
             due.append(now + rng.uniform(0, arguments.delay))
         for moment in [moment for moment in due if moment <= now]:
-            kill = kill_one(watch, rng, now, trained)
+            kill = kill_one(watch, rng, now, trained, database)
             if kill is not None:
                 due.remove(moment)
                 kills.append(kill)
@@ -125,9 +135,14 @@ def disturb(process: "subprocess.Popen[bytes]", watch: Watch, arguments: argpars
     return kills
 
 
-def kill_one(watch: Watch, rng: random.Random, now: float, trained: int) -> Kill | None:
+def kill_one(
+    watch: Watch, rng: random.Random, now: float, trained: int, database: SynchronousDatabase | None
+) -> Kill | None:
     """Choose a role first, then one of its processes, so that roles are hit equally often; None if no such process runs."""
-    target = rng.choice(TARGETS)
+    target = rng.choice(TARGETS if database is None else (*TARGETS, DATABASE))
+    if target == DATABASE and database is not None:
+        database.crash()
+        return Kill(time_s=now, role=target, signal=signal.SIGKILL.name, batches=trained)
     number = rng.choice([signal.SIGKILL] * 4 + [signal.SIGTERM])
     candidates = [life.process for life in watch.lives.values() if life.role == target and life.process.is_running()]
     if not candidates:

@@ -1,5 +1,6 @@
 """Fixtures of a database: one server for a whole session, a schema for each test."""
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,12 +23,17 @@ class SynchronousDatabase:
     def conninfo(self) -> str:
         return self.server.conninfo
 
+    def crash(self) -> None:
+        """Kill the server, and start it again on its disk."""
+        self.witness.stop()
+        self.server.kill()
+        self.server.start()
+        self.witness.start()
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[SynchronousDatabase]:
+
+@contextlib.contextmanager
+def synchronous_database() -> Iterator[SynchronousDatabase]:
     """A server that waits for a second disk with each commit."""
-    if programs() is None:
-        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
     with postgres_folder() as folder:
         server = PostgresServer(folder, "primary")
         server.make()
@@ -40,6 +46,15 @@ def postgres() -> Iterator[SynchronousDatabase]:
         finally:
             witness.stop()
             server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[SynchronousDatabase]:
+    """See ``synchronous_database``."""
+    if programs() is None:
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    with synchronous_database() as database:
+        yield database
 
 
 @pytest.fixture
