@@ -70,7 +70,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
     def page() -> TelemetryServer:
         return TelemetryServer(settings.security.metrics_host, metrics_port, registry, health)
 
-    async with _opened(settings, fingerprint, page, health, clock, stop) as opened:
+    async with _opened(settings, fingerprint, registry, page, health, clock, stop) as opened:
         if opened is None:
             log.info("broker_stopped")
             return
@@ -147,6 +147,7 @@ async def _serve(
 async def _opened(
     settings: Settings,
     fingerprint: str,
+    registry: CollectorRegistry,
     page: Callable[[], TelemetryServer],
     health: Health,
     clock: Clock,
@@ -167,7 +168,7 @@ async def _opened(
         raise ConfigurationError(f"broker.database needs psycopg: pip install 'psycopg[binary]>=3.2' ({error})") from error
     with page() as telemetry:
         log.info("waiting_to_lead", directory=str(settings.ledger_directory), metrics_port=telemetry.port)
-        async with lead(settings, fingerprint, health, clock, stop) as leading:
+        async with lead(settings, fingerprint, registry, health, clock, stop) as leading:
             yield None if leading is None else (leading.store, telemetry, leading)
 
 

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 from services.broker.database import Database, DatabaseLog, LeaderRow, claim, leader_of, open_log, release
 from services.broker.standby.ledger_copy import LedgerCopy
+from services.broker.standby.metrics import LeadershipMetrics
 from services.broker.standby.watch import LeaderWatch
 from services.broker.store import Store, StoreMismatch, StoreUnavailable
 from services.runtime.clock import Clock
@@ -100,7 +102,7 @@ class Leading:
 
 @asynccontextmanager
 async def lead(
-    settings: Settings, fingerprint: str, health: Health, clock: Clock, stop: asyncio.Event
+    settings: Settings, fingerprint: str, registry: CollectorRegistry, health: Health, clock: Clock, stop: asyncio.Event
 ) -> AsyncIterator[Leading | None]:
     """Wait as a standby until this broker leads the run. None: ``stop`` was set before.
 
@@ -111,7 +113,8 @@ async def lead(
     schema = f"{settings.broker.database_schema}_{settings.broker.number}"
     allow = settings.broker.allow_asynchronous_database
     databases = [Database(conninfo, schema, allow_asynchronous=allow) for _ in range(2)]
-    standby = Standby(databases[0], settings.ledger_directory, fingerprint, settings.broker.takeover_s, health, clock)
+    metrics, takeover_s = LeadershipMetrics(registry), settings.broker.takeover_s
+    standby = Standby(databases[0], settings.ledger_directory, fingerprint, takeover_s, metrics, health, clock)
     try:
         copy = await standby.run(stop)
         if copy is None:
@@ -133,7 +136,14 @@ class Standby:
     """Follows the log until it leads."""
 
     def __init__(
-        self, database: Database, directory: Path, fingerprint: str, takeover_s: float, health: Health, clock: Clock
+        self,
+        database: Database,
+        directory: Path,
+        fingerprint: str,
+        takeover_s: float,
+        metrics: LeadershipMetrics,
+        health: Health,
+        clock: Clock,
     ) -> None:
         self.log = DatabaseLog(database)
         self._database = database
@@ -141,6 +151,7 @@ class Standby:
         self._fingerprint = fingerprint
         self._watch = LeaderWatch(takeover_s)
         self._holder = holder_name(directory)
+        self._metrics = metrics
         self._health = health
         self._clock = clock
         self._warnings = OccasionalLog(log, clock)
@@ -189,8 +200,11 @@ class Standby:
             self._copy = LedgerCopy(self._directory, run, self.log)
         if not self._leads:
             seen = leader_of(self._database)
+            self._metrics.commits_behind.set(max(0, seen.confirmed - self._copy.store.newest.number))
             self._follow(seen.confirmed)
-            if not self._watch.may_take(seen.epoch, seen.renewals, seen.released, self._clock.now()):
+            may_take = self._watch.may_take(seen.epoch, seen.renewals, seen.released, self._clock.now())
+            self._metrics.leader_silent_s.set(self._watch.silent_s)
+            if not may_take:
                 self._tell(seen)
                 return False
             epoch = claim(self._database, seen, self._holder)
@@ -205,6 +219,9 @@ class Standby:
         self._follow(0 if newest is None else newest.number)
         self.log.confirmed = self._copy.store.newest.number
         self._copy.require_whole()
+        self._metrics.leads.set(1)
+        self._metrics.commits_behind.set(0)
+        self._metrics.leader_silent_s.set(0)
         return True
 
     def _follow(self, end: int) -> None:

@@ -12,7 +12,7 @@ import zmq.asyncio
 
 from services.broker.store import LEDGER_FILE, Reader, reading
 from tests.support.broker.peers import PROMPT_TOKENS, ScriptedLearner, ScriptedRollout, logprobs_of, tokens_of
-from tests.support.broker.process import BrokerDidNotStart, BrokerProcess, eventually
+from tests.support.broker.process import BrokerDidNotStart, BrokerProcess, eventually, scraped
 from tests.support.postgres.fixtures import SynchronousDatabase
 
 RUN_TIMEOUT_S = 120.0
@@ -97,6 +97,7 @@ async def test_a_leader_that_ends_in_order_gives_its_place_up_at_once_and_comes_
         assert loop.time() - began < TAKEOVER_S - 0.5
         assert second.last("leadership_taken")["silent_s"] < 1.5
         await second.serves()
+        await scraped(second, "gspo_broker_leads 1.0")
         await first.launch()
         await eventually(lambda: first.count("standby") == 1)
         assert await first.terminate() == 0
@@ -113,6 +114,8 @@ async def test_a_standby_says_whose_it_is_and_is_alive_and_not_ready_and_nobody_
         assert await second.http("/readyz") == (503, f"standby of {holder}\n")
         assert (await second.http("/healthz"))[0] == 200
         assert (await second.http("/startupz"))[0] == 200
+        await scraped(first, "gspo_broker_leads 1.0", "gspo_broker_leader_silent_seconds 0.0")
+        await scraped(second, "gspo_broker_leads 0.0", "gspo_broker_standby_commits_behind 0.0")
         written = [path.read_bytes() for path in first.run_directory.rglob("*") if path.is_file()]
         assert any(b'"database": "**********"' in each for each in written), "settings.json"
         assert not any(b"hunter2" in each for each in written)
