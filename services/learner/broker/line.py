@@ -85,8 +85,22 @@ class BrokerLine:
             self._opened.close()
 
     @property
+    def is_open(self) -> bool:
+        return self._opened is not None
+
+    @property
     def connected(self) -> bool:
         return self._opened is not None and self._opened.connected
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since anything was heard from the broker, or since the line was opened; 0 before."""
+        return 0.0 if self._opened is None else self._opened.silent_s
+
+    def be_quiet(self, *, quiet: bool) -> None:
+        """Say nothing to the broker while ``quiet``, as if cut off from it; afterwards everything that it has not heard."""
+        if self._opened is not None:
+            self._opened.be_quiet(quiet=quiet)
 
     @property
     def refused(self) -> str:

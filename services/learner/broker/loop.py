@@ -40,6 +40,8 @@ log = structlog.get_logger()
 
 REQUEST_INTERVAL_S: Final = 2.0
 HEARTBEAT_S: Final = 1.0
+WITHOUT_FIRST_S: Final = 5.0
+"""Silence of broker 0 after which nothing is said to the others: by then it may give the run to another learner."""
 MAX_ANNOUNCEMENTS: Final = 4
 """A publication and the report of its batch, with room to spare."""
 
@@ -106,6 +108,7 @@ class BrokerLoop:
         self._lines[0].open()
         self.encoding = False
         """Digests and a delta are being computed: that takes time, whatever the broker does."""
+        self._is_quiet = False
         self._policy_version = 0
         self.welcomes: Sequence[Welcome] = ()
         """See ``BrokerPort``."""
@@ -346,9 +349,22 @@ class BrokerLoop:
     async def _beat(self) -> None:
         """Tell the brokers that this learner lives, whatever its training thread does, so that it keeps the run."""
         while True:
+            self._follow_first()
             for line in self._lines:
                 await line.send(Heartbeat(policy_version=self._policy_version, status="serving", leases=[]))
             await asyncio.sleep(HEARTBEAT_S)
+
+    def _follow_first(self) -> None:
+        """Who is cut off from broker 0 keeps no place at the others: another learner that broker 0 admits needs all."""
+        first, *others = self._lines
+        # At the end of a run broker 0 ends when it is done, and the others still have to hear of it.
+        has_ended = self._round is not None and isinstance(self._round.answer(first.number), EndOfRun)
+        quiet = first.silent_s > WITHOUT_FIRST_S and not has_ended
+        if any(line.is_open for line in others) and quiet != self._is_quiet:
+            self._is_quiet = quiet
+            log.info("quiet_without_broker_0" if quiet else "broker_0_is_back", silent_s=round(first.silent_s, 1))
+        for line in others:
+            line.be_quiet(quiet=quiet)
 
 
 def _open_client(

@@ -116,6 +116,7 @@ class PeerClient:
         self._num_given_up = number * NUMBERS
         self._turned_away_at: float | None = None
         self._turned_away_s = 0.0
+        self._is_quiet = False
         self._warnings = OccasionalLog(log, clock)
         self.inbox: asyncio.Queue[Delivered] = asyncio.Queue(maxsize=spec.high_water_mark)
         self.welcome: Welcome | None = None
@@ -135,7 +136,7 @@ class PeerClient:
 
     @property
     def num_acknowledged(self) -> int:
-        """How many sequenced messages, from the first on, the other end has acknowledged."""
+        """Sequenced messages, from the first on."""
         return self._outbox.first_seq
 
     @property
@@ -180,12 +181,14 @@ class PeerClient:
             self.close()
 
     def close(self) -> None:
-        """Close a client whose ``run`` may never have begun. A second call does nothing.
-
-        A task that is cancelled before its first step never reaches its clean-up. libzmq's thread would then wait for ever
-        to report a handshake to the abandoned monitor.
-        """
+        """Also when ``run`` never began, or twice: libzmq would wait for ever to report to an abandoned monitor."""
         self._channel.close()
+
+    def be_quiet(self, *, quiet: bool) -> None:
+        """While ``quiet`` say nothing, as if cut off: others see this process go. Then a handshake, and all that is owed."""
+        if quiet:
+            self._welcomed.clear()
+        self._is_quiet = quiet
 
     async def connected_welcome(self) -> Welcome:
         """Wait for the handshake. Returns the other end's Welcome."""
@@ -285,6 +288,8 @@ class PeerClient:
             fingerprint=self._fingerprint,
             expected=self._expected,
         )
+        if self._is_quiet:
+            return  # The answer to a Hello from before.
         first = not self._welcomed.is_set()
         if first:
             log.info("connected", channel=self._spec.name, endpoint=self.endpoint, run_id=welcome.run_id)
@@ -348,14 +353,14 @@ class PeerClient:
 
     async def _look(self, now: float) -> None:
         """Ask for a sign of life, or connect again, when the other end answers nothing."""
+        if self._is_quiet:
+            return
         if self.inbox.full():
             self._liveness.heard()  # Answers may be there: it is our service that takes none.
         verdict = self._liveness.look(now)
         if verdict == "connect_again":
-            silent_s = round(now - self._last_heard, 1)
-            self._warnings.warning(
-                "connect_again", "silent", channel=self._spec.name, endpoint=self.endpoint, silent_s=silent_s
-            )
+            fields = {"endpoint": self.endpoint, "silent_s": round(now - self._last_heard, 1)}
+            self._warnings.warning("connect_again", "silent", channel=self._spec.name, **fields)
             await self._connect_again()
         elif verdict == "ask" and self._welcomed.is_set():
             await self._say_hello()
@@ -371,6 +376,8 @@ class PeerClient:
         await self._say_hello()
 
     async def _say_hello(self) -> None:
+        if self._is_quiet:
+            return
         self._last_hello = self._clock.now()
         self._liveness.sent()
         await self._channel.send(

@@ -1,6 +1,7 @@
 """The learner of a run that several brokers share, against scripted brokers over real ZeroMQ."""
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from protocol.messages import (
     Heartbeat,
     Hello,
     Published,
+    Pulse,
     Refused,
     Resume,
     SkipBatch,
@@ -27,6 +29,7 @@ from protocol.messages import (
     Trained,
     VersionScore,
 )
+from services.learner.broker import loop
 from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from services.learner.broker.parts import CREDIT, MOST_DAMAGED
 from services.learner.broker.shares import merged_answers
@@ -99,6 +102,47 @@ async def test_only_the_learner_that_broker_0_has_welcomed_says_hello_to_the_oth
         assert (welcome.policy_version, welcome.trained_batches, welcome.weights_digest) == (7, 0, "")
         assert welcome.next_batch == 2
         assert [each.policy_version for each in brokers.client.welcomes()] == [7, 8, 7]
+
+
+async def heard_until_quiet(brokers: Brokers, number: int, quiet_s: float = 0.5) -> None:
+    """Raises: TimeoutError when the learner goes on to speak."""
+    async with asyncio.timeout(20.0):
+        with contextlib.suppress(TimeoutError):
+            while True:
+                await asyncio.wait_for(brokers.ends[number].channel.receive(), quiet_s)
+
+
+async def test_without_broker_0_nothing_is_said_to_the_others_until_it_is_back(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a learner that broker 0 has admitted in its place would wait for the others for ever."""
+    monkeypatch.setattr(loop, "HEARTBEAT_S", 0.02)
+    async with connected(directory) as brokers:
+        await brokers.ends[1].expect(Heartbeat)
+        monkeypatch.setattr(loop, "WITHOUT_FIRST_S", 0.3)
+        await heard_until_quiet(brokers, 1)
+        await brokers.tell(Resume(next_batch=4))
+        await heard_until_quiet(brokers, 2)
+        monkeypatch.setattr(loop, "WITHOUT_FIRST_S", 20.0)
+        await brokers.reply(0, Pulse(policy_version=0, weights_endpoint=""))
+        for number in EVERYONE[1:]:
+            await brokers.welcome(number)
+            await brokers.ends[number].expect(Resume)
+            await brokers.ends[number].expect(Heartbeat)
+
+
+async def test_when_broker_0_has_ended_the_run_and_is_gone_the_others_still_hear_of_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "HEARTBEAT_S", 0.02)
+    async with connected(directory) as brokers:
+        await requested(brokers)
+        await brokers.reply(0, EndOfRun(index=REQUEST.index, reason="gspo stop"))
+        await brokers.ends[1].expect(StopRequest)
+        monkeypatch.setattr(loop, "WITHOUT_FIRST_S", 0.1)
+        for _ in range(20):
+            await brokers.ends[1].expect(Heartbeat)
+            await brokers.ends[2].expect(StopRequest)
 
 
 async def test_an_endpoint_that_another_broker_answers_is_named(directory: Path) -> None:
