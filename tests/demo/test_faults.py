@@ -1,6 +1,7 @@
 """Each process of a run is killed, and the run continues: nothing is lost, nothing trained twice. ``make test-demo``."""
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -8,6 +9,7 @@ import pytest
 
 from services.broker.store import reading
 from tests.support.broker.ledger_audit import audit
+from tests.support.postgres.fixtures import SynchronousDatabase
 from tests.support.processes.run_process import REPOSITORY, RunProcess
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(1500)]
@@ -66,10 +68,23 @@ def test_a_killed_engine_ends_its_rollout_which_hands_its_trajectories_back(tmp_
 
 
 def test_killed_brokers_come_back_and_the_run_continues(tmp_path: Path) -> None:
-    with multi_turn_run(tmp_path, "run.num_batches=12", "broker.num_brokers=2") as run:
+    require_that_brokers_come_back(tmp_path)
+
+
+def test_killed_brokers_with_a_database_and_the_killed_database_come_back_and_the_run_continues(
+    tmp_path: Path, postgres: SynchronousDatabase, schema: str
+) -> None:
+    database = (f"broker.database={postgres.conninfo}", f"broker.database_schema={schema}")
+    require_that_brokers_come_back(tmp_path, *database, crash=postgres.crash)
+
+
+def require_that_brokers_come_back(tmp_path: Path, *overrides: str, crash: Callable[[], None] = lambda: None) -> None:
+    with multi_turn_run(tmp_path, "run.num_batches=12", "broker.num_brokers=2", *overrides) as run:
         run.wait_until("third batch", lambda: len(run.rows("batch")) >= 3, 300)
         run.kill("services.broker", "broker.number=0")
         run.wait_until("two more batches", lambda: len(run.rows("batch")) >= 5, 120)
+        crash()
+        run.wait_until("two more batches", lambda: len(run.rows("batch")) >= 7, 120)
         run.kill("services.broker", "broker.number=1")
         assert run.wait_finished(900) == 0, run.tail()
     report = audit(tmp_path)
