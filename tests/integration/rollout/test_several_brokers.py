@@ -175,8 +175,8 @@ async def test_a_killed_broker_comes_back_and_its_trajectories_go_on(tmp_path: P
             for learner in run.learners:
                 tasks.create_task(learner.run())
             await eventually(lambda: bool(run.under_way(1)) and run.num_finished > 2)
-            await killed.kill()
             held, finished = run.under_way(1), run.num_finished
+            await killed.kill()
             await eventually(lambda: run.num_finished >= finished + 6)
             await eventually(lambda: run.health.ready() == (False, f"broker 1 at {run.brokers.clients[1].endpoint} is away"))
             await killed.start()
