@@ -20,9 +20,10 @@ from services.runtime.logs import configure_logging
 from services.runtime.settings import Settings, load_settings, override_settings, read_run_settings
 from services.tracking.clients import CLIENTS, Tracker, TrackerRun, find_client
 from services.tracking.cursor import Cursor, CursorFile, new_tracker_run
+from services.tracking.points import METRICS_FILE
 from services.tracking.provenance import code_version, flat_settings
 from services.tracking.samples import SampleReader
-from services.tracking.session import METRICS_FILE, Samples, TrackerSession
+from services.tracking.session import Samples, TrackerSession
 
 log = structlog.get_logger()
 

@@ -6,13 +6,14 @@ measure at each step.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from services.tracking.names import tracker_names, usable
 
 COUNTED: Final = ("dropped", "set_aside", "batch_skipped", "released")
+METRICS_FILE: Final = "metrics.jsonl"
 RECORD: Final = "progress/record"
 """The number of the last line of metrics.jsonl that a tracker has: so it can be asked where to go on."""
 
@@ -34,7 +35,9 @@ class Point:
 class Translation:
     """Turns the rows of one run into points; rows must come in order, from the first one."""
 
-    def __init__(self) -> None:
+    def __init__(self, others_until: Callable[[int], Iterable[Mapping[str, Any]]] = lambda batch: ()) -> None:
+        """``others_until``: further rows of the run's other brokers, up to a batch; they only count."""
+        self._others_until = others_until
         self._last: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
 
@@ -58,6 +61,8 @@ class Translation:
         keys = [key for key in row if event != "evaluation" or key.startswith("eval/")]
         values = {name: float(row[key]) for key, name in tracker_names(keys, event).items() if is_number(row[key])}
         if event == "batch":
+            for other in self._others_until(batch):
+                self._count(str(other.get("event")), other)
             values |= {name: float(number) for name, number in self._counts.items()}
         values[RECORD] = float(record)
         time = row.get("time")

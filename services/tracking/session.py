@@ -14,13 +14,13 @@ from services.runtime.errors import ServiceError
 from services.tracking.clients import Tracker
 from services.tracking.cursor import Cursor, CursorFile
 from services.tracking.follower import MetricsFollower
-from services.tracking.points import Point, Translation
+from services.tracking.others import OtherBrokers
+from services.tracking.points import METRICS_FILE, Point, Translation
 from services.tracking.samples import SampleReader, SampleTable
 
 log = structlog.get_logger()
 T = TypeVar("T")
 
-METRICS_FILE: Final = "metrics.jsonl"
 POLL_S: Final = 1.0
 FIRST_RETRY_S: Final = 2.0
 MOST_RETRY_S: Final = 60.0
@@ -93,7 +93,8 @@ class TrackerSession:
     def _feed(self, tracker: Tracker, stop: threading.Event) -> None:
         sent = _foreign(tracker.last_record)
         sent = self.cursor.record if sent is None else sent
-        follower, translation = MetricsFollower(self._directory / METRICS_FILE), Translation()
+        follower = MetricsFollower(self._directory / METRICS_FILE)
+        translation = Translation(OtherBrokers(self._directory).until)
         while True:
             last_time = stop.is_set()
             rows = follower.read()
