@@ -40,11 +40,13 @@ def spans_of_requests(directory: Path) -> Iterator[Span]:
         if '"event": "request.' not in line:
             continue
         row = json.loads(line[line.index("{") :])
-        rid, time = row["rid"], datetime.fromisoformat(row["timestamp"]).astimezone(UTC)
-        if row["event"] == "request.received":
-            received[rid] = time
-        elif "#" in rid:  # Ours; the server's own requests, before it is ready, have none.
-            yield received[rid], time
+        time = datetime.fromisoformat(row["timestamp"]).astimezone(UTC)
+        # Of several samples that were asked for together there is a list.
+        for rid in row["rid"] if isinstance(row["rid"], list) else [row["rid"]]:
+            if row["event"] == "request.received":
+                received[rid] = time
+            elif "#" in rid:  # Ours; the server's own requests, before it is ready, have none.
+                yield received[rid], time
 
 
 def has_stopped(process: psutil.Process) -> bool:
