@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from services.broker.metrics_file import METRICS_FILE
 from services.broker.store import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, reading
 from services.runtime.config_arguments import add_override_argument
 from services.runtime.errors import EXIT_FAILED, ConfigurationError, exit_status
@@ -20,7 +21,6 @@ from services.runtime.logs import configure_logging
 from services.runtime.settings import Settings, load_settings, override_settings, read_run_settings
 from services.tracking.clients import CLIENTS, Tracker, TrackerRun, find_client
 from services.tracking.cursor import Cursor, CursorFile, new_tracker_run
-from services.tracking.points import METRICS_FILE
 from services.tracking.provenance import code_version, flat_settings
 from services.tracking.samples import SampleReader
 from services.tracking.session import Samples, TrackerSession

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+from services.broker.metrics_file import METRICS_FILE
 from services.runs.ledgers import other_ledgers
 from services.tracking.follower import MetricsFollower, Row
-from services.tracking.points import METRICS_FILE
 
 
 class OtherBrokers:

@@ -13,7 +13,6 @@ from typing import Any, Final
 from services.tracking.names import tracker_names, usable
 
 COUNTED: Final = ("dropped", "set_aside", "batch_skipped", "released")
-METRICS_FILE: Final = "metrics.jsonl"
 RECORD: Final = "progress/record"
 """The number of the last line of metrics.jsonl that a tracker has: so it can be asked where to go on."""
 

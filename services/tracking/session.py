@@ -10,12 +10,13 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
+from services.broker.metrics_file import METRICS_FILE
 from services.runtime.errors import ServiceError
 from services.tracking.clients import Tracker
 from services.tracking.cursor import Cursor, CursorFile
 from services.tracking.follower import MetricsFollower
 from services.tracking.others import OtherBrokers
-from services.tracking.points import METRICS_FILE, Point, Translation
+from services.tracking.points import Point, Translation
 from services.tracking.samples import SampleReader, SampleTable
 
 log = structlog.get_logger()
