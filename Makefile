@@ -207,6 +207,7 @@ $(PARITY)/.installed: requirements/parity.txt | setup
 	@touch $@
 
 test-view: $(VIEW)/.installed ## the page of `gspo view` in real Chromium, with a live run and one of a million trajectories; needs chromium and the package index
+	@command -v chromium >/dev/null || { echo "chromium not found: install Chromium (Debian: apt-get install chromium)"; exit 1; }
 	$(VIEW)/bin/python -m pytest -m view tests/view
 
 $(VIEW)/.installed: requirements/view-tests.txt | setup

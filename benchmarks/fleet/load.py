@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
+from services.rollout.brokers.beats import HEARTBEAT_S
+
 EPISODES: Final = 64
 """Of each rollout at a time: the default of ``rollout.max_running``."""
 SHORTEST: Final = 2
@@ -22,6 +24,7 @@ class Load:
     """Chunks a second; 0: as many as are acknowledged."""
     chunk_tokens: int
     episodes: int = EPISODES
+    heartbeat_s: float = HEARTBEAT_S
 
 
 def num_chunks_of(trajectory_id: int) -> int:

@@ -209,7 +209,7 @@ async def opened(directory: Path, plan: Plan, module: str) -> AsyncIterator[tupl
     async with brokers.running() as broker, contextlib.AsyncExitStack() as stack:
         stack.callback(context.destroy, linger=0)
         learner = FakeLearner(context, broker.batch_endpoints, MonotonicClock())
-        arguments = (",".join(broker.work_endpoints), str(plan.load.pace), str(plan.load.chunk_tokens))
+        arguments = (",".join(broker.work_endpoints), str(plan.load.pace), str(plan.load.chunk_tokens), str(plan.lease_s))
         members = [
             stack.enter_context(Child("benchmarks.fleet.member", *arguments))
             for _ in range(min(plan.processes, plan.rollouts))

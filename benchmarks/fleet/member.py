@@ -1,8 +1,8 @@
 """A process of many rollouts: one JSON request a line on stdin, one JSON answer a line on stdout.
 
-    python -m benchmarks.fleet.member ENDPOINT[,ENDPOINT...] PACE CHUNK_TOKENS
+    python -m benchmarks.fleet.member ENDPOINT[,ENDPOINT...] PACE CHUNK_TOKENS LEASE_S
 
-A rollout has a connection to each endpoint, and shares its episodes and its pace out among them.
+A rollout has a connection to each endpoint, and shares its episodes, its pace and its heartbeats out among them.
 
 {"join": [NAMES]} is answered when all of them are welcome; {"lose": N} kills N without a Goodbye, {"leave": N} ends N in
 order. {"reset": true} begins a measurement, and {"figures": true} answers what was seen since then. {"watch": true} is asked
@@ -25,6 +25,7 @@ import zmq.asyncio
 
 from benchmarks.fleet.load import Load
 from benchmarks.fleet.rollout import FakeRollout, FleetFigures
+from services.rollout.brokers import Beats
 from services.runtime.clock import MonotonicClock
 from services.runtime.logs import configure_logging
 
@@ -155,9 +156,11 @@ async def serve(endpoints: Sequence[str], load: Load) -> None:
 
 def main() -> None:
     """See the module's text."""
-    endpoints, pace, chunk_tokens = sys.argv[1:]
+    endpoints, pace, chunk_tokens, lease_s = sys.argv[1:]
     configure_logging("fleet", "error")
-    asyncio.run(serve(endpoints.split(","), Load(pace=float(pace), chunk_tokens=int(chunk_tokens))))
+    beats = Beats(endpoints.count(",") + 1, lease_s=float(lease_s))
+    load = Load(pace=float(pace), chunk_tokens=int(chunk_tokens), heartbeat_s=beats.interval_s)
+    asyncio.run(serve(endpoints.split(","), load))
 
 
 if __name__ == "__main__":

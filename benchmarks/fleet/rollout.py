@@ -27,7 +27,6 @@ from protocol.messages import (
 from services.rollout.gathering import GatheringClient
 from services.runtime.clock import Clock
 
-HEARTBEAT_S = 1.0
 STEP_S = 0.25
 """Chunks of this long are ready together, as those of one decoding step are."""
 REQUEST_TIMEOUT_S = 2.0
@@ -155,10 +154,10 @@ class FakeRollout:
                     await self._say_serving()
 
     async def _beat(self) -> None:
-        await asyncio.sleep(self._phase * HEARTBEAT_S)
+        await asyncio.sleep(self._phase * self._load.heartbeat_s)
         while True:
             await self._say_serving()
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(self._load.heartbeat_s)
 
     async def _say_serving(self) -> None:
         leases = [LeaseKey(each.trajectory_id, each.epoch) for each in self._playing]

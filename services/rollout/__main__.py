@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.sessions import new_session
 from services.placement import require_driver, this_machine
-from services.rollout.brokers import open_brokers
+from services.rollout.brokers import Beats, open_brokers
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.opening import Policy, open_all_episodes, open_user_code
 from services.rollout.service import RolloutService
@@ -181,6 +181,7 @@ async def _generate(
                 clock=clock,
                 health=health,
                 metrics=metrics,
+                beats=Beats(len(brokers), lease_s=settings.broker.lease_s),
                 turns=None if lock is None else TurnTaker(sync, asks_of=lambda: brokers.there),
             )
             started.set()

@@ -1,7 +1,7 @@
 """A rollout: one SGLang server and the episodes in flight on it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -19,7 +19,7 @@ from protocol.messages import (
 )
 from protocol.messages.base import shortened
 from protocol.messages.work import RolloutStatus
-from services.rollout.brokers import AnnouncedVersions, Brokers, LeaseRequests
+from services.rollout.brokers import AnnouncedVersions, Beats, Brokers, LeaseRequests
 from services.rollout.held_leases import HeldLease, WorkSeen, keys_by_broker, num_by_broker
 from services.rollout.metrics import STATUSES, RolloutMetrics
 from services.rollout.sglang import EngineError
@@ -35,7 +35,6 @@ from services.runtime.telemetry import Health
 
 log = structlog.get_logger()
 
-HEARTBEAT_S: Final = 1.0
 ENGINE_FAILURES_ALLOWED: Final = 3
 STOP_SHARE: Final = 0.2
 """Share of rollout.drain_s in which the engine ends what it generates."""
@@ -60,11 +59,11 @@ class RolloutService:
         clock: Clock,
         health: Health,
         metrics: RolloutMetrics,
-        heartbeat_s: float = HEARTBEAT_S,
+        beats: Beats,
         turns: TurnTaker | None = None,
     ) -> None:
-        """``heartbeat_s``: how often to renew the leases, and to check whether to ask for more. ``turns``: on the engine's
-        device; None: it is the engine's alone."""
+        """``beats``: when to renew the leases, and to check whether to ask for more. ``turns``: on the engine's device;
+        None: it is the engine's alone."""
         self._episodes = episodes
         self._brokers = brokers
         self._sync = sync
@@ -72,7 +71,7 @@ class RolloutService:
         self._clock = clock
         self._health = health
         self._metrics = metrics
-        self._heartbeat_s = heartbeat_s
+        self._beats = beats
         self._turns = turns
         self._running: dict[int, HeldLease] = {}
         self._late: list[asyncio.Task[None]] = []
@@ -283,7 +282,7 @@ class RolloutService:
         log.info("draining", episodes=len(episodes), budget_s=self._settings.drain_s)
         try:
             async with asyncio.timeout(self._settings.drain_s):
-                await self._send_heartbeats()
+                await self._send_heartbeats(range(len(self._brokers)))
                 await self._stop_generating([episode.task for episode in episodes])
                 for episode in episodes:
                     episode.task.cancel("draining")
@@ -336,14 +335,15 @@ class RolloutService:
                 for ask in self._requests.ask(now, num_by_broker(self._running, self._brokers), self._may_ask):
                     if self._said[ask.broker] != "serving":
                         # A broker gives leases only to a rollout that has said that it serves.
-                        await self._send_heartbeats(ask.broker)
+                        await self._send_heartbeats([ask.broker])
                     version = self._sync.policy_version
                     if self._turns is not None:
                         self._turns.asked(version, len(self._running), ask.broker)
                     request = LeaseRequest(request_id=ask.request_id, capacity=ask.capacity, policy_version=version)
                     await self._brokers.clients[ask.broker].send(request)
             until = self._requests.pauses_until(now)
-            await until_stopped(self._wake, self._heartbeat_s if until is None else min(until - now, self._heartbeat_s))
+            beat_s = self._beats.heartbeat_s
+            await until_stopped(self._wake, beat_s if until is None else min(until - now, beat_s))
             self._wake.clear()
 
     def _may_ask(self, broker: int) -> bool:
@@ -353,14 +353,16 @@ class RolloutService:
     async def _beat(self) -> None:
         while True:
             self._health.beat()
-            await self._send_heartbeats()
-            await asyncio.sleep(self._heartbeat_s)
+            due = self._beats.next()
+            changed = [broker for broker in range(len(self._brokers)) if self._said[broker] != self._status_for(broker)]
+            await self._send_heartbeats({*due, *changed})
+            await asyncio.sleep(self._beats.heartbeat_s)
 
-    async def _send_heartbeats(self, *brokers: int) -> None:
-        """To ``brokers``; without any: to all. Each hears of its own leases."""
+    async def _send_heartbeats(self, brokers: Collection[int]) -> None:
+        """Each hears of its own leases."""
         self._report()
         leases = keys_by_broker(self._running, self._brokers)
-        for broker in brokers or range(len(self._brokers)):
+        for broker in brokers:
             self._said[broker] = status = self._status_for(broker)
             beat = Heartbeat(policy_version=self._sync.policy_version, status=status, leases=leases[broker])
             await self._brokers.clients[broker].send(beat)

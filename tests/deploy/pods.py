@@ -70,7 +70,7 @@ def probes(cluster: Cluster) -> Iterator[str]:
         wanted = {"startupProbe": ("/healthz", "/readyz"), "readinessProbe": ("/readyz",), "livenessProbe": ("/healthz",)}
         if pods.role == "rollout":
             wanted["startupProbe"] = ("/startupz",)  # /healthz is 200 long before SGLang has loaded its model
-        if pods.role == "broker" and len(pods.indices) > 1:
+        if pods.role == "broker" and any(each["name"] == "GSPO_BROKER__DATABASE" for each in pods.main.get("env", [])):
             wanted["startupProbe"] = ("/startupz",)  # a standby is not ready until it leads
         if pods.role == "learner-worker":
             del wanted["readinessProbe"]

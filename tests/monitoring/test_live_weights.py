@@ -16,7 +16,7 @@ from protocol.messages import Published, TensorInfo
 from services.learner.metrics import LearnerMetrics
 from services.learner.weights.server import WeightServer
 from services.learner.weights.snapshot import SnapshotStore
-from services.rollout.brokers import Brokers
+from services.rollout.brokers import Beats, Brokers
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.service import RolloutService
 from services.rollout.tokenizer import ChatTokenizer
@@ -106,6 +106,7 @@ class Fleet:
             clock=self.clock,
             health=health,
             metrics=metrics,
+            beats=Beats(1, lease_s=15.0),
         )
         self.ports = {
             name: stack.enter_context(TelemetryServer("127.0.0.1", 0, registry, Health(self.clock, 60))).port

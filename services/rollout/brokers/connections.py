@@ -11,12 +11,13 @@ from protocol.channels import WORK
 from protocol.codec import Array
 from protocol.messages import Message
 from protocol.sessions import new_session
+from services.rollout.brokers.beats import INTERVAL_MOST_S
 from services.rollout.gathering import Gatherable, GatheringClient
 from services.runtime.clock import Clock
 from services.runtime.net import PeerClient, Security
 from services.runtime.settings import Settings, run_fingerprint
 
-SILENT_S: Final = 5.0
+SILENT_S: Final = 4.0 + INTERVAL_MOST_S
 """A broker answers every heartbeat: after this silence it is away."""
 
 

@@ -7,8 +7,10 @@ import pytest
 
 from protocol.channels import WORK
 from protocol.messages import Chunk, Finish, Heartbeat, Lease, LeaseKey, LeaseRequest, Message, Pulse, Release
+from services.rollout.brokers import Beats
 from services.rollout.brokers.connections import SILENT_S
 from services.rollout.tokenizer import ChatTokenizer
+from tests.support.broker.process import eventually
 from tests.support.broker.scripted_broker import ScriptedBroker
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 from tests.support.episodes import a_new_lease, no_tokens, whole
@@ -37,8 +39,22 @@ def a_pulse(policy_version: int = 3, *, stopping: bool = False) -> Pulse:
     return Pulse(policy_version=policy_version, weights_endpoint=f"tcp://w:{policy_version}", stopping=stopping)
 
 
+class NeverDue(Beats):
+    num_beats = 0
+
+    def next(self) -> list[int]:
+        self.num_beats += 1
+        return []
+
+
 def of_episodes(messages: list[Message]) -> set[int]:
     return {each.trajectory_id for each in messages if isinstance(each, Chunk | Finish | Release)}
+
+
+def status_of(broker: ScriptedBroker) -> str:
+    """What the rollout has said last; empty: nothing."""
+    beats = broker.of(Heartbeat)
+    return beats[-1].status if beats else ""
 
 
 async def all_held(run: Running) -> None:
@@ -81,6 +97,16 @@ async def test_each_broker_gets_its_share_of_the_places_and_what_is_its_own(runn
         assert {finish.trajectory_id for finish in broker.of(Finish)} == mine
         named = {lease.trajectory_id for beat in broker.of(Heartbeat) for lease in beat.leases}
         assert named == mine
+
+
+async def test_brokers_hear_of_a_change_before_their_heartbeat_is_due(running: Start) -> None:
+    beats = NeverDue(NUM_BROKERS, lease_s=15.0, heartbeat_s=0.05)
+    async with running(num_brokers=NUM_BROKERS, beats=beats) as run:
+        run.sync.serve(0, quarantined="the engine does not hold what was sent")
+        await eventually(lambda: all(status_of(broker) == "quarantined" for broker in run.scripted))
+        heard, beaten = [len(broker.of(Heartbeat)) for broker in run.scripted], beats.num_beats
+        await eventually(lambda: beats.num_beats > beaten + 2)
+        assert [len(broker.of(Heartbeat)) for broker in run.scripted] == heard
 
 
 async def test_places_of_a_broker_without_work_go_to_the_others_and_never_more_than_there_are(running: Start) -> None:

@@ -13,7 +13,7 @@ from protocol.channels import WORK
 from protocol.limits import MAX_TURNS
 from services.broker.store.store import Store
 from services.environments import create_environment
-from services.rollout.brokers import Brokers
+from services.rollout.brokers import Beats, Brokers
 from services.rollout.environment_loop import EnvironmentLoop
 from services.rollout.gathering import GatheringClient
 from services.rollout.metrics import RolloutMetrics
@@ -100,7 +100,7 @@ class SharedRun:
             clock=clock,
             health=self.health,
             metrics=metrics,
-            heartbeat_s=0.1,
+            beats=Beats(NUM_BROKERS, lease_s=15.0, heartbeat_s=0.1),
         )
 
     def under_way(self, broker: int) -> set[int]:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from protocol.channels import WORK
 from protocol.limits import MAX_TURNS
-from services.rollout.brokers import Brokers
+from services.rollout.brokers import Beats, Brokers
 from services.rollout.environment_loop import EnvironmentLoop
 from services.rollout.gathering import MAX_WAITING, GatheringClient
 from services.rollout.metrics import RolloutMetrics
@@ -130,6 +130,7 @@ class RolloutProcess:
             clock=machinery.clock,
             health=Health(machinery.clock, MAX_QUIET_S),
             metrics=metrics,
+            beats=Beats(len(brokers), lease_s=settings.broker.lease_s),
         )
         try:
             await self._service.run(stop)

@@ -13,7 +13,7 @@ from protocol.messages import (
     Heartbeat,
     Lease,
 )
-from services.rollout.brokers import Brokers
+from services.rollout.brokers import Beats, Brokers
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.service import RolloutService
 from services.rollout.tokenizer import ChatTokenizer
@@ -85,6 +85,7 @@ class Running:
         drain_s: float,
         max_running: int,
         num_brokers: int = 1,
+        beats: Beats | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.scripted = [ScriptedBroker(context, spec) for _ in range(num_brokers)]
@@ -98,6 +99,7 @@ class Running:
         self.stop = asyncio.Event()
         self.brokers = Brokers([a_client(context, spec, each.endpoint, clock=self.clock) for each in self.scripted])
         self.client = self.brokers.clients[0]
+        self.beats = beats or Beats(num_brokers, lease_s=15.0, heartbeat_s=0.05)
         self.settings = Rollout(max_running=max_running, drain_s=drain_s)
         self.prompt_tokens = len(tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}]))
 
@@ -122,7 +124,7 @@ class Running:
             clock=self.clock,
             health=self.health,
             metrics=self.metrics,
-            heartbeat_s=0.05,
+            beats=self.beats,
             turns=TurnTaker(self.sync, look_s=0.001) if takes_turns else None,  # type: ignore[arg-type]
         )
         await service.run(self.stop)
@@ -150,10 +152,11 @@ def starter(tokenizer: ChatTokenizer) -> Start:
         *,
         takes_turns: bool = False,
         num_brokers: int = 1,
+        beats: Beats | None = None,
     ) -> AsyncIterator[Running]:
         """Runs until the block ends; then the service must end by itself."""
         async with zmq_context() as context:
-            run = Running(context, tokenizer, spec, drain_s, max_running, num_brokers)
+            run = Running(context, tokenizer, spec, drain_s, max_running, num_brokers, beats)
             async with in_background(*(each.serve() for each in run.scripted)):
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(run.serve(run.environment_loop(), takes_turns=takes_turns))
