@@ -15,7 +15,7 @@ def accept_loss_command(directory: Path) -> int:
     if several:
         print(
             f"gspo accept-loss: {len(several) + 1} brokers share this run, and what one has lost the others have trained "
-            "on: restore a copy of the whole directory, or begin a new run from the last checkpoint's weights (model.path)",
+            "on: restore a backup (gspo restore), or begin a new run from the last checkpoint's weights (model.path)",
             file=sys.stderr,
         )
         return EXIT_FAILED

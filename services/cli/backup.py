@@ -29,6 +29,12 @@ def backup_command(directory: Path, destination: Path | None) -> int:
         f"{path}: {manifest.num_bytes / MIB:,.1f} MiB, {manifest.new_bytes / MIB:,.1f} of them new; {manifest.num_batches} "
         f"batches, checkpoints after {positions}",
     )
+    if not manifest.one_moment:
+        _say(
+            console,
+            f"its {manifest.num_brokers} ledgers are of different moments, because the run went on: gspo restore puts it "
+            f"back as its newest checkpoint had it, after {manifest.positions[-1]} batches",
+        )
     return 0
 
 

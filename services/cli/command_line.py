@@ -79,7 +79,8 @@ Status 0: clean; 1: violations; 2: no run there.
 
 BACKUP_DESCRIPTION: Final = """\
 Copy a run to a new directory in DEST: one state of its ledger, the checkpoints and archive files that belong to it, settings
-and metrics. The run may go on meanwhile. Files that an earlier backup in DEST has are linked to it, so that each backup is
+and metrics. The run may go on meanwhile; the ledgers of several brokers are then of different moments, and are restored as
+the newest checkpoint had them. Files that an earlier backup in DEST has are linked to it, so that each backup is
 whole and only what is new takes room; to remove a backup, delete its directory. A backup that was interrupted is not
 listed, and the next one removes it.
 

@@ -60,7 +60,7 @@ def test_two_pairs_of_ranks_train_other_sequences(work: Path, one: Results, four
     single = one[0]["single"]
     for name in ("sp2-of-4-0", "sp2-of-4-2", "sp2-of-4-3", "sp4"):
         assert four[3][name].get("error") is None, four[3][name]
-        assert four[0][name]["losses"] == pytest.approx(single["losses"], rel=1e-5), name
+        assert four[0][name]["losses"] == pytest.approx(single["losses"], rel=1e-5, abs=1e-7), name
         assert four[0][name]["experts"] == pytest.approx(single["experts"], rel=1e-6), name
         require_gradients(work, name, "single")
 

@@ -1,14 +1,11 @@
-"""Makes a backup of a run that may be going on: one state of the ledger, and the files that belong to it.
+"""Makes a backup of a run that may be going on: the ledger of each broker, and the files that belong to them.
 
-The checkpoints are held by hard links while they are copied, because the learner removes old ones. The ledger is copied in
-one read transaction; everything else that is copied never changes once it is there.
+What is copied beside the ledgers never changes once it is there.
 """
 
 import os
-import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -25,25 +22,16 @@ from services.broker.store import (
     Reader,
     file_digest,
     mark_ledger,
-    reading,
     refusing_damage,
     require_whole,
 )
-from services.runs.audit import Checkpoint, read_checkpoints
+from services.runs.backup.ledgers import CHECKPOINTS, CopiedLedgers, Say, copy_ledgers, held_checkpoints
 from services.runs.backup.manifest import FORMAT, MANIFEST, BackupDamaged, BackupFile, BackupManifest, list_backups
-from services.runtime.durable import make_partial_directory, partial_path, publish_directory, remove_leftovers
-from services.runtime.errors import ConfigurationError, ServiceError
-from services.runtime.settings import read_run_settings
+from services.runs.ledgers import ledger_directories
+from services.runtime.durable import make_partial_directory, publish_directory, remove_leftovers
+from services.runtime.settings import SETTINGS_FILE
 
-CHECKPOINTS: Final = "checkpoints"
-SETTINGS: Final = "settings.json"
-_HELD: Final = ".backup-"
-_ATTEMPTS: Final = 5
-_PAGES: Final = 4096
-_SAID_FROM: Final = 65536
-"""Pages of a ledger whose copy takes long enough to be shown."""
 _BLOCK: Final = 1 << 20
-Say = Callable[[str], None]
 
 
 def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupManifest]:
@@ -52,146 +40,78 @@ def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupM
     What an earlier backup there holds already is linked to. Raises: NoLedger, ConfigurationError, StoreCorrupt,
     StoreDamaged, BackupDamaged, ServiceError, OSError.
     """
-    require_one_broker(directory, "backup")
-    if (directory / LEDGER_FILE).is_file():
-        # The copy gets a mark of its own, which must not hide what is missing here.
-        require_whole(directory / LEDGER_FILE)
+    sources = ledger_directories(directory)
+    for source in sources:
+        if (source / LEDGER_FILE).is_file():
+            # The copy gets a mark of its own, which must not hide what is missing here.
+            require_whole(source / LEDGER_FILE)
     destination.mkdir(parents=True, exist_ok=True)
     remove_leftovers(destination)
     earlier = list_backups(destination)
     name = f"{datetime.now(tz=UTC):%Y-%m-%dT%H-%M-%S.%fZ}"
     partial = make_partial_directory(destination / name)
-    with _held_checkpoints(directory) as held:
-        checkpoints = _copy_ledger(directory, held, partial / LEDGER_FILE, say)
+    with held_checkpoints(directory) as held:
+        copied = copy_ledgers(directory, held, partial, say)
         copying = _Copying(partial, earlier[-1] if earlier else None, say)
-        copying.add(SETTINGS, directory / SETTINGS)
-        for checkpoint in checkpoints:
+        for checkpoint in copied.checkpoints:
             for path in sorted((held / CHECKPOINTS / checkpoint.name).rglob("*")):
                 if path.is_file():
                     copying.add(str(path.relative_to(held)), path)
         if (directory / CHECKPOINTS / "last-version").is_file():
             copying.add(f"{CHECKPOINTS}/last-version", directory / CHECKPOINTS / "last-version")
-    manifest = _rest(directory, partial, name, copying, checkpoints)
+    manifest = _rest(directory, partial, name, copying, copied)
     (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     publish_directory(partial, destination / name)
     return destination / name, manifest
 
 
-def require_one_broker(directory: Path, command: str) -> None:
-    """Raises: ConfigurationError for a run of several brokers."""
-    num_brokers = read_run_settings(directory).broker.num_brokers
-    if num_brokers > 1:
-        raise ConfigurationError(
-            f"{directory} is shared by {num_brokers} brokers, and gspo {command} knows runs of one: the ledgers must be of "
-            "one moment. Stop the run (gspo stop), and copy its whole directory (cp -a)"
-        )
-
-
-def _rest(directory: Path, partial: Path, name: str, copying: "_Copying", checkpoints: list[Checkpoint]) -> BackupManifest:
-    """Copy what the ledger's copy names, and describe the whole."""
-    with refusing_damage(partial / LEDGER_FILE), closing(sqlite3.connect(partial / LEDGER_FILE)) as connection:
-        reader = Reader(partial / LEDGER_FILE, connection)
-        for row in reader.rows(ArchiveRow, "ORDER BY archive"):
-            path = f"{ARCHIVE_DIRECTORY}/{row.name}"
-            if copying.add(path, directory / path).sha256 != row.sha256:
-                raise BackupDamaged(f"{directory / path} is damaged: `gspo audit {directory}` says what it held")
-        for addition in reader.rows(AdditionRow, "ORDER BY number"):
-            copying.add(f"{ADDED_DIRECTORY}/{addition.name}", directory / ADDED_DIRECTORY / addition.name)
-        MetricsFile(partial / METRICS_FILE).append(reader.metrics_after(0))
-        num_batches = reader.number("SELECT count(*) FROM batches")
-        run_id = str(connection.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()[0])
-    if checkpoints:
-        (partial / CHECKPOINTS / "latest").write_text(checkpoints[-1].name + "\n", encoding="utf-8")
-    mark_ledger(partial / LEDGER_FILE)
-    for path in (LEDGER_FILE, MARK_FILE, METRICS_FILE, f"{CHECKPOINTS}/latest"):
-        if (partial / path).is_file():
-            copying.describe(path)
+def _rest(directory: Path, partial: Path, name: str, copying: "_Copying", copied: CopiedLedgers) -> BackupManifest:
+    """Copy what the ledgers' copies name, and describe the whole."""
+    of_ledgers = [
+        _beside(source, partial, str(source.relative_to(directory)), copying) for source in ledger_directories(directory)
+    ]
+    if copied.checkpoints:
+        latest = f"{CHECKPOINTS}/latest"
+        (partial / latest).write_text(copied.checkpoints[-1].name + "\n", encoding="utf-8")
+        copying.describe(latest)
     return BackupManifest(
         format=FORMAT,
         name=name,
-        run_id=run_id,
+        run_id=of_ledgers[0][0],
         source=str(directory.resolve()),
-        num_batches=num_batches,
-        positions=sorted({checkpoint.batch_position for checkpoint in checkpoints}),
+        num_batches=min(num_batches for _, num_batches in of_ledgers),
+        positions=sorted({checkpoint.batch_position for checkpoint in copied.checkpoints}),
+        one_moment=copied.one_moment,
+        num_brokers=len(of_ledgers),
         new_bytes=copying.new_bytes,
         files=copying.files,
     )
 
 
-@contextmanager
-def _held_checkpoints(directory: Path) -> Iterator[Path]:
-    """A directory for links on the file system of the checkpoints."""
-    for left in directory.glob(f"{_HELD}*"):
-        shutil.rmtree(left)
-    held = directory / f"{_HELD}{os.getpid()}"
-    (held / CHECKPOINTS).mkdir(parents=True)
-    try:
-        yield held
-    finally:
-        shutil.rmtree(held)
+def _beside(source: Path, partial: Path, where: str, copying: "_Copying") -> tuple[str, int]:
+    """Copy what one ledger's copy in ``where`` names. Returns its run, and how many batches it has."""
+    ledger = partial / where / LEDGER_FILE
 
+    def add(path: str) -> BackupFile:
+        return copying.add(os.path.normpath(f"{where}/{path}"), source / path)
 
-def _copy_ledger(directory: Path, held: Path, copy: Path, say: Say) -> list[Checkpoint]:
-    """Copy one state of the ledger, and hold the checkpoints that belong to it. Returns these, oldest first."""
-    for _ in range(_ATTEMPTS):
-        _hold(directory, held)
-        copy.unlink(missing_ok=True)
-        _snapshot(directory, copy, say)
-        # Once more: the newest checkpoint that the ledger knows may be newer than the first look.
-        _hold(directory, held)
-        with closing(sqlite3.connect(copy)) as connection:
-            reader = Reader(copy, connection)
-            covered = reader.number("SELECT max(next_batch) FROM checkpointed")
-            assembled = reader.number("SELECT count(*) FROM batches")
-            newest = reader.number("SELECT max(policy_version) FROM versions")
-        # Others are newer than this state of the ledger.
-        fitting = [
-            each for each in read_checkpoints(held) if each.batch_position <= assembled and each.policy_version <= newest
-        ]
-        if not covered or any(each.batch_position >= covered for each in fitting):
-            return fitting
-        say("the learner replaced its checkpoints meanwhile; once more")
-    raise ServiceError(
-        f"{directory}: a checkpoint covers {covered} batches, says the ledger, and none is there that does; "
-        f"`gspo audit {directory}` says what is missing"
-    )
-
-
-def _hold(directory: Path, held: Path) -> None:
-    """Link every complete checkpoint that is not held yet."""
-    for checkpoint in read_checkpoints(directory):
-        source, link = directory / CHECKPOINTS / checkpoint.name, held / CHECKPOINTS / checkpoint.name
-        if link.exists():
-            continue
-        partial = partial_path(link)
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            shutil.copytree(source, partial, copy_function=_link)
-        except (FileNotFoundError, shutil.Error):
-            shutil.rmtree(partial, ignore_errors=True)  # The learner removes it just now.
-            continue
-        partial.rename(link)
-
-
-def _link(source: str, destination: str) -> None:
-    try:
-        os.link(source, destination)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copy2(source, destination)
-
-
-def _snapshot(directory: Path, copy: Path, say: Say) -> None:
-    def progress(_: int, remaining: int, total: int) -> None:
-        if total > _SAID_FROM:
-            say(f"ledger: {100 * (total - remaining) // total} %")
-
-    with refusing_damage(directory / LEDGER_FILE), reading(directory) as connection:
-        with closing(sqlite3.connect(copy)) as target:
-            connection.backup(target, pages=_PAGES, progress=progress, sleep=0)
-            # One file without a log, whoever copies it on.
-            target.execute("PRAGMA journal_mode = DELETE")
+    add(SETTINGS_FILE)
+    with refusing_damage(ledger), closing(sqlite3.connect(ledger)) as connection:
+        reader = Reader(ledger, connection)
+        for row in reader.rows(ArchiveRow, "ORDER BY archive"):
+            path = f"{ARCHIVE_DIRECTORY}/{row.name}"
+            if add(path).sha256 != row.sha256:
+                raise BackupDamaged(f"{source / path} is damaged: `gspo audit {source}` says what it held")
+        for addition in reader.rows(AdditionRow, "ORDER BY number"):
+            add(f"{ADDED_DIRECTORY}/{addition.name}")
+        MetricsFile(ledger.parent / METRICS_FILE).append(reader.metrics_after(0))
+        num_batches = reader.number("SELECT count(*) FROM batches")
+        run_id = str(connection.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()[0])
+    mark_ledger(ledger)
+    for path in (LEDGER_FILE, MARK_FILE, METRICS_FILE):
+        if (ledger.parent / path).is_file():
+            copying.describe(os.path.normpath(f"{where}/{path}"))
+    return run_id, num_batches
 
 
 class _Copying:

@@ -1,6 +1,6 @@
 """What a backup holds: its files with their digests, and which batches it can be restored to.
 
-DESTINATION/2026-11-22T10-30-00Z/       one backup: a run directory, and
+DESTINATION/2026-11-22T10-30-00Z/       one backup: a run directory (with broker-1 ... of several brokers), and
     backup.json                         this manifest, written last
 DESTINATION/.partial-...                one that was interrupted: nothing reads it, and the next backup removes it
 """
@@ -13,7 +13,9 @@ import msgspec
 from services.runtime.errors import ServiceError
 
 MANIFEST: Final = "backup.json"
-FORMAT: Final = 1
+FORMAT: Final = 2
+FORMATS: Final = (1, FORMAT)
+"""Those that are read. Format 1 is of one broker."""
 
 
 class BackupDamaged(ServiceError):
@@ -39,6 +41,9 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     """Batches assembled."""
     positions: list[int]
     """The numbers of batches that its checkpoints cover: what --batch can be."""
+    one_moment: bool = True
+    """Whether the ledgers of several brokers are of one moment; otherwise they are only restored as of a checkpoint."""
+    num_brokers: int = 1
     new_bytes: int
     """Bytes that were copied; the other files are hard links to those of an earlier backup."""
     files: dict[str, BackupFile]
@@ -55,9 +60,9 @@ def read_manifest(backup: Path) -> BackupManifest:
         manifest = msgspec.json.decode(path.read_bytes(), type=BackupManifest)
     except (OSError, ValueError, RecursionError) as error:
         raise BackupDamaged(f"{path} cannot be read: {error}; use another backup") from error
-    if manifest.format != FORMAT:
+    if manifest.format not in FORMATS:
         raise BackupDamaged(
-            f"{path} has format {manifest.format}, this release reads {FORMAT}: use the release that made it"
+            f"{path} has format {manifest.format}, this release reads {FORMATS[0]} to {FORMAT}: use the release that made it"
         )
     return manifest
 

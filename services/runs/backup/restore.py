@@ -1,7 +1,6 @@
 """Puts a backup into a new run directory, as it was or as the run stood when a checkpoint covered fewer batches."""
 
 import json
-import shutil
 import sqlite3
 import uuid
 from collections.abc import Callable
@@ -11,35 +10,42 @@ from pathlib import Path
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.store import ARCHIVE_DIRECTORY, LEDGER_FILE, Reader, refusing_damage, rewrite_ledger
 from services.runs.audit import Checkpoint, read_checkpoints
-from services.runs.backup.backup import CHECKPOINTS, SETTINGS, copy_and_digest
+from services.runs.backup.backup import copy_and_digest
+from services.runs.backup.ledgers import CHECKPOINTS
 from services.runs.backup.manifest import MANIFEST, BackupDamaged, BackupManifest, list_backups
+from services.runs.ledgers import ledger_directories
 from services.runtime.durable import discard_directory, make_partial_directory, publish_directory
 from services.runtime.errors import ConfigurationError
+from services.runtime.settings import SETTINGS_FILE
 
 
 def restore(source: Path, directory: Path, batch: int | None, say: Callable[[str], None]) -> BackupManifest:
     """Restore the backup ``source``, or the newest one in it, to ``directory``, which must not exist or be empty.
 
     ``batch``: only the batches before this one, with a checkpoint that covers exactly them; of several backups in ``source``
-    the newest that has it. Every file is compared with its digest. The run gets a new identity, so that processes of the old
-    one do not join it. Raises: ConfigurationError, BackupDamaged, StoreCorrupt, OSError.
+    the newest that has it. None: everything, or, of ledgers that are not of one moment, up to the newest checkpoint. Every
+    file is compared with its digest. The run gets a new identity, so that processes of the old one do not join it.
+
+    Raises: ConfigurationError, BackupDamaged, StoreCorrupt, OSError.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigurationError(f"{directory} is not empty: restore into a new directory, or move it away first")
     backup, manifest = _chosen(source, batch)
     say(f"restoring {backup}")
+    if batch is None and not manifest.one_moment:
+        batch = max(manifest.positions)
+        say(f"its ledgers were copied while the run went on: restoring it as a checkpoint of {batch} batches had it")
     partial = make_partial_directory(directory)
     try:
         _copy(backup, manifest, partial, batch, say)
-        _set_directory(partial / SETTINGS, directory)
         checkpoint = _newest_checkpoint(partial)
-        with refusing_damage(partial / LEDGER_FILE):
-            rewrite_ledger(
-                partial / LEDGER_FILE,
-                run_id=uuid.uuid4().hex[:12],
-                rewind_to=None if batch is None or checkpoint is None else (batch, checkpoint.policy_version),
-            )
-        _after_the_ledger(partial, rewound=batch is not None)
+        rewind_to = None if batch is None or checkpoint is None else (batch, checkpoint.policy_version)
+        for each in ledger_directories(partial):
+            _set_directory(each / SETTINGS_FILE, directory)
+            with refusing_damage(each / LEDGER_FILE):
+                rewrite_ledger(each / LEDGER_FILE, run_id=uuid.uuid4().hex[:12], rewind_to=rewind_to)
+            _after_the_ledger(each, rewound=batch is not None)
+        (partial / MANIFEST).unlink(missing_ok=True)
         if directory.exists():
             directory.rmdir()
         publish_directory(partial, directory)
@@ -113,5 +119,3 @@ def _after_the_ledger(partial: Path, *, rewound: bool) -> None:
     for path in (partial / ARCHIVE_DIRECTORY).glob("*"):
         if path.name not in named:
             path.unlink()
-    (partial / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(partial / "logs", ignore_errors=True)

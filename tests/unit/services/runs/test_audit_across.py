@@ -12,8 +12,6 @@ from services.cli.accept_loss import accept_loss_command
 from services.runs.audit import audit_run
 from services.runs.audit.across import SharedHistory, audit_across
 from services.runs.audit.findings import Findings
-from services.runs.backup import back_up
-from services.runtime.errors import ConfigurationError
 from tests.support.processes.small_run import write_shared_run
 
 
@@ -141,11 +139,6 @@ def test_the_directory_of_one_of_several_brokers_is_no_run(run: Path) -> None:
         audit_run(run / "broker-1")
 
 
-def test_what_needs_ledgers_of_one_moment_is_refused_with_the_way_out(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(ConfigurationError, match=r"shared by 3 brokers.*gspo stop.*cp -a"):
-        back_up(run, tmp_path / "backups", lambda _: None)
-    assert not (tmp_path / "backups").exists()
+def test_a_loss_of_one_broker_is_not_accepted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert accept_loss_command(run) == 1
     assert "3 brokers share this run" in capsys.readouterr().err

@@ -106,8 +106,8 @@ def test_the_ledger_may_be_written_while_it_is_copied(run: Path, tmp_path: Path,
     broker = harness(run)
     group = GroupRow(group_id=900, split="train", prompt=11, task_index=1, evaluation=None, status="open", sampling=SAMPLING)
     members = [TrajectoryRow(trajectory_id=900 + place, group_id=900) for place in range(2)]
-    monkeypatch.setattr("services.runs.backup.backup._PAGES", 1)
-    monkeypatch.setattr("services.runs.backup.backup._SAID_FROM", 0)
+    monkeypatch.setattr("services.runs.backup.ledgers._PAGES", 1)
+    monkeypatch.setattr("services.runs.backup.ledgers._SAID_FROM", 0)
 
     def meanwhile(line: str) -> None:
         if line == "ledger: 50 %" or not broker.store.rows(GroupRow, "WHERE group_id = 900"):
@@ -269,7 +269,7 @@ def test_nothing_is_restored_over_what_is_there(run: Path, tmp_path: Path) -> No
 def test_a_checkpoint_that_the_learner_replaces_meanwhile_is_held(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from services.runs.backup import backup
+    from services.runs.backup import ledgers as backup
 
     snapshot = backup._snapshot
 

@@ -113,7 +113,10 @@ async def test_dropped_groups_are_chosen_by_their_reason(run: Path, serve: Serve
     assert "batch 99 was not assembled" in await refused(client, "/api/runs/run/groups?batch=99", 404)
 
 
-async def test_a_trajectory_has_its_tokens_and_the_servers_that_made_it(run: Path, serve: Serve) -> None:
+async def test_a_trajectory_has_its_tokens_and_the_servers_that_made_it(
+    run: Path, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # The run's model.path is relative, and may be there where the tests run.
     with open_run(run) as reading:
         (resumed,) = [each for each in reading.trajectories() if len(reading.tokens(each.trajectory_id).leases) > 1]
         tokens = reading.tokens(resumed.trajectory_id)

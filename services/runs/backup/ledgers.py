@@ -1,0 +1,170 @@
+"""Copies of the ledgers of a run that may be going on, and the checkpoints that belong to them.
+
+The checkpoints are held by hard links while they are copied, because the learner removes old ones. Each ledger is copied in
+one read transaction. Those of several brokers are of one moment only if none has changed until all are copied.
+"""
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from services.broker.store import LEDGER_FILE, Reader, reading, refusing_damage
+from services.runs.audit import Checkpoint, read_checkpoints
+from services.runs.ledgers import broker_name, ledger_directories
+from services.runtime.durable import partial_path
+from services.runtime.errors import ServiceError
+
+CHECKPOINTS: Final = "checkpoints"
+_HELD: Final = ".backup-"
+_ATTEMPTS: Final = 5
+_PAGES: Final = 4096
+_SAID_FROM: Final = 65536
+"""Pages of a ledger whose copy takes long enough to be shown."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiedLedgers:
+    """What was copied."""
+
+    checkpoints: list[Checkpoint]
+    """Those that fit to all ledgers, oldest first. They are held."""
+    one_moment: bool
+    """Whether the copies are of one moment; otherwise they are one run only once they are rewound to a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    """Of one ledger's copy."""
+
+    commit: int
+    covered: int
+    """Batches that a checkpoint covers, as the ledger knows."""
+    assembled: int
+    newest: int
+    """Policy version."""
+    given_back: int
+    """Groups that were set aside and given back: a rewind cannot take that back."""
+
+
+@contextmanager
+def held_checkpoints(directory: Path) -> Iterator[Path]:
+    """A directory for links on the file system of the checkpoints."""
+    for left in directory.glob(f"{_HELD}*"):
+        shutil.rmtree(left)
+    held = directory / f"{_HELD}{os.getpid()}"
+    (held / CHECKPOINTS).mkdir(parents=True)
+    try:
+        yield held
+    finally:
+        shutil.rmtree(held)
+
+
+def copy_ledgers(directory: Path, held: Path, partial: Path, say: Say) -> CopiedLedgers:
+    """Copy the ledger of each broker to its place in ``partial``, and hold the checkpoints that belong to them in ``held``.
+
+    Raises: NoLedger, StoreCorrupt; ServiceError when no checkpoint fits.
+    """
+    sources = ledger_directories(directory)
+    for _ in range(_ATTEMPTS):
+        _hold(directory, held)
+        states = [_copied(source, partial / source.relative_to(directory), say) for source in sources]
+        one_moment = len(sources) == 1 or [_newest_commit(source) for source in sources] == [each.commit for each in states]
+        # Once more: the newest checkpoint that the ledgers know may be newer than the first look.
+        _hold(directory, held)
+        assembled, newest = min(each.assembled for each in states), min(each.newest for each in states)
+        # Others are newer than this state of the ledgers.
+        fitting = [
+            each for each in read_checkpoints(held) if each.batch_position <= assembled and each.policy_version <= newest
+        ]
+        covered = max(each.covered for each in states)
+        if not one_moment:
+            _require_rewind(directory, states, covered)
+        needed = covered if one_moment else 0
+        if not covered or any(each.batch_position >= needed for each in fitting):
+            return CopiedLedgers(checkpoints=fitting, one_moment=one_moment)
+        say("the learner replaced its checkpoints meanwhile; once more")
+    raise ServiceError(
+        f"{directory}: a checkpoint covers {covered} batches, says the ledger, and none is there that does; "
+        f"`gspo audit {directory}` says what is missing"
+    )
+
+
+def _require_rewind(directory: Path, states: list[_State], covered: int) -> None:
+    """Raises: ServiceError when ledgers of different moments could not be rewound to a checkpoint."""
+    why = ""
+    if not covered:
+        why = "no checkpoint covers any batch yet: wait for the first one (learner.checkpoint_every_batches)"
+    for number, state in enumerate(states):
+        if state.given_back:
+            why = (
+                f"{state.given_back} groups of {broker_name(number)} were set aside and given back, which cannot be rewound"
+            )
+    if why:
+        raise ServiceError(
+            f"{directory} goes on at {len(states)} brokers, so it can only be restored as it stood at a checkpoint, and "
+            f"{why}; or stop the run (gspo stop), and make the backup then"
+        )
+
+
+def _copied(source: Path, destination: Path, say: Say) -> _State:
+    destination.mkdir(exist_ok=True)
+    copy = destination / LEDGER_FILE
+    copy.unlink(missing_ok=True)
+    _snapshot(source, copy, say)
+    with closing(sqlite3.connect(copy)) as connection:
+        reader = Reader(copy, connection)
+        return _State(
+            commit=reader.newest_commit().number,
+            covered=reader.number("SELECT max(next_batch) FROM checkpointed"),
+            assembled=reader.number("SELECT count(*) FROM batches"),
+            newest=reader.number("SELECT max(policy_version) FROM versions"),
+            given_back=reader.number("SELECT count(*) FROM groups WHERE status IN ('released', 'resampled')"),
+        )
+
+
+def _newest_commit(source: Path) -> int:
+    with reading(source) as connection:
+        return Reader(source / LEDGER_FILE, connection).newest_commit().number
+
+
+def _snapshot(source: Path, copy: Path, say: Say) -> None:
+    def progress(_: int, remaining: int, total: int) -> None:
+        if total > _SAID_FROM:
+            say(f"ledger: {100 * (total - remaining) // total} %")
+
+    with refusing_damage(source / LEDGER_FILE), reading(source) as connection:
+        with closing(sqlite3.connect(copy)) as target:
+            connection.backup(target, pages=_PAGES, progress=progress, sleep=0)
+            # One file without a log, whoever copies it on.
+            target.execute("PRAGMA journal_mode = DELETE")
+
+
+def _hold(directory: Path, held: Path) -> None:
+    """Link every complete checkpoint that is not held yet."""
+    for checkpoint in read_checkpoints(directory):
+        source, link = directory / CHECKPOINTS / checkpoint.name, held / CHECKPOINTS / checkpoint.name
+        if link.exists():
+            continue
+        partial = partial_path(link)
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            shutil.copytree(source, partial, copy_function=_link)
+        except (FileNotFoundError, shutil.Error):
+            shutil.rmtree(partial, ignore_errors=True)  # The learner removes it just now.
+            continue
+        partial.rename(link)
+
+
+def _link(source: str, destination: str) -> None:
+    try:
+        os.link(source, destination)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copy2(source, destination)
