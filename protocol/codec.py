@@ -26,6 +26,10 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
 }
 
 
+_EMPTY: Final = {name: np.frombuffer(b"", dtype) for name, dtype in DTYPES.items()}
+"""Nobody can write into what has nothing in it, so each is there once."""
+
+
 class Received(msgspec.Struct, frozen=True):
     """A decoded message: the struct, its arrays (read-only views), and its sequence number if it has one."""
 
@@ -74,6 +78,9 @@ def encode(message: Message, arrays: Mapping[str, Array] | None = None, seq: int
         if array.dtype != DTYPES[dtype]:
             raise ProtocolError(f"{kind}: array {name} has dtype {array.dtype}, {dtype} expected")
         described.append((name, dtype, array.shape))
+        if not array.size:
+            frames.append(b"")
+            continue
         frames.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     frames[0] = msgpack.packb({"m": msgspec.to_builtins(message), "s": seq, "a": described}, use_bin_type=True)
     _check_sizes(frames)
@@ -201,8 +208,10 @@ def _array(kind: str, name: str, dtype: str, expected: str, shape: list[int], fr
         raise ProtocolError(f"{kind}: array {name} has dtype {dtype[:32]}, {expected} expected")
     if len(shape) > limits.MAX_ARRAY_DIMENSIONS or any(size < 0 for size in shape):
         raise ProtocolError(f"{kind}: array {name} has shape {shape[:8]}")
-    numpy_dtype = DTYPES[dtype]
     num_bytes = memoryview(frame).nbytes
+    if not num_bytes and shape == [0]:
+        return _EMPTY[dtype]
+    numpy_dtype = DTYPES[dtype]
     num_elements = 1
     for size in shape:
         num_elements *= size

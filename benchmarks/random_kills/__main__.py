@@ -31,6 +31,7 @@ import psutil
 from benchmarks.random_kills.memory import Watch, growth_table, plot
 from services.runs.audit import audit_run
 from tests.support.postgres.fixtures import SynchronousDatabase, synchronous_database
+from tests.support.postgres.server import programs
 
 TARGET: Final = 0.85
 SAMPLE_S: Final = 2.0
@@ -63,6 +64,8 @@ def main() -> None:
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--database", action="store_true", help="also commit to PostgreSQL, which must be installed")
     arguments = parser.parse_args()
+    if arguments.database and programs() is None:
+        parser.error("--database needs PostgreSQL: install it (Debian: apt-get install postgresql)")
     shutil.rmtree(arguments.directory, ignore_errors=True)
     weights = Path(tempfile.mkdtemp(prefix="gspo-kills-", dir=MEMORY))
     with synchronous_database() if arguments.database else contextlib.nullcontext() as database:

@@ -173,7 +173,9 @@ def check_tokens(arrays: Mapping[str, np.ndarray[Any, Any]], num_tokens: int) ->
     for name in ("token_ids", "logprobs"):
         if arrays[name].shape != (num_tokens,):
             raise ValueError(f"array {name} has shape {arrays[name].shape}, num_tokens is {num_tokens}")
-    if num_tokens and int(arrays["token_ids"].min()) < 0:
+    if not num_tokens:
+        return
+    if int(arrays["token_ids"].min()) < 0:
         raise ValueError(f"array token_ids holds {int(arrays['token_ids'].min())}: token ids are not negative")
     # A NaN fails both comparisons.
     bad = ~((arrays["logprobs"] >= limits.MIN_LOGPROB) & (arrays["logprobs"] <= MAX_LOGPROB))

@@ -55,6 +55,8 @@ def check_journal(arrays: Mapping[str, np.ndarray[Any, Any]], num_entries: int) 
     array = arrays["journal"]
     if array.ndim != 1 or len(array) > limits.MAX_JOURNAL_BYTES:
         raise ValueError(f"array journal has shape {array.shape}, {limits.MAX_JOURNAL_BYTES} bytes allowed")
+    if not num_entries and not len(array):
+        return
     unpacker = _unpacker(array.tobytes())
     found = end = 0
     try:

@@ -64,12 +64,14 @@ def check_pieces(arrays: Mapping[str, np.ndarray[Any, Any]], num_tokens: int) ->
 
 def check_rewards(turn_rewards: np.ndarray[Any, Any]) -> None:
     """Raises: ValueError when this is not a list of finite numbers."""
-    if turn_rewards.ndim != 1 or not np.isfinite(turn_rewards).all():
+    if turn_rewards.ndim != 1 or (turn_rewards.size and not np.isfinite(turn_rewards).all()):
         raise ValueError("array turn_rewards is not a list of finite numbers")
 
 
 def check_spans(arrays: Mapping[str, np.ndarray[Any, Any]], num_tokens: int) -> None:
     """The same for the arrays that cover tokens: segments and version runs."""
+    if not num_tokens and all(arrays[name].shape == (0, width) for name, width in _WIDTHS.items()):
+        return  # A lease that begins: nearly all of them.
     for name, width in _WIDTHS.items():
         array = arrays[name]
         if array.ndim != 2 or array.shape[1] != width:

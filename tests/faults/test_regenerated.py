@@ -25,6 +25,7 @@ GRACE_S = 20.0
 LEARNER_STOP_S = 60.0
 """Time to finish the batch under way and save a checkpoint."""
 ARRIVES_S = 1.0
+MAX_RUNNING = 24
 BUSY_TOKENS = 400
 
 
@@ -105,7 +106,7 @@ def end(fleet: Fleet, books: Books, number: signal.Signals, chunk_tokens: int) -
 
 def test_a_kill_of_a_rollout_costs_at_most_a_chunk_a_trajectory_and_an_orderly_end_a_step(tmp_path: Path) -> None:
     costs: list[Cost] = []
-    settings = ("learner.checkpoint_every_batches=10", "rollout.max_running=24")
+    settings = ("learner.checkpoint_every_batches=10", f"rollout.max_running={MAX_RUNNING}")
     with Fleet(tmp_path, *settings) as fleet:
         fleet.start("broker")
         fleet.start("learner")
@@ -130,7 +131,8 @@ def test_a_kill_of_a_rollout_costs_at_most_a_chunk_a_trajectory_and_an_orderly_e
         assert cost.unfinished > 8, "the rollout was not busy"
         # Told to stop, a rollout hands back whatever its engine has made; a step is under way when it is told.
         most = cost.chunk_tokens if cost.signal == "SIGKILL" else 1
-        assert 0 <= cost.regenerated <= cost.unfinished * most, cost
+        # A server sends the tokens of a step before it logs the step, and may end between the two.
+        assert -MAX_RUNNING <= cost.regenerated <= cost.unfinished * most, cost
     report = audit(tmp_path)
     assert report.problems == []
     assert report.num_trained_again == 0

@@ -18,7 +18,7 @@ class BatchRound:
 
     produces:     ``ready``: the batch of all shares, then their parts in the brokers' order; or that it is to be skipped; or
                   the end of the run
-    waits for:    an answer of every broker; then the next part of the share whose turn it is, and until the training thread
+    waits for:    an answer of every broker; then the next part of the share that comes next, and until the training thread
                   takes what was handed over: never more than CREDIT parts wait there
     unblocked by: ``hear``; ``took``
     """
