@@ -28,6 +28,8 @@ class SharedHistory:
     trained: frozenset[tuple[int, int]]
     """Batch and version."""
     checkpointed: int
+    additions: dict[int, tuple[str, int, int, str]]
+    """Tasks that were added, by number: of which source, the index of the first, how many, and the file's digest."""
 
     @property
     def newest_version(self) -> int:
@@ -39,12 +41,14 @@ def read_share(connection: sqlite3.Connection) -> SharedHistory:
     versions = connection.execute("SELECT policy_version, trained_batches, digest FROM versions")
     (fingerprint,) = connection.execute("SELECT max(value) FROM meta WHERE key = 'fingerprint'").fetchone()
     (checkpointed,) = connection.execute("SELECT coalesce(max(next_batch), 0) FROM checkpointed").fetchone()
+    additions = connection.execute("SELECT number, source, first_task, num_tasks, digest FROM additions")
     return SharedHistory(
         fingerprint=str(fingerprint),
         batches=frozenset(batch for (batch,) in connection.execute("SELECT batch FROM batches")),
         versions={version: (trained_on, digest) for version, trained_on, digest in versions},
         trained=frozenset(connection.execute("SELECT batch, policy_version FROM trained")),
         checkpointed=int(checkpointed),
+        additions={number: (source, first, num, digest) for number, source, first, num, digest in additions},
     )
 
 
@@ -69,7 +73,26 @@ def audit_across(findings: Findings, shares: Sequence[SharedHistory]) -> list[st
             findings.add("brokers of different runs", f"{broker_name(number)} has other settings than broker 0")
     _audit_versions(findings, shares)
     _audit_trained(findings, shares)
-    return _audit_batches(findings, shares)
+    return [*_audit_additions(findings, shares), *_audit_batches(findings, shares)]
+
+
+def _audit_additions(findings: Findings, shares: Sequence[SharedHistory]) -> list[str]:
+    """An index must mean the same task to all. A file is given to one broker after another."""
+    notes = []
+    for number in sorted(frozenset().union(*(share.additions for share in shares))):
+        known = {place: share.additions[number] for place, share in enumerate(shares) if number in share.additions}
+        if len(set(known.values())) > 1:
+            said = ", ".join(
+                f"{broker_name(place)}: {num} tasks from {first} of {source or 'the training set'} (digest {digest:.16})"
+                for place, (source, first, num, digest) in known.items()
+            )
+            findings.add("added tasks differ", f"addition {number} is not the same everywhere: {said}")
+        if len(known) < len(shares):
+            notes.append(
+                f"added tasks {number} are unknown to {_others(shares, known)}: `gspo data add` with the same file gives "
+                "them to the rest"
+            )
+    return notes
 
 
 def _audit_versions(findings: Findings, shares: Sequence[SharedHistory]) -> None:

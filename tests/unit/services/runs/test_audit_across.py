@@ -90,7 +90,12 @@ def test_a_broker_that_was_away_need_not_know_a_version_in_whose_place_the_learn
 def share(versions: dict[int, tuple[int, str]], trained: set[tuple[int, int]]) -> SharedHistory:
     """Of a run of four trained batches."""
     return SharedHistory(
-        fingerprint="f", batches=frozenset(range(4)), versions=versions, trained=frozenset(trained), checkpointed=4
+        fingerprint="f",
+        batches=frozenset(range(4)),
+        versions=versions,
+        trained=frozenset(trained),
+        checkpointed=4,
+        additions={},
     )
 
 
@@ -142,3 +147,15 @@ def test_the_directory_of_one_of_several_brokers_is_no_run(run: Path) -> None:
 def test_a_loss_of_one_broker_is_not_accepted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert accept_loss_command(run) == 1
     assert "3 brokers share this run" in capsys.readouterr().err
+
+
+def test_added_tasks_are_the_same_everywhere_or_still_on_their_way() -> None:
+    first, other = ("", 3, 2, "d1"), ("", 3, 2, "d2")
+    none = share({1: (0, "a")}, set())
+    findings = Findings()
+    assert audit_across(findings, [replace(none, additions={1: first}), replace(none, additions={1: first})]) == []
+    (note,) = audit_across(findings, [replace(none, additions={1: first}), none])
+    assert note.startswith("added tasks 1 are unknown to broker-1: `gspo data add`")
+    assert findings.texts == {}
+    audit_across(findings, [replace(none, additions={1: first}), replace(none, additions={1: other})])
+    assert "addition 1 is not the same everywhere: broker: 2 tasks from 3" in findings.texts["added tasks differ"][0]
