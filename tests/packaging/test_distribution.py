@@ -68,6 +68,7 @@ def test_every_module_that_the_wheel_imports_from_us_is_in_it(wheel: Path) -> No
     assert {"gspo_services.runtime.clock", "gspo_protocol.codec", "gspo.loss"} <= imported
 
 
+@pytest.mark.packaging
 def test_what_older_builds_left_in_the_source_tree_is_in_no_wheel(wheel: Path, tmp_path: Path) -> None:
     source = copy_sources(tmp_path / "source")
     for name in LEFT_BEHIND:
@@ -80,6 +81,7 @@ def test_what_older_builds_left_in_the_source_tree_is_in_no_wheel(wheel: Path, t
     assert {path.relative_to(source) for path in source.rglob("*") if "__pycache__" not in path.parts} <= before
 
 
+@pytest.mark.packaging
 def test_the_sdist_needs_setuptools_alone_and_gives_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     source = copy_sources(tmp_path / "source")
     code = "import sys; sys.path.insert(0, 'deploy/wheel'); import backend; backend.build_sdist(sys.argv[1])"
@@ -107,6 +109,7 @@ def test_the_wheel_alone_has_the_loss_and_the_command(wheel: Path, tmp_path: Pat
     subprocess.run([sys.executable, "-I", "-S", "-c", start, str(tmp_path)], check=True, timeout=120, cwd=tmp_path)
 
 
+@pytest.mark.packaging
 def test_an_editable_installation_uses_the_names_of_the_checkout(tmp_path: Path) -> None:
     source = copy_sources(tmp_path / "source")
     python = environment(tmp_path / "venv")

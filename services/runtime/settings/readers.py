@@ -9,6 +9,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -158,6 +159,7 @@ class _Walk(ast.NodeVisitor):
             scope[name] = found
 
 
+@cache
 def readers(root: Path) -> dict[str, tuple[str, ...]]:
     """The processes that read each setting, in the sources below ``root``; "commands" are ``gspo`` commands."""
     paths = sorted(path for folder in ("services", "gspo") for path in (root / folder).rglob("*.py"))

@@ -14,6 +14,7 @@ from services.runs.export.writing import CARD, write_export
 from tests.support.learner.parallel_jobs import checkpoint, job, run_jobs
 from tests.support.learner.training_groups import write_model_and_groups
 
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1000)]
 LAYOUTS = {
     "replicated": {"zero_stage": 0},
     "experts": {"zero_stage": 3, "expert_parallel": 2},
