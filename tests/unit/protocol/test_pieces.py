@@ -14,7 +14,7 @@ from protocol.codec import decode, encode
 from protocol.errors import ProtocolError
 from protocol.messages import Batch, BatchItem, Chunk, Segment, VersionRun
 from protocol.messages.journal import journal_array
-from protocol.messages.pieces import SPAN_ARRAYS, Pieces, piece_arrays
+from protocol.messages.pieces import SPAN_ARRAYS, Pieces, check_pieces, piece_arrays
 from tests.support.builders import a_batch, a_chunk, a_lease, a_part, batch_arrays, lease_arrays, part_arrays, token_arrays
 
 
@@ -96,6 +96,19 @@ def test_a_state_or_a_task_that_leaves_no_room_for_the_other_is_refused() -> Non
         decode(encode(a_chunk(state=state), token_arrays(5)))
     with pytest.raises(ProtocolError, match=r"lease: task has 5242.. bytes, 524288 allowed"):
         decode(encode(a_lease(task=task), lease_arrays()))
+
+
+@pytest.mark.parametrize("name", [*SPAN_ARRAYS])
+def test_a_lease_that_begins_covers_nothing_and_one_with_tokens_covers_all(name: str) -> None:
+    none = piece_arrays([])
+    check_pieces(none, 0)
+    check_pieces(piece_arrays([longest(1)]), 4)
+    with pytest.raises(ValueError, match=f"array {name} covers 4 tokens, num_tokens is 0"):
+        check_pieces({**none, name: piece_arrays([longest(1)])[name]}, 0)
+    with pytest.raises(ValueError, match="covers 0 tokens, num_tokens is 4"):
+        check_pieces(none, 4)
+    with pytest.raises(ValueError, match=f"array {name} has shape"):
+        check_pieces({**none, name: none[name].ravel()}, 0)
 
 
 @pytest.mark.parametrize(
