@@ -1,44 +1,55 @@
 """Which version all brokers know: the only one that a rollout may move to.
 
 A broker refuses tokens of a version that it has not heard of. Versions reach each broker by itself, so one that is away may
-be behind the others.
+be behind the others. And a broker that has a newer version need not know those before it: where a learner came back and made
+another one in a version's place, only some brokers have heard of the first.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+KEPT: Final = 256
+"""Versions of one broker that are remembered: the newest. With older ones nobody gets a lease."""
 
 
-class _Newest(NamedTuple):
-    version: int
+class _News(NamedTuple):
     endpoint: str
     order: int
     """Later news have a larger one."""
 
 
 class AnnouncedVersions:
-    """The newest version that each broker has announced."""
+    """The versions that each broker has announced to this rollout."""
 
     def __init__(self, num_brokers: int) -> None:
-        self._newest: list[_Newest | None] = [None] * num_brokers
+        self._announced: list[dict[int, _News]] = [{} for _ in range(num_brokers)]
         self._num_news = 0
 
     def announced(self, broker: int, version: int, endpoint: str) -> None:
         """``broker`` says that ``version`` is its newest, to be fetched at ``endpoint``."""
-        former = self._newest[broker]
-        if former is None or (former.version, former.endpoint) != (version, endpoint):
+        of_broker = self._announced[broker]
+        for later in [each for each in of_broker if each > version]:
+            del of_broker[later]  # It has gone back, to what is left after a loss.
+        former = of_broker.get(version)
+        if former is None or former.endpoint != endpoint:
             self._num_news += 1
-            self._newest[broker] = _Newest(version, endpoint, self._num_news)
+            of_broker[version] = _News(endpoint, self._num_news)
+        if len(of_broker) > KEPT:
+            del of_broker[min(of_broker)]
 
     @property
     def common(self) -> tuple[int, str]:
-        """The newest version that every broker heard of so far knows, whether it is there now or not, and where it is.
+        """The newest version that every broker heard of so far has announced, whether it is there now or not, and where it
+        is; 0: there is none.
 
         Of brokers that name several places for it, the latest news count: the learner has moved.
         """
-        heard = [each for each in self._newest if each is not None]
+        heard = [each for each in self._announced if each]
         if not heard:
             return 0, ""
-        least = min(heard, key=lambda each: (each.version, -each.order))
-        return least.version, least.endpoint
+        version = max(frozenset.intersection(*map(frozenset, heard)), default=0)
+        if not version:
+            return 0, ""
+        return version, max((each[version] for each in heard), key=lambda news: news.order).endpoint
 
     def may_have(self, broker: int, version: int) -> bool:
         """Whether ``broker`` takes tokens of ``version``.
@@ -46,5 +57,4 @@ class AnnouncedVersions:
         Not so where this process began while the broker was away, and took a version from the others. A broker alone always
         does: whatever is served here, it has announced.
         """
-        newest = self._newest[broker]
-        return len(self._newest) == 1 or (newest is not None and newest.version >= version)
+        return len(self._announced) == 1 or version in self._announced[broker]
