@@ -46,10 +46,10 @@ class AnnouncedVersions:
         heard = [each for each in self._announced if each]
         if not heard:
             return 0, ""
-        version = max(frozenset.intersection(*map(frozenset, heard)), default=0)
-        if not version:
-            return 0, ""
-        return version, max((each[version] for each in heard), key=lambda news: news.order).endpoint
+        everywhere = frozenset.intersection(*map(frozenset, heard))
+        version = max(everywhere, default=0)
+        news = [each[version] for each in heard if version in each]
+        return version, max(news, key=lambda each: each.order).endpoint if news else ""
 
     def may_have(self, broker: int, version: int) -> bool:
         """Whether ``broker`` takes tokens of ``version``.

@@ -63,8 +63,8 @@ SEVERAL = (
     Bug(
         name="a rollout moves to a version that not all brokers know",
         module="services.rollout.brokers.versions",
-        old="least = min(heard,",
-        new="least = max(heard,",
+        old="frozenset.intersection(",
+        new="frozenset.union(",
         invariants=(KNOWN, "honest peers are not limited", "G4"),
         weather=_die_between("publication received", "broker-1"),
         num_brokers=2,
