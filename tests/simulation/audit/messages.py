@@ -103,7 +103,7 @@ class MessageAudit(LearnerAudit, ScheduleAudit, SharingAudit):
                 )
             case EndOfRun(reason=reason):
                 durable = self.durable
-                trained = durable.versions[durable.newest_version].trained_batches
+                trained = durable.num_trained  # 0 before the first publication: a run may be stopped by then.
                 self.require(
                     trained == self.rules.num_batches or bool(durable.run.stop_reason),
                     "G2 exactly once",
