@@ -374,8 +374,8 @@ class RolloutService:
             self._metrics.status.labels(status=name).set(name == status)
         self._metrics.unacknowledged.set(self._brokers.num_unacknowledged)
         if status != "serving":
-            unanswered = "" if self._draining else self._brokers.unanswered
-            self._health.not_ready(self._sync.quarantined or unanswered or status)
+            waits = "" if self._draining else self._brokers.unanswered or self._versions.waits
+            self._health.not_ready(self._sync.quarantined or waits or status)
         elif away := self._brokers.away:
             self._health.not_ready(away)
         elif self._has_worked():

@@ -51,6 +51,16 @@ class AnnouncedVersions:
         news = [each[version] for each in heard if version in each]
         return version, max(news, key=lambda each: each.order).endpoint if news else ""
 
+    @property
+    def waits(self) -> str:
+        """Why there is no version to move to, although some were announced; empty: there is one, or none was."""
+        newest = {broker: max(each) for broker, each in enumerate(self._announced) if each}
+        if self.common[0] or not any(newest.values()):
+            return ""
+        return "no version that all brokers know yet: " + ", ".join(
+            f"broker {broker} has {version or 'none'}" for broker, version in newest.items()
+        )
+
     def may_have(self, broker: int, version: int) -> bool:
         """Whether ``broker`` takes tokens of ``version``.
 

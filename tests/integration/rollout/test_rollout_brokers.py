@@ -189,6 +189,9 @@ async def test_a_version_counts_when_every_broker_has_announced_it(running: Star
         for broker in run.scripted:
             await broker.expect(Heartbeat, 3)
         begun = len(run.sync.announced)
+        run.sync.serve(0)
+        waits = "no version that all brokers know yet: broker 0 has 5, broker 1 has 3, broker 2 has 4"
+        await wait_for(run, 0, waits)
         run.scripted[1].pulse = run.scripted[2].pulse = a_pulse(5)
         await run.scripted[1].until(lambda: run.sync.announced[-1] == (5, "tcp://w:5"))
         run.scripted[2].pulse = a_pulse(6)

@@ -20,14 +20,17 @@ def test_a_version_counts_when_every_broker_that_has_spoken_knows_it() -> None:
     assert versions.common == (5, "tcp://a:5")
     versions.announced(2, 4, "tcp://a:4")
     assert versions.common == (0, ""), "broker 0 need not know 4"
+    assert versions.waits == "no version that all brokers know yet: broker 0 has 5, broker 2 has 4"
     versions.announced(2, 5, "tcp://a:5")
     assert versions.common == (5, "tcp://a:5")
+    assert versions.waits == ""
     versions.announced(0, 6, "tcp://a:6")
     assert versions.common == (5, "tcp://a:5"), "broker 2 is silent, and has not heard of 6"
     versions.announced(2, 6, "tcp://a:6")
     assert versions.common == (6, "tcp://a:6")
     versions.announced(1, 0, "")
     assert versions.common == (0, ""), "broker 1 knows none yet"
+    assert versions.waits.endswith("broker 0 has 6, broker 1 has none, broker 2 has 6")
 
 
 def test_a_version_in_whose_place_another_was_made_is_no_version_of_the_broker_that_knows_only_the_other() -> None:
