@@ -46,7 +46,7 @@ from services.broker.store.reader import (
     reading,
     refusing_damage,
 )
-from services.broker.store.rewind import rewrite_ledger
+from services.broker.store.rewind import num_given_back, rewrite_ledger
 from services.broker.store.schema import SCHEMA_VERSION, checked_columns, row_checksum
 from services.broker.store.scrub import Scrub, Scrubbed
 from services.broker.store.shared_log import CommitLog, LedgerDiverged, WrittenRows, decode_rows, encode_rows
@@ -98,6 +98,7 @@ __all__ = [
     "loss_without_ledger",
     "mark_ledger",
     "next_archive",
+    "num_given_back",
     "read_evidence",
     "reading",
     "recorded",

@@ -51,6 +51,11 @@ def rewrite_ledger(ledger: Path, *, run_id: str, rewind_to: tuple[int, int] | No
     mark_ledger(ledger)
 
 
+def num_given_back(reader: Reader) -> int:
+    """Groups that were set aside and given back: that cannot be taken back. Raises: StoreCorrupt."""
+    return reader.number("SELECT count(*) FROM groups WHERE status IN ('released', 'resampled')")
+
+
 def write_identity(connection: sqlite3.Connection, run: RunRow, run_id: str) -> None:
     """Write what is known of the run as a whole."""
     for row in ((RUN_KEY, msgspec.json.encode(run).decode()), ("run_id", run_id)):
@@ -138,7 +143,7 @@ class _Rewind:
         return RunRow(left_out_groups=len(since), left_out_tokens=num_tokens)
 
     def _require_simple(self) -> None:
-        given_back = self._reader.number("SELECT count(*) FROM groups WHERE status IN ('released', 'resampled')")
+        given_back = num_given_back(self._reader)
         if given_back:
             raise StoreMismatch(
                 f"{self._reader.path}: {given_back} groups were set aside and given back, and that cannot be taken back: "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.broker.store import LEDGER_FILE, Reader, reading, refusing_damage
+from services.broker.store import LEDGER_FILE, Reader, num_given_back, reading, refusing_damage
 from services.runs.audit import Checkpoint, read_checkpoints
 from services.runs.ledgers import broker_name, ledger_directories
 from services.runtime.durable import partial_path
@@ -124,7 +124,7 @@ def _copied(source: Path, destination: Path, say: Say) -> _State:
             covered=reader.number("SELECT max(next_batch) FROM checkpointed"),
             assembled=reader.number("SELECT count(*) FROM batches"),
             newest=reader.number("SELECT max(policy_version) FROM versions"),
-            given_back=reader.number("SELECT count(*) FROM groups WHERE status IN ('released', 'resampled')"),
+            given_back=num_given_back(reader),
         )
 
 

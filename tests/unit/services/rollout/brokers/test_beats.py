@@ -1,3 +1,5 @@
+"""Each of several brokers hears a rollout often enough, and no more often than that."""
+
 from collections import Counter
 
 import pytest
