@@ -230,7 +230,7 @@ test-sandbox: setup ## hostile programs in real sandboxes, as root and as an ord
 	$(BIN)/python -m pytest -m sandbox tests/sandbox
 	@# Once more as an ordinary user, where this one is root and another python3.11 than root's own is there.
 	test "$$(id -u)" != 0 || ! test -x /usr/bin/python3.11 || \
-	    HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$(CURDIR):$(CURDIR)/$(VENV)/lib/python3.11/site-packages" \
+	    HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$(CURDIR)/names:$(CURDIR):$(CURDIR)/$(VENV)/lib/python3.11/site-packages" \
 	    setpriv --reuid=12345 --regid=12345 --clear-groups /usr/bin/python3.11 -m pytest -m sandbox -p no:cacheprovider tests/sandbox
 
 test-sandbox-leaks: setup ## 10,000 runs in sandboxes, here and over HTTP, and kill -9 of whoever started them: nothing is left; needs bubblewrap
@@ -296,7 +296,7 @@ monitor: setup ## a Prometheus with rules and a page of panels, while `make demo
 	$(BIN)/python -m deploy.monitoring.monitor $(CONFIG)
 
 docs-settings: ## write docs/settings.md, the page of all settings, from the code
-	$(BIN)/python -m services.runtime.settings.reference > docs/.settings.md
+	$(BIN)/python -m gspo_services.shared.settings.reference > docs/.settings.md
 	mv docs/.settings.md docs/settings.md
 
 images: ## build the container images IMAGES (without GPUs: IMAGES="broker cpu"), with DOCKER (docker, podman)

@@ -26,18 +26,18 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from benchmarks.agents_that_talk import TURNS, Talk
-from protocol.limits import trajectory_limits
-from services.rollout.agents import open_agents, open_solver
-from services.rollout.environment_loop import EnvironmentLoop
-from services.rollout.episodes import EpisodeShared
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.rendering import create_renderer
-from services.rollout.sglang import Engine, EngineServer, ServerOptions
-from services.rollout.tokenizer import ChatTokenizer
-from services.rollout.work import EpisodeRunner
-from services.runtime.clock import MonotonicClock
-from services.runtime.settings import override_settings
-from services.runtime.settings.sections import Settings
+from gspo_protocol.limits import trajectory_limits
+from gspo_services.rollout.agents import open_agents, open_solver
+from gspo_services.rollout.environment_loop import EnvironmentLoop
+from gspo_services.rollout.episodes import EpisodeShared
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.rendering import create_renderer
+from gspo_services.rollout.sglang import Engine, EngineServer, ServerOptions
+from gspo_services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.work import EpisodeRunner
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.settings import override_settings
+from gspo_services.shared.settings.sections import Settings
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer
 from tests.support.episodes import RecordingBroker, ScriptedRewards, a_new_lease, no_tokens
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe

@@ -7,8 +7,8 @@ from typing import Any, Final, Literal
 import aiohttp
 from openai import AsyncOpenAI
 
-from gspo.agents import Episode
-from gspo.environments import Environment, NoOptions, Start, Step, Task, TaskSource
+from gspo.tasks.agents import Episode
+from gspo.tasks.environments import Environment, NoOptions, Start, Step, Task, TaskSource
 
 TURNS: Final = 4
 TOOL_S: Final = 5.0

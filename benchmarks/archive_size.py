@@ -21,12 +21,12 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from protocol.messages import Chunk, GroupSampling, Segment, VersionRun
-from services.broker.metrics import BrokerMetrics
-from services.broker.retention import Retention
-from services.broker.rows import BatchRow, BatchStats, CheckpointedRow, GroupRow, Row, TrajectoryRow
-from services.broker.store import LEDGER_FILE, RowChanges, Store, stored_chunk
-from services.runtime.clock import MonotonicClock
+from gspo_protocol.messages import Chunk, GroupSampling, Segment, VersionRun
+from gspo_services.broker.metrics import BrokerMetrics
+from gspo_services.broker.retention import Retention
+from gspo_services.broker.rows import BatchRow, BatchStats, CheckpointedRow, GroupRow, Row, TrajectoryRow
+from gspo_services.broker.store import LEDGER_FILE, RowChanges, Store, stored_chunk
+from gspo_services.shared.runtime.clock import MonotonicClock
 
 SAMPLING = GroupSampling(1.0, 8191, 8192, 8192)
 

@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from protocol.messages import Chunk, GroupSampling, Segment, VersionRun
-from services.broker.ledger import Ledger, LedgerConfig, batch_stats
-from services.broker.metrics_file import METRICS_FILE, MetricsFile
-from services.broker.rows import BatchRow, CheckpointedRow, GroupRow, Row, TrainedRow, TrajectoryRow, VersionRow
-from services.broker.store import LEDGER_FILE, RowChanges, Store, stored_chunk
-from services.runs.audit import audit_run
-from services.runtime.settings import Settings, write_run_settings
-from services.runtime.settings.sections import BatchSection, Run
-from services.schedules import RunSchedules
+from gspo_protocol.messages import Chunk, GroupSampling, Segment, VersionRun
+from gspo_services.broker.ledger import Ledger, LedgerConfig, batch_stats
+from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
+from gspo_services.broker.rows import BatchRow, CheckpointedRow, GroupRow, Row, TrainedRow, TrajectoryRow, VersionRow
+from gspo_services.broker.store import LEDGER_FILE, RowChanges, Store, stored_chunk
+from gspo_services.runs.audit import audit_run
+from gspo_services.shared.schedules import RunSchedules
+from gspo_services.shared.settings import Settings, write_run_settings
+from gspo_services.shared.settings.sections import BatchSection, Run
 
 SAMPLING = GroupSampling(1.0, 16, 256, 256)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-import services.sglang_cpu.launch  # noqa: F401  (placeholders where torchvision would be)
-from services.sglang_cpu.decode_backend import BatchedDecodeBackend
+import gspo_services.shared.sglang_cpu.launch  # noqa: F401  (placeholders where torchvision would be)
+from gspo_services.shared.sglang_cpu.decode_backend import BatchedDecodeBackend
 
 REPEATS = 15
 

@@ -82,7 +82,7 @@ def main() -> None:
 def run(config: Path, root: Path, variant: str, seed: int, batches: int) -> Outcome:
     """Make the seed's model, run, measure. A finished run in its directory is measured again, an unfinished one resumed."""
     model, directory = root / f"model-{seed}", root / f"{seed}-{list(VARIANTS).index(variant)}"
-    gspo = [sys.executable, "-m", "services.cli.main"]
+    gspo = [sys.executable, "-m", "gspo_services.cli.main"]
     subprocess.run([*gspo, "model", "tiny", str(model), "--seed", str(seed), "--if-missing"], check=True)
     own = (f"run.seed={seed}", f"run.directory={directory}", f"run.num_batches={batches}", f"model.path={model}")
     flags = [word for setting in (*own, *VARIANTS[variant]) for word in ("--set", setting)]

@@ -52,7 +52,7 @@ def run_seed(config: Path, root: Path, seed: int, overrides: list[str]) -> Outco
     """Make the seed's model, run, measure. A directory that holds a run of this seed is resumed."""
     directory = root / f"{config.stem}-{seed}"
     model = root / f"model-{seed}"
-    gspo = [sys.executable, "-m", "services.cli.main"]
+    gspo = [sys.executable, "-m", "gspo_services.cli.main"]
     subprocess.run([*gspo, "model", "tiny", str(model), "--seed", str(seed), "--if-missing"], check=True)
     settings = [f"run.seed={seed}", f"run.directory={directory}", f"model.path={model}", *overrides]
     flags = [word for setting in settings for word in ("--set", setting)]

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 import psutil
 from prometheus_client import CollectorRegistry
 
-from services.rollout.endpoint import CallAnswer, CallDelta, CallRequest, EndpointMetrics, EndpointServer
+from gspo_services.rollout.endpoint import CallAnswer, CallDelta, CallRequest, EndpointMetrics, EndpointServer
 
 STREAMED_TOKENS = 2000
 NUM_TOKENS = 100

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.broker_resume import GROUP_SIZE, GROUPS_PER_BATCH, num_batches_of, write_ledger
-from services.runtime.settings import load_settings, run_fingerprint
+from gspo_services.shared.settings import load_settings, run_fingerprint
 from tests.support.broker.process import BrokerProcess
 from tests.support.processes.ports import free_port
 
@@ -41,10 +41,10 @@ def make_checkpoint(model: str, config: Path, batch_position: int) -> int:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     from gspo.mismatch import MismatchTracker
-    from services.learner.checkpoints import CheckpointState
-    from services.learner.engine import LearnerEngine
-    from services.learner.start import engine_settings_of
-    from services.learner.trainer import train_batch
+    from gspo_services.learner.checkpoints import CheckpointState
+    from gspo_services.learner.engine import LearnerEngine
+    from gspo_services.learner.start import engine_settings_of
+    from gspo_services.learner.trainer import train_batch
     from tests.support.learner.saving import save_checkpoint
     from tests.support.loss.sequences import random_groups
 
@@ -88,15 +88,15 @@ def resume(config: Path, begun: float) -> dict[str, tuple[float, float]]:
     from prometheus_client import CollectorRegistry
 
     from gspo.model.policy import load_policy
-    from protocol.messages import Welcome
-    from services.learner.broker import BrokerThread, ToBroker
-    from services.learner.engine import LearnerEngine, init_distributed
-    from services.learner.metrics import LearnerMetrics
-    from services.learner.service import LearnerService
-    from services.learner.start import engine_settings_of
-    from services.runtime.clock import MonotonicClock
-    from services.runtime.logs import configure_logging
-    from services.runtime.telemetry import Health
+    from gspo_protocol.messages import Welcome
+    from gspo_services.learner.broker import BrokerThread, ToBroker
+    from gspo_services.learner.engine import LearnerEngine, init_distributed
+    from gspo_services.learner.metrics import LearnerMetrics
+    from gspo_services.learner.service import LearnerService
+    from gspo_services.learner.start import engine_settings_of
+    from gspo_services.shared.runtime.clock import MonotonicClock
+    from gspo_services.shared.runtime.logs import configure_logging
+    from gspo_services.shared.runtime.telemetry import Health
 
     configure_logging("learner")
     marks = [(begun, 0.0), now()]

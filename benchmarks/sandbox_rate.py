@@ -20,11 +20,11 @@ from pathlib import Path
 import psutil
 from prometheus_client import CollectorRegistry
 
-from services.sandbox import Box, LocalOptions, LocalSandbox, Sandbox, SandboxLimits
-from services.sandbox.remote import RemoteOptions, RemoteSandbox
-from services.sandbox_server.boxes import BoxBounds
-from services.sandbox_server.metrics import SandboxMetrics
-from services.sandbox_server.server import SandboxServer
+from gspo_services.tasks.sandbox import Box, LocalOptions, LocalSandbox, Sandbox, SandboxLimits
+from gspo_services.tasks.sandbox.remote import RemoteOptions, RemoteSandbox
+from gspo_services.tasks.sandbox.server.boxes import BoxBounds
+from gspo_services.tasks.sandbox.server.metrics import SandboxMetrics
+from gspo_services.tasks.sandbox.server.server import SandboxServer
 
 SCRIPT = b"a, b = map(int, input().split())\nprint(a + b)\n"
 LIMITS = SandboxLimits(wall_s=10, cpu_s=5)

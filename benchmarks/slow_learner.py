@@ -24,13 +24,13 @@ import psutil
 import zmq.asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from protocol.channels import BATCH
-from protocol.limits import MAX_VOCABULARY
-from protocol.messages import Batch, BatchRequest, Checkpointed, Published, Resume, Trained
-from services.runs.audit import audit_run
-from services.runtime.clock import MonotonicClock
-from services.runtime.logs import configure_logging
-from services.runtime.net import PeerClient
+from gspo_protocol.channels import BATCH
+from gspo_protocol.limits import MAX_VOCABULARY
+from gspo_protocol.messages import Batch, BatchRequest, Checkpointed, Published, Resume, Trained
+from gspo_services.runs.audit import audit_run
+from gspo_services.shared.net import PeerClient
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.logs import configure_logging
 from tests.support.broker.peers import PROMPT_TOKENS, ScriptedRollout, running
 from tests.support.broker.process import BrokerProcess, broker_process
 

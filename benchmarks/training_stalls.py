@@ -26,12 +26,12 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from gspo.mismatch import MismatchTracker
 from gspo.settings import Objective
-from services.learner.checkpoints import CheckpointSaver, CheckpointState, Threads
-from services.learner.engine import LearnerEngine
-from services.learner.start import EngineSettings
-from services.learner.trainer import train_batch
-from services.learner.weights import build_snapshot, copy_parameters, encode_delta
-from services.runtime.settings import Learner
+from gspo_services.learner.checkpoints import CheckpointSaver, CheckpointState, Threads
+from gspo_services.learner.engine import LearnerEngine
+from gspo_services.learner.start import EngineSettings
+from gspo_services.learner.trainer import train_batch
+from gspo_services.learner.weights import build_snapshot, copy_parameters, encode_delta
+from gspo_services.shared.settings import Learner
 from tests.support.loss.sequences import random_groups
 
 MODELS: dict[str, dict[str, int]] = {

@@ -14,7 +14,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from openai import DefaultAsyncHttpxClient
 
-from gspo.agents import Episode
+from gspo.tasks.agents import Episode
 
 HTTP = DefaultAsyncHttpxClient()
 """One for all episodes of this process: to make one takes longer than a call."""

@@ -18,7 +18,7 @@ from agents import (
 )
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from gspo.agents import Episode
+from gspo.tasks.agents import Episode
 
 set_tracing_disabled(True)  # Or it sends what your agents do to OpenAI.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from gspo.agents import Episode
+from gspo.tasks.agents import Episode
 
 MAX_TURNS = 4
 HTTP = DefaultAsyncHttpxClient()

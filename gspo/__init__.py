@@ -1,7 +1,8 @@
 """GSPO-token for any trainer: loss, ratio units, staleness-aware clip range, advantages and diagnostics.
 
 ``import gspo`` is cheap; a name that needs torch imports its module when it is first used. ``gspo.model`` and ``gspo.moe``
-hold what a learner of Hugging Face models needs besides; their names for training loops are here too.
+hold what a learner of Hugging Face models needs besides; their names for training loops are here too. ``gspo.tasks`` is a
+house of its own: what users import for environments and agents.
 
     from gspo import Objective, objective_loss, padded_loss
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gspo.moved import MOVED, report_moves
 from gspo.settings import Aggregation, Anchor, ClipCalibration, KlEstimator, MismatchMode, Objective, RatioUnit
 
 if TYPE_CHECKING:
@@ -96,8 +96,6 @@ _LAZY = {
     "staleness": ("ClipRange", "calibrated_clip_range", "clip_range", "objective_clip_range", "sequence_lag"),
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
-
-report_moves(__name__, MOVED)
 
 
 def __getattr__(name: str) -> object:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from protocol import limits
+from gspo_protocol import limits
 
 
 class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,9 +11,9 @@ import msgpack
 import msgspec
 import numpy as np
 
-from protocol import limits
-from protocol.errors import ProtocolError
-from protocol.messages import AnyMessage, Message
+from gspo_protocol import limits
+from gspo_protocol.errors import ProtocolError
+from gspo_protocol.messages import AnyMessage, Message
 
 Array = np.ndarray[Any, Any]
 Frame = bytes | bytearray | memoryview

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
 
-from protocol.limits import WINDOW_BYTES
+from gspo_protocol.limits import WINDOW_BYTES
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ base knows from the changed elements alone that they were what they should have 
 
 Applying a delta twice is harmless: an element that already has its new value is itself the nearest with its residue. At
 small learning rates nearly all changes are residues, which compress to fewer bits than values do. Streams differ in entropy,
-so each is compressed by itself (services.weights.compression), in this order.
+so each is compressed by itself (gspo_services.shared.weights.compression), in this order.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from protocol.limits import MAX_DELTA_BUCKET_ELEMENTS
-from protocol.messages.weights import DeltaBucket, TensorInfo
+from gspo_protocol.limits import MAX_DELTA_BUCKET_ELEMENTS
+from gspo_protocol.messages.weights import DeltaBucket, TensorInfo
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Values = np.ndarray[Any, Any]

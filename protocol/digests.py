@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from protocol.messages import AdapterInfo, BatchPart, TensorInfo
+from gspo_protocol.messages import AdapterInfo, BatchPart, TensorInfo
 
 
 def tensor_digest(data: bytes | bytearray | memoryview) -> str:

@@ -7,7 +7,7 @@ can read why, whichever of the two is older.
 import re
 from typing import Final
 
-from protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.limits import PROTOCOL_VERSION
 
 ORDER: Final = "update in the order broker, learner, rollouts"
 """The broker keeps the run, and brings its ledger forward; a learner and rollouts of before wait for it and come again."""

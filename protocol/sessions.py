@@ -28,7 +28,7 @@ def session_tag(session: str) -> str:
 
 
 def connection_identity(peer: str, session: str, number: int = 0) -> str:
-    """What a process calls its connection; see services.runtime.net.peer. ``number``: how many it has given up for it."""
+    """What a process calls its connection; see services/shared/net/peer.py. ``number``: how many it has given up for it."""
     return f"{peer}/{session}#{number}" if number else f"{peer}/{session}"
 
 

@@ -5,6 +5,12 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
+import gspo
+import gspo_protocol
+import gspo_services
+
+ROOT = Path(__file__).parents[1]
+
 pytest_plugins = [
     "tests.support.processes.leftovers",
     "tests.support.processes.session_logging",
@@ -17,4 +23,9 @@ settings.register_profile("tests", deadline=None, derandomize=True, suppress_hea
 settings.load_profile("tests")
 
 # Processes are started with ``-P``, so the working directory is not on their path: modules of tests/ are found by this.
-os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+# An environment of another checkout would test that checkout's code.
+for package in (gspo, gspo_protocol, gspo_services):
+    if not Path(package.__file__).is_relative_to(ROOT):
+        raise RuntimeError(f"{package.__name__} is that of {package.__file__}: run `make setup` in {ROOT}")

@@ -42,7 +42,7 @@ from benchmarks.against_trl.report import (
 )
 from benchmarks.against_trl.settings import TASKS, TIMEOUT_S, TaskName, Theirs, say
 from benchmarks.against_trl.theirs import run_theirs
-from services.runtime.settings import load_settings
+from gspo_services.shared.settings import load_settings
 
 
 def main() -> None:
@@ -148,7 +148,7 @@ def all_runs(
 
 def tiny_model(directory: Path, seed: int) -> Path:
     """Make the tiny model of a seed, as a user does."""
-    return _made(directory / f"model-{seed}", "services.cli.main", "model", "tiny", seed=seed)
+    return _made(directory / f"model-{seed}", "gspo_services.cli.main", "model", "tiny", seed=seed)
 
 
 def counting_model(directory: Path, seed: int) -> Path:

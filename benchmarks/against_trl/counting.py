@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from gspo.environments import (
+from gspo.tasks.environments import (
     DemonstratingEnvironment,
     DemonstrationMessage,
     Split,
@@ -22,7 +22,7 @@ from gspo.environments import (
     Task,
     TaskSource,
 )
-from services.environments.generated import GeneratedTasks, draw_problem
+from gspo_services.tasks.environments.generated import GeneratedTasks, draw_problem
 
 GIVES_UP_AT_ONCE = 0.25
 """How often the careless teacher does not even begin."""

@@ -25,7 +25,7 @@ from benchmarks.against_trl.curve import Run
 from benchmarks.against_trl.ours import run_ours
 from benchmarks.against_trl.settings import OURS, THEIRS, TIMEOUT_S, say
 from benchmarks.against_trl.theirs import run_theirs
-from services.runtime.settings import load_settings
+from gspo_services.shared.settings import load_settings
 
 FIRST: Final = 3
 """Batches before this one (counted from 1) are warm-up: the pipeline fills, allocators and caches warm up."""

@@ -28,8 +28,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.against_trl.counting import Counting, CountingOptions
 from benchmarks.pipeline.model import ModelSize, make_model
-from services.models.lessons import IGNORED_LABEL, Lesson, encode
-from services.models.tokenizer import build_tokenizer
+from gspo_services.prepare.tiny_models.lessons import IGNORED_LABEL, Lesson, encode
+from gspo_services.prepare.tiny_models.tokenizer import build_tokenizer
 
 SIZE: Final = ModelSize(hidden_size=192, num_hidden_layers=4, moe_intermediate_size=192)
 RECORD_FILE: Final = "start_model.json"

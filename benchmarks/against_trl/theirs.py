@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from benchmarks.against_trl.curve import Point, Run
 from benchmarks.against_trl.settings import Theirs
-from services.runtime.lifecycle import die_with_parent
+from gspo_services.shared.runtime.lifecycle import die_with_parent
 
 PARTS: Final = ("generation", "old log-probs", "evaluation")
 """Phases that ``trl_run`` times; the rest is training: forward, backward, optimizer, and TRL's code between them."""

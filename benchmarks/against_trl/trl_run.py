@@ -39,9 +39,9 @@ from transformers import (  # noqa: E402
 )
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
-from gspo.environments import Environment, RewardJob, Split  # noqa: E402
-from services.environments import create_environment  # noqa: E402
-from services.runtime.settings import Settings, load_settings  # noqa: E402
+from gspo.tasks.environments import Environment, RewardJob, Split  # noqa: E402
+from gspo_services.shared.settings import Settings, load_settings  # noqa: E402
+from gspo_services.tasks.environments import create_environment  # noqa: E402
 
 PhaseName = Literal["generation", "old log-probs", "evaluation"]
 

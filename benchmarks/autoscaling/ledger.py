@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from benchmarks.autoscaling.config import Config
 from benchmarks.autoscaling.engine import Group, Trajectory
-from services.broker.ledger.admission import Admission, Outstanding, Window
+from gspo_services.broker.ledger.admission import Admission, Outstanding, Window
 
 
 class Ledger:

@@ -25,7 +25,7 @@ import psutil
 import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.runtime.logs import configure_logging
+from gspo_services.shared.runtime.logs import configure_logging
 from tests.support.broker.process import BrokerProcess, broker_process
 from tests.support.processes.ports import free_ports
 

@@ -19,18 +19,18 @@ import torch
 import zmq
 from prometheus_client import CollectorRegistry
 
-from protocol.limits import MAX_VOCABULARY
-from protocol.messages import BatchRequest, Resume
-from services.learner.advantages import AdvantageSettings, AdvantageTable
-from services.learner.broker import Answer, AssembledBatch, BatchAnnounced, BrokerThread, assemble
-from services.learner.metrics import LearnerMetrics
-from services.learner.plan import planned_mini_batches, rows_of_rank
-from services.learner.share import share
-from services.learner.weights import copy_weights
-from services.runtime.clock import MonotonicClock
-from services.runtime.logs import configure_logging
-from services.runtime.settings import Settings, load_settings
-from services.runtime.telemetry import Health
+from gspo_protocol.limits import MAX_VOCABULARY
+from gspo_protocol.messages import BatchRequest, Resume
+from gspo_services.learner.advantages import AdvantageSettings, AdvantageTable
+from gspo_services.learner.broker import Answer, AssembledBatch, BatchAnnounced, BrokerThread, assemble
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.plan import planned_mini_batches, rows_of_rank
+from gspo_services.learner.share import share
+from gspo_services.learner.weights import copy_weights
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.runtime.telemetry import Health
+from gspo_services.shared.settings import Settings, load_settings
 from tests.support.broker.peers import tokens_of
 
 POLL_S: Final = 1.0

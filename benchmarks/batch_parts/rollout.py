@@ -8,8 +8,8 @@ import sys
 
 import zmq.asyncio
 
-from protocol.messages import Chunk, Finish, Lease, Segment, VersionRun
-from services.runtime.logs import configure_logging
+from gspo_protocol.messages import Chunk, Finish, Lease, Segment, VersionRun
+from gspo_services.shared.runtime.logs import configure_logging
 from tests.support.broker.peers import PROMPT_TOKENS, ScriptedRollout, logprobs_of, tokens_of
 
 

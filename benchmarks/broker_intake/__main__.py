@@ -28,13 +28,13 @@ import zmq.asyncio
 
 from benchmarks.broker_intake.child import Child, cpu_s
 from benchmarks.broker_intake.load import CHUNKS_PER_TRAJECTORY, LEASES, TOKEN_BYTES
-from protocol.channels import BATCH
-from protocol.limits import MAX_VOCABULARY
-from protocol.messages import Published, Resume
-from services.runtime.clock import MonotonicClock
-from services.runtime.logs import configure_logging
-from services.runtime.net import PLAINTEXT, PeerClient, Security, write_key_pair
-from services.runtime.settings import SecuritySection
+from gspo_protocol.channels import BATCH
+from gspo_protocol.limits import MAX_VOCABULARY
+from gspo_protocol.messages import Published, Resume
+from gspo_services.shared.net import PLAINTEXT, PeerClient, Security, write_key_pair
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.settings import SecuritySection
 from tests.support.broker.peers import running
 from tests.support.broker.process import BrokerProcess, broker_process
 
@@ -119,7 +119,7 @@ async def intake(
     num_producers: int,
     keys: Path | None,
     *,
-    module: str = "services.broker",
+    module: str = "gspo_services.broker",
     kind: str = "gathered",
     broker_settings: dict[str, Any] | None = None,
 ) -> Any:

@@ -17,13 +17,13 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from benchmarks.broker_intake.load import a_chunk, arrays_of
-from protocol.codec import decode, encode
-from protocol.limits import MAX_VOCABULARY
-from protocol.messages import Published
-from protocol.messages.gathered import gather
-from services.broker.ledger import AppendChunk, AppendChunks, GrantLease, Save, SessionKey
-from services.broker.sessions import token_facts
-from services.broker.store import RowChanges, Store, stored_chunk, stored_chunks
+from gspo_protocol.codec import decode, encode
+from gspo_protocol.limits import MAX_VOCABULARY
+from gspo_protocol.messages import Published
+from gspo_protocol.messages.gathered import gather
+from gspo_services.broker.ledger import AppendChunk, AppendChunks, GrantLease, Save, SessionKey
+from gspo_services.broker.sessions import token_facts
+from gspo_services.broker.store import RowChanges, Store, stored_chunk, stored_chunks
 from tests.support.broker.ledger import LEARNER, SAMPLING, ConstantSchedules, LedgerHarness, config_with
 
 LEASES: Final = 256

@@ -16,7 +16,7 @@ from typing import Final
 
 from benchmarks.broker_intake.__main__ import intake
 from benchmarks.broker_intake.staged_broker import STAGES, STAGES_FILE
-from services.runtime.logs import configure_logging
+from gspo_services.shared.runtime.logs import configure_logging
 
 KIND_HELP: Final = "alone: one chunk a message; ready: messages made beforehand, of one chunk of each trajectory"
 

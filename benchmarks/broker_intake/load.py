@@ -4,8 +4,8 @@ from typing import Final
 
 import numpy as np
 
-from protocol.codec import Array
-from protocol.messages import Chunk, Segment, VersionRun
+from gspo_protocol.codec import Array
+from gspo_protocol.messages import Chunk, Segment, VersionRun
 
 CHUNKS_PER_TRAJECTORY: Final = 32
 LEASES: Final = 64

@@ -22,16 +22,16 @@ from dataclasses import dataclass
 import zmq.asyncio
 
 from benchmarks.broker_intake.load import CHUNKS_PER_TRAJECTORY, LEASES, a_chunk, arrays_of
-from protocol.channels import WORK
-from protocol.codec import Array
-from protocol.limits import MAX_CHUNKS_PER_MESSAGE, MAX_GATHERED_TOKENS
-from protocol.messages import Finish, Heartbeat, Lease, LeaseKey, LeaseRequest, Message, NoLease, Pulse
-from protocol.messages.gathered import gather
-from services.rollout.gathering import GatheringClient
-from services.runtime.clock import MonotonicClock
-from services.runtime.logs import configure_logging
-from services.runtime.net import PLAINTEXT, PeerClient, Security
-from services.runtime.settings import SecuritySection
+from gspo_protocol.channels import WORK
+from gspo_protocol.codec import Array
+from gspo_protocol.limits import MAX_CHUNKS_PER_MESSAGE, MAX_GATHERED_TOKENS
+from gspo_protocol.messages import Finish, Heartbeat, Lease, LeaseKey, LeaseRequest, Message, NoLease, Pulse
+from gspo_protocol.messages.gathered import gather
+from gspo_services.rollout.gathering import GatheringClient
+from gspo_services.shared.net import PLAINTEXT, PeerClient, Security
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.settings import SecuritySection
 from tests.support.broker.peers import running
 
 HEARTBEAT_S = 1.0

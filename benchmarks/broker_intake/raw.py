@@ -19,12 +19,12 @@ import zmq
 
 from benchmarks.broker_intake.child import serve
 from benchmarks.broker_intake.load import CHUNKS_PER_TRAJECTORY, a_chunk, arrays_of
-from protocol.channels import WORK
-from protocol.codec import encode
-from services.broker.ledger import MOST_BEHIND
-from services.broker.rows import TrajectoryRow
-from services.broker.store import stored_chunk
-from services.broker.store.schema import CREATE, TABLES
+from gspo_protocol.channels import WORK
+from gspo_protocol.codec import encode
+from gspo_services.broker.ledger import MOST_BEHIND
+from gspo_services.broker.rows import TrajectoryRow
+from gspo_services.broker.store import stored_chunk
+from gspo_services.broker.store.schema import CREATE, TABLES
 
 INSERT_CHUNK = "INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 

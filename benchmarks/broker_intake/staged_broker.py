@@ -14,19 +14,19 @@ from threading import local
 from typing import Any, Final
 from unittest.mock import patch
 
-from services.broker.__main__ import main
+from gspo_services.broker.__main__ import main
 
 STAGES_FILE: Final = "stages.json"
 STAGES: Final = {
-    "receive: frames": ("services.runtime.net.frames", "_Partial.take", "_Partial.parts"),
-    "receive: decode, check": ("services.runtime.net.channel", "decode"),
-    "queue": ("services.runtime.net.fair_queue", "FairQueue.offer", "FairQueue.take"),
-    "decide: ledger": ("services.broker.sessions", "Sessions.actions"),
-    "rows: chunks": ("services.broker.service", "BrokerService._sort"),
-    "rows: trajectories": ("services.broker.store.schema", "Table.values"),
-    "write: statements": ("services.broker.store.store", "Store._write"),
-    "write: commit, mark": ("services.broker.store.store", "Store.commit"),
-    "answer: encode": ("services.runtime.net.channel", "encode"),
+    "receive: frames": ("gspo_services.shared.net.frames", "_Partial.take", "_Partial.parts"),
+    "receive: decode, check": ("gspo_services.shared.net.channel", "decode"),
+    "queue": ("gspo_services.shared.net.fair_queue", "FairQueue.offer", "FairQueue.take"),
+    "decide: ledger": ("gspo_services.broker.sessions", "Sessions.actions"),
+    "rows: chunks": ("gspo_services.broker.service", "BrokerService._sort"),
+    "rows: trajectories": ("gspo_services.broker.store.schema", "Table.values"),
+    "write: statements": ("gspo_services.broker.store.store", "Store._write"),
+    "write: commit, mark": ("gspo_services.broker.store.store", "Store.commit"),
+    "answer: encode": ("gspo_services.shared.net.channel", "encode"),
 }
 """Module and functions of each stage."""
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services.runs.audit import audit_run
+from gspo_services.runs.audit import audit_run
 
 TARGET: Final = 0.85
 LATE_FROM: Final = 0.5
@@ -68,7 +68,7 @@ def finished(directory: Path, num_batches: int) -> bool:
 
 def run(arguments: argparse.Namespace, seed: int, directory: Path, *, dynamic: bool) -> None:
     """One run of the demo. A directory that holds a part of it is resumed."""
-    gspo = [sys.executable, "-m", "services.cli.main"]
+    gspo = [sys.executable, "-m", "gspo_services.cli.main"]
     model = arguments.model
     if model is None:
         model = arguments.directory / f"model-{seed}"

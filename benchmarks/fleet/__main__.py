@@ -37,8 +37,8 @@ from benchmarks.fleet.limits import what_is_too_small
 from benchmarks.fleet.load import Load
 from benchmarks.fleet.measure import Plan, measured
 from benchmarks.fleet.profiled_broker import PROFILE_FILE
-from protocol.limits import MAX_BROKERS
-from services.runtime.logs import configure_logging
+from gspo_protocol.limits import MAX_BROKERS
+from gspo_services.shared.runtime.logs import configure_logging
 
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -98,7 +98,7 @@ def plan_of(options: argparse.Namespace, rollouts: int) -> Plan:
 
 def of_one_fleet(options: argparse.Namespace, rollouts: int) -> Result:
     """Measure one fleet in a directory of its own, and say how it goes."""
-    module = "benchmarks.fleet.profiled_broker" if options.profile else "services.broker"
+    module = "benchmarks.fleet.profiled_broker" if options.profile else "gspo_services.broker"
     with tempfile.TemporaryDirectory(prefix="fleet-", dir=options.directory) as name:
         directory = Path(name)
         result = asyncio.run(measured(directory, plan_of(options, rollouts), _say, module))

@@ -8,8 +8,8 @@ from typing import Any
 import psutil
 
 from benchmarks.broker_intake.child import cpu_s
-from services.broker.store.reader import LEDGER_FILE
-from services.runtime.settings.sections import MAX_PORT, PORT_STEP
+from gspo_services.broker.store.reader import LEDGER_FILE
+from gspo_services.shared.settings.sections import MAX_PORT, PORT_STEP
 from tests.support.broker.process import BrokerProcess
 from tests.support.processes.ports import free_port
 

@@ -9,12 +9,12 @@ from contextlib import AsyncExitStack
 
 import zmq.asyncio
 
-from protocol.channels import BATCH
-from protocol.limits import MAX_VOCABULARY
-from protocol.messages import Batch, BatchPart, BatchRequest, Checkpointed, Published, Resume, Trained
-from services.learner.broker.parts import PartStream
-from services.runtime.clock import Clock
-from services.runtime.net import PeerClient
+from gspo_protocol.channels import BATCH
+from gspo_protocol.limits import MAX_VOCABULARY
+from gspo_protocol.messages import Batch, BatchPart, BatchRequest, Checkpointed, Published, Resume, Trained
+from gspo_services.learner.broker.parts import PartStream
+from gspo_services.shared.net import PeerClient
+from gspo_services.shared.runtime.clock import Clock
 
 ASK_AGAIN_S = 1.0
 

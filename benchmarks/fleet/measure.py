@@ -16,8 +16,8 @@ from benchmarks.broker_intake.child import Child
 from benchmarks.fleet.brokers import FleetBrokers
 from benchmarks.fleet.learner import FakeLearner
 from benchmarks.fleet.load import Load, run_settings
-from services.runs.audit import audit_run
-from services.runtime.clock import MonotonicClock
+from gspo_services.runs.audit import audit_run
+from gspo_services.shared.runtime.clock import MonotonicClock
 
 SAMPLE_S: Final = 0.5
 JOIN_AT_ONCE: Final = 50
@@ -222,7 +222,7 @@ async def opened(directory: Path, plan: Plan, module: str) -> AsyncIterator[tupl
             await asyncio.wait([learning])
 
 
-async def measured(directory: Path, plan: Plan, say: Say, module: str = "services.broker") -> dict[str, Any]:
+async def measured(directory: Path, plan: Plan, say: Say, module: str = "gspo_services.broker") -> dict[str, Any]:
     """All figures of one fleet, by phase. ``module`` runs the broker."""
     clock = MonotonicClock()
     async with opened(directory, plan, module) as (broker, fleet, learner):

@@ -25,9 +25,9 @@ import zmq.asyncio
 
 from benchmarks.fleet.load import Load
 from benchmarks.fleet.rollout import FakeRollout, FleetFigures
-from services.rollout.brokers import Beats
-from services.runtime.clock import MonotonicClock
-from services.runtime.logs import configure_logging
+from gspo_services.rollout.brokers import Beats
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.logs import configure_logging
 
 SOCKETS_PER_ROLLOUT: Final = 3
 """Of libzmq: the DEALER, and both ends of its monitor."""

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from services.broker.__main__ import main
+from gspo_services.broker.__main__ import main
 
 PROFILE_FILE: Final = "profile.txt"
 LINES: Final = 40

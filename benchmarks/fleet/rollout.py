@@ -9,8 +9,8 @@ import zmq.asyncio
 
 from benchmarks.broker_intake.load import a_chunk, arrays_of
 from benchmarks.fleet.load import Load, num_chunks_of
-from protocol.channels import WORK
-from protocol.messages import (
+from gspo_protocol.channels import WORK
+from gspo_protocol.messages import (
     Ack,
     Chunk,
     Finish,
@@ -24,8 +24,8 @@ from protocol.messages import (
     Pulse,
     Welcome,
 )
-from services.rollout.gathering import GatheringClient
-from services.runtime.clock import Clock
+from gspo_services.rollout.gathering import GatheringClient
+from gspo_services.shared.runtime.clock import Clock
 
 STEP_S = 0.25
 """Chunks of this long are ready together, as those of one decoding step are."""

@@ -13,11 +13,11 @@ from gspo.mismatch import MismatchTracker
 from gspo.model.attention import register_segment_attention
 from gspo.model.packing import PackedBatch, TrainGroup, pack, plan_micro_batches
 from gspo.settings import Objective
-from services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from services.learner.engine import LearnerEngine
-from services.learner.start import EngineSettings
-from services.learner.trainer import train_batch
-from services.runtime.settings import Learner as LearnerSettings
+from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.engine import LearnerEngine
+from gspo_services.learner.start import EngineSettings
+from gspo_services.learner.trainer import train_batch
+from gspo_services.shared.settings import Learner as LearnerSettings
 
 LEARNING_RATE = 1e-6
 BETAS = (0.9, 0.999)

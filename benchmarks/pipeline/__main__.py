@@ -30,8 +30,8 @@ from benchmarks.pipeline.report import Comparison, Lanes, half_figures, lanes_of
 from benchmarks.pipeline.run import run_pinned
 from benchmarks.pipeline.timeline import draw
 from benchmarks.pipeline.workload import Workload, choose_cores, run_files, write_config
-from services.runtime.lifecycle import run_process
-from services.runtime.logs import configure_logging
+from gspo_services.shared.runtime.lifecycle import run_process
+from gspo_services.shared.runtime.logs import configure_logging
 
 log = structlog.get_logger()
 

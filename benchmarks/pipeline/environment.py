@@ -7,8 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-from gspo.environments import Environment, Split, Start, State, Step, Task, TaskSource
-from services.environments.generated import GeneratedTasks
+from gspo.tasks.environments import Environment, Split, Start, State, Step, Task, TaskSource
+from gspo_services.tasks.environments.generated import GeneratedTasks
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

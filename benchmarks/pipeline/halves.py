@@ -15,10 +15,10 @@ from benchmarks.pipeline.measures import CpuSample, TrainedBatch
 from benchmarks.pipeline.processes import ProcessWatch, now
 from benchmarks.pipeline.run import PINNED, cores_word
 from benchmarks.pipeline.workload import Cores
-from services.broker.store import LEDGER_FILE, Reader, reading
-from services.rollout.sglang import Engine, EngineServer, GenerateRequest, SamplingParameters, ServerOptions
-from services.rollout.tokenizer import ChatTokenizer
-from services.runtime.settings import Settings
+from gspo_services.broker.store import LEDGER_FILE, Reader, reading
+from gspo_services.rollout.sglang import Engine, EngineServer, GenerateRequest, SamplingParameters, ServerOptions
+from gspo_services.rollout.tokenizer import ChatTokenizer
+from gspo_services.shared.settings import Settings
 
 BATCH_LINE: Final = re.compile(r"batch (\d+) ")
 SAME_WEIGHTS: Final = "bit for bit the same"
@@ -156,7 +156,7 @@ async def replay(run: Path, out: Path, tokens: dict[int, int], num_batches: int,
     It makes the directory ``out``. ``tokens``: action tokens by batch. Raises: RuntimeError with the end of its output.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", PINNED, cores_word(cores), "services.runs.replay", str(run), "--out", str(out),
+        sys.executable, "-m", PINNED, cores_word(cores), "gspo_services.runs.replay", str(run), "--out", str(out),
         "--batches", str(num_batches),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},

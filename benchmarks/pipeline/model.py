@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from services.models.tokenizer import VOCAB_SIZE, build_tokenizer
+from gspo_services.prepare.tiny_models.tokenizer import VOCAB_SIZE, build_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Run a module on chosen cores: ``python -m benchmarks.pipeline.pinned 0,2 services.learner CONFIG ...``.
+"""Run a module on chosen cores: ``python -m benchmarks.pipeline.pinned 0,2 gspo_services.learner CONFIG ...``.
 
 It pins itself before any import, so that all later threads and processes inherit the cores.
 """

@@ -17,10 +17,10 @@ SAMPLE_S: Final = 0.1
 LOOK_EVERY: Final = 50
 """Samples between two searches of the process tree."""
 MODULES: Final = {
-    "services.broker": "broker",
-    "services.learner": "learner",
-    "services.runs.replay": "learner",
-    "services.rollout": "agent",
+    "gspo_services.broker": "broker",
+    "gspo_services.learner": "learner",
+    "gspo_services.runs.replay": "learner",
+    "gspo_services.rollout": "agent",
 }
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 SCHEDULER, SERVER = "scheduler", "server"

@@ -12,11 +12,11 @@ from rich.console import Console
 
 from benchmarks.pipeline.processes import ProcessWatch
 from benchmarks.pipeline.workload import Cores, RunFiles
-from services.cli.run.command import run_processes
-from services.cli.run.metrics_reader import batch_rows
-from services.cli.run.processes import process_specs
-from services.cli.run.supervisor import ProcessSpec
-from services.runtime.settings import forwarded_arguments
+from gspo_services.cli.run.command import run_processes
+from gspo_services.cli.run.metrics_reader import batch_rows
+from gspo_services.cli.run.processes import process_specs
+from gspo_services.cli.run.supervisor import ProcessSpec
+from gspo_services.shared.settings import forwarded_arguments
 
 PINNED: Final = "benchmarks.pipeline.pinned"
 METRICS_FILE: Final = "metrics.jsonl"
@@ -58,7 +58,7 @@ async def run_pinned(files: RunFiles, cores: Cores, stop: asyncio.Event, limit_s
 
 def pinned_specs(specs: list[ProcessSpec], cores: Cores) -> list[ProcessSpec]:
     """Return the same processes; rollouts and learner begin on their cores, which their children inherit."""
-    places = {"services.learner": cores.learner, "services.rollout": cores.rollout}
+    places = {"gspo_services.learner": cores.learner, "gspo_services.rollout": cores.rollout}
     return [pinned(spec, places[spec.module]) if spec.module in places else spec for spec in specs]
 
 

@@ -31,9 +31,9 @@ import psutil
 import structlog
 
 from benchmarks.pipeline.processes import SCHEDULER, SERVER, role_of
-from services.rollout.sglang import Engine, EngineServer, GenerateRequest, PauseMode, SamplingParameters, ServerOptions
-from services.rollout.tokenizer import ChatTokenizer
-from services.runtime.logs import configure_logging
+from gspo_services.rollout.sglang import Engine, EngineServer, GenerateRequest, PauseMode, SamplingParameters, ServerOptions
+from gspo_services.rollout.tokenizer import ChatTokenizer
+from gspo_services.shared.runtime.logs import configure_logging
 
 log = structlog.get_logger()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.pipeline.pinned import parse_cores
-from services.runtime.settings import Settings, load_settings
+from gspo_services.shared.settings import Settings, load_settings
 from tests.support.processes.ports import free_ports
 
 ENVIRONMENT: Final = "benchmarks.pipeline.environment:Letters"

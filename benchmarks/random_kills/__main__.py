@@ -29,7 +29,7 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.random_kills.memory import Watch, growth_table, plot
-from services.runs.audit import audit_run
+from gspo_services.runs.audit import audit_run
 from tests.support.postgres.fixtures import SynchronousDatabase, synchronous_database
 from tests.support.postgres.server import programs
 
@@ -88,7 +88,7 @@ def start(arguments: argparse.Namespace, weights: Path) -> "subprocess.Popen[byt
     """Start the run as a user does; it may restart a process as often as there are kills."""
     directory: Path = arguments.directory
     directory.mkdir(parents=True)
-    gspo = [sys.executable, "-m", "services.cli.main"]
+    gspo = [sys.executable, "-m", "gspo_services.cli.main"]
     model = directory.parent / f"model-{arguments.seed}"
     subprocess.run([*gspo, "model", "tiny", str(model), "--seed", str(arguments.seed), "--if-missing"], check=True)
     settings = [

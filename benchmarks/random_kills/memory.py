@@ -73,14 +73,14 @@ def role(process: psutil.Process) -> str:
     """Return a process's role in the run; empty between fork and exec, or for a process that is too short-lived."""
     command = " ".join(process.cmdline())
     for pattern, name in (
-        (r"services\.environments", "reward"),
+        (r"gspo_services\.tasks\.environments", "reward"),
         (r"sglang::scheduler", "scheduler"),
         (r"sglang::detok", "detokenizer"),
         (r"sglang", "sglang"),
-        (r"services\.broker", "broker"),
-        (r"services\.learner", "learner"),
-        (r"services\.rollout", "agent"),
-        (r"services\.cli\.main", "gspo run"),
+        (r"gspo_services\.broker", "broker"),
+        (r"gspo_services\.learner", "learner"),
+        (r"gspo_services\.rollout", "agent"),
+        (r"gspo_services\.cli\.main", "gspo run"),
     ):
         if re.search(pattern, command):
             return name

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from protocol.messages import Chunk, Message
-from services.broker.store import LEDGER_FILE, Reader, reading
+from gspo_protocol.messages import Chunk, Message
+from gspo_services.broker.store import LEDGER_FILE, Reader, reading
 from tests.support.broker.peers import ScriptedRollout, logprobs_of, tokens_of
 
 

@@ -20,8 +20,8 @@ from benchmarks.study.run_record import record_path
 from benchmarks.study.sampler import MAX_NEW_TOKENS, Episode, Part, Sampler
 from benchmarks.study.start_model import load_start_model, study_environment
 from benchmarks.study.tasks.credit import NumberGrades
-from gspo.environments import Task
-from services.models.tokenizer import build_tokenizer
+from gspo.tasks.environments import Task
+from gspo_services.prepare.tiny_models.tokenizer import build_tokenizer
 
 TASKS_PER_SEED = 1_000_000
 

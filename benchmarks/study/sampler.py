@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig
 
 from benchmarks.study.config import Noise, TaskName
 from benchmarks.study.decoding import Answer, Decoder, Order
-from gspo.environments import ChatMessage, DemonstratingEnvironment, RewardJob, Start, Task
 from gspo.model.packing import TrainSequence
+from gspo.tasks.environments import ChatMessage, DemonstratingEnvironment, RewardJob, Start, Task
 
 MAX_NEW_TOKENS: dict[TaskName, int] = {"arithmetic": 16, "countdown": 64, "long-countdown": 168}
 """The longest right answers have 3, 60 and 160 tokens."""

@@ -20,12 +20,12 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen3MoeForCausalLM
 
 from benchmarks.study.config import ModelName, TaskName
-from gspo.environments import DemonstratingEnvironment
 from gspo.moe.experts import find_routers
-from services.environments import create_environment
-from services.models.lessons import IGNORED_LABEL, encode
-from services.models.tiny import build_model
-from services.models.tokenizer import build_tokenizer
+from gspo.tasks.environments import DemonstratingEnvironment
+from gspo_services.prepare.tiny_models.lessons import IGNORED_LABEL, encode
+from gspo_services.prepare.tiny_models.tiny import build_model
+from gspo_services.prepare.tiny_models.tokenizer import build_tokenizer
+from gspo_services.tasks.environments import create_environment
 
 COUNTDOWN = "benchmarks.study.tasks.countdown:Countdown"
 ENVIRONMENTS: dict[TaskName, tuple[str, dict[str, Any]]] = {

@@ -28,7 +28,7 @@ from benchmarks.study.start_model import load_start_model, study_environment
 from gspo.inputs.units import segment_mean
 from gspo.model.packing import PackedBatch, pack
 from gspo.moe.experts import ExpertPicks, changed_share
-from services.models.tokenizer import build_tokenizer
+from gspo_services.prepare.tiny_models.tokenizer import build_tokenizer
 
 LEARNING_RATES = (1e-6, 1e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3)
 WARM_BATCHES = 4

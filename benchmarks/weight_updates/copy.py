@@ -25,15 +25,15 @@ from unittest import mock
 import torch
 
 from benchmarks.weight_updates.versions import must, step
-from protocol.digests import tensor_digest
-from services.learner.weights import PublishedChecksums, encode_delta
-from services.learner.weights.snapshot import Delta, Snapshot
-from services.rollout.weights import replica as replicas
-from services.rollout.weights.file import header_of
-from services.rollout.weights.files import WeightFiles
-from services.rollout.weights.patch import write_patch
-from services.rollout.weights.replica import Replica
-from services.weights import ONE_RANK, Hash, checksums_of, hash_function, layouts, merge, shards
+from gspo_protocol.digests import tensor_digest
+from gspo_services.learner.weights import PublishedChecksums, encode_delta
+from gspo_services.learner.weights.snapshot import Delta, Snapshot
+from gspo_services.rollout.weights import replica as replicas
+from gspo_services.rollout.weights.file import header_of
+from gspo_services.rollout.weights.files import WeightFiles
+from gspo_services.rollout.weights.patch import write_patch
+from gspo_services.rollout.weights.replica import Replica
+from gspo_services.shared.weights import ONE_RANK, Hash, checksums_of, hash_function, layouts, merge, shards
 from tests.support.wire.replicas import hold
 from tests.support.wire.snapshots import snapshot_of
 

@@ -21,7 +21,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from gspo.model.serving import served_parameters
 from gspo.model.serving_layout import ServingLayout, serving_tensors
-from services.learner.weights import WeightCopy, build_snapshot, copy_parameters, copy_weights
+from gspo_services.learner.weights import WeightCopy, build_snapshot, copy_parameters, copy_weights
 
 
 def narrow_model(hidden_size: int) -> Any:

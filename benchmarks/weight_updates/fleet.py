@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from benchmarks.weight_updates.serving import serving
 from benchmarks.weight_updates.versions import must, random_versions
-from services.learner.weights import encode_delta
-from services.learner.weights.snapshot import Delta, Snapshot
+from gspo_services.learner.weights import encode_delta
+from gspo_services.learner.weights.snapshot import Delta, Snapshot
 
 NUM_BYTES: Final = 16 * 1024 * 1024
 NUM_PROCESSES: Final = 2

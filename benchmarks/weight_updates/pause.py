@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.weight_updates.serving import serving
 from benchmarks.weight_updates.versions import a_model, must, published, step
-from services.learner.weights import encode_delta
-from services.models.tokenizer import build_tokenizer
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.sglang import Engine, EngineHttp, EngineServer, ServerOptions
-from services.rollout.weights import WeightSync
-from services.runtime.clock import MonotonicClock
+from gspo_services.learner.weights import encode_delta
+from gspo_services.prepare.tiny_models.tokenizer import build_tokenizer
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.sglang import Engine, EngineHttp, EngineServer, ServerOptions
+from gspo_services.rollout.weights import WeightSync
+from gspo_services.shared.runtime.clock import MonotonicClock
 
 WARM: Final = 2
 HIDDEN: Final = (256, 512)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.weight_updates.versions import must, random_versions
-from protocol.digests import tensor_digest
-from services.learner.weights import encode_delta
-from services.rollout.weights.replica import Replica
-from services.weights import compress
+from gspo_protocol.digests import tensor_digest
+from gspo_services.learner.weights import encode_delta
+from gspo_services.rollout.weights.replica import Replica
+from gspo_services.shared.weights import compress
 from tests.support.wire.replicas import hold
 
 NUM_BYTES = 128 * 1024 * 1024

@@ -11,13 +11,13 @@ from typing import Final
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import WEIGHTS
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.weights import WeightPeers
-from services.rollout.weights.fetch import fetch_newest
-from services.rollout.weights.replica import Replica
-from services.runtime.clock import MonotonicClock
-from services.runtime.net import PLAINTEXT, PeerClient
+from gspo_protocol.channels import WEIGHTS
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.weights import WeightPeers
+from gspo_services.rollout.weights.fetch import fetch_newest
+from gspo_services.rollout.weights.replica import Replica
+from gspo_services.shared.net import PLAINTEXT, PeerClient
+from gspo_services.shared.runtime.clock import MonotonicClock
 
 ANY_PORT: Final = "tcp://127.0.0.1:*"
 ASK_S: Final = 0.05

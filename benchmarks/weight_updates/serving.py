@@ -8,11 +8,11 @@ from typing import Final
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import WEIGHTS
-from services.learner.metrics import LearnerMetrics
-from services.learner.weights import SnapshotStore, WeightServer
-from services.runtime.clock import MonotonicClock
-from services.runtime.net import PLAINTEXT, Authenticator, RouterChannel
+from gspo_protocol.channels import WEIGHTS
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.weights import SnapshotStore, WeightServer
+from gspo_services.shared.net import PLAINTEXT, Authenticator, RouterChannel
+from gspo_services.shared.runtime.clock import MonotonicClock
 
 ANY_PORT: Final = "tcp://127.0.0.1:*"
 

@@ -4,8 +4,8 @@ import statistics
 from typing import Any
 
 from benchmarks.weight_updates.versions import a_model, must, published, training
-from protocol.codec import encode
-from services.learner.weights import encode_delta
+from gspo_protocol.codec import encode
+from gspo_services.learner.weights import encode_delta
 
 WARM, MEASURED = 20, 10
 

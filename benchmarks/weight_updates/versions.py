@@ -7,7 +7,7 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from gspo.model.serving import serving_weights
-from services.learner.weights.snapshot import Delta, Snapshot
+from gspo_services.learner.weights.snapshot import Delta, Snapshot
 from tests.support.wire.snapshots import snapshot_of
 
 VOCABULARY = 264

@@ -14,7 +14,7 @@ COPY pyproject.toml README.md LICENSE /src/
 COPY protocol /src/protocol
 COPY gspo /src/gspo
 COPY services /src/services
-COPY deploy/wheel /src/deploy/wheel
+COPY setup.py /src/
 RUN pip install --no-deps --no-build-isolation /src && pip uninstall --yes pip
 
 FROM ${BASE}

@@ -10,7 +10,7 @@ COPY pyproject.toml README.md LICENSE /src/
 COPY protocol /src/protocol
 COPY gspo /src/gspo
 COPY services /src/services
-COPY deploy/wheel /src/deploy/wheel
+COPY setup.py /src/
 RUN python3 -m pip install --no-deps --target /opt/gspo /src
 
 FROM ${BASE}

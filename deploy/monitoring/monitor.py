@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import Settings, load_settings
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import Settings, load_settings
 
 HERE: Final = Path(__file__).parent
 SCRAPE_S: Final = 5

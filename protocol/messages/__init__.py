@@ -1,12 +1,12 @@
 """Every message of the work, batch and weight channels.
 
 A message is a frozen struct: its docstring says which end sends it, to which other and when. Arrays are not fields: they
-travel as raw frames behind the header (see ``protocol.codec``) and are named by the message's ``ARRAYS``.
+travel as raw frames behind the header (see ``gspo_protocol.codec``) and are named by the message's ``ARRAYS``.
 """
 
 from typing import get_args
 
-from protocol.messages.base import (
+from gspo_protocol.messages.base import (
     Count,
     GroupSampling,
     Message,
@@ -20,7 +20,7 @@ from protocol.messages.base import (
     Version,
     VersionRun,
 )
-from protocol.messages.batch import (
+from gspo_protocol.messages.batch import (
     Batch,
     BatchFailed,
     BatchItem,
@@ -37,11 +37,11 @@ from protocol.messages.batch import (
     Trained,
     VersionScore,
 )
-from protocol.messages.connection import Ack, Goodbye, Hello, Refused, Welcome
-from protocol.messages.gathered import Chunks
-from protocol.messages.journal import Journal
-from protocol.messages.operator import ReleaseRequest, Status, StatusRequest, StopRequest
-from protocol.messages.weights import (
+from gspo_protocol.messages.connection import Ack, Goodbye, Hello, Refused, Welcome
+from gspo_protocol.messages.gathered import Chunks
+from gspo_protocol.messages.journal import Journal
+from gspo_protocol.messages.operator import ReleaseRequest, Status, StatusRequest, StopRequest
+from gspo_protocol.messages.weights import (
     AdapterInfo,
     DeltaBucket,
     Loaded,
@@ -53,7 +53,7 @@ from protocol.messages.weights import (
     WeightGone,
     WeightRequest,
 )
-from protocol.messages.work import (
+from gspo_protocol.messages.work import (
     Chunk,
     Finish,
     Heartbeat,
@@ -78,7 +78,7 @@ SEQUENCED = (Chunk, Chunks, Journal, Finish, Release, Published, Trained, BatchF
 """Messages that must arrive: sent with a sequence number, kept by the sender until acknowledged."""
 
 FOR_ONE_LIFE = (Welcome, Ack, Refused)
-"""Messages that name the session they are for; see ``protocol.messages.connection.Session``."""
+"""Messages that name the session they are for; see ``gspo_protocol.messages.connection.Session``."""
 
 MESSAGE_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(AnyMessage))
 """The tags of all messages."""

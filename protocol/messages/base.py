@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from protocol import limits
+from gspo_protocol import limits
 
 Name = Annotated[str, Meta(min_length=1, max_length=limits.MAX_NAME_CHARS)]
 ComponentName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from protocol import limits
-from protocol.messages.base import (
+from gspo_protocol import limits
+from gspo_protocol.messages.base import (
     Count,
     Message,
     Name,
@@ -17,7 +17,7 @@ from protocol.messages.base import (
     Version,
     check_tokens,
 )
-from protocol.messages.pieces import SPAN_ARRAYS, check_rewards, check_spans
+from gspo_protocol.messages.pieces import SPAN_ARRAYS, check_rewards, check_spans
 
 
 class BatchRequest(Message, frozen=True, tag="batch_request"):
@@ -137,7 +137,7 @@ class BatchPart(Message, frozen=True, tag="batch_part"):
     """Broker -> learner: the tokens of batch ``index`` from ``part * part_tokens`` on, ``part_tokens`` of them or the rest.
 
     Segments and version runs end where the part ends: the next part goes on with them. ``digest`` is that of the arrays and
-    of their place in the run (``protocol.digests.part_digest``).
+    of their place in the run (``gspo_protocol.digests.part_digest``).
     """
 
     ARRAYS: ClassVar[dict[str, str]] = {"token_ids": "int32", "logprobs": "float32", **SPAN_ARRAYS}

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from protocol import limits
-from protocol.messages.base import (
+from gspo_protocol import limits
+from gspo_protocol.messages.base import (
     Count,
     Message,
     Name,

@@ -1,7 +1,7 @@
 """Many chunks in one message: columns instead of an object for each, so that a chunk costs little beside its tokens.
 
     chunks          int64 [n, 9]: one row for each chunk, COLUMNS
-    token_ids, logprobs, segments, version_runs, turn_rewards: those of all chunks, end to end (protocol.messages.pieces)
+    token_ids, logprobs, segments, version_runs, turn_rewards: those of all chunks, end to end (``pieces``)
     states          uint8: the states that chunks bring, as msgpack, end to end
 
 Each chunk is taken or refused by itself. So the message's own checks say only which bytes belong to which chunk; a chunk
@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from protocol import limits
-from protocol.messages.base import MAX_LOGPROB, Message, Plain
-from protocol.messages.pieces import ACTION, KINDS, PIECE_ARRAYS, Pieces, piece_arrays
-from protocol.messages.stretches import ChunkColumns, Column, Stretch, StretchColumns, find_stretches
-from protocol.messages.work import Chunk
+from gspo_protocol import limits
+from gspo_protocol.messages.base import MAX_LOGPROB, Message, Plain
+from gspo_protocol.messages.pieces import ACTION, KINDS, PIECE_ARRAYS, Pieces, piece_arrays
+from gspo_protocol.messages.stretches import ChunkColumns, Column, Stretch, StretchColumns, find_stretches
+from gspo_protocol.messages.work import Chunk
 
 Arrays = Mapping[str, Column]
 COLUMNS: Final = (
@@ -83,7 +83,7 @@ class Chunks(Message, frozen=True, tag="chunks"):
 
 
 def gather(chunks: Sequence[tuple[Chunk, Arrays]]) -> tuple[Chunks, dict[str, np.ndarray[Any, Any]]]:
-    """One message of chunks with their arrays. The chunks must fit one: see ``protocol.limits``."""
+    """One message of chunks with their arrays. The chunks must fit one: see ``gspo_protocol.limits``."""
     states = [NO_STATE if chunk.state is None else msgpack.packb(chunk.state, use_bin_type=True) for chunk, _ in chunks]
     rows = [
         (

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Final
 import msgpack
 import numpy as np
 
-from protocol import limits
-from protocol.messages.base import Count, Message, Plain, require_plain
+from gspo_protocol import limits
+from gspo_protocol.messages.base import Count, Message, Plain, require_plain
 
 JOURNAL_ARRAYS: Final[dict[str, str]] = {"journal": "uint8"}
 

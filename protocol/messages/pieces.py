@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, get_args
 
 import numpy as np
 
-from protocol.messages.base import Segment, SegmentKind, VersionRun
+from gspo_protocol.messages.base import Segment, SegmentKind, VersionRun
 
 SPAN_ARRAYS: Final[dict[str, str]] = {"segments": "int32", "version_runs": "int64"}
 PIECE_ARRAYS: Final[dict[str, str]] = {**SPAN_ARRAYS, "turn_rewards": "float64"}

@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from protocol import limits
-from protocol.messages.base import (
+from gspo_protocol import limits
+from gspo_protocol.messages.base import (
     Count,
     Message,
     Name,
@@ -36,7 +36,7 @@ class TensorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
 
 
 class DeltaBucket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Changes of ``num_elements`` elements from byte ``offset`` of the version on, written as protocol.deltas says.
+    """Changes of ``num_elements`` elements from byte ``offset`` of the version on, written as gspo_protocol.deltas says.
 
     ``stream_bytes``: lengths of its compressed streams, which follow one another.
     """
@@ -91,7 +91,7 @@ class Manifest(Message, frozen=True, tag="manifest"):
 
     A snapshot holds every tensor's bytes, needs no base, and has no buckets. A delta is against ``base_version`` and
     shares its tensors' names, types, shapes and places: ``tensors`` is empty, and its bytes are the head of
-    ``protocol.deltas.encode_head`` and the streams of ``buckets``.
+    ``gspo_protocol.deltas.encode_head`` and the streams of ``buckets``.
     ``digest`` is that of the whole version in both cases. ``sources``: where to fetch the same bytes; empty: here.
     """
 

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from protocol import limits
-from protocol.messages.base import (
+from gspo_protocol import limits
+from gspo_protocol.messages.base import (
     ComponentName,
     Count,
     GroupSampling,
@@ -25,8 +25,8 @@ from protocol.messages.base import (
     require_rewards,
     require_total,
 )
-from protocol.messages.journal import JOURNAL_ARRAYS, check_journal
-from protocol.messages.pieces import PIECE_ARRAYS, check_pieces
+from gspo_protocol.messages.journal import JOURNAL_ARRAYS, check_journal
+from gspo_protocol.messages.pieces import PIECE_ARRAYS, check_pieces
 
 Components = Annotated[dict[ComponentName, float], Meta(max_length=limits.MAX_COMPONENTS)]
 
@@ -49,8 +49,8 @@ class LeaseRequest(Message, frozen=True, tag="lease_request"):
 class Lease(Message, frozen=True, tag="lease"):
     """Broker -> rollout: extend this trajectory. With acknowledged tokens (``num_tokens`` > 0) it resumes there.
 
-    Arrays: all acknowledged tokens of the trajectory so far, its pieces (``protocol.messages.pieces``), and its journal
-    (``protocol.messages.journal``).
+    Arrays: all acknowledged tokens of the trajectory so far, its pieces (``gspo_protocol.messages.pieces``), and its journal
+    (``gspo_protocol.messages.journal``).
     """
 
     ARRAYS: ClassVar[dict[str, str]] = {

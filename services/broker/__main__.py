@@ -5,11 +5,11 @@ from functools import partial
 
 import structlog
 
-from services.broker.entry import run_broker
-from services.runtime.errors import exit_status
-from services.runtime.lifecycle import run_until_stopped
-from services.runtime.logs import configure_logging
-from services.runtime.settings import parse_process_arguments
+from gspo_services.broker.entry import run_broker
+from gspo_services.shared.runtime.errors import exit_status
+from gspo_services.shared.runtime.lifecycle import run_until_stopped
+from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.settings import parse_process_arguments
 
 log = structlog.get_logger()
 

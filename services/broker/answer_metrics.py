@@ -5,8 +5,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from services.broker.ledger import DIFFICULTIES, sampling_line
-from services.broker.rows import BatchRow
+from gspo_services.broker.ledger import DIFFICULTIES, sampling_line
+from gspo_services.broker.rows import BatchRow
 
 LIMITS: Final = {"turn": "sampling/max_turn_tokens", "sequence": "sampling/max_tokens"}
 

@@ -13,30 +13,30 @@ import structlog
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from gspo.environments import TaskSource
-from protocol.channels import BATCH, WORK
-from protocol.limits import MAX_BATCH_TOKENS, MAX_HEADER_BYTES, MAX_TRAJECTORIES_PER_BATCH
-from services.broker.evaluation_sets import open_sets
-from services.broker.ledger import Ledger, LedgerConfig, SamplingRules, SetTerms, SourceShare
-from services.broker.metrics import BrokerMetrics
-from services.broker.metrics_file import METRICS_FILE, MetricsFile
-from services.broker.quotas import MIN_PATIENCE_S
-from services.broker.refresh import Refresh, read_additions
-from services.broker.retention import Retention
-from services.broker.rows import LedgerContents
-from services.broker.service import BrokerService
-from services.broker.store import LEDGER_FILE, Store, StoreMismatch, StoreUnavailable
-from services.broker.upkeep import Upkeep
-from services.environments import MixedTasks, create_environment, create_task_set
-from services.runtime.clock import Clock, MonotonicClock
-from services.runtime.errors import ConfigurationError
-from services.runtime.net import Authenticator, RouterChannel, Security
-from services.runtime.settings import Settings, run_fingerprint, write_run_settings
-from services.runtime.telemetry import Health, TelemetryServer
-from services.schedules import RunSchedules
+from gspo.tasks.environments import TaskSource
+from gspo_protocol.channels import BATCH, WORK
+from gspo_protocol.limits import MAX_BATCH_TOKENS, MAX_HEADER_BYTES, MAX_TRAJECTORIES_PER_BATCH
+from gspo_services.broker.evaluation_sets import open_sets
+from gspo_services.broker.ledger import Ledger, LedgerConfig, SamplingRules, SetTerms, SourceShare
+from gspo_services.broker.metrics import BrokerMetrics
+from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
+from gspo_services.broker.quotas import MIN_PATIENCE_S
+from gspo_services.broker.refresh import Refresh, read_additions
+from gspo_services.broker.retention import Retention
+from gspo_services.broker.rows import LedgerContents
+from gspo_services.broker.service import BrokerService
+from gspo_services.broker.store import LEDGER_FILE, Store, StoreMismatch, StoreUnavailable
+from gspo_services.broker.upkeep import Upkeep
+from gspo_services.shared.net import Authenticator, RouterChannel, Security
+from gspo_services.shared.runtime.clock import Clock, MonotonicClock
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.runtime.telemetry import Health, TelemetryServer
+from gspo_services.shared.schedules import RunSchedules
+from gspo_services.shared.settings import Settings, run_fingerprint, write_run_settings
+from gspo_services.tasks.environments import MixedTasks, create_environment, create_task_set
 
 if TYPE_CHECKING:
-    from services.broker.standby import Leading
+    from gspo_services.broker.standby import Leading
 
 log = structlog.get_logger()
 
@@ -163,7 +163,7 @@ async def _opened(
         return
     try:
         # psycopg is an extra, and costs memory.
-        from services.broker.standby import lead
+        from gspo_services.broker.standby import lead
     except ImportError as error:
         raise ConfigurationError(f"broker.database needs psycopg: pip install 'psycopg[binary]>=3.2' ({error})") from error
     with page() as telemetry:
@@ -314,7 +314,7 @@ def _longest_episode(settings: Settings, contents: LedgerContents, sets: Sequenc
 
 def require_batch_fits(settings: Settings) -> None:
     """A batch travels in parts, but what it consists of is one message: its trajectories must fit that, and its turns do by
-    their own limit (``protocol.limits.trajectory_limits``).
+    their own limit (``gspo_protocol.limits.trajectory_limits``).
 
     Raises: ConfigurationError with the values and the way out.
     """

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 import structlog
 
-from gspo.environments import TaskSet, TaskSource
-from services.broker.ledger import SetTerms
-from services.environments import create_environment, create_task_set
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import Evaluation, EvaluationSet, Settings
-from services.schedules import sampling_of
-from services.scores import default_metrics
+from gspo.tasks.environments import TaskSet, TaskSource
+from gspo_services.broker.ledger import SetTerms
+from gspo_services.shared.eval_metrics import default_metrics
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.schedules import sampling_of
+from gspo_services.shared.settings import Evaluation, EvaluationSet, Settings
+from gspo_services.tasks.environments import create_environment, create_task_set
 
 log = structlog.get_logger()
 

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.broker.answer_metrics import AnswerMetrics
-from services.broker.ledger import ALLOWED, STATES, Ledger, groups_by_state
-from services.broker.quotas import QUOTAS
-from services.runtime.net import AUTHENTICATOR_REASONS, AuthenticatorCounters
-from services.runtime.process_metrics import register_process
+from gspo_services.broker.answer_metrics import AnswerMetrics
+from gspo_services.broker.ledger import ALLOWED, STATES, Ledger, groups_by_state
+from gspo_services.broker.quotas import QUOTAS
+from gspo_services.shared.net import AUTHENTICATOR_REASONS, AuthenticatorCounters
+from gspo_services.shared.runtime.process_metrics import register_process
 
 REFUSAL_REASONS: Final = ("undecodable", "unknown_session", "fatal", "refused", "unsendable")
 LENGTH_BUCKETS: Final = (16, 64, 256, 1024, 4096, 16384, 65536, 262144)

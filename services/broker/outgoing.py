@@ -5,12 +5,12 @@ from typing import Final
 
 import numpy as np
 
-from protocol.codec import Array
-from protocol.messages import Lease, Plain
-from protocol.messages.journal import journal_array
-from protocol.messages.pieces import Pieces, piece_arrays
-from services.broker.ledger import GrantLease
-from services.broker.store import Payload
+from gspo_protocol.codec import Array
+from gspo_protocol.messages import Lease, Plain
+from gspo_protocol.messages.journal import journal_array
+from gspo_protocol.messages.pieces import Pieces, piece_arrays
+from gspo_services.broker.ledger import GrantLease
+from gspo_services.broker.store import Payload
 
 NO_TOKENS: Final = Payload(
     token_ids=np.zeros(0, "<i4"),

@@ -19,11 +19,11 @@ from typing import Final
 
 import structlog
 
-from services.broker.ledger import AddedTasks
-from services.broker.rows import ADDED_DIRECTORY, AdditionRow
-from services.broker.store import file_digest
-from services.environments import MixedTasks
-from services.runtime.errors import ConfigurationError
+from gspo_services.broker.ledger import AddedTasks
+from gspo_services.broker.rows import ADDED_DIRECTORY, AdditionRow
+from gspo_services.broker.store import file_digest
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.tasks.environments import MixedTasks
 
 log = structlog.get_logger()
 

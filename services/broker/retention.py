@@ -10,9 +10,9 @@ from typing import Final, TypeVar
 
 import structlog
 
-from services.broker.metrics import BrokerMetrics
-from services.broker.rows import ArchivedRow
-from services.broker.store import (
+from gspo_services.broker.metrics import BrokerMetrics
+from gspo_services.broker.rows import ArchivedRow
+from gspo_services.broker.store import (
     ArchiveDamaged,
     ArchiveWriter,
     Reader,
@@ -23,7 +23,7 @@ from services.broker.store import (
     next_archive,
     remove_unrecorded,
 )
-from services.runtime.clock import Clock
+from gspo_services.shared.runtime.clock import Clock
 
 log = structlog.get_logger()
 T = TypeVar("T")

@@ -7,13 +7,13 @@ from typing import Final
 
 import structlog
 
-from protocol.limits import WINDOW_BYTES
-from services.broker.ledger import Action, Reshelve, SessionKey
-from services.broker.metrics import BrokerMetrics
-from services.broker.store import RowChanges, Store, StoreUnavailable
-from services.runtime.clock import Clock
-from services.runtime.lifecycle import until_stopped
-from services.runtime.telemetry import Health
+from gspo_protocol.limits import WINDOW_BYTES
+from gspo_services.broker.ledger import Action, Reshelve, SessionKey
+from gspo_services.broker.metrics import BrokerMetrics
+from gspo_services.broker.store import RowChanges, Store, StoreUnavailable
+from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.runtime.lifecycle import until_stopped
+from gspo_services.shared.runtime.telemetry import Health
 
 log = structlog.get_logger()
 

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from protocol.messages import GroupSampling, Split, TrainingValues
+from gspo_protocol.messages import GroupSampling, Split, TrainingValues
 
 GroupStatus = Literal[
     "open", "complete", "batched", "dropped", "evaluated", "left_out", "set_aside", "released", "resampled"

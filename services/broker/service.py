@@ -10,14 +10,14 @@ from typing import Any, Final, TypeVar
 import structlog
 from msgspec.structs import replace
 
-from gspo.environments import TaskSource
-from protocol.channels import ChannelSpec
-from protocol.codec import Array, decode, encode, message_type
-from protocol.limits import MAX_QUEUED, MAX_QUEUED_BYTES, MAX_REASON_CHARS, MAX_TASK_BYTES, MAX_UNSEQUENCED
-from protocol.messages import FOR_ONE_LIFE, Ack, LeaseEnded, Message, Pulse, Refused
-from protocol.messages.base import require_plain
-from protocol.sessions import shown_identity
-from services.broker.ledger import (
+from gspo.tasks.environments import TaskSource
+from gspo_protocol.channels import ChannelSpec
+from gspo_protocol.codec import Array, decode, encode, message_type
+from gspo_protocol.limits import MAX_QUEUED, MAX_QUEUED_BYTES, MAX_REASON_CHARS, MAX_TASK_BYTES, MAX_UNSEQUENCED
+from gspo_protocol.messages import FOR_ONE_LIFE, Ack, LeaseEnded, Message, Pulse, Refused
+from gspo_protocol.messages.base import require_plain
+from gspo_protocol.sessions import shown_identity
+from gspo_services.broker.ledger import (
     Action,
     Announce,
     AppendChunk,
@@ -34,20 +34,20 @@ from services.broker.ledger import (
     SessionKey,
     WriteMetrics,
 )
-from services.broker.metrics import BrokerMetrics
-from services.broker.metrics_file import MetricsFile
-from services.broker.outgoing import NO_TOKENS, lease_message
-from services.broker.refresh import Refresh
-from services.broker.retention import Retention
-from services.broker.rounds import Committer, DecidedRound, NextRound
-from services.broker.rows import AdditionRow, CheckpointedRow, TrajectoryRow
-from services.broker.sending import BatchSender
-from services.broker.sessions import Answer, Arrival, Sessions
-from services.broker.store import RowChanges, Store, StoreCorrupt, stored_chunk, stored_chunks
-from services.runtime.clock import Clock
-from services.runtime.logs import OccasionalLog
-from services.runtime.net import FairQueue, RouterChannel
-from services.runtime.telemetry import Health
+from gspo_services.broker.metrics import BrokerMetrics
+from gspo_services.broker.metrics_file import MetricsFile
+from gspo_services.broker.outgoing import NO_TOKENS, lease_message
+from gspo_services.broker.refresh import Refresh
+from gspo_services.broker.retention import Retention
+from gspo_services.broker.rounds import Committer, DecidedRound, NextRound
+from gspo_services.broker.rows import AdditionRow, CheckpointedRow, TrajectoryRow
+from gspo_services.broker.sending import BatchSender
+from gspo_services.broker.sessions import Answer, Arrival, Sessions
+from gspo_services.broker.store import RowChanges, Store, StoreCorrupt, stored_chunk, stored_chunks
+from gspo_services.shared.net import FairQueue, RouterChannel
+from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.runtime.logs import OccasionalLog
+from gspo_services.shared.runtime.telemetry import Health
 
 log = structlog.get_logger()
 T = TypeVar("T")

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 import structlog
 from msgspec.structs import replace
 
-from protocol.channels import ChannelSpec
-from protocol.codec import Received, message_type
-from protocol.limits import MAX_PEERS
-from protocol.messages import MESSAGE_TYPES, Chunk, Hello, Refused
-from protocol.messages.base import shortened
-from protocol.messages.gathered import Chunks, Gathered
-from protocol.sessions import shown_identity
-from services.broker.ledger import UNKNOWN_SESSION, Action, Ledger, Owner, Reply, SessionKey, TokenFacts
-from services.broker.metrics import BrokerMetrics
-from services.broker.quotas import Buckets
-from services.runtime.clock import Clock
-from services.runtime.logs import OccasionalLog
-from services.runtime.net import Incoming, RouterChannel
+from gspo_protocol.channels import ChannelSpec
+from gspo_protocol.codec import Received, message_type
+from gspo_protocol.limits import MAX_PEERS
+from gspo_protocol.messages import MESSAGE_TYPES, Chunk, Hello, Refused
+from gspo_protocol.messages.base import shortened
+from gspo_protocol.messages.gathered import Chunks, Gathered
+from gspo_protocol.sessions import shown_identity
+from gspo_services.broker.ledger import UNKNOWN_SESSION, Action, Ledger, Owner, Reply, SessionKey, TokenFacts
+from gspo_services.broker.metrics import BrokerMetrics
+from gspo_services.broker.quotas import Buckets
+from gspo_services.shared.net import Incoming, RouterChannel
+from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.runtime.logs import OccasionalLog
 
 log = structlog.get_logger()
 

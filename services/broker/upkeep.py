@@ -12,10 +12,10 @@ from typing import Final, TypeVar
 
 import structlog
 
-from services.broker.metrics import BrokerMetrics
-from services.broker.store import MARK_FILE, WAL_SUFFIX, Scrub, Scrubbed, Store
-from services.runtime.clock import Clock
-from services.runtime.memory import return_freed_memory
+from gspo_services.broker.metrics import BrokerMetrics
+from gspo_services.broker.store import MARK_FILE, WAL_SUFFIX, Scrub, Scrubbed, Store
+from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.runtime.memory import return_freed_memory
 
 log = structlog.get_logger()
 T = TypeVar("T")

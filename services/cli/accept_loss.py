@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-from services.broker.store import LEDGER_FILE, StoreUnavailable, accept_loss
-from services.runs.ledgers import other_ledgers
-from services.runtime.errors import EXIT_DAMAGED, EXIT_FAILED, DiskDamageError
-from services.runtime.plain_text import one_line
+from gspo_services.broker.store import LEDGER_FILE, StoreUnavailable, accept_loss
+from gspo_services.runs.ledgers import other_ledgers
+from gspo_services.shared.runtime.errors import EXIT_DAMAGED, EXIT_FAILED, DiskDamageError
+from gspo_services.shared.runtime.plain_text import one_line
 
 
 def accept_loss_command(directory: Path) -> int:

@@ -6,9 +6,9 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from services.runs.audit import audit_run
-from services.runs.backup import back_up, list_backups, restore
-from services.runtime.errors import EXIT_FAILED, ConfigurationError, ServiceError
+from gspo_services.runs.audit import audit_run
+from gspo_services.runs.backup import back_up, list_backups, restore
+from gspo_services.shared.runtime.errors import EXIT_FAILED, ConfigurationError, ServiceError
 
 MIB: Final = 2**20
 

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from services.cli.completion import SHELLS
-from services.runtime.config_arguments import add_configuration_arguments, add_override_argument
+from gspo_services.cli.completion import SHELLS
+from gspo_services.shared.runtime.config_arguments import add_configuration_arguments, add_override_argument
 
 PROCESSES: Final = {
     "broker": "start the broker: the durable queue between rollouts and learner",

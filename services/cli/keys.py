@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from services.runtime.net import KEY_ROLES, KeyFileError, key_role, write_key_pair
+from gspo_services.shared.net import KEY_ROLES, KeyFileError, key_role, write_key_pair
 
 NEEDS: Final = """\
 Give each process a directory of its own, as `security.keys`:

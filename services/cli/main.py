@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from services.cli.command_line import PROCESSES, command_line
-from services.cli.completion import completion_script
-from services.runtime.errors import EXIT_CONFIGURATION, ConfigurationError
-from services.runtime.output import protect_result
-from services.runtime.plain_text import indented_lines
+from gspo_services.cli.command_line import PROCESSES, command_line
+from gspo_services.cli.completion import completion_script
+from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, ConfigurationError
+from gspo_services.shared.runtime.output import protect_result
+from gspo_services.shared.runtime.plain_text import indented_lines
 
 if TYPE_CHECKING:
-    from services.cli.run import Look
+    from gspo_services.cli.run import Look
 
 OWN_PROCESSES: Final = {
-    ("check",): "services.checking.command",
-    ("env", "try"): "services.trying.command",
-    ("eval",): "services.evaluating.command",
-    ("export",): "services.runs.export",
-    ("init",): "services.starting.command",
-    ("model", "tiny"): "services.models.command",
-    ("replay",): "services.runs.replay",
-    ("sandbox",): "services.sandbox_server",
-    ("track",): "services.tracking.command",
+    ("check",): "gspo_services.prepare.check.command",
+    ("env", "try"): "gspo_services.prepare.env_try.command",
+    ("eval",): "gspo_services.runs.eval.command",
+    ("export",): "gspo_services.runs.export",
+    ("init",): "gspo_services.prepare.init.command",
+    ("model", "tiny"): "gspo_services.prepare.tiny_models.command",
+    ("replay",): "gspo_services.runs.replay",
+    ("sandbox",): "gspo_services.tasks.sandbox.server",
+    ("track",): "gspo_services.runs.track.command",
 }
 """Commands that parse their own arguments, and load what the others do not need."""
 
@@ -41,20 +41,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[: len(named)] == list(named):
             return _become(module, words[len(named) :])
     if words and words[0] in PROCESSES:
-        return _become(f"services.{words[0]}", words[1:])
+        return _become(f"gspo_services.{words[0]}", words[1:])
     try:
         if words[:1] == ["--version"]:
             return _version()
         if words[:1] == ["tasks"]:
-            from services.cli.tasks import tasks_command
+            from gspo_services.cli.tasks import tasks_command
 
             return tasks_command(words[1:])
         if words[:1] == ["data"]:
-            from services.cli.data import data_command
+            from gspo_services.cli.data import data_command
 
             return data_command(words[1:])
         if words[:1] == ["compare"]:
-            from services.cli.compare import compare_command
+            from gspo_services.cli.compare import compare_command
 
             return compare_command(words[1:])
         return _act(command_line().parse_args(words))
@@ -65,32 +65,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _act(arguments: argparse.Namespace) -> int:
     if arguments.command == "run":
-        from services.cli.run import run_command
+        from gspo_services.cli.run import run_command
 
         return run_command(arguments.config, arguments.overrides, look=_look(arguments))
     if arguments.command == "record":
-        from services.cli.run import record_command
+        from gspo_services.cli.run import record_command
 
         look = _look(arguments)
         return record_command(arguments.config, arguments.overrides, arguments.out, arguments.groups, look=look)
     if arguments.command == "doctor":
-        from services.cli.doctor import doctor_command
+        from gspo_services.cli.doctor import doctor_command
 
         return doctor_command(arguments.run, arguments.overrides)
     if arguments.command == "stop":
-        from services.cli.stop import stop_command
+        from gspo_services.cli.stop import stop_command
 
         return stop_command(arguments.directory, arguments.reason)
     if arguments.command == "release":
-        from services.cli.release import release_command
+        from gspo_services.cli.release import release_command
 
         return release_command(arguments.directory, arguments.batches, only_list=arguments.list)
     if arguments.command == "view":
-        from services.cli.view import view_command
+        from gspo_services.cli.view import view_command
 
         return view_command(arguments.directories, host=arguments.host, port=arguments.port, cache=arguments.cache)
     if arguments.command == "keys":
-        from services.cli.keys import keys_command
+        from gspo_services.cli.keys import keys_command
 
         return keys_command(arguments.directory, arguments.name, overwrite=arguments.force)
     if arguments.command == "plot":
@@ -98,11 +98,11 @@ def _act(arguments: argparse.Namespace) -> int:
     if arguments.command in ("backup", "restore"):
         return _act_on_backups(arguments)
     if arguments.command == "audit":
-        from services.cli.audit import audit_command
+        from gspo_services.cli.audit import audit_command
 
         return audit_command(arguments.directory, as_json=arguments.json)
     if arguments.command == "accept-loss":
-        from services.cli.accept_loss import accept_loss_command
+        from gspo_services.cli.accept_loss import accept_loss_command
 
         return accept_loss_command(arguments.directory)
     if arguments.command == "completion":
@@ -116,7 +116,7 @@ def _look(arguments: argparse.Namespace) -> "Look":
 
 
 def _act_on_backups(arguments: argparse.Namespace) -> int:
-    from services.cli.backup import backup_command, list_command, restore_command
+    from gspo_services.cli.backup import backup_command, list_command, restore_command
 
     if arguments.command == "restore":
         return restore_command(arguments.backup, arguments.directory, arguments.batch)
@@ -126,8 +126,8 @@ def _act_on_backups(arguments: argparse.Namespace) -> int:
 
 
 def _plot(directory: Path) -> int:
-    from services.cli.console import PlainConsole
-    from services.cli.run import summary_table, write_plot
+    from gspo_services.cli.run import summary_table, write_plot
+    from gspo_services.shared.runtime.console import PlainConsole
 
     path = write_plot(directory)
     console = PlainConsole()
@@ -139,7 +139,7 @@ def _plot(directory: Path) -> int:
 def _environments() -> int:
     import msgspec
 
-    from services.environments import ENVIRONMENTS, TASK_SETS, find_task_set
+    from gspo_services.tasks.environments import ENVIRONMENTS, TASK_SETS, find_task_set
 
     for name in (*ENVIRONMENTS, *TASK_SETS):
         found = find_task_set(name)
@@ -160,7 +160,7 @@ def _version() -> int:
 
 def _become(module: str, words: Sequence[str]) -> int:
     """Replace this process, so that signals go straight to the service."""
-    from services.runtime.lifecycle import module_command
+    from gspo_services.shared.runtime.lifecycle import module_command
 
     os.execv(sys.executable, module_command(module, *words))
 

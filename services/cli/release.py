@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from services.broker.ledger import DeadLetters, released_line
-from services.broker.store import (
+from gspo_services.broker.ledger import DeadLetters, released_line
+from gspo_services.broker.store import (
     LEDGER_FILE,
     NoLedger,
     RowChanges,
@@ -22,11 +22,11 @@ from services.broker.store import (
     reading,
     refusing_damage,
 )
-from services.cli.operator import NoAnswer, TurnedAway, operator
-from services.runs.ledgers import ledger_directories
-from services.runtime.logs import configure_logging
-from services.runtime.plain_text import one_line
-from services.runtime.settings import Settings, read_run_settings, run_fingerprint
+from gspo_services.cli.operator import NoAnswer, TurnedAway, operator
+from gspo_services.runs.ledgers import ledger_directories
+from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.runtime.plain_text import one_line
+from gspo_services.shared.settings import Settings, read_run_settings, run_fingerprint
 
 ANSWER_S: Final = 15.0
 LOOK_S: Final = 0.2

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from services.cli.operator import NoAnswer, operator
-from services.runtime.logs import configure_logging
-from services.runtime.plain_text import one_line
-from services.runtime.settings import Settings, read_run_settings
+from gspo_services.cli.operator import NoAnswer, operator
+from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.runtime.plain_text import one_line
+from gspo_services.shared.settings import Settings, read_run_settings
 
 ANSWER_S: Final = 15.0
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import gspo.adapters
+import gspo.tasks.integrations
 
-ADAPTERS: Final = Path(gspo.adapters.__file__).parent
+ADAPTERS: Final = Path(gspo.tasks.integrations.__file__).parent
 TASKS_DESCRIPTION: Final = """\
 Write the tasks of an environment of another project to a file of rows, which the built-in task set "rows" reads.
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from services.runs.view import LearnerNumbers, PageAnswers, ViewServer, serve_until, watched_runs
-from services.runtime.clock import MonotonicClock
-from services.runtime.errors import ConfigurationError, EndpointError
-from services.runtime.lifecycle import run_until_stopped
+from gspo_services.runs.view import LearnerNumbers, PageAnswers, ViewServer, serve_until, watched_runs
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.errors import ConfigurationError, EndpointError
+from gspo_services.shared.runtime.lifecycle import run_until_stopped
 
 PORT: Final = 7420
 

@@ -1,0 +1,1 @@
+"""The learner process: batches in, policy versions out."""

@@ -13,8 +13,8 @@ from typing import Final
 import structlog
 from prometheus_client import CollectorRegistry
 
-from protocol.sessions import new_session
-from services.learner.start import (
+from gspo_protocol.sessions import new_session
+from gspo_services.learner.start import (
     Node,
     ended_by_signals,
     engine_settings_of,
@@ -29,14 +29,14 @@ from services.learner.start import (
     run_ranks,
     warn_without_rdma,
 )
-from services.placement import require_driver
-from services.runtime.clock import MonotonicClock
-from services.runtime.errors import ConfigurationError, exit_status
-from services.runtime.lifecycle import die_with_parent
-from services.runtime.logs import configure_logging
-from services.runtime.settings import Learner, Settings, parse_process_arguments, require_model
-from services.runtime.telemetry import LOOP_STALL_S, Health, TelemetryServer
-from services.turns import LOCK_FILE, DeviceLock
+from gspo_services.shared.colocate import LOCK_FILE, DeviceLock
+from gspo_services.shared.placement import require_driver
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.errors import ConfigurationError, exit_status
+from gspo_services.shared.runtime.lifecycle import die_with_parent
+from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.runtime.telemetry import LOOP_STALL_S, Health, TelemetryServer
+from gspo_services.shared.settings import Learner, Settings, parse_process_arguments, require_model
 
 log = structlog.get_logger()
 
@@ -64,7 +64,7 @@ def _run() -> int | None:
     _require_trainable(settings)
     learner = settings.learner
     if learner.num_ranks * learner.num_nodes > 1 and not is_rank():
-        return run_ranks("services.learner", arguments.forwarded, learner.num_ranks, node=_node(learner))
+        return run_ranks("gspo_services.learner", arguments.forwarded, learner.num_ranks, node=_node(learner))
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -107,14 +107,14 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     # torch and DeepSpeed take seconds to import: only when the configuration is known to be good.
     import torch
 
-    from services.learner.broker import BrokerThread
-    from services.learner.checkpoints import CheckpointScrub
-    from services.learner.engine import LearnerEngine, LearnerTurns, init_distributed
-    from services.learner.lost_rank import lost_ranks_named
-    from services.learner.metrics import LearnerMetrics
-    from services.learner.profiling import profiled
-    from services.learner.service import LearnerService
-    from services.learner.trainer import train_batch
+    from gspo_services.learner.broker import BrokerThread
+    from gspo_services.learner.checkpoints import CheckpointScrub
+    from gspo_services.learner.engine import LearnerEngine, LearnerTurns, init_distributed
+    from gspo_services.learner.lost_rank import lost_ranks_named
+    from gspo_services.learner.metrics import LearnerMetrics
+    from gspo_services.learner.profiling import profiled
+    from gspo_services.learner.service import LearnerService
+    from gspo_services.learner.trainer import train_batch
 
     clock = MonotonicClock()
     rank = int(os.environ.get("RANK", "0"))

@@ -15,7 +15,7 @@ from gspo.advantages import group_advantages, turn_advantages
 from gspo.model.packing import BatchGroup, BatchSequence, TrainSequence, episode_ids
 from gspo.options.overlong import overlong, overlong_penalties
 from gspo.settings import Baseline, StdOver
-from services.runtime.settings import Settings
+from gspo_services.shared.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

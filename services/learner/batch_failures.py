@@ -15,10 +15,10 @@ from typing import Final
 import msgspec
 import structlog
 
-from protocol.messages import BatchFailed
-from services.learner.broker import BrokerPort
-from services.learner.engine import MissingGradientError
-from services.learner.lost_rank import LostRankError, means_lost_rank
+from gspo_protocol.messages import BatchFailed
+from gspo_services.learner.broker import BrokerPort
+from gspo_services.learner.engine import MissingGradientError
+from gspo_services.learner.lost_rank import LostRankError, means_lost_rank
 
 log = structlog.get_logger()
 

@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from services.runtime.durable import make_partial_directory, partial_path, publish_directory
-from services.runtime.errors import ServiceError
+from gspo_services.shared.runtime.durable import make_partial_directory, partial_path, publish_directory
+from gspo_services.shared.runtime.errors import ServiceError
 
 if TYPE_CHECKING:
-    from services.learner.engine import LearnerEngine
+    from gspo_services.learner.engine import LearnerEngine
 
 # Files of a model directory with weights, or that this module writes itself. The others belong to tokenizer and prompt.
 _NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "config.json")

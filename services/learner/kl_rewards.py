@@ -16,8 +16,8 @@ from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import BatchGroup, PackedBatch, episode_ids, pack
 from gspo.options.penalties import sequence_kl
 from gspo.settings import Objective
-from services.learner.engine import NonFiniteLossError
-from services.learner.plan import SummingRank, own_micro_batches, sum_over_sequences
+from gspo_services.learner.engine import NonFiniteLossError
+from gspo_services.learner.plan import SummingRank, own_micro_batches, sum_over_sequences
 
 
 class ReferenceEngine(SummingRank, Protocol):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch.distributed
 
-from services.runtime.errors import ServiceError
+from gspo_services.shared.runtime.errors import ServiceError
 
 
 class LostRankError(ServiceError):

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.runtime.net import AUTHENTICATOR_REASONS, AuthenticatorCounters
-from services.runtime.process_metrics import register_process
+from gspo_services.shared.net import AUTHENTICATOR_REASONS, AuthenticatorCounters
+from gspo_services.shared.runtime.process_metrics import register_process
 
 
 class LearnerMetrics:

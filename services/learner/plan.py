@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gspo.model.packing import BatchGroup, PackedBatch, pack, plan_micro_batches
-from services.learner.advantages import AdvantageTable
-from services.runtime.settings import Settings
+from gspo_services.learner.advantages import AdvantageTable
+from gspo_services.shared.settings import Settings
 
 KEPT_TOKENS: Final = 2**21
 """Micro-batches of so many tokens of a step are packed at once and kept: 128 MB. Those of a larger one are packed when they

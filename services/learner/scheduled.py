@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from gspo.settings import Objective
-from protocol.messages import Batch
-from services.runtime.settings import Settings
+from gspo_protocol.messages import Batch
+from gspo_services.shared.settings import Settings
 
 
 class RateEngine(Protocol):

@@ -12,11 +12,11 @@ import torch
 from gspo.adaptive import AdaptiveClip
 from gspo.calibration import LagCalibration
 from gspo.mismatch import MismatchTracker
-from protocol.messages import BatchRequest, Checkpointed, EndOfRun, Resume, SkipBatch, Trained
-from services.learner.advantages import AdvantageSettings
-from services.learner.batch_failures import BatchFailures
-from services.learner.broker import Answer, AssembledBatch, BatchAnnounced, BrokerPort, assemble, versions_apart
-from services.learner.checkpoints import (
+from gspo_protocol.messages import BatchRequest, Checkpointed, EndOfRun, Resume, SkipBatch, Trained
+from gspo_services.learner.advantages import AdvantageSettings
+from gspo_services.learner.batch_failures import BatchFailures
+from gspo_services.learner.broker import Answer, AssembledBatch, BatchAnnounced, BrokerPort, assemble, versions_apart
+from gspo_services.learner.checkpoints import (
     Background,
     CheckpointSaver,
     CheckpointState,
@@ -25,20 +25,20 @@ from services.learner.checkpoints import (
     require_own_directory,
     resume,
 )
-from services.learner.engine import AlwaysMine, LearnerEngine, Turns
-from services.learner.export import export_model
-from services.learner.metrics import LearnerMetrics
-from services.learner.plan import rows_of_rank
-from services.learner.profiling import NO_PROFILE, Phases
-from services.learner.scheduled import scheduled_objective
-from services.learner.share import share, stop_anywhere
-from services.learner.token_recorder import TokenRecorder
-from services.learner.trainer import TrainBatch, train_batch
-from services.learner.weights import DTYPES, VersionCopies
-from services.runtime.clock import Clock
-from services.runtime.errors import ServiceError
-from services.runtime.settings import Settings
-from services.runtime.telemetry import Health
+from gspo_services.learner.engine import AlwaysMine, LearnerEngine, Turns
+from gspo_services.learner.export import export_model
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.plan import rows_of_rank
+from gspo_services.learner.profiling import NO_PROFILE, Phases
+from gspo_services.learner.scheduled import scheduled_objective
+from gspo_services.learner.share import share, stop_anywhere
+from gspo_services.learner.token_recorder import TokenRecorder
+from gspo_services.learner.trainer import TrainBatch, train_batch
+from gspo_services.learner.weights import DTYPES, VersionCopies
+from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.runtime.errors import ServiceError
+from gspo_services.shared.runtime.telemetry import Health
+from gspo_services.shared.settings import Settings
 
 log = structlog.get_logger()
 

@@ -6,9 +6,9 @@ from typing import Final, Protocol
 import numpy as np
 import torch
 
-from protocol.codec import decode, encode
-from protocol.messages import Batch, BatchPart, EndOfRun, SkipBatch
-from services.learner.broker import Answer, BatchAnnounced, PartArrived
+from gspo_protocol.codec import decode, encode
+from gspo_protocol.messages import Batch, BatchPart, EndOfRun, SkipBatch
+from gspo_services.learner.broker import Answer, BatchAnnounced, PartArrived
 
 WAIT: Final = 0
 BATCH: Final = 1

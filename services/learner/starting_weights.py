@@ -1,4 +1,4 @@
-"""``python -m services.learner.starting_weights CONFIG``: publishes the model that a run starts from, and trains nothing.
+"""``python -m gspo_services.learner.starting_weights CONFIG``: publishes the model that a run starts from.
 
 ``gspo record`` runs it in the learner's place: rollouts serve only verified versions, so that somebody has to publish one.
 """
@@ -14,12 +14,12 @@ from typing import Final
 import structlog
 from prometheus_client import CollectorRegistry
 
-from protocol.sessions import new_session
-from services.runtime.clock import MonotonicClock
-from services.runtime.errors import ConfigurationError, exit_status
-from services.runtime.logs import configure_logging
-from services.runtime.settings import Settings, parse_process_arguments
-from services.runtime.telemetry import Health, TelemetryServer
+from gspo_protocol.sessions import new_session
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.errors import ConfigurationError, exit_status
+from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.runtime.telemetry import Health, TelemetryServer
+from gspo_services.shared.settings import Settings, parse_process_arguments
 
 log = structlog.get_logger()
 
@@ -45,10 +45,10 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     # torch takes seconds to import: only when the configuration is known to be good.
     from gspo.model.policy import load_policy
     from gspo.model.serving import served_parameters
-    from services.learner.broker import BrokerThread
-    from services.learner.checkpoints import Versions
-    from services.learner.metrics import LearnerMetrics
-    from services.learner.weights import DTYPES, copy_parameters
+    from gspo_services.learner.broker import BrokerThread
+    from gspo_services.learner.checkpoints import Versions
+    from gspo_services.learner.metrics import LearnerMetrics
+    from gspo_services.learner.weights import DTYPES, copy_parameters
 
     clock, registry = MonotonicClock(), CollectorRegistry()
     metrics, health = LearnerMetrics(registry), Health(clock, MAX_QUIET_S)

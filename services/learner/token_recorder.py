@@ -16,9 +16,9 @@ from gspo.diagnostics import SequenceStats
 from gspo.loss import LossOutput
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import BatchGroup, PackedBatch
-from protocol.messages import Batch
-from services.runtime.settings import Settings
-from services.token_record import TokenPart, write_part
+from gspo_protocol.messages import Batch
+from gspo_services.shared.settings import Settings
+from gspo_services.shared.token_dump import TokenPart, write_part
 
 log = structlog.get_logger()
 

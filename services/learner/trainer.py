@@ -27,12 +27,12 @@ from gspo.model.packing import BatchGroup, BatchSequence, PackedBatch, episode_i
 from gspo.moe.experts import ExpertPicks, ExpertTally
 from gspo.settings import Objective
 from gspo.staleness import sequence_lag
-from services.learner.advantages import AdvantageSettings, AdvantageTable
-from services.learner.engine import LearnerEngine, LossFn, NonFiniteLossError, ReplayFn, StepResult
-from services.learner.kl_rewards import ReferenceEngine, with_kl_rewards
-from services.learner.plan import MiniBatch, planned_mini_batches, sum_over_sequences
-from services.learner.profiling import NO_PROFILE, Phases
-from services.learner.token_recorder import TokenRecorder
+from gspo_services.learner.advantages import AdvantageSettings, AdvantageTable
+from gspo_services.learner.engine import LearnerEngine, LossFn, NonFiniteLossError, ReplayFn, StepResult
+from gspo_services.learner.kl_rewards import ReferenceEngine, with_kl_rewards
+from gspo_services.learner.plan import MiniBatch, planned_mini_batches, sum_over_sequences
+from gspo_services.learner.profiling import NO_PROFILE, Phases
+from gspo_services.learner.token_recorder import TokenRecorder
 
 
 class TrainingEngine(ReferenceEngine, Protocol):

@@ -14,13 +14,12 @@ import structlog
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from protocol.sessions import new_session
-from services.placement import require_driver, this_machine
-from services.rollout.brokers import Beats, open_brokers
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.opening import Policy, open_all_episodes, open_user_code
-from services.rollout.service import RolloutService
-from services.rollout.sglang import (
+from gspo_protocol.sessions import new_session
+from gspo_services.rollout.brokers import Beats, open_brokers
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.opening import Policy, open_all_episodes, open_user_code
+from gspo_services.rollout.service import RolloutService
+from gspo_services.rollout.sglang import (
     Engine,
     EngineError,
     EngineMetrics,
@@ -30,9 +29,9 @@ from services.rollout.sglang import (
     fail_when_dead,
     fail_when_deaf,
 )
-from services.rollout.tokenizer import ChatTokenizer, TokenizerError
-from services.rollout.turns import TurnTaker
-from services.rollout.weights import (
+from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError
+from gspo_services.rollout.turns import TurnTaker
+from gspo_services.rollout.weights import (
     AdapterPlan,
     EngineTurns,
     WeightPeers,
@@ -41,16 +40,17 @@ from services.rollout.weights import (
     taken,
     weights_directory,
 )
-from services.runtime.clock import Clock, MonotonicClock
-from services.runtime.errors import ConfigurationError, ServiceError, exit_status
-from services.runtime.lifecycle import run_until_stopped, until_stopped
-from services.runtime.log_files import LogLimits
-from services.runtime.logs import configure_logging
-from services.runtime.net import Security
-from services.runtime.settings import ProcessArguments, Settings, parse_process_arguments
-from services.runtime.telemetry import Health, TelemetryServer
-from services.turns import LOCK_FILE, DeviceLock
-from services.weights import SpreadError, kv_heads, require_served, require_spread, spread_of
+from gspo_services.shared.colocate import LOCK_FILE, DeviceLock
+from gspo_services.shared.net import Security
+from gspo_services.shared.placement import require_driver, this_machine
+from gspo_services.shared.runtime.clock import Clock, MonotonicClock
+from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError, exit_status
+from gspo_services.shared.runtime.lifecycle import run_until_stopped, until_stopped
+from gspo_services.shared.runtime.log_files import LogLimits
+from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.runtime.telemetry import Health, TelemetryServer
+from gspo_services.shared.settings import ProcessArguments, Settings, parse_process_arguments
+from gspo_services.shared.weights import SpreadError, kv_heads, require_served, require_spread, spread_of
 
 log = structlog.get_logger()
 

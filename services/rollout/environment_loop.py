@@ -11,19 +11,19 @@ import msgpack
 import msgspec
 import structlog
 
-from gspo.environments import Environment, RewardJob, Step
-from protocol.codec import Array
-from protocol.errors import ProtocolError
-from protocol.limits import MAX_STATE_BYTES
-from protocol.messages import Finish, Lease, Plain
-from protocol.messages.base import require_components, require_plain, require_rewards
-from protocol.messages.work import Components
-from services.environments import RewardPool
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.sglang import EngineError, EngineRefused, GenerateRequest, SamplingParameters
-from services.rollout.tokenizer import ChatTokenizer, Messages, TokenizerError
-from services.rollout.trajectory import Trajectory
-from services.rollout.work import EpisodeFailed, EpisodeIntake, PolicyEngine
+from gspo.tasks.environments import Environment, RewardJob, Step
+from gspo_protocol.codec import Array
+from gspo_protocol.errors import ProtocolError
+from gspo_protocol.limits import MAX_STATE_BYTES
+from gspo_protocol.messages import Finish, Lease, Plain
+from gspo_protocol.messages.base import require_components, require_plain, require_rewards
+from gspo_protocol.messages.work import Components
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.sglang import EngineError, EngineRefused, GenerateRequest, SamplingParameters
+from gspo_services.rollout.tokenizer import ChatTokenizer, Messages, TokenizerError
+from gspo_services.rollout.trajectory import Trajectory
+from gspo_services.rollout.work import EpisodeFailed, EpisodeIntake, PolicyEngine
+from gspo_services.tasks.environments import RewardPool
 
 log = structlog.get_logger()
 
@@ -45,7 +45,7 @@ class EnvironmentLoop:
     may_generate: asyncio.Event
     """Cleared while the engine's weights are replaced: a new request waits, a request under way continues afterwards."""
     max_turns: int
-    """Turns that the broker takes of one trajectory (``protocol.limits.trajectory_limits``)."""
+    """Turns that the broker takes of one trajectory (``gspo_protocol.limits.trajectory_limits``)."""
     chunk_tokens: int
     metrics: RolloutMetrics
 

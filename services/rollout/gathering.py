@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgpack
 
-from protocol.codec import Array, decode, encode
-from protocol.limits import (
+from gspo_protocol.codec import Array, decode, encode
+from gspo_protocol.limits import (
     MAX_CHUNKS_PER_MESSAGE,
     MAX_GATHERED_TOKENS,
     MAX_RUNS,
@@ -21,10 +21,10 @@ from protocol.limits import (
     MAX_STATE_BYTES,
     MAX_TURNS,
 )
-from protocol.messages import SEQUENCED, Ack, Chunk, Finish, Journal, Message, Release
-from protocol.messages.gathered import gather
-from services.runtime.lifecycle import until_stopped
-from services.runtime.net import PeerClient
+from gspo_protocol.messages import SEQUENCED, Ack, Chunk, Finish, Journal, Message, Release
+from gspo_protocol.messages.gathered import gather
+from gspo_services.shared.net import PeerClient
+from gspo_services.shared.runtime.lifecycle import until_stopped
 
 GATHER_S: Final = 0.01
 """No message waits longer for others, whatever is under way."""

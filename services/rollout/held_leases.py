@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from protocol.messages import Lease, LeaseKey
-from services.rollout.brokers import Brokers
-from services.rollout.work import EpisodeWork
+from gspo_protocol.messages import Lease, LeaseKey
+from gspo_services.rollout.brokers import Brokers
+from gspo_services.rollout.work import EpisodeWork
 
 
 @dataclass(frozen=True, kw_only=True)

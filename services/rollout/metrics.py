@@ -4,11 +4,11 @@ from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from protocol.messages.work import RolloutStatus
-from services.environments import FailureReason, RewardPart
-from services.runtime.net import AUTHENTICATOR_REASONS, AuthenticatorCounters
-from services.runtime.process_metrics import register_process
-from services.user_code import AgentFailure
+from gspo_protocol.messages.work import RolloutStatus
+from gspo_services.shared.net import AUTHENTICATOR_REASONS, AuthenticatorCounters
+from gspo_services.shared.runtime.process_metrics import register_process
+from gspo_services.tasks.agents import AgentFailure
+from gspo_services.tasks.environments import FailureReason, RewardPart
 
 STATUSES: Final = get_args(RolloutStatus)
 OUTCOMES: Final = ("done", "length", "failed", "engine_error", "lease_ended", "handed_back")

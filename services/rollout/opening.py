@@ -8,23 +8,23 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from gspo.environments import Environment
-from protocol.codec import Array
-from protocol.limits import trajectory_limits
-from protocol.messages import Lease
-from services.environments import RewardPool, create_environment
-from services.rollout.agents import Solve, open_agents, open_solver
-from services.rollout.environment_loop import EnvironmentLoop
-from services.rollout.episodes import EpisodeShared
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.rendering import Renderer, RenderingError, create_renderer
-from services.rollout.reward_options import reward_pool_options
-from services.rollout.sandboxes import open_sandbox
-from services.rollout.tokenizer import ChatTokenizer
-from services.rollout.work import EpisodeFailed, EpisodeIntake, EpisodeRunner, EpisodeWork, PolicyEngine
-from services.runtime.clock import Clock
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import Settings
+from gspo.tasks.environments import Environment
+from gspo_protocol.codec import Array
+from gspo_protocol.limits import trajectory_limits
+from gspo_protocol.messages import Lease
+from gspo_services.rollout.agents import Solve, open_agents, open_solver
+from gspo_services.rollout.environment_loop import EnvironmentLoop
+from gspo_services.rollout.episodes import EpisodeShared
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.rendering import Renderer, RenderingError, create_renderer
+from gspo_services.rollout.reward_options import reward_pool_options
+from gspo_services.rollout.sandboxes import open_sandbox
+from gspo_services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.work import EpisodeFailed, EpisodeIntake, EpisodeRunner, EpisodeWork, PolicyEngine
+from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import Settings
+from gspo_services.tasks.environments import RewardPool, create_environment
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.environments import RewardPoolOptions
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import RewardSection
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import RewardSection
+from gspo_services.tasks.environments import RewardPoolOptions
 
 
 def reward_pool_options(settings: RewardSection, environment: Mapping[str, str]) -> RewardPoolOptions:

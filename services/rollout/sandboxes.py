@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gspo.environments import TaskSet
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import SandboxSection
-from services.sandbox import Sandbox, open_configured
+from gspo.tasks.environments import TaskSet
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import SandboxSection
+from gspo_services.tasks.sandbox import Sandbox, open_configured
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from protocol.messages import (
+from gspo_protocol.messages import (
     Heartbeat,
     Lease,
     LeaseEnded,
@@ -17,21 +17,21 @@ from protocol.messages import (
     Release,
     Welcome,
 )
-from protocol.messages.base import shortened
-from protocol.messages.work import RolloutStatus
-from services.rollout.brokers import AnnouncedVersions, Beats, Brokers, LeaseRequests
-from services.rollout.held_leases import HeldLease, WorkSeen, keys_by_broker, num_by_broker
-from services.rollout.metrics import STATUSES, RolloutMetrics
-from services.rollout.sglang import EngineError
-from services.rollout.turns import TurnTaker
-from services.rollout.weights import WeightSync
-from services.rollout.work import EpisodeFailed, EpisodeRunner, EpisodeWork
-from services.runtime.clock import Clock
-from services.runtime.errors import ServiceError
-from services.runtime.lifecycle import until_stopped
-from services.runtime.net import Delivered
-from services.runtime.settings import Rollout
-from services.runtime.telemetry import Health
+from gspo_protocol.messages.base import shortened
+from gspo_protocol.messages.work import RolloutStatus
+from gspo_services.rollout.brokers import AnnouncedVersions, Beats, Brokers, LeaseRequests
+from gspo_services.rollout.held_leases import HeldLease, WorkSeen, keys_by_broker, num_by_broker
+from gspo_services.rollout.metrics import STATUSES, RolloutMetrics
+from gspo_services.rollout.sglang import EngineError
+from gspo_services.rollout.turns import TurnTaker
+from gspo_services.rollout.weights import WeightSync
+from gspo_services.rollout.work import EpisodeFailed, EpisodeRunner, EpisodeWork
+from gspo_services.shared.net import Delivered
+from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.runtime.errors import ServiceError
+from gspo_services.shared.runtime.lifecycle import until_stopped
+from gspo_services.shared.runtime.telemetry import Health
+from gspo_services.shared.settings import Rollout
 
 log = structlog.get_logger()
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from protocol.messages import Chunk, Journal, Lease, Plain, Segment, VersionRun
-from protocol.messages.base import SegmentKind
-from protocol.messages.journal import entries_in
-from protocol.messages.pieces import pieces_in
+from gspo_protocol.messages import Chunk, Journal, Lease, Plain, Segment, VersionRun
+from gspo_protocol.messages.base import SegmentKind
+from gspo_protocol.messages.journal import entries_in
+from gspo_protocol.messages.pieces import pieces_in
 
 OBSERVATION_VERSION: Final = -1
 Arrays = dict[str, np.ndarray[Any, Any]]

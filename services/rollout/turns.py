@@ -2,14 +2,14 @@
 
 It keeps the turn while it has leases, and until every broker has answered that the window of its version is spent. While its
 engine serves nothing it ends the turn at once: the next version may need the learner, which may need the device.
-``services/turns/lock.py`` says why nobody waits for ever.
+``services/shared/colocate.py`` says why nobody waits for ever.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from services.rollout.weights import WeightSync
+from gspo_services.rollout.weights import WeightSync
 
 LOOK_S: Final = 0.2
 """Time between two looks at whether the turn should begin or end."""

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
-from protocol.codec import Array
-from protocol.messages import Lease, Message
-from services.rollout.sglang import GenerateRequest, OutputPiece
+from gspo_protocol.codec import Array
+from gspo_protocol.messages import Lease, Message
+from gspo_services.rollout.sglang import GenerateRequest, OutputPiece
 
 
 class EpisodeFailed(RuntimeError):

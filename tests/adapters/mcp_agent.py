@@ -11,7 +11,7 @@ from agents import Agent, OpenAIChatCompletionsModel, Runner, set_tracing_disabl
 from agents.mcp import MCPServer, MCPServerStdio, MCPServerStreamableHttp
 from openai import AsyncOpenAI
 
-from gspo.agents import Episode
+from gspo.tasks.agents import Episode
 
 set_tracing_disabled(True)
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from services.rollout.endpoint import (
+from gspo_services.rollout.endpoint import (
     CallAnswer,
     CallDelta,
     CallRefused,
@@ -22,7 +22,7 @@ from services.rollout.endpoint import (
     EndpointServer,
     ToolCall,
 )
-from services.user_code import AgentPool, AgentResult, AgentTask, StepJournal
+from gspo_services.tasks.agents import AgentPool, AgentResult, AgentTask, StepJournal
 from tests.support.agent_pools import agent_pool
 from tests.support.scripted_episodes import answer
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.rollout.endpoint import CallAnswer, CallRequest, ToolCall
+from gspo_services.rollout.endpoint import CallAnswer, CallRequest, ToolCall
 from tests.adapters.played import ROOT, Dialogue, calls_tool, roles, says, stage
 from tests.support.agent_pools import ListJournal
 from tests.support.scripted_episodes import answer

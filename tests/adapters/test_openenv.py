@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from services.rollout.endpoint import CallAnswer, CallRequest
+from gspo_services.rollout.endpoint import CallAnswer, CallRequest
 from tests.adapters.played import PYTHONS, ROOT, Dialogue, roles, says, stage
 from tests.support.scripted_episodes import answer
 
 pytestmark = [pytest.mark.adapters, pytest.mark.timeout(1200)]
 
-SOLVE = "gspo.adapters.openenv:solve"
+SOLVE = "gspo.tasks.integrations.openenv:solve"
 
 
 @asynccontextmanager

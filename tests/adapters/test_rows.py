@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.runtime.lifecycle import module_command
+from gspo_services.shared.runtime.lifecycle import module_command
 from tests.adapters.played import PYTHONS, ROOT, Dialogue, says, stage
 from tests.adapters.test_openenv import guess_server, number_of
 from tests.adapters.test_verifiers import SOLVE
@@ -24,7 +24,7 @@ async def gspo_tasks(*words: str, cwd: Path = SUMS, **variables: str) -> tuple[i
     """Exit status, and what it prints. It runs where the example's taskset lies."""
     environment = {**os.environ, **variables}
     process = await asyncio.create_subprocess_exec(
-        *module_command("services.cli.main", "tasks", *words),
+        *module_command("gspo_services.cli.main", "tasks", *words),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=cwd, env=environment,
     )  # fmt: skip
     printed, _ = await process.communicate()
@@ -94,7 +94,7 @@ async def test_the_tasks_of_an_openenv_server_are_its_seeds(tmp_path: Path) -> N
         rows = rows_in(out)
         assert rows == [{"openenv": {"url": url, **options}, "reset": {"seed": seed}} for seed in (3, 4)]
         dialogue = Dialogue(says(str(number_of(4))))
-        async with stage("gspo.adapters.openenv:solve", "agents", calls={"k1": dialogue}) as at:
+        async with stage("gspo.tasks.integrations.openenv:solve", "agents", calls={"k1": dialogue}) as at:
             result = await at.play(rows[1])
     assert (result.reward, result.detail) == (1.0, "")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.rollout.rendering import Renderer, create_renderer
+from gspo_services.rollout.rendering import Renderer, create_renderer
 from tests.adapters.played import stage
 from tests.adapters.test_frameworks import EXAMPLES, TASK
 from tests.adapters.test_verifiers import SOLVE, TASKSETS, odd

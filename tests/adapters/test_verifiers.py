@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from services.rollout.endpoint import CallAnswer, CallRefused, CallRequest
+from gspo_services.rollout.endpoint import CallAnswer, CallRefused, CallRequest
 from tests.adapters.played import ROOT, Dialogue, calls_tool, roles, says, stage
 from tests.support.scripted_episodes import answer
 
 pytestmark = [pytest.mark.adapters, pytest.mark.timeout(1200)]
 
-SOLVE = "gspo.adapters.verifiers:solve"
+SOLVE = "gspo.tasks.integrations.verifiers:solve"
 TASKSETS = {"PYTHONPATH": f"{ROOT}/tests/adapters/tasksets:{ROOT}/examples/verifiers_sums"}
 SYSTEM = "You sell things."
 

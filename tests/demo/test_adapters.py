@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.models.tiny import make_tiny_model
+from gspo_services.prepare.tiny_models.tiny import make_tiny_model
 from tests.integration.run.test_whole_run import assert_replayed_bit_for_bit
 from tests.support.broker.ledger_audit import audit
 from tests.support.processes.run_process import REPOSITORY, RunProcess
@@ -37,7 +37,7 @@ def test_a_run_of_adapters_survives_the_end_of_each_process(tmp_path: Path) -> N
     ) as run:
         for number, process in enumerate(("rollout", "learner", "broker"), 1):
             run.wait_until(f"batch {number}", lambda: len(run.rows("batch")) >= number, 600)  # noqa: B023 - called at once
-            run.kill(f"services.{process}")
+            run.kill(f"gspo_services.{process}")
         assert run.wait_finished(900) == 0, run.tail()
         assert run.leftovers() == []
     report = audit(directory)

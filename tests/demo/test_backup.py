@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.runs.backup import back_up, restore
+from gspo_services.runs.backup import back_up, restore
 from tests.demo.test_faults import multi_turn_run
 from tests.support.broker.ledger_audit import audit
 

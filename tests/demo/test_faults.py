@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.broker.store import reading
+from gspo_services.broker.store import reading
 from tests.support.broker.ledger_audit import audit
 from tests.support.postgres.fixtures import SynchronousDatabase
 from tests.support.processes.run_process import REPOSITORY, RunProcess
@@ -41,10 +41,10 @@ def num_begun(directory: Path, rollout: str) -> int:
 def test_killed_rollouts_lose_nothing_and_their_trajectories_continue_elsewhere(tmp_path: Path) -> None:
     with multi_turn_run(tmp_path, "run.num_batches=14") as run:
         run.wait_until("third batch", lambda: len(run.rows("batch")) >= 3, 300)
-        agent = psutil.Process(run.pid_of("services.rollout", "rollout-0"))
+        agent = psutil.Process(run.pid_of("gspo_services.rollout", "rollout-0"))
         engines = agent.children(recursive=True)
         run.wait_until("tokens to resume from", lambda: num_begun(run.directory, "rollout-0") >= MANY, 300)
-        run.kill("services.rollout", "rollout-0")
+        run.kill("gspo_services.rollout", "rollout-0")
         _, alive = psutil.wait_procs(engines, timeout=20)
         assert not alive, "SGLang outlived the rollout that started it"
         run.wait_until("restart of rollout-0", lambda: "process_ended" in run.output.read_text(), 60)
@@ -60,7 +60,7 @@ def test_killed_rollouts_lose_nothing_and_their_trajectories_continue_elsewhere(
 def test_a_killed_engine_ends_its_rollout_which_hands_its_trajectories_back(tmp_path: Path) -> None:
     with multi_turn_run(tmp_path, "run.num_batches=8") as run:
         run.wait_until("second batch", lambda: len(run.rows("batch")) >= 2, 300)
-        agent = psutil.Process(run.pid_of("services.rollout", "rollout-1"))
+        agent = psutil.Process(run.pid_of("gspo_services.rollout", "rollout-1"))
         for engine in agent.children(recursive=True):
             engine.kill()
         assert run.wait_finished(900) == 0, run.tail()
@@ -81,11 +81,11 @@ def test_killed_brokers_with_a_database_and_the_killed_database_come_back_and_th
 def require_that_brokers_come_back(tmp_path: Path, *overrides: str, crash: Callable[[], None] = lambda: None) -> None:
     with multi_turn_run(tmp_path, "run.num_batches=12", "broker.num_brokers=2", *overrides) as run:
         run.wait_until("third batch", lambda: len(run.rows("batch")) >= 3, 300)
-        run.kill("services.broker", "broker.number=0")
+        run.kill("gspo_services.broker", "broker.number=0")
         run.wait_until("two more batches", lambda: len(run.rows("batch")) >= 5, 120)
         crash()
         run.wait_until("two more batches", lambda: len(run.rows("batch")) >= 7, 120)
-        run.kill("services.broker", "broker.number=1")
+        run.kill("gspo_services.broker", "broker.number=1")
         assert run.wait_finished(900) == 0, run.tail()
     report = audit(tmp_path)
     assert report.problems == []
@@ -97,7 +97,7 @@ def require_that_brokers_come_back(tmp_path: Path, *overrides: str, crash: Calla
 def test_a_killed_learner_resumes_from_its_checkpoint_and_gets_the_same_batches_again(tmp_path: Path) -> None:
     with multi_turn_run(tmp_path, "run.num_batches=12", "learner.checkpoint_every_batches=4") as run:
         run.wait_until("sixth batch", lambda: len(run.rows("batch")) >= 6, 300)
-        run.kill("services.learner")
+        run.kill("gspo_services.learner")
         assert run.wait_finished(900) == 0, run.tail()
     report = audit(tmp_path)
     assert report.problems == []

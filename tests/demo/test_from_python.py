@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo.runs import BatchMetrics, HeldOut, Run
+from gspo_services.runs import BatchMetrics, HeldOut, Run
 from tests.support.processes.ports import free_ports
 from tests.support.processes.run_process import REPOSITORY
 from tests.unit.docs.test_python_guide import shown
@@ -32,7 +32,7 @@ def test_a_script_starts_watches_and_exports_a_run(
     }.items():
         monkeypatch.setenv(f"GSPO_{key}", value)
     names: dict[str, object] = {}
-    exec(compile(shown("from gspo.runs import BatchMetrics, HeldOut, Run"), "python.md", "exec"), names)
+    exec(compile(shown("from gspo_services.runs import BatchMetrics, HeldOut, Run"), "python.md", "exec"), names)
     printed = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in printed] == [f"batch {index}" for index in range(10)]
     run = Run.open("runs/short")
@@ -41,7 +41,7 @@ def test_a_script_starts_watches_and_exports_a_run(
     assert [type(event) for event in run.watch()].count(BatchMetrics) == 10
     assert isinstance(run.evaluations()[-1], HeldOut)
     assert sum(1 for each in run.trajectories(split="train") if each.status == "finished") >= 10 * 32 * 8
-    command = [sys.executable, "-P", "-m", "services.runs.export", "runs/short", "--to", "model"]
+    command = [sys.executable, "-P", "-m", "gspo_services.runs.export", "runs/short", "--to", "model"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     own = {path.name: path.read_bytes() for path in Path("runs/short/export").iterdir()}

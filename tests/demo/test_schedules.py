@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.broker.rows import BatchRow
-from services.broker.store import LEDGER_FILE, Reader, reading
+from gspo_services.broker.rows import BatchRow
+from gspo_services.broker.store import LEDGER_FILE, Reader, reading
 from tests.support.broker.ledger_audit import audit
 from tests.support.processes.run_process import REPOSITORY, RunProcess
 
@@ -54,10 +54,11 @@ def test_a_run_that_is_refreshed_and_doubles_its_length_survives_every_kill_and_
             gspo("data", "add", str(directory), more)
             run.wait_until("its tasks", lambda most=number: len(run.rows("data_added")) > most, 60)  # type: ignore[misc]
             if number == 0:
-                run.kill("services.broker", "")
+                run.kill("gspo_services.broker", "")
         for batches, module, name in (
-            (7, "services.rollout", "rollout-0"), (9, "services.learner", ""), (DOUBLES_AT - 1, "services.broker", ""),
-            (DOUBLES_AT + 1, "services.learner", ""),
+            (7, "gspo_services.rollout", "rollout-0"), (9, "gspo_services.learner", ""),
+            (DOUBLES_AT - 1, "gspo_services.broker", ""),
+            (DOUBLES_AT + 1, "gspo_services.learner", ""),
         ):  # fmt: skip
             run.wait_until(f"{batches} batches", lambda most=batches: len(run.rows("batch")) >= most, 1200)  # type: ignore[misc]
             run.kill(module, name)
@@ -92,7 +93,7 @@ def drawn(directory: Path) -> int:
 
 
 def gspo(*words: str) -> str:
-    command = [sys.executable, "-m", "services.cli.main", *words]
+    command = [sys.executable, "-m", "gspo_services.cli.main", *words]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout

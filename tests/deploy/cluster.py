@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from services.runtime.settings.configuration import load_settings
-from services.runtime.settings.sections import Settings
+from gspo_services.shared.settings.configuration import load_settings
+from gspo_services.shared.settings.sections import Settings
 
 Object = dict[str, Any]
 K8S = Path(__file__).parents[2] / "deploy" / "k8s"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.runtime.net.security import KEY_ROLES, write_key_pair
+from gspo_services.shared.net.security import KEY_ROLES, write_key_pair
 from tests.deploy.cluster import K8S, Cluster, Object, copy_of, render
 from tests.deploy.kustomizations import FILE
 

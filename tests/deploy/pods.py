@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from services.learner.start.ranks import RANKS_STOP_S
-from services.runtime.telemetry import LOOP_STALL_S
+from gspo_services.learner.start.ranks import RANKS_STOP_S
+from gspo_services.shared.runtime.telemetry import LOOP_STALL_S
 from tests.deploy.cluster import Cluster, Object, Pods, matches, quantity
 
 HOME = "/home/gspo"

@@ -14,16 +14,16 @@ from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import BATCH, WEIGHTS, WORK
-from services.broker.metrics import BrokerMetrics
-from services.cli.main import PROCESSES
-from services.learner.metrics import LearnerMetrics
-from services.rollout.metrics import RolloutMetrics
-from services.runtime.errors import ConfigurationError
-from services.runtime.net.security import KEY_ROLES
-from services.runtime.settings.arguments import add_configuration_arguments, parse_process_arguments
-from services.runtime.settings.configuration import ENVIRONMENT_PREFIX, RESERVED
-from services.sandbox_server.metrics import SandboxMetrics
+from gspo_protocol.channels import BATCH, WEIGHTS, WORK
+from gspo_services.broker.metrics import BrokerMetrics
+from gspo_services.cli.main import PROCESSES
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.shared.net.security import KEY_ROLES
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings.arguments import add_configuration_arguments, parse_process_arguments
+from gspo_services.shared.settings.configuration import ENVIRONMENT_PREFIX, RESERVED
+from gspo_services.tasks.sandbox.server.metrics import SandboxMetrics
 from tests.deploy.cluster import VARIABLE, Cluster, Pods, title, walk
 
 METRIC = re.compile(r"(?<![\w:])(?:\w+:)*gspo_[a-z0-9_:]+")
@@ -95,7 +95,7 @@ def _model_objection(words: tuple[str, ...]) -> str:
         (Path(directory) / "config.json").write_text("{}")
         given = [directory if word.startswith("/models/") else word for word in words]
         done = subprocess.run(
-            [sys.executable, "-m", "services.cli.main", *given], capture_output=True, text=True, timeout=240
+            [sys.executable, "-m", "gspo_services.cli.main", *given], capture_output=True, text=True, timeout=240
         )
     return "" if done.returncode == 0 else done.stderr.strip().rpartition("\n")[2]
 

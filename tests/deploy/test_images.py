@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from services.cli.main import PROCESSES
-from services.runtime.settings.sections import Settings
+from gspo_services.cli.main import PROCESSES
+from gspo_services.shared.settings.sections import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy" / "docker"
@@ -51,7 +51,7 @@ def test_copied_files_exist_and_are_not_ignored(image: str) -> None:
         if word == "COPY" and "--from" not in arguments
         for source in arguments.split()[:-1]
     ]
-    assert {"protocol", "gspo", "services", "deploy/wheel", "pyproject.toml"} <= set(sources)
+    assert {"protocol", "gspo", "services", "setup.py", "pyproject.toml"} <= set(sources)
     for source in sources:
         assert (ROOT / source).exists(), source
         assert {f"!{part}" for part in (source, *Path(source).parents)} & set(ignored), source
@@ -93,7 +93,7 @@ def test_an_image_runs_as_the_user_of_the_pods(image: str) -> None:
 def test_the_entry_point_is_gspo(image: str) -> None:
     last = dict(final_stage(image))
     assert last["ENTRYPOINT"] == '["gspo"]'
-    assert 'gspo = "services.cli.main:main"' in (ROOT / "pyproject.toml").read_text()
+    assert 'gspo = "gspo_services.cli.main:main"' in (ROOT / "pyproject.toml").read_text()
     command = re.findall(r'"([^"]+)"', last["CMD"])
     assert command[0] in {*PROCESSES, "--help"}
 
@@ -150,15 +150,16 @@ class NotInTheImage(MetaPathFinder):
             raise ModuleNotFoundError(f"{name} is not in the image")
 
 sys.meta_path.insert(0, NotInTheImage())
-import services.broker.__main__, services.cli.main, services.cli.audit, services.cli.keys
+import gspo_services.broker.__main__, gspo_services.cli.main, gspo_services.cli.audit, gspo_services.cli.keys
 import pyarrow.parquet
-from services.environments.registry import ENVIRONMENTS, find_environment
+from gspo_services.tasks.environments.registry import ENVIRONMENTS, find_environment
 for name in ENVIRONMENTS:
     find_environment(name)
 """
 
 
-SANDBOX_IMPORTS = f"{IMPORTS.partition('import services')[0]}import services.sandbox_server.__main__, services.cli.main"
+HIDING, _, _ = IMPORTS.partition("import gspo_services")
+SANDBOX_IMPORTS = f"{HIDING}import gspo_services.tasks.sandbox.server.__main__, gspo_services.cli.main"
 
 
 def hidden_modules(installed: set[str]) -> list[str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.runtime.net.security import KEY_ROLES
-from services.runtime.settings.configuration import load_settings
+from gspo_services.shared.net.security import KEY_ROLES
+from gspo_services.shared.settings.configuration import load_settings
 from tests.deploy.cluster import K8S
 from tests.deploy.kustomizations import FILE, files_of, parts, read
 from tests.deploy.program import metric_names

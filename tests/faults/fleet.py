@@ -19,8 +19,8 @@ from typing import Any, Final, Self
 
 import psutil
 
-from services.broker.store.reader import LEDGER_FILE
-from services.rollout.sglang.server import ServerOptions, load_files, server_command, server_environment
+from gspo_services.broker.store.reader import LEDGER_FILE
+from gspo_services.rollout.sglang.server import ServerOptions, load_files, server_command, server_environment
 from tests.support.processes.ports import free_ports
 from tests.support.processes.run_process import REPOSITORY
 
@@ -144,7 +144,7 @@ class Fleet:
 
     def start(self, role: str, *settings: str, name: str = "") -> Member:
         """Start a process with additional settings; rollouts get a name."""
-        command = [sys.executable, "-m", f"services.{role}", str(CONFIG)]
+        command = [sys.executable, "-m", f"gspo_services.{role}", str(CONFIG)]
         for setting in (*self._settings, *settings):
             command += ["--set", setting]
         if name:
@@ -204,7 +204,7 @@ class Fleet:
         """Tell the run to stop, then wait until every process has ended with status 0."""
         # One that failed a moment ago is started again first, so that it too ends with the run.
         self.wait_until("every process", lambda: all(member.is_up for member in self.members.values()))
-        command = [sys.executable, "-m", "services.cli.main", "stop", str(self.directory)]
+        command = [sys.executable, "-m", "gspo_services.cli.main", "stop", str(self.directory)]
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr + self.tails()
         self.wait_until("end of the run", lambda: bool(self.events("learner", "run_complete")), timeout_s)

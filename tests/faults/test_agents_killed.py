@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from services.broker.ledger.sampling.task_order import trajectory_seed
-from services.broker.store.reader import LEDGER_FILE
+from gspo_services.broker.ledger.sampling.task_order import trajectory_seed
+from gspo_services.broker.store.reader import LEDGER_FILE
 from tests.faults.fleet import Fleet
 from tests.support.broker.ledger_audit import audit
 from tests.support.policy.noting_agent import reads_the_clock

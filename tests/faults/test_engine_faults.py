@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from protocol.messages import WeightChunk
+from gspo_protocol.messages import WeightChunk
 from tests.faults.fleet import Fleet, Member
 from tests.support.broker.ledger_audit import audit
 from tests.support.wire.relay import Relay, tag_of

@@ -9,14 +9,14 @@ import pytest
 import torch
 import zmq.asyncio
 
-from services.learner.checkpoints.format import (
+from gspo_services.learner.checkpoints.format import (
     CheckpointError,
     CheckpointState,
     find_latest,
     load_checkpoint,
 )
-from services.learner.checkpoints.versions import Versions, newest_given
-from services.runtime.errors import EXIT_NO_ROOM
+from gspo_services.learner.checkpoints.versions import Versions, newest_given
+from gspo_services.shared.runtime.errors import EXIT_NO_ROOM
 from tests.faults.fleet import Fleet
 from tests.support.broker.ledger_audit import audit
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout

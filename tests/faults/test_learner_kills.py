@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.messages import Batch, Checkpointed, Published, Trained
+from gspo_protocol.messages import Batch, Checkpointed, Published, Trained
 from tests.faults.fleet import Fleet
 from tests.support.broker.ledger_audit import audit
 from tests.support.wire.relay import Relay, tag_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import zmq.asyncio
 
-from protocol.messages import Chunk
+from gspo_protocol.messages import Chunk
 from tests.support.broker.ledger_audit import audit
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import BrokerProcess, broker_process, eventually

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from protocol.channels import BATCH
-from protocol.messages import BatchFailed, BatchRequest, Hello, Message, Published, SkipBatch, Trained
+from gspo_protocol.channels import BATCH
+from gspo_protocol.messages import BatchFailed, BatchRequest, Hello, Message, Published, SkipBatch, Trained
 from tests.support.learner.scripted_broker import a_training_batch, send_batch
 from tests.support.wire.zmq_ends import ScriptedEnd, a_welcome, zmq_context
 
@@ -39,7 +39,7 @@ def write_run(directory: Path, endpoint: str) -> Path:
 @contextlib.asynccontextmanager
 async def learner(config: Path, end: ScriptedEnd, version: int) -> AsyncIterator[asyncio.subprocess.Process]:
     """One life of the learner, welcomed. It is gone at the end."""
-    command = [sys.executable, "-m", "services.learner", str(config)]
+    command = [sys.executable, "-m", "gspo_services.learner", str(config)]
     process = await asyncio.create_subprocess_exec(
         *command, env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     )

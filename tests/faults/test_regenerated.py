@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.broker.store.reader import LEDGER_FILE
+from gspo_services.broker.store.reader import LEDGER_FILE
 from tests.faults.fleet import Fleet
 from tests.support.broker.ledger_audit import audit
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.models.tiny import make_tiny_model
-from services.turns import LOCK_FILE
+from gspo_services.prepare.tiny_models.tiny import make_tiny_model
+from gspo_services.shared.colocate import LOCK_FILE
 from tests.support.broker.ledger_audit import audit
 from tests.support.processes.run_process import REPOSITORY, RunProcess
 
@@ -87,9 +87,9 @@ def test_both_sides_take_turns_and_a_kill_of_either_in_its_turn_costs_only_its_o
         "broker.lease_s=5",
     ) as run:
         run.wait_until("two batches", lambda: len(run.rows("batch")) >= 2, 300)
-        kill_in_its_turn(run, "services.rollout", "rollout-0")
+        kill_in_its_turn(run, "gspo_services.rollout", "rollout-0")
         run.wait_until("two more batches", lambda: len(run.rows("batch")) >= 4, 300)
-        kill_in_its_turn(run, "services.learner", "learner")
+        kill_in_its_turn(run, "gspo_services.learner", "learner")
         assert run.wait_finished(400) == 0, run.tail()
     report = audit(directory)
     assert (report.problems, report.dropped, report.num_batches) == ([], {}, NUM_BATCHES)

@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, required=True)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    with atheris.instrument_imports(include=["protocol", "services"]):
+    with atheris.instrument_imports(include=["gspo_protocol", "gspo_services"]):
         targets = importlib.import_module("tests.fuzz.targets.registry")
         chosen = [targets.TARGETS[name] for name in arguments.targets]
         for target in chosen:

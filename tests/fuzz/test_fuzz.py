@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocol.codec import decode
-from protocol.errors import ProtocolError
-from protocol.limits import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES
+from gspo_protocol.codec import decode
+from gspo_protocol.errors import ProtocolError
+from gspo_protocol.limits import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES
 from tests.fuzz.bugs import BUGS, PlantedBug
 from tests.fuzz.corpus import cases_of
 from tests.fuzz.target import Measured, Target, Violation

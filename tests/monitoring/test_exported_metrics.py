@@ -10,13 +10,13 @@ from typing import get_args
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from protocol.messages import Heartbeat
-from services.broker.ledger.actions import SessionKey
-from services.broker.metrics import ROLLOUT_STATUSES, SILENT, BrokerMetrics
-from services.environments import FailureReason
-from services.learner.metrics import LearnerMetrics
-from services.rollout.endpoint import EndpointMetrics
-from services.rollout.metrics import STATUSES, RolloutMetrics
+from gspo_protocol.messages import Heartbeat
+from gspo_services.broker.ledger.actions import SessionKey
+from gspo_services.broker.metrics import ROLLOUT_STATUSES, SILENT, BrokerMetrics
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.rollout.endpoint import EndpointMetrics
+from gspo_services.rollout.metrics import STATUSES, RolloutMetrics
+from gspo_services.tasks.environments import FailureReason
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from deploy.monitoring.content import DASHBOARDS
-from protocol.channels import WORK
-from services.runtime.errors import ServiceError
+from gspo_protocol.channels import WORK
+from gspo_services.shared.runtime.errors import ServiceError
 from tests.monitoring.server import PrometheusServer
 from tests.support.processes.ports import free_ports
 from tests.support.processes.run_process import REPOSITORY, RunProcess
@@ -161,7 +161,7 @@ def test_a_client_with_an_unknown_key_is_reported(watched: Watched, tmp_path: Pa
 
 
 def test_a_disk_that_refuses_writes_is_reported_and_the_run_continues_afterwards(watched: Watched) -> None:
-    pid = watched.run.pid_of("services.broker")
+    pid = watched.run.pid_of("gspo_services.broker")
     before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     # From now on no file may grow: writes fail as on a full disk.
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, before[1]))
@@ -174,7 +174,7 @@ def test_a_disk_that_refuses_writes_is_reported_and_the_run_continues_afterwards
 
 
 def test_a_learner_that_hangs_is_down_and_the_run_makes_no_progress(watched: Watched) -> None:
-    with stopped(watched.run.pid_of("services.learner")):
+    with stopped(watched.run.pid_of("gspo_services.learner")):
         watched.prometheus.wait_firing("GspoProcessDown", component="learner", pod="learner")
         alert = watched.prometheus.wait_firing("GspoNoProgress")
         assert alert["annotations"]["summary"].startswith("No batch was trained for")
@@ -182,7 +182,7 @@ def test_a_learner_that_hangs_is_down_and_the_run_makes_no_progress(watched: Wat
 
 
 def test_a_broker_that_hangs_is_down(watched: Watched) -> None:
-    with stopped(watched.run.pid_of("services.broker")):
+    with stopped(watched.run.pid_of("gspo_services.broker")):
         alert = watched.prometheus.wait_firing("GspoProcessDown", component="broker")
         assert alert["annotations"]["summary"] == "broker broker does not answer"
     watched.prometheus.wait_quiet("GspoProcessDown")
@@ -191,9 +191,9 @@ def test_a_broker_that_hangs_is_down(watched: Watched) -> None:
 def test_a_rollout_that_hangs_starves_the_learner_until_it_is_killed(watched: Watched) -> None:
     watched.prometheus.wait_quiet("GspoNoRollouts")
     # One that was only killed is back before an alert that waits: it starts in seconds.
-    os.kill(watched.run.pid_of("services.rollout", "rollout-0"), signal.SIGSTOP)
+    os.kill(watched.run.pid_of("gspo_services.rollout", "rollout-0"), signal.SIGSTOP)
     watched.prometheus.wait_firing("GspoNoRollouts")
     watched.prometheus.wait_firing("GspoLearnerStarved")
-    watched.run.kill("services.rollout", "rollout-0")
+    watched.run.kill("gspo_services.rollout", "rollout-0")
     # gspo run starts the rollout again, which ends the alert.
     watched.prometheus.wait_quiet("GspoNoRollouts", timeout_s=600)

@@ -11,22 +11,22 @@ import torch
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import BATCH, WEIGHTS, WORK
-from protocol.messages import Published, TensorInfo
-from services.learner.metrics import LearnerMetrics
-from services.learner.weights.server import WeightServer
-from services.learner.weights.snapshot import SnapshotStore
-from services.rollout.brokers import Beats, Brokers
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.service import RolloutService
-from services.rollout.tokenizer import ChatTokenizer
-from services.rollout.weights.sync import WeightSync
-from services.runtime.clock import MonotonicClock
-from services.runtime.net.channel import RouterChannel
-from services.runtime.net.peer import PeerClient
-from services.runtime.settings.sections import Rollout
-from services.runtime.telemetry import Health, TelemetryServer
-from services.weights.server import Parts
+from gspo_protocol.channels import BATCH, WEIGHTS, WORK
+from gspo_protocol.messages import Published, TensorInfo
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.weights.server import WeightServer
+from gspo_services.learner.weights.snapshot import SnapshotStore
+from gspo_services.rollout.brokers import Beats, Brokers
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.service import RolloutService
+from gspo_services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.weights.sync import WeightSync
+from gspo_services.shared.net.channel import RouterChannel
+from gspo_services.shared.net.peer import PeerClient
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.telemetry import Health, TelemetryServer
+from gspo_services.shared.settings.sections import Rollout
+from gspo_services.shared.weights.server import Parts
 from tests.monitoring.server import PrometheusServer
 from tests.support.broker.process import BrokerProcess, broker_process
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model

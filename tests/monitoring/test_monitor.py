@@ -11,7 +11,7 @@ import yaml
 
 from deploy.monitoring.generate import RULES
 from deploy.monitoring.monitor import command, targets, write_configuration
-from services.runtime.settings.configuration import load_settings
+from gspo_services.shared.settings.configuration import load_settings
 from tests.monitoring.server import sped_up
 from tests.support.processes.run_process import REPOSITORY
 

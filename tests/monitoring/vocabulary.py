@@ -14,13 +14,13 @@ from deploy.monitoring.generate import RULES
 from gspo.mismatch import MismatchTracker
 from gspo.moe.experts import ExpertPicks, ExpertTally
 from gspo.settings import Objective
-from services.broker.metrics import BrokerMetrics
-from services.learner.metrics import LearnerMetrics
-from services.learner.trainer import train_batch
-from services.rollout.endpoint import EndpointMetrics
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.sglang.metrics import ENGINE_METRICS, EngineMetrics
-from services.sandbox_server.metrics import SandboxMetrics
+from gspo_services.broker.metrics import BrokerMetrics
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.trainer import train_batch
+from gspo_services.rollout.endpoint import EndpointMetrics
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.sglang.metrics import ENGINE_METRICS, EngineMetrics
+from gspo_services.tasks.sandbox.server.metrics import SandboxMetrics
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.loss.sequences import random_groups
 

@@ -1,4 +1,4 @@
-"""What a build makes of the checkout: every module under the wheel's names, and nothing else."""
+"""What a build makes of the checkout: every module under its import name, and nothing else."""
 
 import ast
 import subprocess
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from deploy.wheel.backend import PACKAGES, RENAMED
 from tests.packaging.installation import (
     BUILD,
     ROOT,
@@ -40,8 +39,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def modules_of_the_checkout() -> set[str]:
     return {
-        str(Path(RENAMED.get(package, package)) / path.relative_to(ROOT / package))
-        for package in PACKAGES
+        str(Path(name) / path.relative_to(ROOT / package))
+        for name, package in {"gspo": "gspo", "gspo_protocol": "protocol", "gspo_services": "services"}.items()
         for path in [
             *(ROOT / package).rglob("*.py"),
             ROOT / package / "py.typed",
@@ -65,7 +64,7 @@ def test_every_module_that_the_wheel_imports_from_us_is_in_it(wheel: Path) -> No
         if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0].startswith("gspo")
     }
     assert imported <= names
-    assert {"gspo_services.runtime.clock", "gspo_protocol.codec", "gspo.loss"} <= imported
+    assert {"gspo_services.shared.runtime.clock", "gspo_protocol.codec", "gspo.loss"} <= imported
 
 
 @pytest.mark.packaging
@@ -84,12 +83,12 @@ def test_what_older_builds_left_in_the_source_tree_is_in_no_wheel(wheel: Path, t
 @pytest.mark.packaging
 def test_the_sdist_needs_setuptools_alone_and_gives_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     source = copy_sources(tmp_path / "source")
-    code = "import sys; sys.path.insert(0, 'deploy/wheel'); import backend; backend.build_sdist(sys.argv[1])"
+    code = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=source, check=True, timeout=120, capture_output=True)
     (sdist,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {name for name in names if name.startswith(("services", "protocol", "deploy", "tests"))} == set()
+    assert {name for name in names if name.startswith(("deploy", "tests"))} == set()
     assert files_of(build_wheel(sdist, tmp_path / "again")) == files_of(wheel)
 
 
@@ -120,13 +119,13 @@ def test_an_editable_installation_uses_the_names_of_the_checkout(tmp_path: Path)
     )
     assert "usage: gspo" in outside([python.with_name("gspo"), "--help"]).stdout
     code = (
-        "import services.cli.main, protocol\n"
+        "import gspo_services.cli.main, gspo_protocol\n"
         "from importlib.metadata import entry_points\n"
         "(platform,) = entry_points(group='sglang.srt.platforms')\n"
-        "print(services.cli.main.__file__, protocol.__file__, platform.value, sep='\\n')"
+        "print(gspo_services.cli.main.__file__, gspo_protocol.__file__, platform.value, sep='\\n')"
     )
     assert outside([python, "-c", code]).stdout.splitlines() == [
         str(source / "services/cli/main.py"),
         str(source / "protocol/__init__.py"),
-        "services.sglang_cpu:activate",
+        "gspo_services.shared.sglang_cpu:activate",
     ]

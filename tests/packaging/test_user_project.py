@@ -1,12 +1,14 @@
-"""The wheel in a user's project that has packages called services, protocol and tests, and files named like ours.
+"""A user's project that has packages called services, protocol and tests, a utils.py, and files named like ours.
 
-Run by `make test-wheel`. The environment holds the wheel and, without this checkout, the third parties installed here.
+Run by `make test-wheel`, once with this checkout's own environment, and once with the wheel in an environment that holds,
+without this checkout, the third parties installed here.
 """
 
 import json
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,9 +32,11 @@ ENVIRONMENTS = ("my_env:MyEnv", "services.tasks:Words")
 SHADOWS = ("random.py", "msgspec.py", "gspo/__init__.py", "gspo_services/__init__.py", "gspo_protocol/__init__.py")
 
 
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the commands of an environment that holds the wheel."""
+@pytest.fixture(scope="module", params=["wheel", "checkout"])
+def commands(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the commands of an environment that holds the wheel, or of this checkout's."""
+    if request.param == "checkout":
+        return Path(sys.executable).parent
     folder = tmp_path_factory.mktemp("wheel")
     wheel = build_wheel(copy_sources(folder / "source"), folder)
     python = environment(folder / "venv")
@@ -46,7 +50,7 @@ def model(commands: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model without its cold start, made by the wheel."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     code = (
-        "import sys; from pathlib import Path; from gspo_services.models.tiny import make_tiny_model; "
+        "import sys; from pathlib import Path; from gspo_services.prepare.tiny_models.tiny import make_tiny_model; "
         "make_tiny_model(Path(sys.argv[1]), num_steps=3, num_eval_episodes=1, progress=lambda _: None)"
     )
     done = subprocess.run(
@@ -111,6 +115,13 @@ def test_the_commands_run_beside_packages_of_the_same_names(commands: Path, proj
     assert "dataset: " in gspo(commands, project, "environments")
 
 
+def test_check_finds_the_reward_the_environment_and_the_agent_of_the_project(
+    commands: Path, project: Path, model: Path
+) -> None:
+    for name in ("run.toml", "agent.toml"):
+        assert "it can run" in gspo(commands, project, "check", name, "--set", f"model.path={model}", timeout_s=200)
+
+
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_the_broker_starts_and_finds_the_environment_of_the_project(commands: Path, project: Path, name: str) -> None:
     assert_broker_serves(commands, project, name)
@@ -136,9 +147,9 @@ def assert_broker_serves(commands: Path, project: Path, name: str) -> None:
 
 
 def test_a_script_of_the_project_opens_a_run(commands: Path, project: Path) -> None:
-    """``gspo.runs`` finds our services under the wheel's name, although the project has its own."""
+    """``gspo_services.runs`` is found, although the project has a package ``services`` of its own."""
     code = (
-        "import services.tasks\nfrom gspo.runs import HeldOut, Run\nprint(Run.__module__, HeldOut.__module__)\n"
+        "import services.tasks\nfrom gspo_services.runs import HeldOut, Run\nprint(Run.__module__, HeldOut.__module__)\n"
         "print(Run.open('run').evaluations()[0].reward)"
     )
     (project / "run").mkdir()

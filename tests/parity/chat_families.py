@@ -7,7 +7,7 @@ from typing import Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.tokenizer import ChatTokenizer
 from tests.support.engines.chat_models import CORPUS
 from tests.support.engines.conversations import TEXTS
 

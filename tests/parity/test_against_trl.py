@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from benchmarks.against_trl.theirs import read_theirs
-from services.environments.registry import create_environment
-from services.models.tiny import build_model
-from services.models.tokenizer import build_tokenizer
-from services.rollout.tokenizer import ChatTokenizer
-from services.runtime.settings.configuration import load_settings
-from services.runtime.settings.sections import Settings
+from gspo_services.prepare.tiny_models.tiny import build_model
+from gspo_services.prepare.tiny_models.tokenizer import build_tokenizer
+from gspo_services.rollout.tokenizer import ChatTokenizer
+from gspo_services.shared.settings.configuration import load_settings
+from gspo_services.shared.settings.sections import Settings
+from gspo_services.tasks.environments.registry import create_environment
 
 pytestmark = pytest.mark.parity
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.rollout.rendering import Renderer, create_renderer
-from services.rollout.rendering.messages import for_template, with_text_arguments
+from gspo_services.rollout.rendering import Renderer, create_renderer
+from gspo_services.rollout.rendering.messages import for_template, with_text_arguments
 from tests.parity.chat_families import FAMILIES, make_model
 from tests.support.engines import conversations
 

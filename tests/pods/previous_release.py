@@ -3,10 +3,10 @@
 import runpy
 import sys
 
-import protocol.limits
+import gspo_protocol.limits
 
-protocol.limits.PROTOCOL_VERSION -= 1  # type: ignore[misc]
-module = f"services.{sys.argv[1]}"
+gspo_protocol.limits.PROTOCOL_VERSION -= 1  # type: ignore[misc]
+module = f"gspo_services.{sys.argv[1]}"
 sys.argv[:2] = [module]
 # Importing the services takes the version, so it comes last.
 runpy.run_module(module, run_name="__main__", alter_sys=True)

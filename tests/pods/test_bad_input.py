@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from services.runtime.errors import EXIT_OCCUPIED
-from services.runtime.net.security import write_key_pair
+from gspo_services.shared.net.security import write_key_pair
+from gspo_services.shared.runtime.errors import EXIT_OCCUPIED
 from tests.deploy.cluster import Cluster
 from tests.pods.conftest import edit, use_keys
 from tests.pods.network import command

@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 import pytest
 import zmq.asyncio
 
-from services.runs.audit.audit import audit_run
-from services.runtime.net.security import Security
+from gspo_services.runs.audit.audit import audit_run
+from gspo_services.shared.net.security import Security
 from tests.pods.network import command, inside
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import BrokerProcess, broker_process

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.limits import PROTOCOL_VERSION
 from tests.deploy.cluster import Cluster
 from tests.pods.node import Node, Pod
 from tests.pods.run import events, until

@@ -78,7 +78,16 @@ def test_two_nodes_of_a_learner_end_and_come_back_together_and_lose_nothing(
 
 def assert_replayed_on_one_machine(run: Path, model: Path, again: Path) -> None:
     """Replay on two ranks here, and get the two nodes' weights bit for bit."""
-    command = [sys.executable, "-m", "services.runs.replay", str(run), "--out", str(again), "--set", f"model.path={model}"]
+    command = [
+        sys.executable,
+        "-m",
+        "gspo_services.runs.replay",
+        str(run),
+        "--out",
+        str(again),
+        "--set",
+        f"model.path={model}",
+    ]
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import pytest
 
-from services.estimates import MemoryRow, memory_rows, shape_of
-from services.learner.start import read_model_config
-from services.runtime.settings import Settings
+from gspo_services.learner.start import read_model_config
+from gspo_services.shared.estimates import MemoryRow, memory_rows, shape_of
+from gspo_services.shared.settings import Settings
 from tests.support.learner.ranks import Ranks
 from tests.support.starts.small_models import save_small_model
 

@@ -9,8 +9,8 @@ import torch
 
 from gspo.model.packing import TrainSequence, pack
 from gspo.model.policy import load_policy, prepare_policy
-from services.rollout.sglang.server import EngineServer, ServerOptions
-from services.weights import ServedError, require_served
+from gspo_services.rollout.sglang.server import EngineServer, ServerOptions
+from gspo_services.shared.weights import ServedError, require_served
 from tests.support.engines.prompt_logprobs import prompt_logprobs
 from tests.support.loss.sequences import random_sequence
 from tests.support.policy.architectures import tiny_model

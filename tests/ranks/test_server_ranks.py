@@ -17,13 +17,13 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file
 
-from protocol.messages import TensorInfo
-from services.rollout.sglang import Engine, EngineServer, GenerateRequest, SamplingParameters, ServerOptions
-from services.rollout.weights import loading
-from services.rollout.weights.file import write_arrays
-from services.rollout.weights.patch import write_patch
-from services.rollout.weights.verify import Verification, Verifier, verify_loaded
-from services.weights import INDICES, VALUES, ShardBytes, Spread, patch_file, shards
+from gspo_protocol.messages import TensorInfo
+from gspo_services.rollout.sglang import Engine, EngineServer, GenerateRequest, SamplingParameters, ServerOptions
+from gspo_services.rollout.weights import loading
+from gspo_services.rollout.weights.file import write_arrays
+from gspo_services.rollout.weights.patch import write_patch
+from gspo_services.rollout.weights.verify import Verification, Verifier, verify_loaded
+from gspo_services.shared.weights import INDICES, VALUES, ShardBytes, Spread, patch_file, shards
 from tests.integration.weights.test_weights_patches import patched
 from tests.support.learner.tiny_model import checkpoint_tensors, reference_logprobs, save_tiny_dense, save_tiny_model
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gspo.model.serving import serving_weights
-from services.runs.export.weights import state_digest_of
+from gspo_services.runs.export.weights import state_digest_of
 from tests.support.learner.ranks import Ranks
 from tests.support.starts.small_models import save_small_model
 

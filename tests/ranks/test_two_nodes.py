@@ -20,12 +20,12 @@ import torch
 import zmq.asyncio
 from safetensors.torch import load_file
 
-from protocol.channels import BATCH, WEIGHTS
-from protocol.messages import BatchRequest, Checkpointed, EndOfRun, Hello, Message, Resume, Trained
-from services.learner.checkpoints.format import find_latest, read_metadata
-from services.learner.checkpoints.state_files import TensorDirectory
-from services.rollout.weights.fetch import fetch_newest
-from services.rollout.weights.replica import Replica
+from gspo_protocol.channels import BATCH, WEIGHTS
+from gspo_protocol.messages import BatchRequest, Checkpointed, EndOfRun, Hello, Message, Resume, Trained
+from gspo_services.learner.checkpoints.format import find_latest, read_metadata
+from gspo_services.learner.checkpoints.state_files import TensorDirectory
+from gspo_services.rollout.weights.fetch import fetch_newest
+from gspo_services.rollout.weights.replica import Replica
 from tests.support.learner.scripted_broker import a_training_batch, send_batch
 from tests.support.learner.tiny_model import save_tiny_model
 from tests.support.processes.ports import free_ports
@@ -113,7 +113,7 @@ async def started(
 ) -> AsyncIterator[list[Process]]:
     """``gspo learner`` on both machines; their output goes to NAME-0.log and NAME-1.log."""
     environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "services.learner", str(work / "run.toml")]
+    command = [sys.executable, "-m", "gspo_services.learner", str(work / "run.toml")]
     command += [word for setting in settings for word in ("--set", setting)]
     agents: list[Process] = []
     try:

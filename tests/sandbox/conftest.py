@@ -7,7 +7,7 @@ import psutil
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.sandbox import (
+from gspo_services.tasks.sandbox import (
     Box,
     LocalOptions,
     LocalSandbox,
@@ -15,10 +15,10 @@ from services.sandbox import (
     Sandbox,
     SandboxLimits,
 )
-from services.sandbox.remote import RemoteOptions, RemoteSandbox
-from services.sandbox_server.boxes import BoxBounds
-from services.sandbox_server.metrics import SandboxMetrics
-from services.sandbox_server.server import SandboxServer
+from gspo_services.tasks.sandbox.remote import RemoteOptions, RemoteSandbox
+from gspo_services.tasks.sandbox.server.boxes import BoxBounds
+from gspo_services.tasks.sandbox.server.metrics import SandboxMetrics
+from gspo_services.tasks.sandbox.server.server import SandboxServer
 
 LIMITS = SandboxLimits(wall_s=10, cpu_s=5, memory_bytes=128 << 20)
 BOUNDS = BoxBounds(max_wall_s=120, max_memory_bytes=4 << 30, idle_s=60)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.sandbox import Box, LocalOptions, LocalSandbox
+from gspo_services.tasks.sandbox import Box, LocalOptions, LocalSandbox
 from tests.sandbox.conftest import LIMITS
 
 pytestmark = pytest.mark.sandbox

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.opening import GradedEnvironment, open_user_code
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import Settings, load_settings
-from services.sandbox import LocalOptions, LocalSandbox
-from services.sandbox.wire import KEY_VARIABLE
-from services.sandbox_server.boxes import BoxBounds
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.opening import GradedEnvironment, open_user_code
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import Settings, load_settings
+from gspo_services.tasks.sandbox import LocalOptions, LocalSandbox
+from gspo_services.tasks.sandbox.server.boxes import BoxBounds
+from gspo_services.tasks.sandbox.wire import KEY_VARIABLE
 from tests.sandbox.conftest import KEY
 from tests.sandbox.programs.scoring import ADD, ADDITION, fenced
 from tests.support.sandboxes import serving

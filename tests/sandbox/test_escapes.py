@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from services.sandbox import Box
-from services.sandbox.walls import VARIABLES
+from gspo_services.tasks.sandbox import Box
+from gspo_services.tasks.sandbox.walls import VARIABLES
 from tests.sandbox.conftest import LIMITS, below, python
 
 pytestmark = pytest.mark.sandbox

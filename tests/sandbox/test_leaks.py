@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from services.sandbox import LocalOptions, LocalSandbox, SandboxError
+from gspo_services.tasks.sandbox import LocalOptions, LocalSandbox, SandboxError
 from tests.sandbox.conftest import LIMITS, below, served
 
 pytestmark = pytest.mark.sandbox
@@ -28,7 +28,7 @@ NUM_RUNS = int(os.environ.get("GSPO_TEST_RUNS", "300"))
 PARENT = """
 import asyncio, sys
 from dataclasses import replace
-from services.sandbox import LocalOptions, LocalSandbox
+from gspo_services.tasks.sandbox import LocalOptions, LocalSandbox
 from tests.sandbox.conftest import LIMITS
 LIMITS = replace(LIMITS, wall_s=100, cpu_s=100)
 async def main():

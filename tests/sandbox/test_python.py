@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.sandbox import Box, LocalOptions
+from gspo_services.tasks.sandbox import Box, LocalOptions
 from tests.sandbox.conftest import python
 
 pytestmark = pytest.mark.sandbox

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.sandbox.remote import RemoteOptions, RemoteSandbox
-from services.sandbox.wire import KEY_VARIABLE
+from gspo_services.tasks.sandbox.remote import RemoteOptions, RemoteSandbox
+from gspo_services.tasks.sandbox.wire import KEY_VARIABLE
 from tests.sandbox.conftest import LIMITS, below
 
 pytestmark = pytest.mark.sandbox
@@ -33,7 +33,7 @@ def starts() -> Iterator[Starts]:
     def start(port: int) -> "subprocess.Popen[bytes]":
         settings = (f"sandbox.port={port}", "sandbox.metrics_port=0", "sandbox.places=1", "sandbox.spare=0")
         words = [word for setting in settings for word in ("--set", setting)]
-        command = [sys.executable, "-m", "services.sandbox_server", *words]
+        command = [sys.executable, "-m", "gspo_services.tasks.sandbox.server", *words]
         servers.append(subprocess.Popen(command, env={**os.environ, KEY_VARIABLE: KEY}))
         return servers[-1]
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from gspo.environments import RewardJob
-from protocol.messages import TensorInfo, VersionRun
-from services.environments.reward_pool import RewardResult
-from services.rollout.sglang.answers import RankChecksums, ServerInfo
-from services.rollout.sglang.client import EngineError
-from services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
-from services.weights import ABILITY
-from services.weights.checksums import sha256_checksum
+from gspo.tasks.environments import RewardJob
+from gspo_protocol.messages import TensorInfo, VersionRun
+from gspo_services.rollout.sglang.answers import RankChecksums, ServerInfo
+from gspo_services.rollout.sglang.client import EngineError
+from gspo_services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
+from gspo_services.shared.weights import ABILITY
+from gspo_services.shared.weights.checksums import sha256_checksum
+from gspo_services.tasks.environments.reward_pool import RewardResult
 from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import FIRST_WORD, NUM_WORDS, STEPS, STOP, VOCABULARY, components_of, logprob_of, reward_of
 from tests.simulation.loop import Process
@@ -23,7 +23,7 @@ from tests.support.engines.scripted_engine import Loaded, patched, read_director
 
 
 class SimEngine:
-    """The part of ``services.rollout.sglang.client.Engine`` that the rollout uses; dies with its rollout.
+    """The part of ``gspo_services.rollout.sglang.client.Engine`` that the rollout uses; dies with its rollout.
 
     The weather sets ``fails``, ``fails_update``, ``damages`` and ``lies``: how many next calls go wrong. It sets ``dead``
     for good.

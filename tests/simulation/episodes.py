@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gspo.environments import Environment, RewardJob, Split, Start, State, Step, Task
-from services.rollout.tokenizer import Messages
+from gspo.tasks.environments import Environment, RewardJob, Split, Start, State, Step, Task
+from gspo_services.rollout.tokenizer import Messages
 
 STOP = 1
 FIRST_WORD = 3

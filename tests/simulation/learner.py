@@ -14,16 +14,16 @@ import torch
 
 from gspo.model.packing import BatchGroup
 from gspo.model.serving_layout import ServedParameter
-from protocol.messages import Trained
-from services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
-from services.learner.broker.client import BrokerClient
-from services.learner.broker.loop import BrokerLoop
-from services.learner.broker.port import ToBroker
-from services.learner.engine.engine import LearnerEngine
-from services.learner.trainer import BatchReport
-from services.learner.weights.copying import WeightCopy
-from services.runtime.settings import Learner
+from gspo_protocol.messages import Trained
+from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
+from gspo_services.learner.broker.client import BrokerClient
+from gspo_services.learner.broker.loop import BrokerLoop
+from gspo_services.learner.broker.port import ToBroker
+from gspo_services.learner.engine.engine import LearnerEngine
+from gspo_services.learner.trainer import BatchReport
+from gspo_services.learner.weights.copying import WeightCopy
+from gspo_services.shared.settings import Learner
 from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import VOCABULARY, tables_after, weights_after
 from tests.simulation.loop import NOBODY, Process
@@ -300,7 +300,7 @@ class SimTrainer:
         for advantage in ("sequence", "turn"):
             sequences_with_advantages(groups, AdvantageSettings(advantage=advantage))  # type: ignore[arg-type]
 
-    # --- services.learner.checkpoints.format.CheckpointEngine ---
+    # --- gspo_services.learner.checkpoints.format.CheckpointEngine ---
 
     def layout(self) -> dict[str, Any]:
         return {}

@@ -1,4 +1,4 @@
-"""ZeroMQ's sockets without ZeroMQ: the calls that ``services.runtime.net`` makes, over connections that the weather spoils.
+"""ZeroMQ's sockets without ZeroMQ: the calls that ``gspo_services.shared.net`` makes, over connections in all weathers.
 
 A connection keeps its order, as TCP does. When it breaks, messages on their way are lost. A dealer keeps what it has not
 sent yet; a router refuses to send to a peer that is gone (ROUTER_MANDATORY). A half-open connection takes everything and
@@ -16,7 +16,7 @@ from typing import Any
 
 import zmq
 
-from services.runtime.net.frames import receiver
+from gspo_services.shared.net.frames import receiver
 from tests.simulation.loop import NOBODY, PROCESS, Process, VirtualLoop
 
 TCP_TIMEOUT_S = 20.0

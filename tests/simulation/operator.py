@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from protocol.channels import BATCH, WORK, ChannelSpec
-from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import (
+from gspo_protocol.channels import BATCH, WORK, ChannelSpec
+from gspo_protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.messages import (
     Chunk,
     Goodbye,
     Heartbeat,
@@ -27,9 +27,9 @@ from protocol.messages import (
     VersionRun,
     Welcome,
 )
-from services.runtime.net.channel import DealerChannel
-from services.runtime.net.peer import PeerClient
-from services.runtime.settings.fingerprint import run_fingerprint
+from gspo_services.shared.net.channel import DealerChannel
+from gspo_services.shared.net.peer import PeerClient
+from gspo_services.shared.settings.fingerprint import run_fingerprint
 from tests.simulation.loop import Process
 from tests.simulation.network import SimContext
 from tests.simulation.processes.machinery import Machinery

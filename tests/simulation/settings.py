@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from services.runtime.settings.sections import (
+from gspo_services.shared.settings.sections import (
     AgentSection,
     BatchSection,
     Broker,

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from services.learner.checkpoints.format import find_latest
+from gspo_services.learner.checkpoints.format import find_latest
 from tests.simulation.disk.strikes import DiskStorm
 from tests.simulation.loop import NOBODY, VirtualLoop
 from tests.simulation.network import Network

@@ -73,7 +73,7 @@ def test_every_promise_has_a_bug_that_breaks_it() -> None:
 
 
 def test_a_bug_is_gone_when_its_block_ends() -> None:
-    from protocol.delivery import Outbox
+    from gspo_protocol.delivery import Outbox
 
     bug = next(bug for bug in BUGS if bug.name == "the window of unacknowledged messages is unlimited")
     outbox: Outbox[int] = Outbox(1, 1.0)

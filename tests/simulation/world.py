@@ -16,10 +16,10 @@ from typing import Any
 import structlog
 import torch
 
-from protocol.messages import ReleaseRequest, StopRequest
-from services.broker.metrics_file import METRICS_FILE
-from services.learner.checkpoints.format import find_latest
-from services.runtime.errors import DiskDamageError, OccupiedError, ReplacedError, ServiceError, flatten
+from gspo_protocol.messages import ReleaseRequest, StopRequest
+from gspo_services.broker.metrics_file import METRICS_FILE
+from gspo_services.learner.checkpoints.format import find_latest
+from gspo_services.shared.runtime.errors import DiskDamageError, OccupiedError, ReplacedError, ServiceError, flatten
 from tests.simulation.audit.audit import Audit
 from tests.simulation.audit.books import Violation
 from tests.simulation.episodes import SimEnvironment, SimOptions, plain

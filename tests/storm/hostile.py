@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 import numpy as np
 import zmq
 
-from protocol.codec import decode, encode
-from protocol.errors import ProtocolError
-from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import (
+from gspo_protocol.codec import decode, encode
+from gspo_protocol.errors import ProtocolError
+from gspo_protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.messages import (
     Chunk,
     Finish,
     Goodbye,
@@ -38,8 +38,8 @@ from protocol.messages import (
     VersionRun,
     Welcome,
 )
-from services.runtime.net import Security
-from services.runtime.settings.sections import SecuritySection
+from gspo_services.shared.net import Security
+from gspo_services.shared.settings.sections import SecuritySection
 
 BURST_S: Final = 1.0
 PAUSE_S: Final = 4.0

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.random_kills.memory import ROLES, Life
-from protocol.limits import MAX_QUEUED_BYTES
-from services.runtime.net.connections import MAX_HELD_BYTES
+from gspo_protocol.limits import MAX_QUEUED_BYTES
+from gspo_services.shared.net.connections import MAX_HELD_BYTES
 from tests.storm.run import Trained
 
 WARM_S: Final = 60.0

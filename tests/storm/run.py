@@ -14,12 +14,12 @@ from typing import Any, Final, Self
 
 import psutil
 
-from services.runtime.net import KEY_ROLES
+from gspo_services.shared.net import KEY_ROLES
 from tests.storm.hostile import NAMES
 from tests.support.processes.ports import free_ports
 from tests.support.processes.run_process import REPOSITORY
 
-GSPO: Final = (sys.executable, "-m", "services.cli.main")
+GSPO: Final = (sys.executable, "-m", "gspo_services.cli.main")
 LOOK_S: Final = 0.5
 STOP_S: Final = 300.0
 HOSTILE_STOP_S: Final = 30.0

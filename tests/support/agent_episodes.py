@@ -10,17 +10,17 @@ import numpy as np
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Counter
 
-from protocol.codec import Array, decode, encode
-from protocol.limits import TrajectoryLimits, trajectory_limits
-from protocol.messages import Chunk, Finish, GroupSampling, Journal, Lease, Message
-from protocol.messages.journal import journal_array, pack_entry
-from protocol.messages.pieces import Pieces, piece_arrays
-from services.broker.ledger.intake import TokenFacts, check_finish, grown_row, growth, journal_entry
-from services.broker.rows import TrajectoryRow, VersionRow
-from services.rollout.endpoint import CallAnswer, CallDelta, CallRequest
-from services.rollout.episodes import EpisodeCalls, EpisodeShared
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.rendering import Renderer
+from gspo_protocol.codec import Array, decode, encode
+from gspo_protocol.limits import TrajectoryLimits, trajectory_limits
+from gspo_protocol.messages import Chunk, Finish, GroupSampling, Journal, Lease, Message
+from gspo_protocol.messages.journal import journal_array, pack_entry
+from gspo_protocol.messages.pieces import Pieces, piece_arrays
+from gspo_services.broker.ledger.intake import TokenFacts, check_finish, grown_row, growth, journal_entry
+from gspo_services.broker.rows import TrajectoryRow, VersionRow
+from gspo_services.rollout.endpoint import CallAnswer, CallDelta, CallRequest
+from gspo_services.rollout.episodes import EpisodeCalls, EpisodeShared
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.rendering import Renderer
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.episodes import a_new_lease
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from services.user_code import AgentPool, AgentPoolOptions, AgentTask, RecordedStep, UserOutput
+from gspo_services.tasks.agents import AgentPool, AgentPoolOptions, AgentTask, RecordedStep, UserOutput
 
 
 def agent_task(do: str, deadline_s: float = 60.0, seed: int = 7, **fields: Any) -> AgentTask:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from gspo.agents import Episode
+from gspo.tasks.agents import Episode
 
 
 async def act(episode: Episode) -> Any:

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from protocol.digests import part_digest
-from protocol.messages import (
+from gspo_protocol.digests import part_digest
+from gspo_protocol.messages import (
     Ack,
     Batch,
     BatchFailed,
@@ -58,9 +58,9 @@ from protocol.messages import (
     WeightRequest,
     Welcome,
 )
-from protocol.messages.gathered import gather
-from protocol.messages.journal import journal_array, pack_entry
-from protocol.messages.pieces import NO_PIECES, SPAN_ARRAYS, Pieces, piece_arrays
+from gspo_protocol.messages.gathered import gather
+from gspo_protocol.messages.journal import journal_array, pack_entry
+from gspo_protocol.messages.pieces import NO_PIECES, SPAN_ARRAYS, Pieces, piece_arrays
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -8,18 +8,18 @@ import msgspec
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from gspo.environments import Environment, RewardJob, Start, Step
-from protocol.codec import Array, decode, encode
-from protocol.limits import MAX_TURNS
-from protocol.messages import SEQUENCED, Chunk, Finish, GroupSampling, Lease, Message, Plain, Segment
-from protocol.messages.journal import journal_array, pack_entry
-from protocol.messages.pieces import Pieces, piece_arrays, pieces_in
-from services.environments.generated import GeneratedTasks
-from services.environments.reward_pool import RewardResult
-from services.rollout.environment_loop import EnvironmentLoop
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.tokenizer import ChatTokenizer
-from services.rollout.trajectory import Trajectory
+from gspo.tasks.environments import Environment, RewardJob, Start, Step
+from gspo_protocol.codec import Array, decode, encode
+from gspo_protocol.limits import MAX_TURNS
+from gspo_protocol.messages import SEQUENCED, Chunk, Finish, GroupSampling, Lease, Message, Plain, Segment
+from gspo_protocol.messages.journal import journal_array, pack_entry
+from gspo_protocol.messages.pieces import Pieces, piece_arrays, pieces_in
+from gspo_services.rollout.environment_loop import EnvironmentLoop
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.trajectory import Trajectory
+from gspo_services.tasks.environments.generated import GeneratedTasks
+from gspo_services.tasks.environments.reward_pool import RewardResult
 from tests.support.engines.scripted_engine import ScriptedEngine
 
 

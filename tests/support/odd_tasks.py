@@ -1,6 +1,6 @@
 """An environment whose tasks cannot be leased."""
 
-from gspo.environments import Environment, Split, Start, State, Step, Task, TaskSource
+from gspo.tasks.environments import Environment, Split, Start, State, Step, Task, TaskSource
 
 
 class _Tasks:

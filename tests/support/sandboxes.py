@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry
 
-from services.sandbox import Box, RunOutcome, Sandbox, SandboxError, SandboxLimits
-from services.sandbox_server.boxes import BoxBounds
-from services.sandbox_server.metrics import SandboxMetrics
-from services.sandbox_server.server import SandboxServer
+from gspo_services.tasks.sandbox import Box, RunOutcome, Sandbox, SandboxError, SandboxLimits
+from gspo_services.tasks.sandbox.server.boxes import BoxBounds
+from gspo_services.tasks.sandbox.server.metrics import SandboxMetrics
+from gspo_services.tasks.sandbox.server.server import SandboxServer
 
 BOUNDS = BoxBounds(max_wall_s=20, max_memory_bytes=1 << 30, idle_s=30)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from services.rollout.endpoint import CallAnswer, CallDelta, CallRefused, CallRequest, ToolCall
+from gspo_services.rollout.endpoint import CallAnswer, CallDelta, CallRefused, CallRequest, ToolCall
 
 CREATED = 1_700_000_000
 

@@ -43,7 +43,7 @@ def read_tensorboard(directory: Path, run: str) -> Stored:
 def read_wandb(directory: Path, run: str) -> Stored:
     from wandb.proto.wandb_internal_pb2 import Record
 
-    from services.tracking.clients.weights_and_biases import offline_records
+    from gspo_services.runs.track.clients.weights_and_biases import offline_records
 
     stored = Stored()
     for path in sorted(directory.rglob(f"run-{run}.wandb"), key=lambda path: path.stat().st_mtime):
@@ -109,7 +109,7 @@ def environment(directory: Path, **more: str) -> dict[str, str]:
 
 def command(run: Path, tracker: str, *words: str) -> list[str]:
     """`gspo track`."""
-    return [sys.executable, "-m", "services.tracking.command", str(run), "--to", tracker, *words]
+    return [sys.executable, "-m", "gspo_services.runs.track.command", str(run), "--to", tracker, *words]
 
 
 def as_json(path: Path) -> dict[str, Any]:

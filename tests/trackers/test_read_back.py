@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.tracking.names import tracker_names
+from gspo_services.runs.track.names import tracker_names
 from tests.support.processes.evaluated_run import append, rows, write_evaluated_run
 from tests.trackers.reading import READERS, as_json, command, environment
 

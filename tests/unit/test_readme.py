@@ -2,7 +2,7 @@
 
 import tomllib
 
-from services.runtime.settings.sections import Settings
+from gspo_services.shared.settings.sections import Settings
 from tests.support.readme import block
 
 

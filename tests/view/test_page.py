@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from services.broker.store import LEDGER_FILE
+from gspo_services.broker.store import LEDGER_FILE
 from tests.support.broker.ledger import LEARNER, LedgerHarness
 from tests.support.processes.small_run import FIRST
 from tests.support.view.shown_runs import BATCH, HOSTILE, ShownRuns, recorded_part, shown

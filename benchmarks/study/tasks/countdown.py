@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from gspo.environments import (
+from gspo.tasks.environments import (
     DemonstratingEnvironment,
     DemonstrationMessage,
     Split,
@@ -26,7 +26,7 @@ from gspo.environments import (
     Task,
     TaskSource,
 )
-from services.environments.generated import GeneratedTasks, draw_problem
+from gspo_services.tasks.environments.generated import GeneratedTasks, draw_problem
 
 GIVE_UP = "?"
 START_RANGES = {2: range(20, 100), 3: range(100, 1000)}

@@ -1,11 +1,11 @@
 """A run's log in PostgreSQL, and who may write it. Imported only with broker.database set: it needs psycopg."""
 
-from services.broker.database.checks import ServerFacts, asynchronous, refusal, waiting
-from services.broker.database.connection import Database
-from services.broker.database.errors import DatabaseRefused, LeadershipLost
-from services.broker.database.leadership import LeaderRow, claim, leader_of, release
-from services.broker.database.log import DatabaseLog
-from services.broker.database.tables import LoggedRun, open_log
+from gspo_services.broker.database.checks import ServerFacts, asynchronous, refusal, waiting
+from gspo_services.broker.database.connection import Database
+from gspo_services.broker.database.errors import DatabaseRefused, LeadershipLost
+from gspo_services.broker.database.leadership import LeaderRow, claim, leader_of, release
+from gspo_services.broker.database.log import DatabaseLog
+from gspo_services.broker.database.tables import LoggedRun, open_log
 
 __all__ = [
     "Database",

@@ -10,9 +10,9 @@ import psycopg
 from psycopg import errors as pg_errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from services.broker.database.checks import FACTS, ServerFacts, refusal, waiting
-from services.broker.database.errors import SETTING, UNREADABLE, DatabaseRefused, needs_a_person, way_out
-from services.broker.store import StoreUnavailable
+from gspo_services.broker.database.checks import FACTS, ServerFacts, refusal, waiting
+from gspo_services.broker.database.errors import SETTING, UNREADABLE, DatabaseRefused, needs_a_person, way_out
+from gspo_services.broker.store import StoreUnavailable
 
 STATEMENT_S: Final = 10.0
 """How long an answer is waited for. A commit waits in the server for its synchronous standby, without any end of its own."""

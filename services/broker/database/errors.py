@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from services.runtime.errors import ConfigurationError, ServiceError
+from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
 
 SETTING: Final = "broker.database"
 AWAY: Final = "start it, or let its failover end; this broker goes on by itself"

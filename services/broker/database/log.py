@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import psycopg
 
-from services.broker.database.checks import without_standbys
-from services.broker.database.connection import Database
-from services.broker.database.errors import LeadershipLost
-from services.broker.store import Commit, LedgerDiverged, StoreUnavailable
+from gspo_services.broker.database.checks import without_standbys
+from gspo_services.broker.database.connection import Database
+from gspo_services.broker.database.errors import LeadershipLost
+from gspo_services.broker.store import Commit, LedgerDiverged, StoreUnavailable
 
 COLUMNS: Final = "number, digest, chunks, tokens, batches, records"
 READ_BYTES: Final = 8 << 20

@@ -5,9 +5,9 @@ from typing import Final
 import msgspec
 import psycopg
 
-from services.broker.database.connection import Database
-from services.broker.database.errors import SETTING, DatabaseRefused
-from services.broker.store import SCHEMA_VERSION, StoreUnavailable
+from gspo_services.broker.database.connection import Database
+from gspo_services.broker.database.errors import SETTING, DatabaseRefused
+from gspo_services.broker.store import SCHEMA_VERSION, StoreUnavailable
 
 FORMAT: Final = 1
 """Of these tables."""

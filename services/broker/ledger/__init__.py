@@ -1,6 +1,6 @@
 """The broker's decisions, without input or output: events in, actions out."""
 
-from services.broker.ledger.actions import (
+from gspo_services.broker.ledger.actions import (
     Action,
     Announce,
     AppendChunk,
@@ -16,18 +16,18 @@ from services.broker.ledger.actions import (
     SessionKey,
     WriteMetrics,
 )
-from services.broker.ledger.batch_order import REMEMBERED, batch_stats
-from services.broker.ledger.config import LedgerConfig, Schedules
-from services.broker.ledger.dead_letters import DeadLetters, released_line
-from services.broker.ledger.evaluations import SetTerms
-from services.broker.ledger.extending import MOST_BEHIND, extended_row
-from services.broker.ledger.fencing import Owner
-from services.broker.ledger.fleet import STATES
-from services.broker.ledger.intake import TokenFacts, check_finish, grown_row, growth, journal_entry
-from services.broker.ledger.ledger import ALLOWED, UNKNOWN_SESSION, Ledger
-from services.broker.ledger.lengths import DIFFICULTIES, batch_report, sampling_line
-from services.broker.ledger.sampling import AddedTasks, SamplingRules, Share, SourceShare, trajectory_seed
-from services.broker.ledger.status import groups_by_state
+from gspo_services.broker.ledger.batch_order import REMEMBERED, batch_stats
+from gspo_services.broker.ledger.config import LedgerConfig, Schedules
+from gspo_services.broker.ledger.dead_letters import DeadLetters, released_line
+from gspo_services.broker.ledger.evaluations import SetTerms
+from gspo_services.broker.ledger.extensions import MOST_BEHIND, extended_row
+from gspo_services.broker.ledger.fencing import Owner
+from gspo_services.broker.ledger.fleet import STATES
+from gspo_services.broker.ledger.intake import TokenFacts, check_finish, grown_row, growth, journal_entry
+from gspo_services.broker.ledger.ledger import ALLOWED, UNKNOWN_SESSION, Ledger
+from gspo_services.broker.ledger.lengths import DIFFICULTIES, batch_report, sampling_line
+from gspo_services.broker.ledger.sampling import AddedTasks, SamplingRules, Share, SourceShare, trajectory_seed
+from gspo_services.broker.ledger.status import groups_by_state
 
 __all__ = [
     "ALLOWED",

@@ -4,13 +4,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from protocol.messages import Chunk, GroupSampling, Message, Refused, Split
-from protocol.messages.base import shortened
-from protocol.messages.gathered import Gathered
-from protocol.messages.stretches import Stretch
-from protocol.sessions import session_tag
-from services.broker.quotas import RETRY_S, OffenceReason
-from services.broker.rows import Row, TrajectoryRow
+from gspo_protocol.messages import Chunk, GroupSampling, Message, Refused, Split
+from gspo_protocol.messages.base import shortened
+from gspo_protocol.messages.gathered import Gathered
+from gspo_protocol.messages.stretches import Stretch
+from gspo_protocol.sessions import session_tag
+from gspo_services.broker.quotas import RETRY_S, OffenceReason
+from gspo_services.broker.rows import Row, TrajectoryRow
 
 
 class SessionKey(NamedTuple):
@@ -51,7 +51,7 @@ class AppendChunks(Action, frozen=True, kw_only=True):
     stretches: list[Stretch] = []
     """Which of them: those of a stretch become one row on the disk."""
     rows: list[TrajectoryRow] = []
-    """Those that are to be written with them: others are behind their chunks (see ``services.broker.ledger.extending``)."""
+    """Those that are to be written with them: others are behind their chunks (see ``ledger.extensions``)."""
 
 
 class Reply(Action, frozen=True, kw_only=True):

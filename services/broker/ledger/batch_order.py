@@ -5,11 +5,11 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
-from protocol.limits import MAX_COMPONENTS
-from protocol.messages import Checkpointed, GroupSampling, Published, Trained, TrainingValues
-from services.broker.ledger.intake import check_published, check_trained
-from services.broker.ledger.lengths import length_stats
-from services.broker.rows import (
+from gspo_protocol.limits import MAX_COMPONENTS
+from gspo_protocol.messages import Checkpointed, GroupSampling, Published, Trained, TrainingValues
+from gspo_services.broker.ledger.intake import check_published, check_trained
+from gspo_services.broker.ledger.lengths import length_stats
+from gspo_services.broker.rows import (
     BatchRow,
     BatchStats,
     CheckpointedRow,

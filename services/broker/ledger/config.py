@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from protocol.messages import GroupSampling, TrainingValues
-from services.broker.ledger.evaluations import SetTerms
-from services.broker.ledger.sampling import SamplingRules, SourceShare
-from services.broker.quotas import MIN_PATIENCE_S
+from gspo_protocol.messages import GroupSampling, TrainingValues
+from gspo_services.broker.ledger.evaluations import SetTerms
+from gspo_services.broker.ledger.sampling import SamplingRules, SourceShare
+from gspo_services.broker.quotas import MIN_PATIENCE_S
 
 
 class Schedules(Protocol):
@@ -23,7 +23,7 @@ class Schedules(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerConfig:
-    """The run's rules, as far as the ledger needs them; see services.runtime.settings.sections for what each means."""
+    """The run's rules, as far as the ledger needs them; see gspo_services.shared.settings.sections for what each means."""
 
     run_id: str
     fingerprint: str

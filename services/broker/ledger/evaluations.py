@@ -6,11 +6,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from protocol.limits import MAX_EVALUATIONS
-from protocol.messages import GroupSampling, VersionScore
-from services.broker.ledger.lengths import length_stats, standard_error
-from services.broker.rows import EvaluationRow, LedgerContents, TrajectoryRow, VersionRow
-from services.scores import Estimate, TaskSamples, estimate
+from gspo_protocol.limits import MAX_EVALUATIONS
+from gspo_protocol.messages import GroupSampling, VersionScore
+from gspo_services.broker.ledger.lengths import length_stats, standard_error
+from gspo_services.broker.rows import EvaluationRow, LedgerContents, TrajectoryRow, VersionRow
+from gspo_services.shared.eval_metrics import Estimate, TaskSamples, estimate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, get_args
 
-from protocol.delivery import Inbox
-from protocol.messages import Heartbeat, Role
-from protocol.sessions import belongs
-from services.broker.ledger.actions import SessionKey
-from services.broker.quotas import PLACES, Places, Subject, makes_room, subjects
+from gspo_protocol.delivery import Inbox
+from gspo_protocol.messages import Heartbeat, Role
+from gspo_protocol.sessions import belongs
+from gspo_services.broker.ledger.actions import SessionKey
+from gspo_services.broker.quotas import PLACES, Places, Subject, makes_room, subjects
 
 MAX_FENCED: Final = 1024
 SILENT_S: Final = 300.0

@@ -8,9 +8,9 @@ of a rollout begins with "starting", whatever state the last one was in. Only a 
 
 from typing import Any, Final, Literal, get_args
 
-from protocol.limits import MAX_PEERS
-from protocol.messages.work import RolloutStatus
-from services.broker.ledger.actions import Note
+from gspo_protocol.limits import MAX_PEERS
+from gspo_protocol.messages.work import RolloutStatus
+from gspo_services.broker.ledger.actions import Note
 
 State = RolloutStatus | Literal["gone"]
 STATES: Final[tuple[str, ...]] = (*get_args(RolloutStatus), "gone")

@@ -7,15 +7,15 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
-from protocol.limits import TrajectoryLimits
-from protocol.messages import Chunk, Finish, GroupSampling, LeaseKey, Split
-from protocol.messages.stretches import StretchColumns
-from services.broker.ledger.actions import SessionKey
-from services.broker.ledger.admission import Outstanding
-from services.broker.ledger.extending import Extensions, Taken
-from services.broker.ledger.intake import Growth, grown_row
-from services.broker.ledger.sampling import WHOLE, Share
-from services.broker.rows import DropReason, GroupRow, LedgerContents, Row, TrajectoryRow, VersionRow
+from gspo_protocol.limits import TrajectoryLimits
+from gspo_protocol.messages import Chunk, Finish, GroupSampling, LeaseKey, Split
+from gspo_protocol.messages.stretches import StretchColumns
+from gspo_services.broker.ledger.actions import SessionKey
+from gspo_services.broker.ledger.admission import Outstanding
+from gspo_services.broker.ledger.extensions import Extensions, Taken
+from gspo_services.broker.ledger.intake import Growth, grown_row
+from gspo_services.broker.ledger.sampling import WHOLE, Share
+from gspo_services.broker.rows import DropReason, GroupRow, LedgerContents, Row, TrajectoryRow, VersionRow
 
 _GrantOrder = tuple[bool, bool, int, int]
 """Not held out, nothing generated, oldest version of the group, trajectory id."""

@@ -1,6 +1,7 @@
 """Decides what may be taken from a peer: nothing that whatever stands behind the ledger would choke on.
 
-Message types bound each field by itself (``protocol.messages``). Here is what only the run knows: which tokens, turns and
+Message types bound each field by itself (``gspo_protocol.messages``). Here is what only the run knows: which tokens,
+turns and
 versions a trajectory can have next, and how much of it fits a batch. Behind it are SQLite's integers, the headers and frames
 of Lease and Batch, packing and loss of the learner, and JSON.
 """
@@ -11,12 +12,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from protocol.endpoints import require_endpoint
-from protocol.limits import MAX_ENTRIES, MAX_JOURNAL_BYTES, MAX_VERSION_STEP, TrajectoryLimits
-from protocol.messages import Chunk, Finish, GroupSampling, Journal, Published, Trained
-from protocol.messages.base import require_rewards
-from protocol.messages.journal import pack_entry
-from services.broker.rows import NO_TURN, JournalRow, TrajectoryRow, VersionRow
+from gspo_protocol.endpoints import require_endpoint
+from gspo_protocol.limits import MAX_ENTRIES, MAX_JOURNAL_BYTES, MAX_VERSION_STEP, TrajectoryLimits
+from gspo_protocol.messages import Chunk, Finish, GroupSampling, Journal, Published, Trained
+from gspo_protocol.messages.base import require_rewards
+from gspo_protocol.messages.journal import pack_entry
+from gspo_services.broker.rows import NO_TURN, JournalRow, TrajectoryRow, VersionRow
 
 OBSERVATION: Final = -1
 """In place of a version: no policy made the token."""

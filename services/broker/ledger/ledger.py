@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from protocol.codec import message_type
-from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import (
+from gspo_protocol.codec import message_type
+from gspo_protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.messages import (
     SEQUENCED,
     Ack,
     AnyMessage,
@@ -41,19 +41,19 @@ from protocol.messages import (
     Trained,
     Welcome,
 )
-from protocol.messages.gathered import Chunks, Gathered
-from protocol.releases import other_release
-from services.broker.ledger.actions import Action, Note, Offence, Reply, Save, SessionKey, refused, shut_out
-from services.broker.ledger.config import LedgerConfig
-from services.broker.ledger.fencing import NOBODY, Owner, Peer, Peers, PlaceTaken, SessionRefused, subjects_of
-from services.broker.ledger.fleet import Fleet
-from services.broker.ledger.intake import TokenFacts
-from services.broker.ledger.leases import HolderMessages, Leases
-from services.broker.ledger.sampling import AddedTasks
-from services.broker.ledger.state import State
-from services.broker.ledger.status import status_of
-from services.broker.ledger.training import Training
-from services.broker.quotas import (
+from gspo_protocol.messages.gathered import Chunks, Gathered
+from gspo_protocol.releases import other_release
+from gspo_services.broker.ledger.actions import Action, Note, Offence, Reply, Save, SessionKey, refused, shut_out
+from gspo_services.broker.ledger.config import LedgerConfig
+from gspo_services.broker.ledger.fencing import NOBODY, Owner, Peer, Peers, PlaceTaken, SessionRefused, subjects_of
+from gspo_services.broker.ledger.fleet import Fleet
+from gspo_services.broker.ledger.intake import TokenFacts
+from gspo_services.broker.ledger.leases import HolderMessages, Leases
+from gspo_services.broker.ledger.sampling import AddedTasks
+from gspo_services.broker.ledger.state import State
+from gspo_services.broker.ledger.status import status_of
+from gspo_services.broker.ledger.training import Training
+from gspo_services.broker.quotas import (
     PLACES,
     QUOTAS,
     RETRY_S,
@@ -68,7 +68,7 @@ from services.broker.quotas import (
     Quotas,
     Subject,
 )
-from services.broker.rows import LedgerContents
+from gspo_services.broker.rows import LedgerContents
 
 UNKNOWN_SESSION: Final = "unknown session: say hello"
 FORGIVE_EVERY_S: Final = 1.0

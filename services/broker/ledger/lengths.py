@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, get_args
 
-from services.broker.rows import BatchRow, GroupRow, LengthStats, TrajectoryRow
+from gspo_services.broker.rows import BatchRow, GroupRow, LengthStats, TrajectoryRow
 
 _SHARE: Final = 0.95
 Difficulty = Literal["new", "never", "seldom", "often", "always"]

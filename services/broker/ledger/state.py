@@ -5,18 +5,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from protocol.limits import trajectory_limits
-from protocol.messages import Evaluated, GroupSampling, LeaseEnded
-from protocol.messages.base import shortened
-from services.broker.ledger.actions import Action, Note, Reply, Save, SessionKey, WriteMetrics
-from services.broker.ledger.admission import Admission, Window
-from services.broker.ledger.batch_order import Batches
-from services.broker.ledger.config import LedgerConfig
-from services.broker.ledger.dead_letters import IN_A_ROW, DeadLetters, Failures, released_line
-from services.broker.ledger.evaluations import Evaluations, SetTerms, score_of
-from services.broker.ledger.group_states import Groups
-from services.broker.ledger.lengths import passed
-from services.broker.ledger.sampling import (
+from gspo_protocol.limits import trajectory_limits
+from gspo_protocol.messages import Evaluated, GroupSampling, LeaseEnded
+from gspo_protocol.messages.base import shortened
+from gspo_services.broker.ledger.actions import Action, Note, Reply, Save, SessionKey, WriteMetrics
+from gspo_services.broker.ledger.admission import Admission, Window
+from gspo_services.broker.ledger.batch_order import Batches
+from gspo_services.broker.ledger.config import LedgerConfig
+from gspo_services.broker.ledger.dead_letters import IN_A_ROW, DeadLetters, Failures, released_line
+from gspo_services.broker.ledger.evaluations import Evaluations, SetTerms, score_of
+from gspo_services.broker.ledger.group_states import Groups
+from gspo_services.broker.ledger.lengths import passed
+from gspo_services.broker.ledger.sampling import (
     MOST_PASSED_OVER,
     AddedTasks,
     Rests,
@@ -25,7 +25,7 @@ from services.broker.ledger.sampling import (
     TaskSchedule,
     has_signal,
 )
-from services.broker.rows import DropReason, EvaluationRow, GroupRow, LedgerContents, Row, TrajectoryRow
+from gspo_services.broker.rows import DropReason, EvaluationRow, GroupRow, LedgerContents, Row, TrajectoryRow
 
 
 class State:

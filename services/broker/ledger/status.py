@@ -2,10 +2,10 @@
 
 from typing import Any, Final
 
-from services.broker.ledger.fencing import LEARNER_LEASE_S, Peer, Peers
-from services.broker.ledger.fleet import Fleet
-from services.broker.ledger.state import State
-from services.broker.ledger.training import Training
+from gspo_services.broker.ledger.fencing import LEARNER_LEASE_S, Peer, Peers
+from gspo_services.broker.ledger.fleet import Fleet
+from gspo_services.broker.ledger.state import State
+from gspo_services.broker.ledger.training import Training
 
 NAMED_BATCHES: Final = 8
 """At most this many of the batches that are set aside are described; the others are counted."""

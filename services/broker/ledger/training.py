@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from protocol.messages import (
+from gspo_protocol.messages import (
     BatchFailed,
     BatchPartRequest,
     BatchPending,
@@ -19,8 +19,8 @@ from protocol.messages import (
     SkipBatch,
     Trained,
 )
-from protocol.messages.base import shortened
-from services.broker.ledger.actions import (
+from gspo_protocol.messages.base import shortened
+from gspo_services.broker.ledger.actions import (
     Action,
     Announce,
     DeliverBatch,
@@ -33,10 +33,10 @@ from services.broker.ledger.actions import (
     SessionKey,
     WriteMetrics,
 )
-from services.broker.ledger.admission import Choice
-from services.broker.ledger.leases import Leases
-from services.broker.ledger.lengths import batch_report, pass_rates
-from services.broker.ledger.state import State, saves
+from gspo_services.broker.ledger.admission import Choice
+from gspo_services.broker.ledger.leases import Leases
+from gspo_services.broker.ledger.lengths import batch_report, pass_rates
+from gspo_services.broker.ledger.state import State, saves
 
 PENDING_INTERVAL_S: Final = 1.0
 NAMED_GROUPS: Final = 4

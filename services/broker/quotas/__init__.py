@@ -1,9 +1,9 @@
 """How much of the broker each peer and each key may use: places, messages, leases, time and faults. Pure."""
 
-from services.broker.quotas.buckets import Buckets
-from services.broker.quotas.places import PLACES, RETRY_S, NoPlace, Places, makes_room
-from services.broker.quotas.progress import MIN_PATIENCE_S, Progress
-from services.broker.quotas.quotas import (
+from gspo_services.broker.quotas.buckets import Buckets
+from gspo_services.broker.quotas.places import PLACES, RETRY_S, NoPlace, Places, makes_room
+from gspo_services.broker.quotas.progress import MIN_PATIENCE_S, Progress
+from gspo_services.broker.quotas.quotas import (
     MAX_SLOWED_RETRY_S,
     QUOTAS,
     SHUT_OUT_S,

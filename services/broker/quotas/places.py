@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
-from protocol.limits import MAX_OPERATORS, MAX_OPERATORS_PER_KEY, MAX_PEERS, MAX_ROLLOUTS_PER_KEY
-from protocol.messages import Role
+from gspo_protocol.limits import MAX_OPERATORS, MAX_OPERATORS_PER_KEY, MAX_PEERS, MAX_ROLLOUTS_PER_KEY
+from gspo_protocol.messages import Role
 
 RETRY_S: Final = 5.0
 

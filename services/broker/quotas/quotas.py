@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
-from protocol.limits import MAX_PEERS
+from gspo_protocol.limits import MAX_PEERS
 
 OffenceReason = Literal["messages", "refused", "failed", "expired", "idle", "stale"]
 Limited = Literal["slowed", "shut_out"]

@@ -1,6 +1,6 @@
 """Batches as the learner gets them: what one consists of, and its tokens in parts that are read when they are sent."""
 
-from services.broker.sending.batches import (
+from gspo_services.broker.sending.batches import (
     StoredBatch,
     TokenSpan,
     batch_of_groups,
@@ -8,6 +8,6 @@ from services.broker.sending.batches import (
     recorded_batch,
     span_of,
 )
-from services.broker.sending.sender import BatchSender
+from gspo_services.broker.sending.sender import BatchSender
 
 __all__ = ["BatchSender", "StoredBatch", "TokenSpan", "batch_of_groups", "members_of", "recorded_batch", "span_of"]

@@ -8,20 +8,20 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from protocol.codec import Array
-from protocol.digests import part_digest
-from protocol.messages import Batch, BatchItem, BatchPart
-from protocol.messages.pieces import ACTION, KINDS
-from services.broker.ledger import batch_report
-from services.broker.rows import BatchRow, TrajectoryRow
-from services.broker.store import Reader, StoreCorrupt, StoredChunk, checked_chunks
+from gspo_protocol.codec import Array
+from gspo_protocol.digests import part_digest
+from gspo_protocol.messages import Batch, BatchItem, BatchPart
+from gspo_protocol.messages.pieces import ACTION, KINDS
+from gspo_services.broker.ledger import batch_report
+from gspo_services.broker.rows import BatchRow, TrajectoryRow
+from gspo_services.broker.store import Reader, StoreCorrupt, StoredChunk, checked_chunks
 
 DISCARDED: Final = KINDS.index("discarded")
 MANY: Final = 2**62
 
 
 class TokenSpan(NamedTuple):
-    """Consecutive tokens of one trajectory, and what covers them; the arrays of ``protocol.messages.pieces``."""
+    """Consecutive tokens of one trajectory, and what covers them; the arrays of ``gspo_protocol.messages.pieces``."""
 
     token_ids: Array
     logprobs: Array

@@ -6,14 +6,14 @@ from typing import Final, Protocol, TypeVar
 
 import structlog
 
-from protocol.codec import Array, decode, encode
-from protocol.errors import ProtocolError
-from protocol.limits import MAX_PARTS_AHEAD
-from protocol.messages import Batch, Message, Refused
-from protocol.messages.base import shortened
-from services.broker.ledger import DeliverParts, SessionKey
-from services.broker.sending.batches import StoredBatch, recorded_batch
-from services.broker.store import Store, StoreCorrupt
+from gspo_protocol.codec import Array, decode, encode
+from gspo_protocol.errors import ProtocolError
+from gspo_protocol.limits import MAX_PARTS_AHEAD
+from gspo_protocol.messages import Batch, Message, Refused
+from gspo_protocol.messages.base import shortened
+from gspo_services.broker.ledger import DeliverParts, SessionKey
+from gspo_services.broker.sending.batches import StoredBatch, recorded_batch
+from gspo_services.broker.store import Store, StoreCorrupt
 
 log = structlog.get_logger()
 T = TypeVar("T")

@@ -14,17 +14,17 @@ from typing import Final, TypeVar
 import structlog
 from prometheus_client import CollectorRegistry
 
-from services.broker.database import Database, DatabaseLog, LeaderRow, claim, leader_of, open_log, release
-from services.broker.standby.ledger_copy import LedgerCopy
-from services.broker.standby.metrics import LeadershipMetrics
-from services.broker.standby.watch import LeaderWatch
-from services.broker.store import Store, StoreMismatch, StoreUnavailable
-from services.runtime.clock import Clock
-from services.runtime.errors import ConfigurationError, ServiceError
-from services.runtime.lifecycle import until_stopped
-from services.runtime.logs import OccasionalLog
-from services.runtime.settings import Settings
-from services.runtime.telemetry import Health
+from gspo_services.broker.database import Database, DatabaseLog, LeaderRow, claim, leader_of, open_log, release
+from gspo_services.broker.standby.ledger_copy import LedgerCopy
+from gspo_services.broker.standby.metrics import LeadershipMetrics
+from gspo_services.broker.standby.watch import LeaderWatch
+from gspo_services.broker.store import Store, StoreMismatch, StoreUnavailable
+from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
+from gspo_services.shared.runtime.lifecycle import until_stopped
+from gspo_services.shared.runtime.logs import OccasionalLog
+from gspo_services.shared.runtime.telemetry import Health
+from gspo_services.shared.settings import Settings
 
 log = structlog.get_logger()
 T = TypeVar("T")

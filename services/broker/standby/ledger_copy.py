@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from services.broker.database import DatabaseLog, LoggedRun
-from services.broker.store import (
+from gspo_services.broker.database import DatabaseLog, LoggedRun
+from gspo_services.broker.store import (
     LEDGER_FILE,
     LedgerDiverged,
     Store,

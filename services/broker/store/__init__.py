@@ -1,8 +1,8 @@
 """The durable log of one run: rows in SQLite, written in rounds and read again."""
 
-from services.broker.store.acceptance import accept_loss
-from services.broker.store.archivable import groups_to_archive, next_archive
-from services.broker.store.archive_file import (
+from gspo_services.broker.store.acceptance import accept_loss
+from gspo_services.broker.store.archivable import groups_to_archive, next_archive
+from gspo_services.broker.store.archive_file import (
     ARCHIVE_DIRECTORY,
     ArchiveDamaged,
     ArchiveFiles,
@@ -11,8 +11,8 @@ from services.broker.store.archive_file import (
     held,
     remove_unrecorded,
 )
-from services.broker.store.commits import Commit
-from services.broker.store.damage import (
+from gspo_services.broker.store.commits import Commit
+from gspo_services.broker.store.damage import (
     WAL_SUFFIX,
     Evidence,
     Loss,
@@ -22,10 +22,10 @@ from services.broker.store.damage import (
     read_evidence,
     stale_mark,
 )
-from services.broker.store.inspection import has_content, mark_ledger, recorded, require_whole
-from services.broker.store.lock import lock_holder
-from services.broker.store.mark import MARK_FILE
-from services.broker.store.payload import (
+from gspo_services.broker.store.inspection import has_content, mark_ledger, recorded, require_whole
+from gspo_services.broker.store.lock import lock_holder
+from gspo_services.broker.store.mark import MARK_FILE
+from gspo_services.broker.store.payload import (
     Payload,
     StoredChunk,
     checked_chunks,
@@ -35,7 +35,7 @@ from services.broker.store.payload import (
     stored_chunk,
     stored_chunks,
 )
-from services.broker.store.reader import (
+from gspo_services.broker.store.reader import (
     LEDGER_FILE,
     NoLedger,
     OtherSchema,
@@ -46,11 +46,11 @@ from services.broker.store.reader import (
     reading,
     refusing_damage,
 )
-from services.broker.store.rewind import num_given_back, rewrite_ledger
-from services.broker.store.schema import SCHEMA_VERSION, checked_columns, row_checksum
-from services.broker.store.scrub import Scrub, Scrubbed
-from services.broker.store.shared_log import CommitLog, LedgerDiverged, WrittenRows, decode_rows, encode_rows
-from services.broker.store.store import RowChanges, Store, StoreUnavailable
+from gspo_services.broker.store.rewind import num_given_back, rewrite_ledger
+from gspo_services.broker.store.schema import SCHEMA_VERSION, checked_columns, row_checksum
+from gspo_services.broker.store.scrub import Scrub, Scrubbed
+from gspo_services.broker.store.shared_log import CommitLog, LedgerDiverged, WrittenRows, decode_rows, encode_rows
+from gspo_services.broker.store.store import RowChanges, Store, StoreUnavailable
 
 __all__ = [
     "ARCHIVE_DIRECTORY",

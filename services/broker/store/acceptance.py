@@ -5,15 +5,15 @@ import shutil
 import sqlite3
 from pathlib import Path
 
-from services.broker.metrics_file import METRICS_FILE
-from services.broker.store.commits import write_commit
-from services.broker.store.damage import WAL_SUFFIX, Loss, StoreDamaged, checkpoint_position
-from services.broker.store.inspection import has_content, inspect, way_on_without
-from services.broker.store.lock import LedgerLock, LockHeldError
-from services.broker.store.mark import MARK_FILE, Mark, MarkFile, read_mark
-from services.broker.store.reader import Reader, StoreCorrupt, reading_file
-from services.broker.store.schema import LOG_KEY, row_checksum
-from services.broker.store.store import StoreUnavailable
+from gspo_services.broker.metrics_file import METRICS_FILE
+from gspo_services.broker.store.commits import write_commit
+from gspo_services.broker.store.damage import WAL_SUFFIX, Loss, StoreDamaged, checkpoint_position
+from gspo_services.broker.store.inspection import has_content, inspect, way_on_without
+from gspo_services.broker.store.lock import LedgerLock, LockHeldError
+from gspo_services.broker.store.mark import MARK_FILE, Mark, MarkFile, read_mark
+from gspo_services.broker.store.reader import Reader, StoreCorrupt, reading_file
+from gspo_services.broker.store.schema import LOG_KEY, row_checksum
+from gspo_services.broker.store.store import StoreUnavailable
 
 
 def accept_loss(ledger: Path) -> tuple[Loss, Path] | None:

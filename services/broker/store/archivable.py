@@ -3,8 +3,8 @@
 from collections.abc import Container
 from typing import Final
 
-from services.broker.rows import ArchiveRow, BatchRow, GroupRow
-from services.broker.store.reader import Reader
+from gspo_services.broker.rows import ArchiveRow, BatchRow, GroupRow
+from gspo_services.broker.store.reader import Reader
 
 TOKEN_BYTES: Final = 8
 """A token id and its log-prob."""

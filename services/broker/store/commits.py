@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from services.broker.store.schema import RECENT_COMMITS, row_checksum
+from gspo_services.broker.store.schema import RECENT_COMMITS, row_checksum
 
 COLUMNS: Final = "number, digest, chunks, tokens, batches, records"
 _DIGEST_BYTES: Final = 16

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from services.broker.metrics_file import METRICS_FILE, last_record
-from services.broker.store.commits import Commit
-from services.broker.store.mark import MARK_FILE, Mark, read_mark
-from services.runtime.errors import DiskDamageError
-from services.runtime.settings import SETTINGS_FILE
+from gspo_services.broker.metrics_file import METRICS_FILE, last_record
+from gspo_services.broker.store.commits import Commit
+from gspo_services.broker.store.mark import MARK_FILE, Mark, read_mark
+from gspo_services.shared.runtime.errors import DiskDamageError
+from gspo_services.shared.settings import SETTINGS_FILE
 
 WAL_SUFFIX: Final = "-wal"
 WAL_HEADER: Final = struct.Struct(">8I")

@@ -2,10 +2,18 @@
 
 from pathlib import Path
 
-from services.broker.store.damage import Evidence, Loss, Recorded, StoreDamaged, loss_of, loss_without_ledger, read_evidence
-from services.broker.store.mark import MARK_FILE, Mark, MarkFile
-from services.broker.store.reader import EmptyDatabase, NoLedger, OtherSchema, Reader, StoreCorrupt, reading_file
-from services.broker.store.schema import SCHEMA_VERSION
+from gspo_services.broker.store.damage import (
+    Evidence,
+    Loss,
+    Recorded,
+    StoreDamaged,
+    loss_of,
+    loss_without_ledger,
+    read_evidence,
+)
+from gspo_services.broker.store.mark import MARK_FILE, Mark, MarkFile
+from gspo_services.broker.store.reader import EmptyDatabase, NoLedger, OtherSchema, Reader, StoreCorrupt, reading_file
+from gspo_services.broker.store.schema import SCHEMA_VERSION
 
 WAY_ON = (
     "Nothing was written: copy the directory away before anything else. Then put back a backup of the ledger with what "

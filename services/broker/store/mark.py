@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from services.broker.store.commits import Commit
+from gspo_services.broker.store.commits import Commit
 
 MARK_FILE: Final = "ledger.mark"
 SLOT_BYTES: Final = 512

@@ -10,13 +10,13 @@ import msgpack
 import msgspec
 import numpy as np
 
-from protocol.codec import Array
-from protocol.messages import Chunk, Plain, Segment, VersionRun
-from protocol.messages.base import require_plain
-from protocol.messages.gathered import Gathered
-from protocol.messages.stretches import Stretch
-from services.broker.ledger import extended_row
-from services.broker.rows import Row, TrajectoryRow
+from gspo_protocol.codec import Array
+from gspo_protocol.messages import Chunk, Plain, Segment, VersionRun
+from gspo_protocol.messages.base import require_plain
+from gspo_protocol.messages.gathered import Gathered
+from gspo_protocol.messages.stretches import Stretch
+from gspo_services.broker.ledger import extended_row
+from gspo_services.broker.rows import Row, TrajectoryRow
 
 CHUNK_COLUMNS: Final = "trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum"
 

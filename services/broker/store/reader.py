@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
-from services.broker.ledger import REMEMBERED
-from services.broker.rows import (
+from gspo_services.broker.ledger import REMEMBERED
+from gspo_services.broker.rows import (
     AdditionRow,
     ArchivedRow,
     ArchiveRow,
@@ -32,11 +32,11 @@ from services.broker.rows import (
     TrajectoryRow,
     VersionRow,
 )
-from services.broker.store.archive_file import ArchiveDamaged, ArchivedGroup, ArchiveFiles
-from services.broker.store.commits import Commit, commit_in_past, newest_commit
-from services.broker.store.payload import CHUNK_COLUMNS, Payload, StoredChunk, caught_up, chunk_of_row, join
-from services.broker.store.schema import DROPPED, LAST_BATCH, RUN_KEY, SCHEMA_VERSION, TABLES, TASK_PASSES, row_checksum
-from services.runtime.errors import DiskDamageError
+from gspo_services.broker.store.archive_file import ArchiveDamaged, ArchivedGroup, ArchiveFiles
+from gspo_services.broker.store.commits import Commit, commit_in_past, newest_commit
+from gspo_services.broker.store.payload import CHUNK_COLUMNS, Payload, StoredChunk, caught_up, chunk_of_row, join
+from gspo_services.broker.store.schema import DROPPED, LAST_BATCH, RUN_KEY, SCHEMA_VERSION, TABLES, TASK_PASSES, row_checksum
+from gspo_services.shared.runtime.errors import DiskDamageError
 
 LEDGER_FILE: Final = "ledger.sqlite3"
 WAL_SUFFIX: Final = "-wal"

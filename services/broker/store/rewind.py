@@ -10,11 +10,20 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from services.broker.rows import ArchivedRow, ArchiveRow, BatchRow, CheckpointedRow, GroupRow, Row, RunRow, TrajectoryRow
-from services.broker.store.commits import first_commit, write_commit
-from services.broker.store.inspection import mark_ledger
-from services.broker.store.reader import Reader, StoreMismatch
-from services.broker.store.schema import LOG_KEY, RUN_KEY, TABLES, row_checksum
+from gspo_services.broker.rows import (
+    ArchivedRow,
+    ArchiveRow,
+    BatchRow,
+    CheckpointedRow,
+    GroupRow,
+    Row,
+    RunRow,
+    TrajectoryRow,
+)
+from gspo_services.broker.store.commits import first_commit, write_commit
+from gspo_services.broker.store.inspection import mark_ledger
+from gspo_services.broker.store.reader import Reader, StoreMismatch
+from gspo_services.broker.store.schema import LOG_KEY, RUN_KEY, TABLES, row_checksum
 
 _OF_GROUPS: Final = "trajectory_id IN (SELECT trajectory_id FROM trajectories WHERE group_id IN (SELECT * FROM gone))"
 REMOVE_GROUPS: Final = (

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from services.broker.rows import (
+from gspo_services.broker.rows import (
     AdditionRow,
     ArchivedRow,
     ArchiveRow,

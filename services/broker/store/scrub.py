@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from services.broker.rows import ArchiveRow
-from services.broker.store.archive_file import ARCHIVE_DIRECTORY, file_digest, held
-from services.broker.store.payload import CHUNK_COLUMNS, chunk_checksum
-from services.broker.store.reader import Reader, StoreCorrupt
-from services.broker.store.schema import checked_columns, row_checksum
+from gspo_services.broker.rows import ArchiveRow
+from gspo_services.broker.store.archive_file import ARCHIVE_DIRECTORY, file_digest, held
+from gspo_services.broker.store.payload import CHUNK_COLUMNS, chunk_checksum
+from gspo_services.broker.store.reader import Reader, StoreCorrupt
+from gspo_services.broker.store.schema import checked_columns, row_checksum
 
 ROWS: Final = 256
 """Rows that one step reads: its transaction is so short that it keeps no log from being merged."""

@@ -15,16 +15,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from services.broker.rows import Row
-from services.broker.store.commits import Commit, first_commit, write_commit
-from services.broker.store.inspection import require_whole
-from services.broker.store.lock import LedgerLock, LockHeldError, lock_path
-from services.broker.store.mark import MARK_FILE, Mark, MarkFile, read_mark
-from services.broker.store.migration import bring_forward, other_schema
-from services.broker.store.payload import CHUNK_COLUMNS, StoredChunk
-from services.broker.store.reader import Reader, StoreMismatch
-from services.broker.store.schema import CREATE, LOG_KEY, SCHEMA_VERSION, TABLES, row_checksum
-from services.broker.store.shared_log import CommitLog, LedgerDiverged, WrittenRows, encode_rows, rendered, require_sound
+from gspo_services.broker.rows import Row
+from gspo_services.broker.store.commits import Commit, first_commit, write_commit
+from gspo_services.broker.store.inspection import require_whole
+from gspo_services.broker.store.lock import LedgerLock, LockHeldError, lock_path
+from gspo_services.broker.store.mark import MARK_FILE, Mark, MarkFile, read_mark
+from gspo_services.broker.store.migration import bring_forward, other_schema
+from gspo_services.broker.store.payload import CHUNK_COLUMNS, StoredChunk
+from gspo_services.broker.store.reader import Reader, StoreMismatch
+from gspo_services.broker.store.schema import CREATE, LOG_KEY, SCHEMA_VERSION, TABLES, row_checksum
+from gspo_services.broker.store.shared_log import (
+    CommitLog,
+    LedgerDiverged,
+    WrittenRows,
+    encode_rows,
+    rendered,
+    require_sound,
+)
 
 FORGET_CHUNKS: Final = (
     "DELETE FROM chunks WHERE trajectory_id IN (SELECT trajectory_id FROM trajectories WHERE group_id = ?)"

@@ -9,9 +9,9 @@ from typing import Final
 
 from rich.table import Table
 
-from services.cli.console import PlainConsole
-from services.runs.compare import Comparison, GroupMeasure, SeedGroup, as_plain, compare_runs
-from services.runtime.errors import ConfigurationError
+from gspo_services.runs.compare import Comparison, GroupMeasure, SeedGroup, as_plain, compare_runs
+from gspo_services.shared.runtime.console import PlainConsole
+from gspo_services.shared.runtime.errors import ConfigurationError
 
 DESCRIPTION: Final = """\
 Show runs beside each other: the settings that differ (by section, defaults filled in), and what came of it. Runs that differ
@@ -37,7 +37,7 @@ def compare_command(words: Sequence[str]) -> int:
         raise ConfigurationError(f"--png is {png}, a directory: name a file, such as {png / 'compare.png'}")
     comparison = compare_runs(arguments.runs)
     if png is not None:
-        from services.cli.compare.drawing import draw
+        from gspo_services.cli.compare.drawing import draw
 
         draw(comparison, png)
     if arguments.json:

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, Final
 
-from services.runs.compare import AXES, Comparison, Curve, SeedGroup
-from services.runtime.errors import ConfigurationError
-from services.runtime.plain_text import one_line
+from gspo_services.runs.compare import AXES, Comparison, Curve, SeedGroup
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.runtime.plain_text import one_line
 
 _LABELS: Final = {"batches": "batches", "tokens": "tokens trained on", "seconds": "seconds"}
 _TITLES: Final = {"held_out": "Held-out reward", "training": "Training reward (running mean)"}

@@ -1,5 +1,5 @@
 """``gspo doctor``: looks at a run from outside and says what is wrong and what to do."""
 
-from services.cli.doctor.command import doctor_command
+from gspo_services.cli.doctor.command import doctor_command
 
 __all__ = ["doctor_command"]

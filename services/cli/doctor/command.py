@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from services.cli.console import PlainConsole
-from services.cli.doctor.diagnosis import diagnose, unseen
-from services.cli.doctor.observe import Observation, observe, process_names
-from services.runs.ledgers import broker_name
-from services.runtime.logs import configure_logging
-from services.runtime.plain_text import one_line
-from services.runtime.settings import Settings, load_settings, override_settings, read_run_settings
+from gspo_services.cli.doctor.diagnosis import diagnose, unseen
+from gspo_services.cli.doctor.observe import Observation, observe, process_names
+from gspo_services.runs.ledgers import broker_name
+from gspo_services.shared.runtime.console import PlainConsole
+from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.runtime.plain_text import one_line
+from gspo_services.shared.settings import Settings, load_settings, override_settings, read_run_settings
 
 EXIT_WRONG: Final = 1
 CELL_CHARACTERS: Final = 200

@@ -7,8 +7,8 @@ from typing import Final
 
 import psutil
 
-from services.broker.store import LEDGER_FILE, NoLedger, Reader, lock_holder, reading, require_whole
-from services.runtime.errors import DiskDamageError
+from gspo_services.broker.store import LEDGER_FILE, NoLedger, Reader, lock_holder, reading, require_whole
+from gspo_services.shared.runtime.errors import DiskDamageError
 
 SUSPENDED: Final = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services.cli.doctor.damage import Holder
-from services.cli.doctor.observe import RECENT_LINES_S, Observation
-from services.runs.ledgers import broker_name
-from services.runtime.plain_text import one_line
+from gspo_services.cli.doctor.damage import Holder
+from gspo_services.cli.doctor.observe import RECENT_LINES_S, Observation
+from gspo_services.runs.ledgers import broker_name
+from gspo_services.shared.runtime.plain_text import one_line
 
 FREE_LEAST_BYTES: Final = 1 << 30
 SILENT_S: Final = 10.0

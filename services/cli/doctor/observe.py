@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.broker.store import LEDGER_FILE, NoLedger, StoreCorrupt, reading, refusing_damage
-from services.cli.doctor.damage import Holder, find_damage, find_holder
-from services.cli.operator import NoAnswer, TurnedAway, operator
-from services.cli.release import SetAside, read_set_aside
-from services.cli.run import FINAL_EVENTS, last_error
-from services.runs.ledgers import broker_name, ledger_directories, ledger_directory
-from services.runtime.log_files import read_end
-from services.runtime.settings import Settings
+from gspo_services.broker.store import LEDGER_FILE, NoLedger, StoreCorrupt, reading, refusing_damage
+from gspo_services.cli.doctor.damage import Holder, find_damage, find_holder
+from gspo_services.cli.operator import NoAnswer, TurnedAway, operator
+from gspo_services.cli.release import SetAside, read_set_aside
+from gspo_services.cli.run import FINAL_EVENTS, last_error
+from gspo_services.runs.ledgers import broker_name, ledger_directories, ledger_directory
+from gspo_services.shared.runtime.log_files import read_end
+from gspo_services.shared.settings import Settings
 
 ANSWER_S: Final = 8.0
 PAGE_S: Final = 3.0

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
-from protocol.messages import ReleaseRequest, Status, StatusRequest, StopRequest
-from services.runtime.net import PeerClient
+from gspo_protocol.messages import ReleaseRequest, Status, StatusRequest, StopRequest
+from gspo_services.shared.net import PeerClient
 
 ASK_AGAIN_S: Final = 1.0
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import zmq.asyncio
 
-from protocol.channels import BATCH
-from protocol.sessions import new_session, session_tag
-from services.cli.operator.line import NoAnswer, OperatorLine, TurnedAway
-from services.cli.operator.merging import merged_status
-from services.runtime.clock import Clock, MonotonicClock
-from services.runtime.errors import ConfigurationError, EndpointError, ServiceError, flatten
-from services.runtime.net import PeerClient, Security
-from services.runtime.settings import Settings, run_fingerprint
+from gspo_protocol.channels import BATCH
+from gspo_protocol.sessions import new_session, session_tag
+from gspo_services.cli.operator.line import NoAnswer, OperatorLine, TurnedAway
+from gspo_services.cli.operator.merging import merged_status
+from gspo_services.shared.net import PeerClient, Security
+from gspo_services.shared.runtime.clock import Clock, MonotonicClock
+from gspo_services.shared.runtime.errors import ConfigurationError, EndpointError, ServiceError, flatten
+from gspo_services.shared.settings import Settings, run_fingerprint
 
 
 class Operator:

@@ -7,22 +7,22 @@ from typing import Any, Final
 
 import structlog
 
-from services.cli.console import PlainConsole
-from services.cli.operator import Operator, connection
-from services.cli.run.display import Display, Look
-from services.cli.run.news import News
-from services.cli.run.plot import write_plot
-from services.cli.run.ports import PortClaims, moved_ports
-from services.cli.run.processes import process_specs, tracker_specs
-from services.cli.run.report import summary_table
-from services.cli.run.supervisor import ProcessSpec, Supervisor
-from services.placement import machine_of, placement_of, require_pythons
-from services.runtime.clock import Clock, MonotonicClock
-from services.runtime.errors import ConfigurationError, ServiceError
-from services.runtime.lifecycle import run_process, until_stopped
-from services.runtime.log_files import LogLimits
-from services.runtime.logs import configure_logging
-from services.runtime.settings import Settings, forwarded_arguments, load_settings, require_model
+from gspo_services.cli.operator import Operator, connection
+from gspo_services.cli.run.display import Display, Look
+from gspo_services.cli.run.news import News
+from gspo_services.cli.run.plot import write_plot
+from gspo_services.cli.run.processes import process_specs, tracker_specs
+from gspo_services.cli.run.report import summary_table
+from gspo_services.cli.run.supervisor import ProcessSpec, Supervisor
+from gspo_services.prepare.ports import PortClaims, moved_ports
+from gspo_services.shared.placement import machine_of, placement_of, require_pythons
+from gspo_services.shared.runtime.clock import Clock, MonotonicClock
+from gspo_services.shared.runtime.console import PlainConsole
+from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
+from gspo_services.shared.runtime.lifecycle import run_process, until_stopped
+from gspo_services.shared.runtime.log_files import LogLimits
+from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.settings import Settings, forwarded_arguments, load_settings, require_model
 
 log = structlog.get_logger()
 

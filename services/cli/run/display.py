@@ -9,14 +9,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from services.cli.console import PlainConsole
-from services.cli.run.happenings import Happening
-from services.cli.run.processes import TRACKER_PREFIX
-from services.cli.run.progress import RunProgress, duration, pass_rates
-from services.cli.run.supervisor import Child
-from services.runs.ledgers import broker_name
-from services.runtime.plain_text import one_line
-from services.tracking import Cursor, Sample
+from gspo_services.cli.run.happenings import Happening
+from gspo_services.cli.run.processes import TRACKER_PREFIX
+from gspo_services.cli.run.progress import RunProgress, duration, pass_rates
+from gspo_services.cli.run.supervisor import Child
+from gspo_services.runs.ledgers import broker_name
+from gspo_services.runs.track import Cursor, Sample
+from gspo_services.shared.runtime.console import PlainConsole
+from gspo_services.shared.runtime.plain_text import one_line
 
 Look = Literal["live", "plain", "quiet"]
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.cli.run.metrics_reader import Row, column
-from services.cli.run.smoothing import half_interval
-from services.cli.run.supervisor import Child
-from services.runs.record import set_scores_of_line
-from services.tracking import Cursor
+from gspo_services.cli.run.metrics_reader import Row, column
+from gspo_services.cli.run.smoothing import half_interval
+from gspo_services.cli.run.supervisor import Child
+from gspo_services.runs.record import set_scores_of_line
+from gspo_services.runs.track import Cursor
 
 
 @dataclass(frozen=True, kw_only=True)

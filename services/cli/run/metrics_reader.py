@@ -1,10 +1,10 @@
-"""Reads metrics.jsonl, which the broker writes (``services.broker.metrics_file``), for the table and the plot."""
+"""Reads metrics.jsonl, which the broker writes (``gspo_services.broker.metrics_file``), for the table and the plot."""
 
 import json
 from pathlib import Path
 from typing import Any, Final
 
-from services.runs.ledgers import other_ledgers
+from gspo_services.runs.ledgers import other_ledgers
 
 Row = dict[str, Any]
 

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from services.cli.run.display import Display
-from services.cli.run.happenings import Happenings
-from services.cli.run.metrics_reader import Row
-from services.cli.run.supervisor import Child
-from services.runs.ledgers import ledger_directory
-from services.runtime.settings import Settings
-from services.tracking import CursorFile, MetricsFollower, Sample, SampleReader
-from services.turns import LOCK_FILE, turn_holder
+from gspo_services.cli.run.display import Display
+from gspo_services.cli.run.happenings import Happenings
+from gspo_services.cli.run.metrics_reader import Row
+from gspo_services.cli.run.supervisor import Child
+from gspo_services.runs.ledgers import ledger_directory
+from gspo_services.runs.track import CursorFile, MetricsFollower, Sample, SampleReader
+from gspo_services.shared.colocate import LOCK_FILE, turn_holder
+from gspo_services.shared.settings import Settings
 
 METRICS_FILE: Final = "metrics.jsonl"
 OF_EACH_BROKER: Final = ("dropped", "left_out_limit", "set_aside", "released")

@@ -6,26 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services.cli.run.metrics_reader import Row, batch_rows, column, read_rows
-from services.cli.run.smoothing import half_interval, mean, quantile, rolling, window
-from services.runs.ledgers import other_ledgers
-from services.runs.record import set_scores_of_line
-from services.runtime.plain_text import one_line
+from gspo_services.cli.run.metrics_reader import Row, batch_rows, column, read_rows
+from gspo_services.cli.run.smoothing import half_interval, mean, quantile, rolling, window
+from gspo_services.runs.ledgers import other_ledgers
+from gspo_services.runs.plot_style import BLUE, DPI, GREEN, GREY, ORANGE, PURPLE, RED, STYLE
+from gspo_services.runs.record import set_scores_of_line
+from gspo_services.shared.runtime.plain_text import one_line
 
 PLOT_FILE: Final = "plot.png"
 SIZE: Final = (16.0, 9.0)
 MOST_SETS: Final = 5
 """Curves of named evaluation sets in one panel."""
-DPI: Final = 200
-"""Twice that of a screen of 1,600 points."""
-BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#8E5AA8", "#6B7280"
-STYLE: Final[dict[str, Any]] = {
-    "font.size": 12, "axes.titlesize": 15, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titlepad": 12,
-    "axes.labelsize": 12, "axes.labelcolor": GREY, "axes.edgecolor": "#C7CBD1", "axes.spines.top": False,
-    "axes.spines.right": False, "axes.grid": True, "grid.color": "#E9EBEE", "grid.linewidth": 1.0, "axes.axisbelow": True,
-    "xtick.color": GREY, "ytick.color": GREY, "lines.linewidth": 2.4, "lines.solid_capstyle": "round",
-    "legend.frameon": False, "legend.fontsize": 11, "figure.facecolor": "white",
-}  # fmt: skip
 LAGS: Final = (
     ("lag_0", "lag 0", BLUE), ("lag_1", "lag up to 1", GREEN), ("lag_2", "lag 1 to 2", ORANGE),
     ("lag_3_4", "lag 2 to 4", RED), ("lag_5_up", "lag over 4", PURPLE),
@@ -36,11 +27,6 @@ EVENTS: Final = (
     ("dropped", "groups dropped", "v", ORANGE), ("set_aside", "batch set aside", "X", RED),
     ("again", "batch trained again", "o", PURPLE), ("released", "batches released", "^", GREEN),
 )  # fmt: skip
-
-
-def colour_of(place: int) -> str:
-    """The colour of the curve at ``place``; after the sixth they begin anew."""
-    return (BLUE, ORANGE, GREEN, RED, PURPLE, GREY)[place % 6]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Final
 
-from services.cli.run.supervisor import ProcessSpec
-from services.placement import Placement, ProcessPlace
-from services.runs.ledgers import broker_name
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import Settings
-from services.tracking import find_client
+from gspo_services.cli.run.supervisor import ProcessSpec
+from gspo_services.runs.ledgers import broker_name
+from gspo_services.runs.track import find_client
+from gspo_services.shared.placement import Placement, ProcessPlace
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import Settings
 
 GRACE_S: Final = 20.0
 TRACKER_GRACE_S: Final = 45.0
@@ -36,7 +36,7 @@ def process_specs(settings: Settings, forwarded: Sequence[str], placement: Place
         *_broker_specs(settings, forwarded),
         ProcessSpec(
             name="learner",
-            module="services.learner",
+            module="gspo_services.learner",
             arguments=tuple(forwarded),
             stop_order=1,
             grace_s=LEARNER_GRACE_S,
@@ -55,7 +55,7 @@ def process_specs(settings: Settings, forwarded: Sequence[str], placement: Place
         specs.append(
             ProcessSpec(
                 name=f"rollout-{index}",
-                module="services.rollout",
+                module="gspo_services.rollout",
                 arguments=arguments,
                 stop_order=0,
                 grace_s=rollout.drain_s + GRACE_S,
@@ -80,7 +80,7 @@ def _broker_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessS
     return [
         ProcessSpec(
             name=broker_name(number),
-            module="services.broker",
+            module="gspo_services.broker",
             arguments=(*forwarded, *(("--set", f"broker.number={number}") if broker.num_brokers > 1 else ())),
             stop_order=2,
             grace_s=GRACE_S,
@@ -100,7 +100,7 @@ def tracker_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessS
     return [
         ProcessSpec(
             name=f"{TRACKER_PREFIX}{name}",
-            module="services.tracking.command",
+            module="gspo_services.runs.track.command",
             arguments=(*forwarded, "--to", name, "--follow"),
             stop_order=3,
             grace_s=TRACKER_GRACE_S,

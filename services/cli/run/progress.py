@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Final
 
-from services.cli.run.metrics_reader import Row, column
+from gspo_services.cli.run.metrics_reader import Row, column
 
 RECENT: Final = 20
 """Batches whose times say how long the next ones will take."""

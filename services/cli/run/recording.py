@@ -6,16 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from services.cli.console import PlainConsole
-from services.cli.run.command import run_processes, with_free_ports
-from services.cli.run.display import Look
-from services.cli.run.ports import PortClaims
-from services.cli.run.processes import GRACE_S, process_specs
-from services.cli.run.supervisor import ProcessSpec
-from services.runtime.errors import ConfigurationError
-from services.runtime.lifecycle import run_process
-from services.runtime.logs import configure_logging
-from services.runtime.settings import Settings, forwarded_arguments, load_settings, require_model
+from gspo_services.cli.run.command import run_processes, with_free_ports
+from gspo_services.cli.run.display import Look
+from gspo_services.cli.run.processes import GRACE_S, process_specs
+from gspo_services.cli.run.supervisor import ProcessSpec
+from gspo_services.prepare.ports import PortClaims
+from gspo_services.shared.runtime.console import PlainConsole
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.runtime.lifecycle import run_process
+from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.settings import Settings, forwarded_arguments, load_settings, require_model
 
 
 def record_command(config: Path, overrides: Sequence[str], out: Path, num_groups: int, *, look: Look) -> int:
@@ -59,7 +59,7 @@ def recording_specs(settings: Settings, forwarded: Sequence[str]) -> list[Proces
 
 
 def _publisher(learner: ProcessSpec) -> ProcessSpec:
-    return dataclasses.replace(learner, name="weights", module="services.learner.starting_weights", grace_s=GRACE_S)
+    return dataclasses.replace(learner, name="weights", module="gspo_services.learner.starting_weights", grace_s=GRACE_S)
 
 
 def _is_complete(status: dict[str, Any], *, wanted: int) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from services.cli.run.metrics_reader import batch_rows, column, event_rows, read_rows
+from gspo_services.cli.run.metrics_reader import batch_rows, column, event_rows, read_rows
 
 
 def summary_table(directory: Path) -> Table:

@@ -14,11 +14,11 @@ from typing import BinaryIO, Final
 
 import structlog
 
-from services.placement import ProcessPlace
-from services.runtime.clock import Clock
-from services.runtime.errors import EXIT_CONFIGURATION, EXIT_NO_ROOM, EXIT_OCCUPIED, EXIT_REPLACED, ServiceError
-from services.runtime.lifecycle import die_with_parent, module_command, until_stopped
-from services.runtime.log_files import USUAL_LIMITS, LogFile, LogLimits, read_end
+from gspo_services.shared.placement import ProcessPlace
+from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_NO_ROOM, EXIT_OCCUPIED, EXIT_REPLACED, ServiceError
+from gspo_services.shared.runtime.lifecycle import die_with_parent, module_command, until_stopped
+from gspo_services.shared.runtime.log_files import USUAL_LIMITS, LogFile, LogLimits, read_end
 
 log = structlog.get_logger()
 
@@ -32,7 +32,7 @@ free in the run's directory."""
 ROOM_BYTES: Final = 64 * 2**20
 TAIL_LINES: Final = 15
 TAIL_BYTES: Final = 131_072
-"""More than the longest line: see services/runtime/logs.py::MOST_CHARACTERS."""
+"""More than the longest line: see services/shared/runtime/logs.py::MOST_CHARACTERS."""
 FINAL_EVENTS: Final = ("cannot_start", "stopped_by_error", "replaced", "damaged", "occupied", "no_room")
 HOPELESS: Final = {
     EXIT_CONFIGURATION: "cannot start: ",

@@ -1,10 +1,10 @@
 """Rank 0's connection to the broker and to the rollouts that fetch weights, and what every rank makes of a batch."""
 
-from services.learner.broker.assembly import AssembledBatch, Assembly, assemble
-from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
-from services.learner.broker.port import BrokerPort, ToBroker
-from services.learner.broker.shares import merged_answers, versions_apart
-from services.learner.broker.thread import BrokerThread
+from gspo_services.learner.broker.assembly import AssembledBatch, Assembly, assemble
+from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
+from gspo_services.learner.broker.port import BrokerPort, ToBroker
+from gspo_services.learner.broker.shares import merged_answers, versions_apart
+from gspo_services.learner.broker.thread import BrokerThread
 
 __all__ = [
     "Answer",

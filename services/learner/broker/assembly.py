@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gspo.model.packing import BatchGroup, BatchSequence, TrainSequence
-from protocol.codec import Array
-from protocol.messages import Batch, BatchItem, BatchPart, EndOfRun, SkipBatch
-from protocol.messages.pieces import ACTION
-from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
+from gspo_protocol.codec import Array
+from gspo_protocol.messages import Batch, BatchItem, BatchPart, EndOfRun, SkipBatch
+from gspo_protocol.messages.pieces import ACTION
+from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 
 OBSERVATION_TURN: Final = -1
 
@@ -37,7 +37,7 @@ class OwnSequence:
     def __init__(
         self, token_ids: Array, logprobs: Array, segments: Array, version_runs: Array, temperature: float, oldest: int | None
     ) -> None:
-        """The arrays are those of ``protocol.messages.BatchPart``, of this sequence alone."""
+        """The arrays are those of ``gspo_protocol.messages.BatchPart``, of this sequence alone."""
         self._token_ids = token_ids
         self._logprobs = logprobs
         self._segments = segments

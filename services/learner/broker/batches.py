@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from protocol.codec import Array
-from protocol.messages import Batch, BatchPart, EndOfRun, SkipBatch
+from gspo_protocol.codec import Array
+from gspo_protocol.messages import Batch, BatchPart, EndOfRun, SkipBatch
 
 
 @dataclass(frozen=True, kw_only=True)

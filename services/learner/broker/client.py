@@ -5,12 +5,12 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from protocol.messages import Welcome
-from services.learner.broker.batches import Answer, PartArrived
-from services.learner.broker.loop import BrokerLoop
-from services.learner.broker.port import BrokerPort, ToBroker
-from services.learner.weights import WeightCopy
-from services.runtime.errors import ServiceError
+from gspo_protocol.messages import Welcome
+from gspo_services.learner.broker.batches import Answer, PartArrived
+from gspo_services.learner.broker.loop import BrokerLoop
+from gspo_services.learner.broker.port import BrokerPort, ToBroker
+from gspo_services.learner.weights import WeightCopy
+from gspo_services.shared.runtime.errors import ServiceError
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from protocol.codec import Array
-from protocol.messages import (
+from gspo_protocol.codec import Array
+from gspo_protocol.messages import (
     Batch,
     BatchPart,
     BatchPending,
@@ -23,12 +23,12 @@ from protocol.messages import (
     Trained,
     Welcome,
 )
-from protocol.messages.base import shortened
-from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
-from services.learner.broker.parts import DamagedPart, PartStream
-from services.learner.broker.scores import updated_scores
-from services.runtime.errors import ServiceError
-from services.runtime.net import Delivered, PeerClient
+from gspo_protocol.messages.base import shortened
+from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
+from gspo_services.learner.broker.parts import DamagedPart, PartStream
+from gspo_services.learner.broker.scores import updated_scores
+from gspo_services.shared.net import Delivered, PeerClient
+from gspo_services.shared.runtime.errors import ServiceError
 
 Heard = Callable[["BrokerLine", Answer], Awaitable[None]]
 

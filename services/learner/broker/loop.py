@@ -12,15 +12,15 @@ from typing import Final
 import structlog
 import zmq.asyncio
 
-from protocol.channels import BATCH, WEIGHTS
-from protocol.messages import BatchFailed, BatchRequest, EndOfRun, Heartbeat, Published, Trained, Welcome
-from services.learner.broker.batches import Answer, BatchAnnounced
-from services.learner.broker.line import BrokerLine
-from services.learner.broker.port import ToBroker
-from services.learner.broker.round import BatchRound
-from services.learner.broker.welcome import merged_welcome
-from services.learner.metrics import LearnerMetrics
-from services.learner.weights import (
+from gspo_protocol.channels import BATCH, WEIGHTS
+from gspo_protocol.messages import BatchFailed, BatchRequest, EndOfRun, Heartbeat, Published, Trained, Welcome
+from gspo_services.learner.broker.batches import Answer, BatchAnnounced
+from gspo_services.learner.broker.line import BrokerLine
+from gspo_services.learner.broker.port import ToBroker
+from gspo_services.learner.broker.round import BatchRound
+from gspo_services.learner.broker.welcome import merged_welcome
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.weights import (
     AdapterCopy,
     PublishedChecksums,
     SnapshotStore,
@@ -30,11 +30,11 @@ from services.learner.weights import (
     encode_delta,
     likely_hash,
 )
-from services.runtime.clock import Clock
-from services.runtime.errors import ServiceError
-from services.runtime.net import Authenticator, PeerClient, RouterChannel, Security
-from services.runtime.settings import Settings, run_fingerprint
-from services.runtime.telemetry import Health
+from gspo_services.shared.net import Authenticator, PeerClient, RouterChannel, Security
+from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.runtime.errors import ServiceError
+from gspo_services.shared.runtime.telemetry import Health
+from gspo_services.shared.settings import Settings, run_fingerprint
 
 log = structlog.get_logger()
 

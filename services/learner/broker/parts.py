@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from protocol.codec import Array
-from protocol.digests import part_digest
-from protocol.messages import Batch, BatchPart, BatchPartRequest
+from gspo_protocol.codec import Array
+from gspo_protocol.digests import part_digest
+from gspo_protocol.messages import Batch, BatchPart, BatchPartRequest
 
 CREDIT: Final = 3
 """Parts that have been asked for and not yet been taken by the training thread: they bound what waits in memory."""

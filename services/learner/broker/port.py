@@ -3,9 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
-from protocol.messages import BatchFailed, BatchRequest, Checkpointed, Resume, Trained, Welcome
-from services.learner.broker.batches import Answer
-from services.learner.weights import WeightCopy
+from gspo_protocol.messages import BatchFailed, BatchRequest, Checkpointed, Resume, Trained, Welcome
+from gspo_services.learner.broker.batches import Answer
+from gspo_services.learner.weights import WeightCopy
 
 ToBroker = Resume | BatchRequest | Trained | BatchFailed | Checkpointed
 

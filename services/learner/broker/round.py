@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from protocol.messages import EndOfRun, SkipBatch, Trained
-from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
-from services.learner.broker.parts import CREDIT
-from services.learner.broker.shares import first_parts, merged, merged_skip, renumbered
+from gspo_protocol.messages import EndOfRun, SkipBatch, Trained
+from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
+from gspo_services.learner.broker.parts import CREDIT
+from gspo_services.learner.broker.shares import first_parts, merged, merged_skip, renumbered
 
 
 class BatchRound:

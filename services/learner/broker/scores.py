@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from protocol.messages import Evaluated
+from gspo_protocol.messages import Evaluated
 
 
 def updated_scores(scores: Mapping[int, float | None], news: Evaluated) -> Mapping[int, float | None]:

@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from protocol.messages import Batch, EndOfRun, SkipBatch
-from protocol.messages.base import shortened
-from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
+from gspo_protocol.messages import Batch, EndOfRun, SkipBatch
+from gspo_protocol.messages.base import shortened
+from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 
 NUM_TRAJECTORIES: Final = "num_trajectories"
 """The weight of a share in a mean."""

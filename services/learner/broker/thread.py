@@ -15,15 +15,15 @@ from typing import Any, Final, TypeVar
 import structlog
 import zmq.asyncio
 
-from services.learner.broker.batches import Answer
-from services.learner.broker.client import CALL_TIMEOUT_S, BrokerClient
-from services.learner.broker.loop import REQUEST_INTERVAL_S, BrokerLoop
-from services.learner.broker.parts import CREDIT
-from services.learner.metrics import LearnerMetrics
-from services.runtime.clock import Clock
-from services.runtime.errors import ServiceError
-from services.runtime.settings import Settings
-from services.runtime.telemetry import Health
+from gspo_services.learner.broker.batches import Answer
+from gspo_services.learner.broker.client import CALL_TIMEOUT_S, BrokerClient
+from gspo_services.learner.broker.loop import REQUEST_INTERVAL_S, BrokerLoop
+from gspo_services.learner.broker.parts import CREDIT
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.runtime.errors import ServiceError
+from gspo_services.shared.runtime.telemetry import Health
+from gspo_services.shared.settings import Settings
 
 log = structlog.get_logger()
 T = TypeVar("T")

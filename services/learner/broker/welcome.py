@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from protocol.messages import Welcome
+from gspo_protocol.messages import Welcome
 
 
 def merged_welcome(welcomes: Sequence[Welcome]) -> Welcome:

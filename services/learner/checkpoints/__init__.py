@@ -1,16 +1,16 @@
 """Checkpoints: their format, how they are written during training, and how they are verified."""
 
-from services.learner.checkpoints.base_model import BaseDigest
-from services.learner.checkpoints.canary import canary_batch, require_canary, write_canary
-from services.learner.checkpoints.digest_stream import streamed_digest
-from services.learner.checkpoints.digests import FileDigest, find_damage
-from services.learner.checkpoints.format import CheckpointError, CheckpointState, DamagedCheckpoint, read_metadata
-from services.learner.checkpoints.resuming import require_own_directory, resume
-from services.learner.checkpoints.saving import Background, CheckpointSaver, Threads
-from services.learner.checkpoints.scrub import CheckpointScrub
-from services.learner.checkpoints.state_copy import EngineCopy, state_digest
-from services.learner.checkpoints.state_files import TensorDirectory, TensorFile, read_steps, write_steps
-from services.learner.checkpoints.versions import Versions
+from gspo_services.learner.checkpoints.base_model import BaseDigest
+from gspo_services.learner.checkpoints.canary import canary_batch, require_canary, write_canary
+from gspo_services.learner.checkpoints.digest_stream import streamed_digest
+from gspo_services.learner.checkpoints.digests import FileDigest, find_damage
+from gspo_services.learner.checkpoints.format import CheckpointError, CheckpointState, DamagedCheckpoint, read_metadata
+from gspo_services.learner.checkpoints.resuming import require_own_directory, resume
+from gspo_services.learner.checkpoints.saving import Background, CheckpointSaver, Threads
+from gspo_services.learner.checkpoints.scrub import CheckpointScrub
+from gspo_services.learner.checkpoints.state_copy import EngineCopy, state_digest
+from gspo_services.learner.checkpoints.state_files import TensorDirectory, TensorFile, read_steps, write_steps
+from gspo_services.learner.checkpoints.versions import Versions
 
 __all__ = [
     "Background",

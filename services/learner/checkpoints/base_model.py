@@ -11,7 +11,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from services.learner.checkpoints.state_copy import state_digest
+from gspo_services.learner.checkpoints.state_copy import state_digest
 
 
 class BaseDigest:

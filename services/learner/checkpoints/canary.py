@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from gspo.model.packing import PackedBatch, TrainSequence, pack
-from services.learner.checkpoints.format import CheckpointError
+from gspo_services.learner.checkpoints.format import CheckpointError
 
 NUM_TOKENS: Final = 32
 TOLERANCE: Final = {"float32": 1e-3, "bfloat16": 0.3}

@@ -11,8 +11,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protocol.digests import tensor_digest
-from services.learner.checkpoints.state_copy import state_digest
+from gspo_protocol.digests import tensor_digest
+from gspo_services.learner.checkpoints.state_copy import state_digest
 
 BUDGET_BYTES: Final = 512 * 2**20
 """Weights that wait to be hashed. A larger tensor waits alone."""

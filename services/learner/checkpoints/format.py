@@ -33,10 +33,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocol.messages import Count, Version
-from services.learner.checkpoints.digests import FileDigest, find_damage, take_digests, text_digest
-from services.learner.checkpoints.layout import layout_problem
-from services.runtime.errors import ServiceError
+from gspo_protocol.messages import Count, Version
+from gspo_services.learner.checkpoints.digests import FileDigest, find_damage, take_digests, text_digest
+from gspo_services.learner.checkpoints.layout import layout_problem
+from gspo_services.shared.runtime.errors import ServiceError
 
 _FORMAT: Final = 3
 METADATA = "checkpoint.json"

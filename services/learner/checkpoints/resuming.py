@@ -11,8 +11,8 @@ from typing import Final
 import structlog
 import torch
 
-from protocol.messages import Welcome
-from services.learner.checkpoints.format import (
+from gspo_protocol.messages import Welcome
+from gspo_services.learner.checkpoints.format import (
     LATEST,
     CheckpointEngine,
     CheckpointError,
@@ -23,8 +23,8 @@ from services.learner.checkpoints.format import (
     load_checkpoint,
     pointer_problem,
 )
-from services.learner.checkpoints.versions import read_note
-from services.runtime.durable import replace_file
+from gspo_services.learner.checkpoints.versions import read_note
+from gspo_services.shared.runtime.durable import replace_file
 
 log = structlog.get_logger()
 

@@ -1,4 +1,4 @@
-"""Saves checkpoints (``services.learner.checkpoints.format``) during training.
+"""Saves checkpoints (``gspo_services.learner.checkpoints.format``) during training.
 
 All ranks begin together: each copies what it will write, as far as it has room for copies. On every rank a thread of its
 own writes the copy to disk. When all have done so, all ranks publish the checkpoint together, in a collective between two
@@ -20,8 +20,8 @@ from typing import Final, Protocol
 
 import torch
 
-from services.learner.checkpoints.digests import write_digests
-from services.learner.checkpoints.format import (
+from gspo_services.learner.checkpoints.digests import write_digests
+from gspo_services.learner.checkpoints.format import (
     ENGINE,
     LATEST,
     CheckpointEngine,
@@ -35,10 +35,10 @@ from services.learner.checkpoints.format import (
     unwritten_error,
     write_metadata,
 )
-from services.learner.checkpoints.retention import worth_keeping
-from services.learner.checkpoints.versions import Versions
-from services.learner.lost_rank import means_lost_rank
-from services.runtime.durable import (
+from gspo_services.learner.checkpoints.retention import worth_keeping
+from gspo_services.learner.checkpoints.versions import Versions
+from gspo_services.learner.lost_rank import means_lost_rank
+from gspo_services.shared.runtime.durable import (
     discard_directory,
     flush_file,
     make_partial_directory,

@@ -14,8 +14,8 @@ from typing import Final, Self
 import structlog
 import xxhash
 
-from services.learner.checkpoints.digests import FileDigest
-from services.learner.checkpoints.format import (
+from gspo_services.learner.checkpoints.digests import FileDigest
+from gspo_services.learner.checkpoints.format import (
     CheckpointError,
     DamagedCheckpoint,
     checkpoints_newest_first,

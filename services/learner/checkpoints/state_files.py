@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from protocol.messages import Count
-from services.learner.checkpoints.format import CheckpointError
+from gspo_protocol.messages import Count
+from gspo_services.learner.checkpoints.format import CheckpointError
 
 _SUFFIX: Final = ".safetensors"
 _FIRST_ROW: Final = "first_row"

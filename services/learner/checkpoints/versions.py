@@ -15,9 +15,9 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
-from protocol.messages import Count, Name, Version, Welcome
-from services.learner.checkpoints.format import CheckpointError, unwritten_error
-from services.runtime.durable import replace_file
+from gspo_protocol.messages import Count, Name, Version, Welcome
+from gspo_services.learner.checkpoints.format import CheckpointError, unwritten_error
+from gspo_services.shared.runtime.durable import replace_file
 
 log = structlog.get_logger()
 

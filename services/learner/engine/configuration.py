@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch.distributed
 
-from services.learner.start import EngineSettings, autoep_config, gathering_config, offload_config
+from gspo_services.learner.start import EngineSettings, autoep_config, gathering_config, offload_config
 
 _NEVER: Final = 10**9
 

@@ -22,26 +22,26 @@ from gspo.model.lora import freeze_all_but_lora, inject_lora
 from gspo.model.packing import PackedBatch
 from gspo.model.policy import load_policy, prepare_policy
 from gspo.model.serving_layout import ServedParameter
-from services.learner.checkpoints import EngineCopy, canary_batch, require_canary, write_canary
-from services.learner.engine.configuration import deepspeed_config, stage_inside
-from services.learner.engine.expert_parallel import expert_shares
-from services.learner.engine.forward import ForwardPasses, own_row_share
-from services.learner.engine.gradients import (
+from gspo_services.learner.checkpoints import EngineCopy, canary_batch, require_canary, write_canary
+from gspo_services.learner.engine.configuration import deepspeed_config, stage_inside
+from gspo_services.learner.engine.expert_parallel import expert_shares
+from gspo_services.learner.engine.forward import ForwardPasses, own_row_share
+from gspo_services.learner.engine.gradients import (
     MissingGradientError,
     NonFiniteGradientError,
     NonFiniteLossError,
     gradients_of,
 )
-from services.learner.engine.host_states import HostStates
-from services.learner.engine.lora import lora_layout, lora_plan, trained_parameters
-from services.learner.engine.optimizer_state import OPTIMIZER, OptimizerState
-from services.learner.engine.partitioned_loading import placement_of
-from services.learner.engine.process_group import init_distributed, limit_waiting
-from services.learner.engine.reference import FrozenReference
-from services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_batch_loss
-from services.learner.engine.weights import EngineWeights
-from services.learner.profiling import NO_PROFILE, ModelCost, Phases, model_cost
-from services.learner.start import (
+from gspo_services.learner.engine.host_states import HostStates
+from gspo_services.learner.engine.lora import lora_layout, lora_plan, trained_parameters
+from gspo_services.learner.engine.optimizer_state import OPTIMIZER, OptimizerState
+from gspo_services.learner.engine.partitioned_loading import placement_of
+from gspo_services.learner.engine.process_group import init_distributed, limit_waiting
+from gspo_services.learner.engine.reference import FrozenReference
+from gspo_services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_batch_loss
+from gspo_services.learner.engine.weights import EngineWeights
+from gspo_services.learner.profiling import NO_PROFILE, ModelCost, Phases, model_cost
+from gspo_services.learner.start import (
     EngineSettings,
     parallelism_of,
     position_limit,
@@ -50,7 +50,7 @@ from services.learner.start import (
     require_sequence_parallel,
     require_supported,
 )
-from services.learner.weights import DTYPES
+from gspo_services.learner.weights import DTYPES
 
 
 class LearnerEngine:

@@ -15,7 +15,7 @@ from gspo.model.sequence_parallel import RowShare
 from gspo.moe.experts import ExpertPicks, ExpertRecorder
 from gspo.moe.load_balance import RouterLogits, load_balancing_loss
 from gspo.moe.routing_replay import RoutingReplay
-from services.learner.start import EngineSettings
+from gspo_services.learner.start import EngineSettings
 
 
 class ForwardPasses:

@@ -15,8 +15,8 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from services.learner.engine.expert_parallel import ExpertShare
-from services.runtime.errors import ServiceError
+from gspo_services.learner.engine.expert_parallel import ExpertShare
+from gspo_services.shared.runtime.errors import ServiceError
 
 
 class GradientError(ServiceError):

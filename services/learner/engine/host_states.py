@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from services.learner.engine.reference import FrozenReference
+from gspo_services.learner.engine.reference import FrozenReference
 
 HOST = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from gspo.model.lora import LoraPlan, is_lora
-from services.runtime.settings import LoraSection
+from gspo_services.shared.settings import LoraSection
 
 
 def lora_plan(section: LoraSection) -> LoraPlan | None:

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from gspo.model.serving import is_partitioned
 from gspo.moe.expert_layout import pieces
-from services.learner.checkpoints import TensorDirectory, TensorFile, read_steps, write_steps
-from services.learner.engine.expert_parallel import WHOLE, ExpertShare
+from gspo_services.learner.checkpoints import TensorDirectory, TensorFile, read_steps, write_steps
+from gspo_services.learner.engine.expert_parallel import WHOLE, ExpertShare
 
 OPTIMIZER: Final = "AdamW"
 _WEIGHT: Final = "weight"

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from gspo.model_files.folder import ModelFilesError
 from gspo.model_files.loading import WHOLE_MODEL, OwnRange, WeightPlaces
-from services.learner.engine.configuration import deepspeed_config
-from services.learner.start import EngineSettings
+from gspo_services.learner.engine.configuration import deepspeed_config
+from gspo_services.learner.start import EngineSettings
 
 MOST_ERROR_BYTES: Final = 2000
 

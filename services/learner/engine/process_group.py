@@ -13,7 +13,7 @@ import torch.distributed
 from deepspeed.accelerator import get_accelerator
 from torch.distributed import distributed_c10d
 
-from services.learner.start import Device
+from gspo_services.learner.start import Device
 
 
 def init_distributed(device: Device, timeout_s: float = 1800.0) -> None:

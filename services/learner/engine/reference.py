@@ -12,8 +12,8 @@ from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch
 from gspo.model.policy import load_policy, prepare_policy
 from gspo.model.sequence_parallel import RowShare
-from services.learner.engine.forward import model_inputs
-from services.learner.engine.partitioned_loading import AgreedWhole
+from gspo_services.learner.engine.forward import model_inputs
+from gspo_services.learner.engine.partitioned_loading import AgreedWhole
 
 
 class FrozenReference:

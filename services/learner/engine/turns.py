@@ -9,10 +9,10 @@ from typing import Protocol
 
 import structlog
 
-from services.learner.metrics import LearnerMetrics
-from services.runtime.clock import Clock
-from services.runtime.telemetry import Health
-from services.turns import TURN_POLL_S, DeviceLock
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.shared.colocate import TURN_POLL_S, DeviceLock
+from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.runtime.telemetry import Health
 
 log = structlog.get_logger()
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from gspo.model.serving import lora_weights, served_parameters, serving_weights
 from gspo.model.serving_layout import ServedParameter, ServingLayout
-from services.learner.checkpoints import BaseDigest, streamed_digest
-from services.learner.engine.expert_parallel import ExpertShare, gathered
-from services.weights import PEFT_PREFIX
+from gspo_services.learner.checkpoints import BaseDigest, streamed_digest
+from gspo_services.learner.engine.expert_parallel import ExpertShare, gathered
+from gspo_services.shared.weights import PEFT_PREFIX
 
 Broadcast = Callable[[Tensor], Tensor]
 """Rank 0's tensor on every rank. Collective."""

@@ -16,8 +16,8 @@ from typing import Final, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from services.learner.profiling.flops import ModelCost
-from services.runtime.clock import Clock
+from gspo_services.learner.profiling.flops import ModelCost
+from gspo_services.shared.runtime.clock import Clock
 
 Phase = Literal[
     "wait",

@@ -12,8 +12,8 @@ from typing import Final, Protocol
 import structlog
 import torch
 
-from services.learner.profiling.flops import ModelCost, peak_tflops
-from services.learner.profiling.profile import (
+from gspo_services.learner.profiling.flops import ModelCost, peak_tflops
+from gspo_services.learner.profiling.profile import (
     NO_PROFILE,
     PHASES,
     BatchProfile,
@@ -22,8 +22,8 @@ from services.learner.profiling.profile import (
     Phases,
     StepProfile,
 )
-from services.runtime.clock import Clock
-from services.runtime.settings import Settings
+from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.settings import Settings
 
 log = structlog.get_logger()
 
@@ -32,7 +32,7 @@ TABLE_FILE: Final = "profile.md"
 
 
 class ProfiledEngine(Protocol):
-    """What a profile needs of ``services.learner.engine.LearnerEngine``."""
+    """What a profile needs of ``gspo_services.learner.engine.LearnerEngine``."""
 
     rank: int
     world_size: int

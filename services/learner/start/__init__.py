@@ -1,11 +1,16 @@
 """What is decided and started before torch is loaded."""
 
-from services.learner.start.adapters import require_adaptable
-from services.learner.start.engine_settings import Device, EngineSettings, engine_settings_of
-from services.learner.start.expected_memory import log_expected_memory
-from services.learner.start.fabric import warn_without_rdma
-from services.learner.start.long_context import TRAINED_LAYERS, position_limit, require_positions, require_sequence_parallel
-from services.learner.start.parallelism import (
+from gspo_services.learner.start.adapters import require_adaptable
+from gspo_services.learner.start.engine_settings import Device, EngineSettings, engine_settings_of
+from gspo_services.learner.start.expected_memory import log_expected_memory
+from gspo_services.learner.start.fabric import warn_without_rdma
+from gspo_services.learner.start.long_context import (
+    TRAINED_LAYERS,
+    position_limit,
+    require_positions,
+    require_sequence_parallel,
+)
+from gspo_services.learner.start.parallelism import (
     autoep_config,
     gathering_config,
     offload_config,
@@ -13,7 +18,7 @@ from services.learner.start.parallelism import (
     read_model_config,
     require_supported,
 )
-from services.learner.start.ranks import Node, ended_by_signals, is_rank, run_ranks
+from gspo_services.learner.start.ranks import Node, ended_by_signals, is_rank, run_ranks
 
 __all__ = [
     "TRAINED_LAYERS",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from services.runtime.settings import Learner, LoraSection
+from gspo_services.shared.settings import Learner, LoraSection
 
 
 def require_adaptable(model_config: Mapping[str, Any], lora: LoraSection, learner: Learner) -> None:
@@ -39,6 +39,6 @@ def _kinds(config: Mapping[str, Any]) -> list[str]:
     """The targets that a decoder of this configuration has."""
     if not (config.get("num_experts") or config.get("num_local_experts")):
         return ["attention", "mlp"]
-    # As in services/estimates/shape.py: a layer without experts has a dense MLP.
+    # As in services/shared/estimates/shape.py: a layer without experts has a dense MLP.
     has_dense = bool(config.get("mlp_only_layers")) or int(config.get("decoder_sparse_step") or 1) > 1
     return ["attention", *(["mlp"] if has_dense else []), "experts"]

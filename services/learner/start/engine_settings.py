@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.runtime.settings import Learner, LoraSection, Settings
+from gspo_services.shared.settings import Learner, LoraSection, Settings
 
 Device = Literal["cpu", "cuda"]
 
@@ -22,7 +22,7 @@ class EngineSettings:
     """The engine can make its routers choose given experts (``gspo.moe.routing_replay``); a dense model is refused."""
     seed: int
     keeps_reference: bool = False
-    """The engine keeps a frozen copy of the start model, for a KL term: see ``services.learner.engine.reference``."""
+    """The engine keeps a frozen copy of the start model, for a KL term: see ``gspo_services.learner.engine.reference``."""
     entropy_gradient: bool = False
     """The entropies of a training pass carry a gradient, for an entropy bonus."""
     load_balance_coefficient: float = 0.0

@@ -7,9 +7,9 @@ from typing import Any
 
 import structlog
 
-from services.estimates import ShapeError, memory_rows, shape_of
-from services.learner.start.engine_settings import Device
-from services.runtime.settings import Settings
+from gspo_services.learner.start.engine_settings import Device
+from gspo_services.shared.estimates import ShapeError, memory_rows, shape_of
+from gspo_services.shared.settings import Settings
 
 log = structlog.get_logger()
 

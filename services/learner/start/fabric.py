@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import structlog
 
-from services.estimates import ShapeError, gib, shape_of
-from services.learner.start.engine_settings import Device
-from services.runtime.settings import Settings
+from gspo_services.learner.start.engine_settings import Device
+from gspo_services.shared.estimates import ShapeError, gib, shape_of
+from gspo_services.shared.settings import Settings
 
 log = structlog.get_logger()
 

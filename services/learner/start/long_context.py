@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from services.runtime.settings import Settings
+from gspo_services.shared.settings import Settings
 
 LINEAR_ATTENTION: Final = "linear_attention"
 TRAINED_LAYERS: Final = frozenset({"full_attention", "sliding_attention", LINEAR_ATTENTION})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services.estimates import ShapeError, live_elements, shape_of
+from gspo_services.shared.estimates import ShapeError, live_elements, shape_of
 
 AUTOEP_PRESETS: Final = {"qwen3_moe": "qwen3_moe"}
 """DeepSpeed's preset by ``model_type``, for models whose export is tested against the engine's names."""

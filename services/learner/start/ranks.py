@@ -17,8 +17,8 @@ from typing import Final
 
 import structlog
 
-from services.runtime.lifecycle import die_with_parent, module_command
-from services.runtime.net import held_port
+from gspo_services.shared.net import held_port
+from gspo_services.shared.runtime.lifecycle import die_with_parent, module_command
 
 log = structlog.get_logger()
 

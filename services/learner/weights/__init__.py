@@ -1,12 +1,12 @@
 """The learner's end of a weight update: snapshots, deltas and the server that sends them."""
 
-from services.learner.weights.adapters import AdapterCopy, PublishedBase, copy_adapter
-from services.learner.weights.checksums import PublishedChecksums, likely_hash
-from services.learner.weights.copying import DTYPE_NAMES, DTYPES, WeightCopy, copy_parameters, copy_weights
-from services.learner.weights.delta import encode_delta
-from services.learner.weights.publishing import VersionCopies
-from services.learner.weights.server import WeightServer
-from services.learner.weights.snapshot import SnapshotStore, build_snapshot
+from gspo_services.learner.weights.adapters import AdapterCopy, PublishedBase, copy_adapter
+from gspo_services.learner.weights.checksums import PublishedChecksums, likely_hash
+from gspo_services.learner.weights.copying import DTYPE_NAMES, DTYPES, WeightCopy, copy_parameters, copy_weights
+from gspo_services.learner.weights.delta import encode_delta
+from gspo_services.learner.weights.publishing import VersionCopies
+from gspo_services.learner.weights.server import WeightServer
+from gspo_services.learner.weights.snapshot import SnapshotStore, build_snapshot
 
 __all__ = [
     "DTYPES",

@@ -10,10 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import structlog
 
 from gspo.model.serving_layout import ServedParameter
-from protocol.messages import AdapterInfo
-from services.learner.weights.copying import WeightCopy, copy_parameters
-from services.learner.weights.snapshot import Snapshot, build_snapshot
-from services.weights import MODULES, Hash, hash_function, layouts, parts_of
+from gspo_protocol.messages import AdapterInfo
+from gspo_services.learner.weights.copying import WeightCopy, copy_parameters
+from gspo_services.learner.weights.snapshot import Snapshot, build_snapshot
+from gspo_services.shared.weights import MODULES, Hash, hash_function, layouts, parts_of
 
 log = structlog.get_logger()
 

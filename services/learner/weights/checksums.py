@@ -12,10 +12,10 @@ from typing import Final, TypeVar
 
 import torch
 
-from protocol.messages import Manifest
-from services.learner.weights.adapters import PublishedBase
-from services.learner.weights.snapshot import Snapshot
-from services.weights import WORD_BYTES, Hash, Layout, TileSums, hash_function, layouts, parts_of
+from gspo_protocol.messages import Manifest
+from gspo_services.learner.weights.adapters import PublishedBase
+from gspo_services.learner.weights.snapshot import Snapshot
+from gspo_services.shared.weights import WORD_BYTES, Hash, Layout, TileSums, hash_function, layouts, parts_of
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gspo.model.serving_layout import ServedParameter, ServedPart
-from protocol.digests import tensor_digest, version_digest
-from protocol.messages import AdapterInfo, TensorInfo
+from gspo_protocol.digests import tensor_digest, version_digest
+from gspo_protocol.messages import AdapterInfo, TensorInfo
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """By their names on the wire and in the settings."""
@@ -33,7 +33,7 @@ class WeightCopy:
     """The weights of one moment, copied to the CPU: training may continue, and change the originals."""
 
     adapter: AdapterInfo | None = None
-    """What the tensors are if they are an adapter's (services.learner.weights.adapters)."""
+    """What the tensors are if they are an adapter's (gspo_services.learner.weights.adapters)."""
 
     def __init__(self, copied: Iterable[tuple[Tensor, Sequence[ServedPart]]]) -> None:
         """``copied``: for each parameter its elements in row-major order, and what they are served as."""

@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from protocol.deltas import Region, encode_head, encode_region, regions
-from protocol.digests import head_digest
-from protocol.limits import MAX_DELTA_BUCKETS
-from protocol.messages import DeltaBucket, Manifest, TensorInfo
-from services.learner.weights.snapshot import CHUNK_BYTES, Delta, Snapshot
-from services.weights import compress
+from gspo_protocol.deltas import Region, encode_head, encode_region, regions
+from gspo_protocol.digests import head_digest
+from gspo_protocol.limits import MAX_DELTA_BUCKETS
+from gspo_protocol.messages import DeltaBucket, Manifest, TensorInfo
+from gspo_services.learner.weights.snapshot import CHUNK_BYTES, Delta, Snapshot
+from gspo_services.shared.weights import compress
 
 WORTHWHILE: Final = 0.75
 """A delta with a larger share of the snapshot's bytes is not made: applying it costs more than it saves."""

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
-from protocol.messages import Source
+from gspo_protocol.messages import Source
 
 DIRECT: Final = 2
 """Rollouts that fetch a version from the learner."""

@@ -9,9 +9,9 @@ import structlog
 import torch
 
 from gspo.model.serving_layout import ServedParameter
-from services.learner.weights.adapters import PublishedBase, copy_adapter
-from services.learner.weights.copying import DTYPES, WeightCopy, copy_parameters
-from services.runtime.settings import Settings
+from gspo_services.learner.weights.adapters import PublishedBase, copy_adapter
+from gspo_services.learner.weights.copying import DTYPES, WeightCopy, copy_parameters
+from gspo_services.shared.settings import Settings
 
 log = structlog.get_logger()
 

@@ -3,27 +3,27 @@
 import structlog
 from msgspec import structs
 
-from protocol.channels import WEIGHTS
-from protocol.messages import (
+from gspo_protocol.channels import WEIGHTS
+from gspo_protocol.messages import (
     Loaded,
     Manifest,
     ManifestRequest,
     Source,
     WeightRequest,
 )
-from protocol.sessions import first_identity, shown_identity
-from services.learner.metrics import LearnerMetrics
-from services.learner.weights.checksums import PublishedChecksums
-from services.learner.weights.fan_out import FanOut
-from services.learner.weights.snapshot import SnapshotStore
-from services.runtime.net import Incoming, RouterChannel
-from services.weights import ChunkServer, Parts
+from gspo_protocol.sessions import first_identity, shown_identity
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.weights.checksums import PublishedChecksums
+from gspo_services.learner.weights.fan_out import FanOut
+from gspo_services.learner.weights.snapshot import SnapshotStore
+from gspo_services.shared.net import Incoming, RouterChannel
+from gspo_services.shared.weights import ChunkServer, Parts
 
 log = structlog.get_logger()
 
 
 class WeightServer(ChunkServer):
-    """Serves what the store holds; refers late requests to rollouts that have it (services.learner.weights.fan_out)."""
+    """Serves what the store holds; refers late requests to rollouts that have it (gspo_services.learner.weights.fan_out)."""
 
     def __init__(
         self,

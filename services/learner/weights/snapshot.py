@@ -6,11 +6,11 @@ from typing import Final
 import numpy as np
 from msgspec import structs
 
-from protocol.digests import version_digest
-from protocol.limits import MAX_WEIGHT_CHUNK_BYTES
-from protocol.messages import Manifest
-from services.learner.weights.copying import WeightCopy, described
-from services.weights import Parts
+from gspo_protocol.digests import version_digest
+from gspo_protocol.limits import MAX_WEIGHT_CHUNK_BYTES
+from gspo_protocol.messages import Manifest
+from gspo_services.learner.weights.copying import WeightCopy, described
+from gspo_services.shared.weights import Parts
 
 CHUNK_BYTES: Final = MAX_WEIGHT_CHUNK_BYTES
 
@@ -25,7 +25,7 @@ class Snapshot(Parts):
 
 
 class Delta(Parts):
-    """One policy version as its changes against ``manifest.base_version`` (services.learner.weights.delta)."""
+    """One policy version as its changes against ``manifest.base_version`` (gspo_services.learner.weights.delta)."""
 
 
 def build_snapshot(policy_version: int, weights: WeightCopy) -> Snapshot:

@@ -10,13 +10,13 @@ from typing import Final
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from services.rollout.agents.runner import AgentEpisodes, AgentTerms, Solve
-from services.rollout.endpoint import EndpointLimits, EndpointMetrics, EndpointServer, RunSampling
-from services.rollout.episodes import EpisodeRegistry, EpisodeShared
-from services.runtime.clock import Clock
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import AgentSection, Settings
-from services.user_code import (
+from gspo_services.rollout.agents.runner import AgentEpisodes, AgentTerms, Solve
+from gspo_services.rollout.endpoint import EndpointLimits, EndpointMetrics, EndpointServer, RunSampling
+from gspo_services.rollout.episodes import EpisodeRegistry, EpisodeShared
+from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import AgentSection, Settings
+from gspo_services.tasks.agents import (
     AgentPool,
     AgentPoolOptions,
     AgentProgram,

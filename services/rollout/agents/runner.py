@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from protocol.codec import Array
-from protocol.messages import Lease
-from services.rollout.episodes import EpisodeCalls, EpisodeRegistry, EpisodeShared
-from services.rollout.work import EpisodeFailed
-from services.runtime.errors import ConfigurationError
-from services.user_code import AgentResult, AgentTask, StepJournal
+from gspo_protocol.codec import Array
+from gspo_protocol.messages import Lease
+from gspo_services.rollout.episodes import EpisodeCalls, EpisodeRegistry, EpisodeShared
+from gspo_services.rollout.work import EpisodeFailed
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.tasks.agents import AgentResult, AgentTask, StepJournal
 
 Solve = Callable[[AgentTask, StepJournal], Awaitable[AgentResult]]
 """Runs the user's agent. A cancellation ends the agent."""

@@ -7,15 +7,15 @@ from typing import Final
 
 import zmq.asyncio
 
-from protocol.channels import WORK
-from protocol.codec import Array
-from protocol.messages import Message
-from protocol.sessions import new_session
-from services.rollout.brokers.beats import INTERVAL_MOST_S
-from services.rollout.gathering import Gatherable, GatheringClient
-from services.runtime.clock import Clock
-from services.runtime.net import PeerClient, Security
-from services.runtime.settings import Settings, run_fingerprint
+from gspo_protocol.channels import WORK
+from gspo_protocol.codec import Array
+from gspo_protocol.messages import Message
+from gspo_protocol.sessions import new_session
+from gspo_services.rollout.brokers.beats import INTERVAL_MOST_S
+from gspo_services.rollout.gathering import Gatherable, GatheringClient
+from gspo_services.shared.net import PeerClient, Security
+from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.settings import Settings, run_fingerprint
 
 SILENT_S: Final = 4.0 + INTERVAL_MOST_S
 """A broker answers every heartbeat: after this silence it is away."""

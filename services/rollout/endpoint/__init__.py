@@ -1,6 +1,6 @@
 """The OpenAI-compatible endpoint of a rollout: an agent's model calls, one key for each episode."""
 
-from services.rollout.endpoint.calls import (
+from gspo_services.rollout.endpoint.calls import (
     CallAnswer,
     CallDelta,
     CallRefused,
@@ -10,9 +10,9 @@ from services.rollout.endpoint.calls import (
     FinishReason,
     ToolCall,
 )
-from services.rollout.endpoint.metrics import EndpointMetrics
-from services.rollout.endpoint.requests import RunSampling
-from services.rollout.endpoint.server import EndpointLimits, EndpointServer
+from gspo_services.rollout.endpoint.metrics import EndpointMetrics
+from gspo_services.rollout.endpoint.requests import RunSampling
+from gspo_services.rollout.endpoint.server import EndpointLimits, EndpointServer
 
 __all__ = [
     "CallAnswer",

@@ -9,8 +9,8 @@ from typing import Final
 
 from aiohttp import web
 
-from services.rollout.endpoint.calls import CallRefused
-from services.rollout.endpoint.responses import error_body, error_event
+from gspo_services.rollout.endpoint.calls import CallRefused
+from gspo_services.rollout.endpoint.responses import error_body, error_event
 
 RETRY_AFTER_S: Final = 1
 OVERRIDDEN_HEADER: Final = "x-gspo-overridden"

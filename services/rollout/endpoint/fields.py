@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from services.rollout.endpoint.calls import CallRefused
-from services.runtime.plain_text import one_line
+from gspo_services.rollout.endpoint.calls import CallRefused
+from gspo_services.shared.runtime.plain_text import one_line
 
 MAX_DEPTH: Final = 64
 """Nesting of what is passed on as it came: schemas, arguments, options of the template. Code behind it is recursive."""

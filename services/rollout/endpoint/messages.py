@@ -2,8 +2,8 @@
 
 from typing import Any, Final
 
-from services.rollout.endpoint.calls import CallRefused
-from services.rollout.endpoint.fields import Fields, check_depth, decode, wrong
+from gspo_services.rollout.endpoint.calls import CallRefused
+from gspo_services.rollout.endpoint.fields import Fields, check_depth, decode, wrong
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _PREFILLED: Final = "the model would continue text that it did not sample, so the turn could not be trained exactly"

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.rollout.endpoint.requests import OVERRIDABLE
+from gspo_services.rollout.endpoint.requests import OVERRIDABLE
 
 
 class EndpointMetrics:

@@ -5,12 +5,12 @@ from typing import Any, Final
 
 import msgspec
 
-from services.rollout.endpoint.calls import CallRefused, CallRequest
-from services.rollout.endpoint.fields import Fields, decode, is_whole, is_zero, wrong
-from services.rollout.endpoint.messages import checked_messages
-from services.rollout.endpoint.tools import MAX_TOOLS, CheckedTools
-from services.rollout.endpoint.untrainable import DISTRIBUTION, refuse_untrainable, unsupported
-from services.runtime.plain_text import one_line
+from gspo_services.rollout.endpoint.calls import CallRefused, CallRequest
+from gspo_services.rollout.endpoint.fields import Fields, decode, is_whole, is_zero, wrong
+from gspo_services.rollout.endpoint.messages import checked_messages
+from gspo_services.rollout.endpoint.tools import MAX_TOOLS, CheckedTools
+from gspo_services.rollout.endpoint.untrainable import DISTRIBUTION, refuse_untrainable, unsupported
+from gspo_services.shared.runtime.plain_text import one_line
 
 OVERRIDABLE: Final = ("model", "temperature", "top_p", "top_k", "min_p", "tools.strict")
 """What an agent may give and the run decides, in the order in which the answer's header lists it."""

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from services.rollout.endpoint.calls import CallAnswer, CallDelta, CallRefused, ToolCall
+from gspo_services.rollout.endpoint.calls import CallAnswer, CallDelta, CallRefused, ToolCall
 
 LOGPROBS_IN_A_CHUNK: Final = 256
 """A stream gives log-probs when the answer is complete; in pieces, so that none is much larger than a piece of text."""

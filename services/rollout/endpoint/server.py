@@ -11,14 +11,14 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from services.rollout.endpoint.calls import CallAnswer, CallDelta, CallRefused, Calls, Episodes
-from services.rollout.endpoint.exchange import OVERRIDDEN_HEADER, AgentGone, Exchange
-from services.rollout.endpoint.metrics import EndpointMetrics
-from services.rollout.endpoint.requests import AgentCall, RunSampling, read_call
-from services.rollout.endpoint.responses import ChunkWriter, completion, model_page, models_page
-from services.runtime.clock import Clock, MonotonicClock
-from services.runtime.http import listen
-from services.runtime.plain_text import one_line
+from gspo_services.rollout.endpoint.calls import CallAnswer, CallDelta, CallRefused, Calls, Episodes
+from gspo_services.rollout.endpoint.exchange import OVERRIDDEN_HEADER, AgentGone, Exchange
+from gspo_services.rollout.endpoint.metrics import EndpointMetrics
+from gspo_services.rollout.endpoint.requests import AgentCall, RunSampling, read_call
+from gspo_services.rollout.endpoint.responses import ChunkWriter, completion, model_page, models_page
+from gspo_services.shared.runtime.clock import Clock, MonotonicClock
+from gspo_services.shared.runtime.http_listener import listen
+from gspo_services.shared.runtime.plain_text import one_line
 
 log = structlog.get_logger()
 

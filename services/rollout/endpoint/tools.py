@@ -3,8 +3,8 @@
 import re
 from typing import Any, Final
 
-from services.rollout.endpoint.calls import CallRefused
-from services.rollout.endpoint.fields import Fields, wrong
+from gspo_services.rollout.endpoint.calls import CallRefused
+from gspo_services.rollout.endpoint.fields import Fields, wrong
 
 MAX_TOOLS: Final = 512
 """OpenAI takes 128. A prompt with more of them than this has room for little else."""

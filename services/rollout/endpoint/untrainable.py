@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from services.rollout.endpoint.calls import CallRefused
-from services.rollout.endpoint.fields import Fields, is_whole, is_zero
+from gspo_services.rollout.endpoint.calls import CallRefused
+from gspo_services.rollout.endpoint.fields import Fields, is_whole, is_zero
 
 DISTRIBUTION: Final = (
     "the sampler would draw from another distribution than the learner computes, so the tokens could not be trained exactly"

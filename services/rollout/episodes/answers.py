@@ -1,10 +1,10 @@
 """Sampled ids to the answer that the agent gets, the same however often it is made."""
 
-from services.rollout.endpoint import CallAnswer, CallRequest, FinishReason, ToolCall
-from services.rollout.episodes.fingerprints import MessageKey, message_key
-from services.rollout.episodes.log import Round
-from services.rollout.episodes.records import CallRecord
-from services.rollout.rendering import Renderer, without_stop
+from gspo_services.rollout.endpoint import CallAnswer, CallRequest, FinishReason, ToolCall
+from gspo_services.rollout.episodes.fingerprints import MessageKey, message_key
+from gspo_services.rollout.episodes.log import Round
+from gspo_services.rollout.episodes.records import CallRecord
+from gspo_services.rollout.rendering import Renderer, without_stop
 
 
 def answer_of(

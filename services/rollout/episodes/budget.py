@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from protocol.limits import MAX_SEQUENCES, RUNS_PER_TURN, SEGMENTS_PER_TURN, TrajectoryLimits
-from protocol.messages import GroupSampling
-from services.rollout.endpoint import CallRefused
-from services.rollout.episodes.log import EpisodeLog
+from gspo_protocol.limits import MAX_SEQUENCES, RUNS_PER_TURN, SEGMENTS_PER_TURN, TrajectoryLimits
+from gspo_protocol.messages import GroupSampling
+from gspo_services.rollout.endpoint import CallRefused
+from gspo_services.rollout.episodes.log import EpisodeLog
 
 RUNS_PER_PART: Final = 2
 """Version runs of a part of an answer, during which the engine's version may change."""

@@ -9,26 +9,26 @@ from typing import Final, Literal, TypeVar
 import msgspec
 import structlog
 
-from protocol.codec import Array
-from protocol.messages import Finish, Lease
-from protocol.messages.base import require_components, require_rewards
-from protocol.messages.journal import entries_in
-from protocol.messages.work import Components
-from services.rollout.endpoint import CallAnswer, CallDelta, CallRefused, CallRequest
-from services.rollout.episodes.answers import answer_key, answer_of
-from services.rollout.episodes.budget import Budget
-from services.rollout.episodes.history import Conversation, Histories
-from services.rollout.episodes.live import LiveCall
-from services.rollout.episodes.log import EpisodeLog, Round
-from services.rollout.episodes.placing import Known, find_place
-from services.rollout.episodes.records import CallRecord, read_journal
-from services.rollout.episodes.registry import ENDED
-from services.rollout.episodes.sampler import CallSampler
-from services.rollout.episodes.shared import EpisodeShared
-from services.rollout.episodes.steps import EpisodeSteps
-from services.rollout.episodes.writer import EpisodeWriter
-from services.rollout.sglang import EngineError
-from services.rollout.work import EpisodeFailed
+from gspo_protocol.codec import Array
+from gspo_protocol.messages import Finish, Lease
+from gspo_protocol.messages.base import require_components, require_rewards
+from gspo_protocol.messages.journal import entries_in
+from gspo_protocol.messages.work import Components
+from gspo_services.rollout.endpoint import CallAnswer, CallDelta, CallRefused, CallRequest
+from gspo_services.rollout.episodes.answers import answer_key, answer_of
+from gspo_services.rollout.episodes.budget import Budget
+from gspo_services.rollout.episodes.history import Conversation, Histories
+from gspo_services.rollout.episodes.live import LiveCall
+from gspo_services.rollout.episodes.log import EpisodeLog, Round
+from gspo_services.rollout.episodes.placing import Known, find_place
+from gspo_services.rollout.episodes.records import CallRecord, read_journal
+from gspo_services.rollout.episodes.registry import ENDED
+from gspo_services.rollout.episodes.sampler import CallSampler
+from gspo_services.rollout.episodes.shared import EpisodeShared
+from gspo_services.rollout.episodes.steps import EpisodeSteps
+from gspo_services.rollout.episodes.writer import EpisodeWriter
+from gspo_services.rollout.sglang import EngineError
+from gspo_services.rollout.work import EpisodeFailed
 
 log = structlog.get_logger()
 T = TypeVar("T")

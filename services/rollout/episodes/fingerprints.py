@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from services.rollout.endpoint import CallRequest
+from gspo_services.rollout.endpoint import CallRequest
 
 
 class MessageKey(NamedTuple):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.rollout.episodes.fingerprints import MessageKey
+from gspo_services.rollout.episodes.fingerprints import MessageKey
 
 
 @dataclass(frozen=True, kw_only=True)

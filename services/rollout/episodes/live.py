@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from services.rollout.endpoint import CallAnswer, CallDelta, CallRefused, CallRequest
-from services.rollout.episodes.fingerprints import call_digest, message_keys, prompt_setting
-from services.rollout.episodes.records import CallRecord
-from services.rollout.rendering import AnswerPiece
+from gspo_services.rollout.endpoint import CallAnswer, CallDelta, CallRefused, CallRequest
+from gspo_services.rollout.episodes.fingerprints import call_digest, message_keys, prompt_setting
+from gspo_services.rollout.episodes.records import CallRecord
+from gspo_services.rollout.rendering import AnswerPiece
 
 
 class LiveCall:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from protocol.messages import Lease
-from services.rollout.trajectory import OBSERVATION_VERSION, TokenLog
+from gspo_protocol.messages import Lease
+from gspo_services.rollout.trajectory import OBSERVATION_VERSION, TokenLog
 
 
 class Round:

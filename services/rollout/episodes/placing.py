@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
-from services.rollout.endpoint import CallRefused, CallRequest
-from services.rollout.episodes.log import Round
-from services.rollout.rendering import Renderer, RenderingError
+from gspo_services.rollout.endpoint import CallRefused, CallRequest
+from gspo_services.rollout.episodes.log import Round
+from gspo_services.rollout.rendering import Renderer, RenderingError
 
 LONG_TEXT: Final = 32_768
 """Characters from which a thread renders: some 20 ms, in which every other episode of the rollout would stand still."""

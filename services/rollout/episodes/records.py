@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from protocol.limits import MAX_SEQUENCES
-from protocol.messages import Plain
-from services.rollout.episodes.log import EpisodeLog, Round
-from services.rollout.work import EpisodeFailed
-from services.user_code import RecordedStep
+from gspo_protocol.limits import MAX_SEQUENCES
+from gspo_protocol.messages import Plain
+from gspo_services.rollout.episodes.log import EpisodeLog, Round
+from gspo_services.rollout.work import EpisodeFailed
+from gspo_services.tasks.agents import RecordedStep
 
 
 class CallRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ import secrets
 from collections import OrderedDict
 from typing import Final
 
-from services.rollout.endpoint import CallRefused, Calls
+from gspo_services.rollout.endpoint import CallRefused, Calls
 
 KEY_BYTES: Final = 32
 ENDED_KEPT: Final = 4096

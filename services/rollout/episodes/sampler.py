@@ -6,15 +6,15 @@ from hashlib import sha256
 
 import msgspec
 
-from protocol.messages import Lease
-from services.rollout.endpoint import CallRefused
-from services.rollout.episodes.budget import Budget
-from services.rollout.episodes.live import LiveCall
-from services.rollout.episodes.log import EpisodeLog, Round
-from services.rollout.episodes.records import CallRecord
-from services.rollout.episodes.shared import EpisodeShared
-from services.rollout.episodes.writer import EpisodeWriter
-from services.rollout.sglang import EngineError, EngineRefused, GenerateRequest, OutputPiece, SamplingParameters
+from gspo_protocol.messages import Lease
+from gspo_services.rollout.endpoint import CallRefused
+from gspo_services.rollout.episodes.budget import Budget
+from gspo_services.rollout.episodes.live import LiveCall
+from gspo_services.rollout.episodes.log import EpisodeLog, Round
+from gspo_services.rollout.episodes.records import CallRecord
+from gspo_services.rollout.episodes.shared import EpisodeShared
+from gspo_services.rollout.episodes.writer import EpisodeWriter
+from gspo_services.rollout.sglang import EngineError, EngineRefused, GenerateRequest, OutputPiece, SamplingParameters
 
 
 class CallSampler:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from protocol.limits import TrajectoryLimits
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.rendering import Renderer
-from services.rollout.work import EpisodeIntake, PolicyEngine
+from gspo_protocol.limits import TrajectoryLimits
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.rendering import Renderer
+from gspo_services.rollout.work import EpisodeIntake, PolicyEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class EpisodeShared:
     may_generate: asyncio.Event
     """Cleared while the engine's weights are replaced: a new request waits, a request under way continues afterwards."""
     limits: TrajectoryLimits
-    """What the broker takes of one trajectory (``protocol.limits.trajectory_limits``)."""
+    """What the broker takes of one trajectory (``gspo_protocol.limits.trajectory_limits``)."""
     chunk_tokens: int
     metrics: RolloutMetrics
     wall_s: Callable[[], float]

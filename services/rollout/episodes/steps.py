@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import structlog
 
-from services.rollout.episodes.records import StepRecord
-from services.rollout.episodes.writer import EpisodeWriter
-from services.rollout.metrics import RolloutMetrics
-from services.user_code import RecordedStep
+from gspo_services.rollout.episodes.records import StepRecord
+from gspo_services.rollout.episodes.writer import EpisodeWriter
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.tasks.agents import RecordedStep
 
 log = structlog.get_logger()
 

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from protocol.errors import ProtocolError
-from protocol.limits import MAX_ENTRIES, MAX_ENTRY_BYTES, MAX_JOURNAL_BYTES
-from protocol.messages import Finish, Journal, Plain
-from protocol.messages.journal import pack_entry
-from services.rollout.episodes.log import EpisodeLog
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.work import EpisodeFailed, EpisodeIntake
+from gspo_protocol.errors import ProtocolError
+from gspo_protocol.limits import MAX_ENTRIES, MAX_ENTRY_BYTES, MAX_JOURNAL_BYTES
+from gspo_protocol.messages import Finish, Journal, Plain
+from gspo_protocol.messages.journal import pack_entry
+from gspo_services.rollout.episodes.log import EpisodeLog
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.work import EpisodeFailed, EpisodeIntake
 
 CALL_ENTRY_BYTES: Final = 512
 """More than the entry of a call has."""

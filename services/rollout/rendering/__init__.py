@@ -1,8 +1,8 @@
 """The chat format of a model, for agents: messages and tools to ids, sampled ids to answers, exact bridges between turns."""
 
-from services.rollout.rendering.create import create_renderer
-from services.rollout.rendering.decoder import byte_of_character
-from services.rollout.rendering.interface import (
+from gspo_services.rollout.rendering.create import create_renderer
+from gspo_services.rollout.rendering.decoder import byte_of_character
+from gspo_services.rollout.rendering.interface import (
     AnswerPiece,
     Arguments,
     Markers,
@@ -14,7 +14,7 @@ from services.rollout.rendering.interface import (
     Stream,
     Tools,
 )
-from services.rollout.rendering.stops import without_stop
+from gspo_services.rollout.rendering.stops import without_stop
 
 __all__ = [
     "AnswerPiece",

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from services.rollout.rendering.interface import Markers
-from services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.rendering.interface import Markers
+from gspo_services.rollout.tokenizer import ChatTokenizer
 
 PROMPT_TAIL_TOKENS: Final = 16
 """More tokens than any template has between the marker that opens the reasoning and the end of the prompt."""

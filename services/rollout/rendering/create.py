@@ -2,11 +2,11 @@
 
 import structlog
 
-from services.rollout.rendering.families import find_family, is_installed, named_family
-from services.rollout.rendering.interface import NO_ARGUMENTS, Arguments, Renderer
-from services.rollout.rendering.library import LibraryRenderer
-from services.rollout.rendering.template import TemplateRenderer
-from services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.rendering.families import find_family, is_installed, named_family
+from gspo_services.rollout.rendering.interface import NO_ARGUMENTS, Arguments, Renderer
+from gspo_services.rollout.rendering.library import LibraryRenderer
+from gspo_services.rollout.rendering.template import TemplateRenderer
+from gspo_services.rollout.tokenizer import ChatTokenizer
 
 log = structlog.get_logger()
 

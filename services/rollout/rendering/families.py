@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import structlog
 
-from services.rollout.rendering.interface import NO_ARGUMENTS, Arguments, RenderingError
-from services.rollout.rendering.library import Family
-from services.rollout.rendering.template import TemplateRenderer
-from services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.rendering.interface import NO_ARGUMENTS, Arguments, RenderingError
+from gspo_services.rollout.rendering.library import Family
+from gspo_services.rollout.rendering.template import TemplateRenderer
+from gspo_services.rollout.tokenizer import ChatTokenizer
 
 log = structlog.get_logger()
 

@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from services.rollout.rendering.answers import AnswerText
-from services.rollout.rendering.interface import (
+from gspo_services.rollout.rendering.answers import AnswerText
+from gspo_services.rollout.rendering.interface import (
     NO_ARGUMENTS,
     Arguments,
     Markers,
@@ -20,11 +20,11 @@ from services.rollout.rendering.interface import (
     RenderingError,
     Tools,
 )
-from services.rollout.rendering.messages import check_arguments, for_template
-from services.rollout.rendering.stream import AnswerStream
-from services.rollout.rendering.template import TemplateRenderer
-from services.rollout.rendering.tool_calls import make_call
-from services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.rendering.messages import check_arguments, for_template
+from gspo_services.rollout.rendering.stream import AnswerStream
+from gspo_services.rollout.rendering.template import TemplateRenderer
+from gspo_services.rollout.rendering.tool_calls import make_call
+from gspo_services.rollout.tokenizer import ChatTokenizer
 
 MAX_VARIANTS: Final = 32
 """Combinations of template arguments whose renderers are kept; clients may send any number."""

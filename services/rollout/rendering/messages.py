@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from services.rollout.rendering.interface import Arguments, Messages, RenderingError, Tools
+from gspo_services.rollout.rendering.interface import Arguments, Messages, RenderingError, Tools
 
 RESERVED: Final = ("messages", "tools", "documents", "add_generation_prompt")
 """Variables of every template that only the renderer sets."""

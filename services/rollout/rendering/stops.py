@@ -9,7 +9,7 @@ has no stop token, so the bridge to the next turn closes it, as it closes one th
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.rollout.rendering.interface import Parsed, RenderingError
+from gspo_services.rollout.rendering.interface import Parsed, RenderingError
 
 
 class StopStrings:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from services.rollout.rendering.answers import AnswerText
-from services.rollout.rendering.decoder import TextDecoder
-from services.rollout.rendering.interface import AnswerPiece, Parsed
-from services.rollout.rendering.stops import StopStrings, num_held
+from gspo_services.rollout.rendering.answers import AnswerText
+from gspo_services.rollout.rendering.decoder import TextDecoder
+from gspo_services.rollout.rendering.interface import AnswerPiece, Parsed
+from gspo_services.rollout.rendering.stops import StopStrings, num_held
 
 
 class AnswerStream:

@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, Final
 
-from services.rollout.rendering.answers import AnswerText
-from services.rollout.rendering.interface import (
+from gspo_services.rollout.rendering.answers import AnswerText
+from gspo_services.rollout.rendering.interface import (
     NO_ARGUMENTS,
     Arguments,
     Markers,
@@ -14,10 +14,10 @@ from services.rollout.rendering.interface import (
     RenderingError,
     Tools,
 )
-from services.rollout.rendering.messages import check_arguments, check_tools, for_template, with_text_arguments
-from services.rollout.rendering.stream import AnswerStream
-from services.rollout.rendering.tool_calls import OPEN, find_calls, format_of
-from services.rollout.tokenizer import SENTINEL, ChatTokenizer, TokenizerError
+from gspo_services.rollout.rendering.messages import check_arguments, check_tools, for_template, with_text_arguments
+from gspo_services.rollout.rendering.stream import AnswerStream
+from gspo_services.rollout.rendering.tool_calls import OPEN, find_calls, format_of
+from gspo_services.rollout.tokenizer import SENTINEL, ChatTokenizer, TokenizerError
 
 THINK: Final = ("<think>", "</think>")
 

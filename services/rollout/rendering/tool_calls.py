@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NoReturn
 
-from services.rollout.rendering.interface import ParsedCall
+from gspo_services.rollout.rendering.interface import ParsedCall
 
 Format = Literal["tags", "json", "none"]
 OPEN: Final = "<tool_call>"

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from services.rollout.sglang.generation import Output
-from services.rollout.sglang.http import EngineError, EngineHttp, decode_answer
-from services.weights import SLOT
+from gspo_services.rollout.sglang.generation import Output
+from gspo_services.rollout.sglang.http import EngineError, EngineHttp, decode_answer
+from gspo_services.shared.weights import SLOT
 
 PROBE_S: Final = 120.0
 _PARAMETERS: Final = ("model.", "lm_head")

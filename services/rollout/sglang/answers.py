@@ -2,7 +2,7 @@
 
 import msgspec
 
-from services.weights import Spread
+from gspo_services.shared.weights import Spread
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):

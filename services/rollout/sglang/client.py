@@ -7,7 +7,8 @@ log-prob of each later token equals a clean forward of prompt and tokens under t
 "in_place" the keys and values of the old weights stay: later log-probs belong to no model at all, and the cache cannot be
 flushed.
 
-With adapters (``services.rollout.sglang.adapters``) nothing pauses: each request keeps the adapter that it began with, and
+With adapters (``gspo_services.rollout.sglang.adapters``) nothing pauses: each request keeps the adapter that it began
+with, and
 ``cut`` ends it early, so that the rest is sampled with the one that new requests get (``serve``). Keys and values are then
 computed again, as with retract.
 
@@ -25,9 +26,9 @@ from typing import Any, Final, Literal, Self
 import msgspec
 import structlog
 
-from services.rollout.sglang.adapters import Adapter, EngineAdapters, OpenRequest
-from services.rollout.sglang.answers import Checksums, ModelInfo, RankChecksums, ServerInfo, by_rank
-from services.rollout.sglang.generation import (
+from gspo_services.rollout.sglang.adapters import Adapter, EngineAdapters, OpenRequest
+from gspo_services.rollout.sglang.answers import Checksums, ModelInfo, RankChecksums, ServerInfo, by_rank
+from gspo_services.rollout.sglang.generation import (
     GenerateRequest,
     OutputDecoder,
     OutputPiece,
@@ -38,10 +39,10 @@ from services.rollout.sglang.generation import (
     parse_version,
     true_reason,
 )
-from services.rollout.sglang.http import EngineError, EngineHttp, EngineRefused, EngineUnreachable, decode_answer
-from services.rollout.sglang.joint import MAX_JOINT_TOKENS, AskAlone, JointRequests
-from services.rollout.sglang.memory import ServerMemory
-from services.weights import LOAD_FORMAT, SLOT
+from gspo_services.rollout.sglang.http import EngineError, EngineHttp, EngineRefused, EngineUnreachable, decode_answer
+from gspo_services.rollout.sglang.joint import MAX_JOINT_TOKENS, AskAlone, JointRequests
+from gspo_services.rollout.sglang.memory import ServerMemory
+from gspo_services.shared.weights import LOAD_FORMAT, SLOT
 
 log = structlog.get_logger()
 
@@ -290,9 +291,9 @@ class Engine:
         await self._update(path, "safetensors", version, check)
 
     async def patch_weights(self, path: Path, version: int, *, check: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Change elements of the live parameters, as services.rollout.weights.patch wrote them into ``path``.
+        """Change elements of the live parameters, as gspo_services.rollout.weights.patch wrote them into ``path``.
 
-        Otherwise the same as ``update_weights_from_disk``. Only servers that have services.weights.ABILITY can.
+        Otherwise the same as ``update_weights_from_disk``. Only servers that have gspo_services.shared.weights.ABILITY can.
         """
         await self._update(path, LOAD_FORMAT, version, check)
 

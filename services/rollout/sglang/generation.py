@@ -12,9 +12,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import numpy as np
 
-from protocol.limits import MAX_CHUNK_TOKENS
-from protocol.messages import VersionRun
-from protocol.messages.base import MAX_LOGPROB
+from gspo_protocol.limits import MAX_CHUNK_TOKENS
+from gspo_protocol.messages import VersionRun
+from gspo_protocol.messages.base import MAX_LOGPROB
 
 FinishReason = Literal["stop", "length", "abort"]
 ABOUT_THE_REQUEST: Final = (400, 413, 422)

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 from aiohttp.http_exceptions import LineTooLong
 
-from services.rollout.sglang.generation import is_about_the_request
+from gspo_services.rollout.sglang.generation import is_about_the_request
 
 T = TypeVar("T")
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from services.rollout.sglang.generation import joint_body
-from services.rollout.sglang.http import EngineError, EngineHttp, EngineRefused, decode_answer
+from gspo_services.rollout.sglang.generation import joint_body
+from gspo_services.rollout.sglang.http import EngineError, EngineHttp, EngineRefused, decode_answer
 
 MAX_JOINT: Final = 16
 """Samples of one request."""

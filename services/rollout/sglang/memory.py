@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from services.rollout.sglang.http import EngineHttp
+from gspo_services.rollout.sglang.http import EngineHttp
 
 WEIGHTS_MEMORY: Final = "weights"
 CACHE_MEMORY: Final = "kv_cache"

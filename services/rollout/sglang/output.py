@@ -12,8 +12,8 @@ import termios
 import threading
 from typing import Final
 
-from services.runtime.log_files import LogFile
-from services.runtime.output import PatientOutput
+from gspo_services.shared.runtime.log_files import LogFile
+from gspo_services.shared.runtime.output import PatientOutput
 
 _READ_BYTES: Final = 65_536
 _DRAIN_S: Final = 2.0

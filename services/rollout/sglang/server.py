@@ -18,13 +18,13 @@ from typing import Final, Self
 import psutil
 import structlog
 
-from services.placement import this_machine
-from services.rollout.sglang.http import EngineHttp, EngineUnreachable
-from services.rollout.sglang.output import ServerOutput
-from services.runtime.lifecycle import module_command
-from services.runtime.log_files import USUAL_LIMITS, LogFile, LogLimits, read_end
-from services.runtime.net import held_port
-from services.weights import ONE_RANK, Spread
+from gspo_services.rollout.sglang.http import EngineHttp, EngineUnreachable
+from gspo_services.rollout.sglang.output import ServerOutput
+from gspo_services.shared.net import held_port
+from gspo_services.shared.placement import this_machine
+from gspo_services.shared.runtime.lifecycle import module_command
+from gspo_services.shared.runtime.log_files import USUAL_LIMITS, LogFile, LogLimits, read_end
+from gspo_services.shared.weights import ONE_RANK, Spread
 
 log = structlog.get_logger()
 
@@ -270,7 +270,7 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
             "rollout.server_args set --host: anyone who reaches SGLang's API can replace the weights, so it stays on "
             f"{options.host}; leave --host out, or start a server of your own and set rollout.server_url"
         )
-    module = "sglang.launch_server" if cuda else "services.sglang_cpu.launch"
+    module = "sglang.launch_server" if cuda else "gspo_services.shared.sglang_cpu.launch"
     command = [
         *module_command(module),
         "--model-path", str(options.model_path),

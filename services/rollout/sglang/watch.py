@@ -4,8 +4,8 @@ import asyncio
 from typing import Final, NoReturn
 from urllib.parse import urlsplit
 
-from services.rollout.sglang.server import EngineServer
-from services.runtime.errors import ServiceError
+from gspo_services.rollout.sglang.server import EngineServer
+from gspo_services.shared.runtime.errors import ServiceError
 
 KNOCK_S: Final = 2.0
 REFUSALS: Final = 3

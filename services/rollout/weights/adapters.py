@@ -7,7 +7,7 @@ one is verified. What is checked, in this order:
     the model       the engine's own checksums of all its parameters are those of the learner's model; once for each model
     the bytes       every matrix has the learner's digest, when it came, and again in the file after the engine has read it
     the effect      with the adapter the engine computes the learner's log-probs of a fixed sequence
-    the slot        checksums of the matrices as they lie in the engine, where it reports them (services.sglang_cpu does)
+    the slot        checksums of the matrices as they lie in the engine, where it reports them (ours for the CPU does)
 
 The slot shows a wrong bit. SGLang itself says nothing about adapters, so on a GPU the effect has to do: it shows a wrong
 adapter, scale or layer, and no change that moves log-probs by less than the tolerance.
@@ -27,16 +27,16 @@ import msgspec
 import numpy as np
 import structlog
 
-from protocol.digests import tensor_digest
-from protocol.messages import AdapterInfo, Manifest, TensorInfo
-from services.rollout.sglang import Adapter, Engine, EngineError
-from services.rollout.weights.file import header_of
-from services.rollout.weights.loading import LOADED, VerificationError
-from services.rollout.weights.replica import Replica
-from services.rollout.weights.verify import Verifier
-from services.runtime.errors import ServiceError
-from services.runtime.settings import Settings
-from services.weights import (
+from gspo_protocol.digests import tensor_digest
+from gspo_protocol.messages import AdapterInfo, Manifest, TensorInfo
+from gspo_services.rollout.sglang import Adapter, Engine, EngineError
+from gspo_services.rollout.weights.file import header_of
+from gspo_services.rollout.weights.loading import LOADED, VerificationError
+from gspo_services.rollout.weights.replica import Replica
+from gspo_services.rollout.weights.verify import Verifier
+from gspo_services.shared.runtime.errors import ServiceError
+from gspo_services.shared.settings import Settings
+from gspo_services.shared.weights import (
     EMBEDDING,
     HEAD,
     MODULES,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import Settings
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import Settings
 
 
 @contextmanager

@@ -12,12 +12,12 @@ from typing import Final, Protocol
 import structlog
 from msgspec import structs
 
-from protocol.deltas import ITEM_BYTES
-from protocol.digests import version_digest
-from protocol.messages import Manifest, ManifestRequest, WeightChunk, WeightGone, WeightRequest
-from services.rollout.weights.replica import DamagedWeightsError, Landing, Replica
-from services.runtime.net import PeerClient
-from services.weights import Hash
+from gspo_protocol.deltas import ITEM_BYTES
+from gspo_protocol.digests import version_digest
+from gspo_protocol.messages import Manifest, ManifestRequest, WeightChunk, WeightGone, WeightRequest
+from gspo_services.rollout.weights.replica import DamagedWeightsError, Landing, Replica
+from gspo_services.shared.net import PeerClient
+from gspo_services.shared.weights import Hash
 
 log = structlog.get_logger()
 

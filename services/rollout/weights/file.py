@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from protocol.messages import TensorInfo
+from gspo_protocol.messages import TensorInfo
 
 _DTYPES: Final = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _ARRAY_DTYPES: Final = {"int32": "I32", "int64": "I64", "uint16": "U16", "uint32": "U32"}

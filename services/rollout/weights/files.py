@@ -15,10 +15,10 @@ from typing import Final
 
 import numpy as np
 
-from protocol.deltas import Bytes, Places, Values, as_elements
-from protocol.messages import TensorInfo
-from services.rollout.weights.file import header_of
-from services.runtime.errors import ServiceError
+from gspo_protocol.deltas import Bytes, Places, Values, as_elements
+from gspo_protocol.messages import TensorInfo
+from gspo_services.rollout.weights.file import header_of
+from gspo_services.shared.runtime.errors import ServiceError
 
 SHARD_BYTES: Final = 256 * 1024 * 1024
 _PATTERN: Final = "weights-*.safetensors"

@@ -13,13 +13,13 @@ from typing import Final
 
 import structlog
 
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.sglang import Engine, EngineError, EngineUnreachable
-from services.rollout.weights.patch import NoPatchError, write_patch
-from services.rollout.weights.replica import Replica
-from services.rollout.weights.verify import Expected, Verification, Verifier, published
-from services.runtime.errors import ServiceError
-from services.weights import ABILITY, SpreadError
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.sglang import Engine, EngineError, EngineUnreachable
+from gspo_services.rollout.weights.patch import NoPatchError, write_patch
+from gspo_services.rollout.weights.replica import Replica
+from gspo_services.rollout.weights.verify import Expected, Verification, Verifier, published
+from gspo_services.shared.runtime.errors import ServiceError
+from gspo_services.shared.weights import ABILITY, SpreadError
 
 log = structlog.get_logger()
 

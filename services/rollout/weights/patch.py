@@ -1,9 +1,9 @@
 """The elements that changed since an engine loaded a version, in files from which it patches its live parameters.
 
-The engine's parameters are made from the version's tensors (services.weights.shards), and places are those in the
-parameters. There is one file for each rank that shares the model. It has two arrays for each parameter: its name followed
-by INDICES (int32 or int64, elements from its beginning) and by VALUES (uint16 or uint32: the bits that the elements have
-now). A rank without changes gets an empty file, so that a file that is missing is an error.
+The engine's parameters are made from the version's tensors (services/shared/weights/shards.py), and places are those in
+the parameters. There is one file for each rank that shares the model. It has two arrays for each parameter: its name
+followed by INDICES (int32 or int64, elements from its beginning) and by VALUES (uint16 or uint32: the bits that the
+elements have now). A rank without changes gets an empty file, so that a file that is missing is an error.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from protocol.deltas import ITEM_BYTES, Places, Values
-from protocol.messages import TensorInfo
-from services.rollout.weights.file import write_arrays
-from services.rollout.weights.files import WeightFiles
-from services.weights import HEAD, INDICES, VALUES, Shard, ShardPiece, patch_file
+from gspo_protocol.deltas import ITEM_BYTES, Places, Values
+from gspo_protocol.messages import TensorInfo
+from gspo_services.rollout.weights.file import write_arrays
+from gspo_services.rollout.weights.files import WeightFiles
+from gspo_services.shared.weights import HEAD, INDICES, VALUES, Shard, ShardPiece, patch_file
 
 _MAX_INT32: Final = 2**31 - 1
 _MAX_UINT32: Final = 2**32 - 1

@@ -14,16 +14,16 @@ from typing import Final
 import structlog
 import zmq.asyncio
 
-from protocol.channels import PEER_WEIGHTS
-from protocol.messages import Loaded, Manifest, ManifestRequest, Source, WeightRequest
-from protocol.sessions import session_towards, shown_identity
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.weights.fetch import FetchError, GoneError, fetch_chunks
-from services.rollout.weights.replica import Landing, Replica
-from services.runtime.clock import Clock
-from services.runtime.errors import EndpointError, ServiceError, flatten
-from services.runtime.net import Authenticator, Incoming, KeyFileError, PeerClient, RouterChannel, Security
-from services.weights import ChunkServer, Parts
+from gspo_protocol.channels import PEER_WEIGHTS
+from gspo_protocol.messages import Loaded, Manifest, ManifestRequest, Source, WeightRequest
+from gspo_protocol.sessions import session_towards, shown_identity
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.weights.fetch import FetchError, GoneError, fetch_chunks
+from gspo_services.rollout.weights.replica import Landing, Replica
+from gspo_services.shared.net import Authenticator, Incoming, KeyFileError, PeerClient, RouterChannel, Security
+from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.runtime.errors import EndpointError, ServiceError, flatten
+from gspo_services.shared.weights import ChunkServer, Parts
 
 log = structlog.get_logger()
 

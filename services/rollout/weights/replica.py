@@ -24,13 +24,13 @@ import numpy as np
 import structlog
 from msgspec import structs
 
-from protocol.deltas import DeltaHead, check_bucket, decode_head, decode_streams, stream_lengths
-from protocol.digests import head_digest, tensor_digest, version_digest
-from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import DeltaBucket, Manifest, TensorInfo
-from services.rollout.weights.files import SHARD_BYTES, WeightFiles, remove_files
-from services.rollout.weights.patch import Touched
-from services.weights import Parts, decompress
+from gspo_protocol.deltas import DeltaHead, check_bucket, decode_head, decode_streams, stream_lengths
+from gspo_protocol.digests import head_digest, tensor_digest, version_digest
+from gspo_protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.messages import DeltaBucket, Manifest, TensorInfo
+from gspo_services.rollout.weights.files import SHARD_BYTES, WeightFiles, remove_files
+from gspo_services.rollout.weights.patch import Touched
+from gspo_services.shared.weights import Parts, decompress
 
 log = structlog.get_logger()
 

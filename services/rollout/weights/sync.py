@@ -19,22 +19,22 @@ from typing import Final, Literal
 import structlog
 import zmq.asyncio
 
-from protocol.channels import WEIGHTS
-from protocol.messages import Loaded, Manifest
-from protocol.messages.base import shortened
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.sglang import Engine, EngineError
-from services.rollout.weights.adapters import AdapterLoader, AdapterPlan, BaseUnknownError
-from services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest
-from services.rollout.weights.loading import EngineLoader, VerificationError
-from services.rollout.weights.peers import WeightPeers
-from services.rollout.weights.replica import Replica
-from services.rollout.weights.turns import EngineTurns
-from services.rollout.weights.verify import Verifier
-from services.runtime.clock import Clock
-from services.runtime.errors import EndpointError, ServiceError
-from services.runtime.net import PLAINTEXT, PeerClient, Security
-from services.weights import Hash
+from gspo_protocol.channels import WEIGHTS
+from gspo_protocol.messages import Loaded, Manifest
+from gspo_protocol.messages.base import shortened
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.sglang import Engine, EngineError
+from gspo_services.rollout.weights.adapters import AdapterLoader, AdapterPlan, BaseUnknownError
+from gspo_services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest
+from gspo_services.rollout.weights.loading import EngineLoader, VerificationError
+from gspo_services.rollout.weights.peers import WeightPeers
+from gspo_services.rollout.weights.replica import Replica
+from gspo_services.rollout.weights.turns import EngineTurns
+from gspo_services.rollout.weights.verify import Verifier
+from gspo_services.shared.net import PLAINTEXT, PeerClient, Security
+from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.runtime.errors import EndpointError, ServiceError
+from gspo_services.shared.weights import Hash
 
 log = structlog.get_logger()
 

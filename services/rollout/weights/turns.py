@@ -4,10 +4,10 @@ import asyncio
 
 import structlog
 
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.sglang import CACHE_MEMORY, WEIGHTS_MEMORY, Engine
-from services.runtime.clock import Clock
-from services.turns import TURN_POLL_S, DeviceLock
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.sglang import CACHE_MEMORY, WEIGHTS_MEMORY, Engine
+from gspo_services.shared.colocate import TURN_POLL_S, DeviceLock
+from gspo_services.shared.runtime.clock import Clock
 
 log = structlog.get_logger()
 

@@ -1,10 +1,10 @@
 """Compares the engine's own checksums with those of the version that was published.
 
 The learner sends them with the version. Where it has not computed them, they are computed here, from the tensors that came.
-``services.weights.engine_parameters`` says which tensors make which parameter of the engine, and
-``services.weights.shards`` what each rank has of it. The learner publishes checksums of whole parameters; those of shards
-are always computed here, from files whose every tensor has the learner's digest. Checksums cannot check quantised weights
-and MoE backends that reorder experts (they show as mismatches) and merged parameters of which only a part was sent
+services/shared/weights/engine_parameters.py says which tensors make which parameter of the engine, and shards.py beside
+it what each rank has of it. The learner publishes checksums of whole parameters; those of shards
+are always computed here, from files whose every tensor has the learner's digest. Checksums cannot check quantised
+weights and MoE backends that reorder experts (they show as mismatches) and merged parameters of which only a part was sent
 (unverified). There one can still compare log-probs of a prompt with the learner's own: that shows a wrong layer, not a
 wrong bit.
 """
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from protocol.messages import TensorInfo
-from services.rollout.sglang import Engine, RankChecksums
-from services.weights import (
+from gspo_protocol.messages import TensorInfo
+from gspo_services.rollout.sglang import Engine, RankChecksums
+from gspo_services.shared.weights import (
     EMBEDDING,
     HEAD,
     Buffer,

@@ -1,7 +1,7 @@
 """Proves from a run's files that every trajectory was trained exactly once, or dropped for a stated reason."""
 
-from services.runs.audit.audit import audit_run
-from services.runs.audit.findings import Audit
-from services.runs.audit.record import Checkpoint, read_checkpoints
+from gspo_services.runs.audit.audit import audit_run
+from gspo_services.runs.audit.findings import Audit
+from gspo_services.runs.audit.record import Checkpoint, read_checkpoints
 
 __all__ = ["Audit", "Checkpoint", "audit_run", "read_checkpoints"]

@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from services.runs.audit.findings import Findings, Rules
-from services.runs.ledgers import broker_name
+from gspo_services.runs.audit.findings import Findings, Rules
+from gspo_services.runs.ledgers import broker_name
 
 FOREIGN: Final = {
     "group": "SELECT group_id FROM groups WHERE group_id % ? != ? ORDER BY group_id",

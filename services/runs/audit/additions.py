@@ -4,9 +4,9 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from services.broker.rows import ADDED_DIRECTORY
-from services.broker.store import file_digest
-from services.runs.audit.findings import Findings
+from gspo_services.broker.rows import ADDED_DIRECTORY
+from gspo_services.broker.store import file_digest
+from gspo_services.runs.audit.findings import Findings
 
 ADDITIONS: Final = "SELECT number, name, digest, first_task, num_tasks FROM additions ORDER BY number"
 BEYOND: Final = "SELECT group_id, task_index FROM groups WHERE split = 'train' AND task_index >= ?"

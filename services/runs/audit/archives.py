@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from services.broker.rows import ArchivedRow, ArchiveRow
-from services.broker.store import ARCHIVE_DIRECTORY, LEDGER_FILE, Reader, StoreCorrupt, StoredChunk, file_digest, held
-from services.runs.audit.findings import Findings
+from gspo_services.broker.rows import ArchivedRow, ArchiveRow
+from gspo_services.broker.store import ARCHIVE_DIRECTORY, LEDGER_FILE, Reader, StoreCorrupt, StoredChunk, file_digest, held
+from gspo_services.runs.audit.findings import Findings
 
 IN_PLAY: Final = """
 SELECT a.group_id, g.status FROM archived a LEFT JOIN groups g ON g.group_id = a.group_id

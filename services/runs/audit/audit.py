@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from services.broker.store import (
+from gspo_services.broker.store import (
     LEDGER_FILE,
     MARK_FILE,
     Evidence,
@@ -16,22 +16,22 @@ from services.broker.store import (
     read_evidence,
     reading,
 )
-from services.runs.audit.across import SharedHistory, audit_ids, read_share
-from services.runs.audit.additions import audit_additions
-from services.runs.audit.archives import ArchiveAudit
-from services.runs.audit.findings import Audit, Findings, Outcome, Rules
-from services.runs.audit.groups import audit_groups
-from services.runs.audit.groups import outcomes as read_outcomes
-from services.runs.audit.left_out import audit_left_out
-from services.runs.audit.merging import merged
-from services.runs.audit.missing import audit_losses, audit_missing, audit_rows, audit_without_ledger
-from services.runs.audit.order import Order, audit_batches, audit_set_aside, audit_versions, read_order
-from services.runs.audit.record import Checkpoint, audit_checkpoints, audit_record, read_checkpoints
-from services.runs.audit.tokens import TokenAudit, TokenCounts
-from services.runs.audit.values import audit_values
-from services.runs.ledgers import ledger_directories
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import read_run_settings
+from gspo_services.runs.audit.across import SharedHistory, audit_ids, read_share
+from gspo_services.runs.audit.additions import audit_additions
+from gspo_services.runs.audit.archives import ArchiveAudit
+from gspo_services.runs.audit.findings import Audit, Findings, Outcome, Rules
+from gspo_services.runs.audit.groups import audit_groups
+from gspo_services.runs.audit.groups import outcomes as read_outcomes
+from gspo_services.runs.audit.left_out import audit_left_out
+from gspo_services.runs.audit.merging import merged
+from gspo_services.runs.audit.missing import audit_losses, audit_missing, audit_rows, audit_without_ledger
+from gspo_services.runs.audit.order import Order, audit_batches, audit_set_aside, audit_versions, read_order
+from gspo_services.runs.audit.record import Checkpoint, audit_checkpoints, audit_record, read_checkpoints
+from gspo_services.runs.audit.tokens import TokenAudit, TokenCounts
+from gspo_services.runs.audit.values import audit_values
+from gspo_services.runs.ledgers import ledger_directories
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import read_run_settings
 
 NO_ORDER: Final = Order(batch_versions={}, trained_batches={}, trained=[], checkpointed=0)
 NO_TOKENS: Final = TokenCounts(num_chunks=0, num_resumed=0)

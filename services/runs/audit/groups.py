@@ -3,8 +3,8 @@
 import sqlite3
 from typing import Any, Final, get_args
 
-from services.broker.rows import DropReason
-from services.runs.audit.findings import Findings, Outcome, Rules
+from gspo_services.broker.rows import DropReason
+from gspo_services.runs.audit.findings import Findings, Outcome, Rules
 
 GROUPS: Final = """
 SELECT g.group_id, g.split, g.status, g.batch, g.drop_reason, count(t.trajectory_id), total(t.status = 'finished'),

@@ -4,7 +4,7 @@ import json
 import sqlite3
 from typing import Final
 
-from services.runs.audit.findings import Findings
+from gspo_services.runs.audit.findings import Findings
 
 LEFT_OUT: Final = """
 SELECT g.group_id, g.split, g.batch, json_group_array(json(t.turn_rewards))

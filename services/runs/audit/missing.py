@@ -4,7 +4,7 @@ import json
 import sqlite3
 from pathlib import Path
 
-from services.broker.store import (
+from gspo_services.broker.store import (
     LEDGER_FILE,
     Evidence,
     Reader,
@@ -16,7 +16,7 @@ from services.broker.store import (
     row_checksum,
     stale_mark,
 )
-from services.runs.audit.findings import Findings
+from gspo_services.runs.audit.findings import Findings
 
 MISSING = "acknowledged and missing"
 

@@ -5,7 +5,7 @@ import sqlite3
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.runs.audit.findings import Findings, Rules
+from gspo_services.runs.audit.findings import Findings, Rules
 
 MEMBERS: Final = "SELECT group_id, status, batch FROM groups WHERE group_id IN (SELECT value FROM json_each(?))"
 CONTENT: Final = """

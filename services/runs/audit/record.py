@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
-from protocol.messages import Count, Version
-from services.broker.metrics_file import METRICS_FILE
-from services.runs.audit.findings import Findings
-from services.runs.audit.order import Order
+from gspo_protocol.messages import Count, Version
+from gspo_services.broker.metrics_file import METRICS_FILE
+from gspo_services.runs.audit.findings import Findings
+from gspo_services.runs.audit.order import Order
 
 UNRECORDED_TRAININGS: Final = """
 SELECT batch, policy_version FROM trained EXCEPT

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
-from protocol.messages import Segment, VersionRun
-from services.broker.rows import NO_TURN, ArchivedRow
-from services.broker.store import chunk_checksum
-from services.runs.audit.archives import ArchiveAudit
-from services.runs.audit.findings import Findings, Rules
+from gspo_protocol.messages import Segment, VersionRun
+from gspo_services.broker.rows import NO_TURN, ArchivedRow
+from gspo_services.broker.store import chunk_checksum
+from gspo_services.runs.audit.archives import ArchiveAudit
+from gspo_services.runs.audit.findings import Findings, Rules
 
 BYTES_PER_TOKEN: Final = 4
 TRAJECTORIES: Final = """

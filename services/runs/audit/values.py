@@ -3,7 +3,7 @@
 import sqlite3
 from typing import Final
 
-from services.runs.audit.findings import Findings
+from gspo_services.runs.audit.findings import Findings
 
 NUMBER: Final = "typeof({}) = 'integer'"
 NUMBER_OR_NOTHING: Final = "typeof({}) IN ('integer', 'null')"

@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from services.broker.metrics_file import METRICS_FILE, MetricsFile
-from services.broker.rows import ADDED_DIRECTORY, AdditionRow, ArchiveRow
-from services.broker.store import (
+from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
+from gspo_services.broker.rows import ADDED_DIRECTORY, AdditionRow, ArchiveRow
+from gspo_services.broker.store import (
     ARCHIVE_DIRECTORY,
     LEDGER_FILE,
     MARK_FILE,
@@ -25,11 +25,11 @@ from services.broker.store import (
     refusing_damage,
     require_whole,
 )
-from services.runs.backup.ledgers import CHECKPOINTS, CopiedLedgers, Say, copy_ledgers, held_checkpoints
-from services.runs.backup.manifest import FORMAT, MANIFEST, BackupDamaged, BackupFile, BackupManifest, list_backups
-from services.runs.ledgers import ledger_directories
-from services.runtime.durable import make_partial_directory, publish_directory, remove_leftovers
-from services.runtime.settings import SETTINGS_FILE
+from gspo_services.runs.backup.ledgers import CHECKPOINTS, CopiedLedgers, Say, copy_ledgers, held_checkpoints
+from gspo_services.runs.backup.manifest import FORMAT, MANIFEST, BackupDamaged, BackupFile, BackupManifest, list_backups
+from gspo_services.runs.ledgers import ledger_directories
+from gspo_services.shared.runtime.durable import make_partial_directory, publish_directory, remove_leftovers
+from gspo_services.shared.settings import SETTINGS_FILE
 
 _BLOCK: Final = 1 << 20
 

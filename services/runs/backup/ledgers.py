@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.broker.store import LEDGER_FILE, Reader, num_given_back, reading, refusing_damage
-from services.runs.audit import Checkpoint, read_checkpoints
-from services.runs.ledgers import broker_name, ledger_directories
-from services.runtime.durable import partial_path
-from services.runtime.errors import ServiceError
+from gspo_services.broker.store import LEDGER_FILE, Reader, num_given_back, reading, refusing_damage
+from gspo_services.runs.audit import Checkpoint, read_checkpoints
+from gspo_services.runs.ledgers import broker_name, ledger_directories
+from gspo_services.shared.runtime.durable import partial_path
+from gspo_services.shared.runtime.errors import ServiceError
 
 CHECKPOINTS: Final = "checkpoints"
 _HELD: Final = ".backup-"

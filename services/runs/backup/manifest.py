@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from services.runtime.errors import ServiceError
+from gspo_services.shared.runtime.errors import ServiceError
 
 MANIFEST: Final = "backup.json"
 FORMAT: Final = 2

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from services.broker.metrics_file import METRICS_FILE, MetricsFile
-from services.broker.store import ARCHIVE_DIRECTORY, LEDGER_FILE, Reader, refusing_damage, rewrite_ledger
-from services.runs.audit import Checkpoint, read_checkpoints
-from services.runs.backup.backup import copy_and_digest
-from services.runs.backup.ledgers import CHECKPOINTS
-from services.runs.backup.manifest import MANIFEST, BackupDamaged, BackupManifest, list_backups
-from services.runs.ledgers import ledger_directories
-from services.runtime.durable import discard_directory, make_partial_directory, publish_directory
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import SETTINGS_FILE
+from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
+from gspo_services.broker.store import ARCHIVE_DIRECTORY, LEDGER_FILE, Reader, refusing_damage, rewrite_ledger
+from gspo_services.runs.audit import Checkpoint, read_checkpoints
+from gspo_services.runs.backup.backup import copy_and_digest
+from gspo_services.runs.backup.ledgers import CHECKPOINTS
+from gspo_services.runs.backup.manifest import MANIFEST, BackupDamaged, BackupManifest, list_backups
+from gspo_services.runs.ledgers import ledger_directories
+from gspo_services.shared.runtime.durable import discard_directory, make_partial_directory, publish_directory
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import SETTINGS_FILE
 
 
 def restore(source: Path, directory: Path, batch: int | None, say: Callable[[str], None]) -> BackupManifest:

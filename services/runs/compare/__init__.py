@@ -1,7 +1,7 @@
 """Runs beside each other: settings that differ, and curves with intervals over seeds."""
 
-from services.runs.compare.comparison import Comparison, GroupMeasure, as_plain, compare_runs
-from services.runs.compare.curves import AXES, Curve
-from services.runs.compare.runs import ComparedRun, SeedGroup
+from gspo_services.runs.compare.comparison import Comparison, GroupMeasure, as_plain, compare_runs
+from gspo_services.runs.compare.curves import AXES, Curve
+from gspo_services.runs.compare.runs import ComparedRun, SeedGroup
 
 __all__ = ["AXES", "ComparedRun", "Comparison", "Curve", "GroupMeasure", "SeedGroup", "as_plain", "compare_runs"]

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from services.runs.compare.curves import AXES, Axis, Curve, held_out, interval, positions, training
-from services.runs.compare.runs import ComparedRun, SeedGroup, by_seed, differing, open_compared
-from services.runs.record import number
-from services.runtime.errors import ConfigurationError
+from gspo_services.runs.compare.curves import AXES, Axis, Curve, held_out, interval, positions, training
+from gspo_services.runs.compare.runs import ComparedRun, SeedGroup, by_seed, differing, open_compared
+from gspo_services.runs.record import number
+from gspo_services.shared.runtime.errors import ConfigurationError
 
 LAST_BATCHES: Final = 10
 

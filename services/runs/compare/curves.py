@@ -9,9 +9,9 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from services.runs.compare.runs import ComparedRun
-from services.runs.record import number
-from services.scores import t_quantile
+from gspo_services.runs.compare.runs import ComparedRun
+from gspo_services.runs.record import number
+from gspo_services.shared.eval_metrics import t_quantile
 
 Axis = Literal["batches", "tokens", "seconds"]
 AXES: Final[tuple[Axis, ...]] = ("batches", "tokens", "seconds")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.runs.ledgers import is_held
-from services.runs.record import RunRecord, read_record, training_settings
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import read_run_settings
+from gspo_services.runs.ledgers import is_held
+from gspo_services.runs.record import RunRecord, read_record, training_settings
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import read_run_settings
 
 _LENGTH = ("run", "num_batches")
 _SEED = ("run", "seed")

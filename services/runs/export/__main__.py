@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from services.broker.rows import VersionRow
-from services.broker.store import LEDGER_FILE, NoLedger, Reader, ReaderGaveWay, StoreCorrupt, reading, refusing_damage
-from services.runs.audit import read_checkpoints
-from services.runs.export.choosing import ChosenCheckpoint, choose, wanted_checkpoint
-from services.runs.record import NoRecord, RunRecord, read_record
-from services.runtime.errors import (
+from gspo_services.broker.rows import VersionRow
+from gspo_services.broker.store import LEDGER_FILE, NoLedger, Reader, ReaderGaveWay, StoreCorrupt, reading, refusing_damage
+from gspo_services.runs.audit import read_checkpoints
+from gspo_services.runs.export.choosing import ChosenCheckpoint, choose, wanted_checkpoint
+from gspo_services.runs.record import NoRecord, RunRecord, read_record
+from gspo_services.shared.runtime.errors import (
     EXIT_CONFIGURATION,
     EXIT_FAILED,
     EXIT_NO_ROOM,
@@ -21,9 +21,9 @@ from services.runtime.errors import (
     NoRoomError,
     ServiceError,
 )
-from services.runtime.output import protect_result
-from services.runtime.plain_text import indented_lines, one_line
-from services.runtime.settings import Settings, load_settings, override_settings, read_run_settings
+from gspo_services.shared.runtime.output import protect_result
+from gspo_services.shared.runtime.plain_text import indented_lines, one_line
+from gspo_services.shared.settings import Settings, load_settings, override_settings, read_run_settings
 
 EXIT_INTERRUPTED: Final = 130
 _ATTEMPTS: Final = 5
@@ -105,9 +105,9 @@ def _export(arguments: argparse.Namespace) -> None:
     model_dir: Path = arguments.model or settings.model.path
 
     # torch and transformers take seconds to import: only when everything else is known to be good.
-    from services.runs.export.adapted import AdaptedCheckpointWeights, open_checkpoint
-    from services.runs.export.card import CardFacts, model_card
-    from services.runs.export.writing import require_free, write_adapter, write_export
+    from gspo_services.runs.export.adapted import AdaptedCheckpointWeights, open_checkpoint
+    from gspo_services.runs.export.card import CardFacts, model_card
+    from gspo_services.runs.export.writing import require_free, write_adapter, write_export
 
     require_free(destination)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

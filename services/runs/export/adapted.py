@@ -28,9 +28,9 @@ from gspo.model.lora import (
     plain_name,
 )
 from gspo.model.serving_layout import serving_tensors
-from services.learner.checkpoints import BaseDigest, read_metadata
-from services.runs.export.weights import CheckpointWeights, state_digest_of
-from services.runtime.errors import ConfigurationError
+from gspo_services.learner.checkpoints import BaseDigest, read_metadata
+from gspo_services.runs.export.weights import CheckpointWeights, state_digest_of
+from gspo_services.shared.runtime.errors import ConfigurationError
 
 PEFT_PREFIX = "base_model.model."
 """Of every name in a file of peft's."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services.runs.export.choosing import ChosenCheckpoint
-from services.runs.export.versions import gspo_version, versions
-from services.runs.record import HeldOut, RunRecord, is_place, number
-from services.runtime.plain_text import one_line
-from services.runtime.settings import Settings
+from gspo_services.runs.export.choosing import ChosenCheckpoint
+from gspo_services.runs.export.versions import gspo_version, versions
+from gspo_services.runs.record import HeldOut, RunRecord, is_place, number
+from gspo_services.shared.runtime.plain_text import one_line
+from gspo_services.shared.settings import Settings
 
 PAPER: Final = "https://arxiv.org/abs/2507.18071"
 _SECRET: Final = re.compile(r"(?i)key|token|secret|password|credential|authorization")

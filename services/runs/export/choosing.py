@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.runs.audit import Checkpoint
-from services.runs.record import HeldOut
-from services.runtime.errors import ConfigurationError
+from gspo_services.runs.audit import Checkpoint
+from gspo_services.runs.record import HeldOut
+from gspo_services.shared.runtime.errors import ConfigurationError
 
 BEST: Final = "best"
 

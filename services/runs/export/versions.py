@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 LIBRARIES: Final = ("torch", "transformers", "deepspeed", "sglang", "safetensors", "numpy")
-_ROOT: Final = Path(__file__).parents[3]
+_ROOT: Final = Path(__file__).resolve().parents[3]
 _GIT_S: Final = 10.0
 
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from gspo.model.serving_layout import serving_tensors
 from gspo.moe.expert_layout import pieces
-from protocol.digests import tensor_digest, version_digest
-from protocol.messages import TensorInfo
-from services.learner.checkpoints import (
+from gspo_protocol.digests import tensor_digest, version_digest
+from gspo_protocol.messages import TensorInfo
+from gspo_services.learner.checkpoints import (
     CheckpointError,
     DamagedCheckpoint,
     FileDigest,
@@ -28,8 +28,8 @@ from services.learner.checkpoints import (
     read_metadata,
     state_digest,
 )
-from services.learner.weights import DTYPE_NAMES, DTYPES
-from services.runtime.errors import ConfigurationError
+from gspo_services.learner.weights import DTYPE_NAMES, DTYPES
+from gspo_services.shared.runtime.errors import ConfigurationError
 
 _ENGINE = "engine"
 _KIND = "weight"
@@ -81,7 +81,7 @@ class CheckpointWeights:
             raise self._damage()
 
     def version_digest(self) -> str:
-        """The digest that a policy version of these weights has (``protocol.digests``), after ``serving_weights`` has
+        """The digest that a policy version of these weights has (``gspo_protocol.digests``), after ``serving_weights`` has
         ended, if one rank had all experts: the tensors' order matters, and with expert parallelism the learner's is
         another."""
         return version_digest(self._served)

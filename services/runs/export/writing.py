@@ -12,12 +12,12 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from services.learner.export import write_model
-from services.learner.weights import DTYPES
-from services.runs.export.adapted import PEFT_PREFIX, AdaptedCheckpointWeights
-from services.runs.export.weights import CheckpointWeights
-from services.runtime.durable import flush_file, make_partial_directory, partial_path
-from services.runtime.errors import ConfigurationError, NoRoomError, ServiceError, is_for_want_of_room
+from gspo_services.learner.export import write_model
+from gspo_services.learner.weights import DTYPES
+from gspo_services.runs.export.adapted import PEFT_PREFIX, AdaptedCheckpointWeights
+from gspo_services.runs.export.weights import CheckpointWeights
+from gspo_services.shared.runtime.durable import flush_file, make_partial_directory, partial_path
+from gspo_services.shared.runtime.errors import ConfigurationError, NoRoomError, ServiceError, is_for_want_of_room
 
 CARD = "README.md"
 _SPARE_BYTES = 16 << 20

@@ -1,8 +1,8 @@
 """Reads a run's files as typed records, of a live or an ended run: nothing is written, and nothing is loaded as a whole."""
 
-from services.runs.reading.lines import MetricsLines, read_lines
-from services.runs.reading.process_log import ProcessEvent, process_events
-from services.runs.reading.records import (
+from gspo_services.runs.reading.lines import MetricsLines, read_lines
+from gspo_services.runs.reading.process_log import ProcessEvent, process_events
+from gspo_services.runs.reading.records import (
     RecordedBatch,
     RecordedChunk,
     RecordedGroup,
@@ -11,8 +11,8 @@ from services.runs.reading.records import (
     RecordedTrajectory,
     RunFacts,
 )
-from services.runs.reading.run_files import OpenRun
-from services.runs.reading.shared_run import SharedRun, open_run
+from gspo_services.runs.reading.run_files import OpenRun
+from gspo_services.runs.reading.shared_run import SharedRun, open_run
 
 __all__ = [
     "MetricsLines",

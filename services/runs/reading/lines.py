@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from services.broker.metrics_file import METRICS_FILE
-from services.broker.store import Reader
+from gspo_services.broker.metrics_file import METRICS_FILE
+from gspo_services.broker.store import Reader
 
 Line = dict[str, Any]
 """An event with "event", "record" (its number), "time" (seconds since 1970) and "time_s" (since the broker began)."""

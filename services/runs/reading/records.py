@@ -1,5 +1,5 @@
 """What a run's files say, as typed records. Rows of the ledger that need nothing added stay as they are
-(``services.broker.rows``): EvaluationRow, VersionRow, SetAsideRow."""
+(``gspo_services.broker.rows``): EvaluationRow, VersionRow, SetAsideRow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.messages import Segment, Split, VersionRun
-from services.broker.rows import BatchStats, DropReason, GroupStatus, TrajectoryStatus
-from services.runtime.settings import Settings
+from gspo_protocol.messages import Segment, Split, VersionRun
+from gspo_services.broker.rows import BatchStats, DropReason, GroupStatus, TrajectoryStatus
+from gspo_services.shared.settings import Settings
 
 Bools = NDArray[np.bool_]
 Whole = NDArray[np.int64]

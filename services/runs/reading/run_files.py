@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from services.broker.rows import (
+from gspo_services.broker.rows import (
     BatchRow,
     EvaluationRow,
     GroupRow,
@@ -17,12 +17,12 @@ from services.broker.rows import (
     TrajectoryRow,
     VersionRow,
 )
-from services.broker.store import LEDGER_FILE, Reader, StoreCorrupt, lock_holder, refusing_damage
-from services.runs.reading.lines import MetricsLines
-from services.runs.reading.records import RecordedBatch, RecordedGroup, RecordedTokens, RecordedTrajectory, RunFacts
-from services.runs.reading.token_arrays import tokens_of
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import Settings, read_run_settings
+from gspo_services.broker.store import LEDGER_FILE, Reader, StoreCorrupt, lock_holder, refusing_damage
+from gspo_services.runs.reading.lines import MetricsLines
+from gspo_services.runs.reading.records import RecordedBatch, RecordedGroup, RecordedTokens, RecordedTrajectory, RunFacts
+from gspo_services.runs.reading.token_arrays import tokens_of
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import Settings, read_run_settings
 
 PAGE: Final = 512
 """Rows that are read at a time while everything is iterated over."""

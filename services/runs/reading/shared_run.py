@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from services.broker.rows import BatchStats, LengthStats
-from services.broker.store import reading
-from services.runs.ledgers import broker_name, ledger_directories
-from services.runs.reading.lines import MetricsLines
-from services.runs.reading.records import RecordedBatch, RecordedGroup, RecordedTokens, RecordedTrajectory, RunFacts
-from services.runs.reading.run_files import OpenRun
+from gspo_services.broker.rows import BatchStats, LengthStats
+from gspo_services.broker.store import reading
+from gspo_services.runs.ledgers import broker_name, ledger_directories
+from gspo_services.runs.reading.lines import MetricsLines
+from gspo_services.runs.reading.records import RecordedBatch, RecordedGroup, RecordedTokens, RecordedTrajectory, RunFacts
+from gspo_services.runs.reading.run_files import OpenRun
 
 EVERYWHERE: Final = ("num_groups", "num_trajectories", "num_tokens", "num_action_tokens", "num_zero_variance_groups",
                      "num_left_out_groups", "num_left_out_tokens")  # fmt: skip
@@ -24,8 +24,8 @@ def open_run(directory: Path) -> Iterator[OpenRun]:
 
     Keep it open for as long as one look takes: a broker cannot shorten its write-ahead log meanwhile. For a live run, open
     it again. Not thread-safe. Raises: NoLedger when there is no ledger of this release, or one of several is missing;
-    later, each method raises StoreCorrupt where what it reads is damaged (both of ``services.broker.store``, both with the
-    way out).
+    later, each method raises StoreCorrupt where what it reads is damaged (both of ``gspo_services.broker.store``, both
+    with the way out).
     """
     directories = ledger_directories(directory)
     with ExitStack() as stack:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.broker.store import StoredChunk, chunk_header, join
-from services.runs.reading.records import RecordedChunk, RecordedLease, RecordedTokens
+from gspo_services.broker.store import StoredChunk, chunk_header, join
+from gspo_services.runs.reading.records import RecordedChunk, RecordedLease, RecordedTokens
 
 
 def tokens_of(trajectory_id: int, stored: Sequence[StoredChunk], discarded_turns: Sequence[int]) -> RecordedTokens:

@@ -1,7 +1,7 @@
 """What a run's metrics.jsonl says, read so that a damaged line costs that line alone."""
 
-from services.runs.record.places import is_place, training_settings
-from services.runs.record.record import (
+from gspo_services.runs.record.places import is_place, training_settings
+from gspo_services.runs.record.record import (
     HeldOut,
     NoRecord,
     RunRecord,

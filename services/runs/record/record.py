@@ -1,7 +1,7 @@
 """metrics.jsonl of any run: finished, going on, interrupted, or with lines that somebody has damaged.
 
-``services.cli.run.metrics_reader`` refuses a damaged file, because a plot of it would look complete. Here every reader is
-told how many lines could not be read, and goes on with the rest.
+``gspo_services.cli.run.metrics_reader`` refuses a damaged file, because a plot of it would look complete. Here every
+reader is told how many lines could not be read, and goes on with the rest.
 """
 
 import json
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services.broker.metrics_file import METRICS_FILE
-from services.runs.ledgers import other_ledgers
-from services.runtime.errors import ConfigurationError
+from gspo_services.broker.metrics_file import METRICS_FILE
+from gspo_services.runs.ledgers import other_ledgers
+from gspo_services.shared.runtime.errors import ConfigurationError
 
 Row = dict[str, Any]
 LARGEST: Final = 1e100

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services.broker.store import NoLedger
-from services.learner.start import is_rank, run_ranks
-from services.runtime.config_arguments import add_override_argument
-from services.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError, ServiceError
-from services.runtime.logs import configure_logging
-from services.runtime.output import protect_result
-from services.runtime.plain_text import indented_lines
-from services.runtime.settings import SCHEDULED, Learner, Settings, override_settings, read_run_settings, require_model
+from gspo_services.broker.store import NoLedger
+from gspo_services.learner.start import is_rank, run_ranks
+from gspo_services.shared.runtime.config_arguments import add_override_argument
+from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError, ServiceError
+from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.runtime.output import protect_result
+from gspo_services.shared.runtime.plain_text import indented_lines
+from gspo_services.shared.settings import SCHEDULED, Learner, Settings, override_settings, read_run_settings, require_model
 
 RESULT_FILE: Final = "replay.json"
 RECORD_FILE: Final = "metrics.jsonl"
@@ -73,7 +73,7 @@ def replay_command(words: Sequence[str]) -> int:
         ranks = ranks_of(plan.settings.learner, _num_gpus())
         _prepare(plan, arguments.from_checkpoint)
         if ranks > 1:
-            status = run_ranks("services.runs.replay", words, ranks)
+            status = run_ranks("gspo_services.runs.replay", words, ranks)
             if status:
                 return status
         else:
@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _plan(arguments: argparse.Namespace) -> Plan:
     """Raises: ConfigurationError; NoLedger."""
-    from services.runs.replay.batches import RecordedRun
+    from gspo_services.runs.replay.batches import RecordedRun
 
     source: Path = arguments.directory
     out: Path = arguments.out or source.with_name(f"{source.name}-replay")
@@ -177,13 +177,13 @@ def _train(plan: Plan) -> None:
     import torch
     from prometheus_client import CollectorRegistry
 
-    from services.learner.engine import LearnerEngine
-    from services.learner.metrics import LearnerMetrics
-    from services.learner.service import LearnerService
-    from services.learner.start import engine_settings_of
-    from services.runs.replay.batches import RecordedBroker, RecordedRun
-    from services.runtime.clock import MonotonicClock
-    from services.runtime.telemetry import Health
+    from gspo_services.learner.engine import LearnerEngine
+    from gspo_services.learner.metrics import LearnerMetrics
+    from gspo_services.learner.service import LearnerService
+    from gspo_services.learner.start import engine_settings_of
+    from gspo_services.runs.replay.batches import RecordedBroker, RecordedRun
+    from gspo_services.shared.runtime.clock import MonotonicClock
+    from gspo_services.shared.runtime.telemetry import Health
 
     stop = threading.Event()
     interrupted = threading.Event()
@@ -240,7 +240,7 @@ def _write_result(plan: Plan, comparisons: dict[int, str]) -> None:
 
 
 def _verdict(plan: Plan) -> int:
-    from services.runs.replay.batches import DIFFERENT, SAME
+    from gspo_services.runs.replay.batches import DIFFERENT, SAME
 
     weights: dict[str, str] = json.loads((plan.out / RESULT_FILE).read_text(encoding="utf-8"))["weights"]
     trained = {after: found for after, found in weights.items() if int(after) > plan.first}

@@ -9,17 +9,17 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import BatchRequest, EndOfRun, GroupSampling, SkipBatch, Trained, Welcome
-from services.broker.ledger import batch_stats
-from services.broker.rows import BatchRow, GroupRow, TrajectoryRow
-from services.broker.sending import StoredBatch, batch_of_groups, members_of
-from services.broker.store import LEDGER_FILE, Reader, reading, refusing_damage
-from services.learner.broker import Answer, BatchAnnounced, BrokerPort, PartArrived, ToBroker, merged_answers
-from services.learner.weights import WeightCopy, build_snapshot
-from services.runs.ledgers import ledger_directories
-from services.runtime.settings import Settings
-from services.schedules import RunSchedules
+from gspo_protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.messages import BatchRequest, EndOfRun, GroupSampling, SkipBatch, Trained, Welcome
+from gspo_services.broker.ledger import batch_stats
+from gspo_services.broker.rows import BatchRow, GroupRow, TrajectoryRow
+from gspo_services.broker.sending import StoredBatch, batch_of_groups, members_of
+from gspo_services.broker.store import LEDGER_FILE, Reader, reading, refusing_damage
+from gspo_services.learner.broker import Answer, BatchAnnounced, BrokerPort, PartArrived, ToBroker, merged_answers
+from gspo_services.learner.weights import WeightCopy, build_snapshot
+from gspo_services.runs.ledgers import ledger_directories
+from gspo_services.shared.schedules import RunSchedules
+from gspo_services.shared.settings import Settings
 
 SAME: Final = "same"
 DIFFERENT: Final = "different"

@@ -1,6 +1,6 @@
-"""Runs from Python, as ``gspo.runs`` gives them to scripts and notebooks."""
+"""Runs from Python, as ``gspo_services.runs`` gives them to scripts and notebooks."""
 
-from services.runs.scripting.events import BatchMetrics, RunEvent
-from services.runs.scripting.run import RunFailed, TrainingRun
+from gspo_services.runs.scripting.events import BatchMetrics, RunEvent
+from gspo_services.runs.scripting.run import RunFailed, TrainingRun
 
 __all__ = ["BatchMetrics", "RunEvent", "RunFailed", "TrainingRun"]

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.broker.metrics_file import METRICS_FILE
-from services.runs.ledgers import other_ledgers
-from services.runs.record import HeldOut, evaluation_of_line, number, object_of
-from services.runtime.errors import ConfigurationError
+from gspo_services.broker.metrics_file import METRICS_FILE
+from gspo_services.runs.ledgers import other_ledgers
+from gspo_services.runs.record import HeldOut, evaluation_of_line, number, object_of
+from gspo_services.shared.runtime.errors import ConfigurationError
 
 
 @dataclass(frozen=True, kw_only=True)

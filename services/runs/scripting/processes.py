@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from services.runtime.errors import ConfigurationError
-from services.runtime.lifecycle import module_command
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.runtime.lifecycle import module_command
 
-COMMAND: Final = "services.cli.main"
+COMMAND: Final = "gspo_services.cli.main"
 LOG: Final = "gspo-run.log"
 _STOP_S: Final = 60.0
 _TAIL_LINES: Final = 20

@@ -8,16 +8,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from services.broker.metrics_file import METRICS_FILE
-from services.broker.store import LEDGER_FILE
-from services.runs.ledgers import is_held
-from services.runs.reading import OpenRun, RecordedGroup, RecordedTokens, RecordedTrajectory, open_run
-from services.runs.record import HeldOut, read_record
-from services.runs.scripting.columns import Columns, Kind, batch_columns, evaluation_columns, trajectory_columns
-from services.runs.scripting.events import BatchMetrics, Event, Tail, batch_metrics
-from services.runs.scripting.processes import ask_to_stop, interrupt, last_lines, log_path, overrides_of, start_run
-from services.runtime.errors import ConfigurationError, ServiceError
-from services.runtime.settings import Settings, load_settings, override_settings, read_run_settings, require_model
+from gspo_services.broker.metrics_file import METRICS_FILE
+from gspo_services.broker.store import LEDGER_FILE
+from gspo_services.runs.ledgers import is_held
+from gspo_services.runs.reading import OpenRun, RecordedGroup, RecordedTokens, RecordedTrajectory, open_run
+from gspo_services.runs.record import HeldOut, read_record
+from gspo_services.runs.scripting.columns import Columns, Kind, batch_columns, evaluation_columns, trajectory_columns
+from gspo_services.runs.scripting.events import BatchMetrics, Event, Tail, batch_metrics
+from gspo_services.runs.scripting.processes import ask_to_stop, interrupt, last_lines, log_path, overrides_of, start_run
+from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
+from gspo_services.shared.settings import Settings, load_settings, override_settings, read_run_settings, require_model
 
 POLL_S: Final = 0.5
 QUIET_S: Final = 5.0
@@ -184,7 +184,7 @@ class TrainingRun:
 
         Args:
             split: "train" or "eval".
-            status: such as "batched", "dropped", "open" (services.broker.rows.GroupStatus).
+            status: such as "batched", "dropped", "open" (gspo_services.broker.rows.GroupStatus).
 
         Raises: NoLedger, StoreCorrupt.
         """

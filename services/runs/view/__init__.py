@@ -1,8 +1,8 @@
 """``gspo view``: a page in the browser that shows what one or several runs have recorded, live or afterwards."""
 
-from services.runs.view.answers import PageAnswers
-from services.runs.view.learner_numbers import LearnerNumbers
-from services.runs.view.server import ViewServer, serve_until
-from services.runs.view.watched_run import WatchedRun, watched_runs
+from gspo_services.runs.view.answers import PageAnswers
+from gspo_services.runs.view.learner_numbers import LearnerNumbers
+from gspo_services.runs.view.server import ViewServer, serve_until
+from gspo_services.runs.view.watched_run import WatchedRun, watched_runs
 
 __all__ = ["LearnerNumbers", "PageAnswers", "ViewServer", "WatchedRun", "serve_until", "watched_runs"]

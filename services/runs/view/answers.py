@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from services.broker.store import NoLedger, StoreCorrupt
-from services.runs.reading import OpenRun, RunFacts, read_lines
-from services.runs.view.groups import Learned, chosen_groups, groups_of_batch
-from services.runs.view.learner_numbers import LearnerNumbers
-from services.runs.view.overview import Curves
-from services.runs.view.trajectories import plain_trajectory, texts_of_task
-from services.runs.view.watched_run import WatchedRun
+from gspo_services.broker.store import NoLedger, StoreCorrupt
+from gspo_services.runs.reading import OpenRun, RunFacts, read_lines
+from gspo_services.runs.view.groups import Learned, chosen_groups, groups_of_batch
+from gspo_services.runs.view.learner_numbers import LearnerNumbers
+from gspo_services.runs.view.overview import Curves
+from gspo_services.runs.view.trajectories import plain_trajectory, texts_of_task
+from gspo_services.runs.view.watched_run import WatchedRun
 
 NUMBERS: Final = ("evaluation", "task_index")
 WORDS: Final = {

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from services.runs.reading import OpenRun, RecordedGroup, RecordedTrajectory
-from services.runtime.settings import Settings
+from gspo_services.runs.reading import OpenRun, RecordedGroup, RecordedTrajectory
+from gspo_services.shared.settings import Settings
 
 MOST_GROUPS: Final = 500
 """Groups of one page; the next one begins after the last of them."""

@@ -15,17 +15,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from services.runs.reading import OpenRun
-from services.runs.view.watched_run import WatchedRun
-from services.runtime.lifecycle import module_command
-from services.token_record import TOKEN_DIRECTORY, TokenPart, read_parts
+from gspo_services.runs.reading import OpenRun
+from gspo_services.runs.view.watched_run import WatchedRun
+from gspo_services.shared.runtime.lifecycle import module_command
+from gspo_services.shared.token_dump import TOKEN_DIRECTORY, TokenPart, read_parts
 
 CACHED_BATCHES: Final = 8
 TAIL_BYTES: Final = 4000
 WORK: Final = "replay"
 RESULT_FILE: Final = "replay.json"
 DIFFERENT: Final = "different"
-"""As services.runs.replay writes them, which imports torch."""
+"""As gspo_services.runs.replay writes them, which imports torch."""
 
 
 @dataclass
@@ -133,7 +133,7 @@ class LearnerNumbers:
         output = place / "replay.log"
         with output.open("wb") as log:
             process = subprocess.Popen(
-                module_command("services.runs.replay", *words),
+                module_command("gspo_services.runs.replay", *words),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

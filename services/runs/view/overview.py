@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from services.runs.reading import MetricsLines
-from services.runs.record import set_scores_of_line
+from gspo_services.runs.reading import MetricsLines
+from gspo_services.runs.record import set_scores_of_line
 
 LAGS: Final = ("lag_0", "lag_1", "lag_2", "lag_3_4", "lag_5_up")
 MEASURES: Final = {

@@ -12,10 +12,10 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import web
 
-from services.broker.store import NoLedger, StoreCorrupt
-from services.runs.view.answers import NotThere, PageAnswers
-from services.runs.view.watched_run import WatchedRun
-from services.runtime.errors import EndpointError
+from gspo_services.broker.store import NoLedger, StoreCorrupt
+from gspo_services.runs.view.answers import NotThere, PageAnswers
+from gspo_services.runs.view.watched_run import WatchedRun
+from gspo_services.shared.runtime.errors import EndpointError
 
 PAGE: Final = Path(__file__).parent / "page"
 COOKIE: Final = "gspo_view"

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from services.rollout.rendering import byte_of_character
-from services.rollout.tokenizer import ChatTokenizer, TokenizerError
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import read_run_settings
+from gspo_services.rollout.rendering import byte_of_character
+from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import read_run_settings
 
 REPLACEMENT: Final = "\ufffd"
 WINDOW: Final = 8

@@ -6,7 +6,7 @@ from os import stat_result
 from pathlib import Path
 from typing import Any, Final
 
-from services.runs.reading import ProcessEvent, process_events
+from gspo_services.runs.reading import ProcessEvent, process_events
 
 SHOWN_FIELDS: Final = ("peer", "trajectory_id", "num_tokens", "reason", "error", "batch", "state", "next_batch", "role")
 MOST: Final = 2000

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from services.broker.store import StoreCorrupt
-from services.runs.reading import OpenRun, RecordedGroup, RecordedTokens, RecordedTrajectory
-from services.runs.view.groups import Learned, plain_groups
-from services.runs.view.texts import Texts
-from services.runtime.settings import Settings
+from gspo_services.broker.store import StoreCorrupt
+from gspo_services.runs.reading import OpenRun, RecordedGroup, RecordedTokens, RecordedTrajectory
+from gspo_services.runs.view.groups import Learned, plain_groups
+from gspo_services.runs.view.texts import Texts
+from gspo_services.shared.settings import Settings
 
 MOST_TOKENS: Final = 65_536
 """Tokens of one answer of the server; a longer trajectory is shown up to there."""

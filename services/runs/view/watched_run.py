@@ -9,11 +9,11 @@ from os import W_OK, access
 from pathlib import Path
 from typing import Final, TypeVar
 
-from services.runs.reading import OpenRun, open_run
-from services.runs.view.overview import Curves
-from services.runs.view.texts import Texts
-from services.runs.view.timeline import ProcessHistory
-from services.runtime.clock import Clock
+from gspo_services.runs.reading import OpenRun, open_run
+from gspo_services.runs.view.overview import Curves
+from gspo_services.runs.view.texts import Texts
+from gspo_services.runs.view.timeline import ProcessHistory
+from gspo_services.shared.runtime.clock import Clock
 
 T = TypeVar("T")
 

@@ -38,7 +38,7 @@ def test_every_command_without_a_mark_is_executed_here(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "deploy" / "k8s" / "components" / "keys" / "files")
     program = tmp_path / "bin" / "gspo"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m services.cli.main "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gspo_services.cli.main "$@"\n')
     program.chmod(0o755)
     path = f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "PYTHONPATH": f"{tmp_path}:{ROOT}"}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.runtime.settings import Settings, load_settings
-from services.runtime.settings.configuration import RESERVED
-from services.sandbox.wire import KEY_VARIABLE
+from gspo_services.shared.settings import Settings, load_settings
+from gspo_services.shared.settings.configuration import RESERVED
+from gspo_services.tasks.sandbox.wire import KEY_VARIABLE
 from tests.deploy import references, schemas
 from tests.deploy.cluster import Cluster, Pods, matches, quantity, render
 from tests.deploy.kustomizations import FILE, lost_patches

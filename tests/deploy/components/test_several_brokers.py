@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from services.cluster_check import faults_of
-from services.cluster_check.model import read_manifests
+from gspo_services.prepare.cluster_check import faults_of
+from gspo_services.prepare.cluster_check.model import read_manifests
 from tests.deploy.cluster import K8S, Cluster, Object, render
 from tests.deploy.edits import container, edit_config
 from tests.deploy.kustomizations import FILE, lost_patches

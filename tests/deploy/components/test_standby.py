@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from services.cluster_check import meeting
-from services.cluster_check.keeping import numbers
-from services.cluster_check.model import ClusterModel
+from gspo_services.prepare.cluster_check import meeting
+from gspo_services.prepare.cluster_check.keeping import numbers
+from gspo_services.prepare.cluster_check.model import ClusterModel
 from tests.deploy import program
 from tests.deploy.cluster import K8S, Cluster
 from tests.deploy.edits import container, edit_config

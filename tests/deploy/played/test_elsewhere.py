@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from services.cluster_check import ClusterModel, faults_of
-from services.runtime.net.security import write_key_pair
-from services.runtime.settings import run_fingerprint
-from services.runtime.settings.configuration import load_settings
+from gspo_services.prepare.cluster_check import ClusterModel, faults_of
+from gspo_services.shared.net.security import write_key_pair
+from gspo_services.shared.settings import run_fingerprint
+from gspo_services.shared.settings.configuration import load_settings
 from tests.deploy.cluster import K8S, Cluster, Object, render, title
 from tests.deploy.conftest import copy_manifests
 

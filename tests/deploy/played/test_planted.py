@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from services.cluster_check import CHECKS, Check, ClusterFault, ClusterModel, faults_of
+from gspo_services.prepare.cluster_check import CHECKS, Check, ClusterFault, ClusterModel, faults_of
 from tests.deploy.cluster import Cluster, Object
 from tests.deploy.conftest import VARIANTS
 from tests.deploy.object_mistakes import OBJECT_MISTAKES

@@ -9,15 +9,15 @@ from typing import Any, Final
 
 import msgpack
 
-from gspo.environments import Environment, TaskSet
-from services.environments.dataset import DatasetOptions, load_rows
-from services.environments.registry import ENVIRONMENTS, TASK_SETS, create_task_set
-from services.runtime.errors import ConfigurationError
-from services.runtime.net.security import KeyFileError, Security, read_public_keys
-from services.runtime.settings.configuration import load_settings
-from services.runtime.settings.fingerprint import run_fingerprint
-from services.runtime.settings.run_settings import SETTINGS_FILE, read_run_settings
-from services.runtime.settings.sections import SecuritySection, Settings
+from gspo.tasks.environments import Environment, TaskSet
+from gspo_services.shared.net.security import KeyFileError, Security, read_public_keys
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings.configuration import load_settings
+from gspo_services.shared.settings.fingerprint import run_fingerprint
+from gspo_services.shared.settings.run_settings import SETTINGS_FILE, read_run_settings
+from gspo_services.shared.settings.sections import SecuritySection, Settings
+from gspo_services.tasks.environments.dataset import DatasetOptions, load_rows
+from gspo_services.tasks.environments.registry import ENVIRONMENTS, TASK_SETS, create_task_set
 from tests.fuzz.mutate import mutate_bytes, mutate_json, mutate_json_lines, mutate_lines
 from tests.fuzz.scratch import scratch, written
 from tests.fuzz.target import Target, require

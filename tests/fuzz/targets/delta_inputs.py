@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 from msgspec import structs
 
-from protocol.codec import decode
-from protocol.deltas import (
+from gspo_protocol.codec import decode
+from gspo_protocol.deltas import (
     CHANGES_DIGEST_BYTES,
     Region,
     as_elements,
@@ -20,10 +20,10 @@ from protocol.deltas import (
     regions,
     stream_lengths,
 )
-from protocol.digests import head_digest, tensor_digest, version_digest
-from protocol.errors import ProtocolError
-from protocol.messages import DeltaBucket, Manifest, TensorInfo
-from services.weights.compression import compress, decompress
+from gspo_protocol.digests import head_digest, tensor_digest, version_digest
+from gspo_protocol.errors import ProtocolError
+from gspo_protocol.messages import DeltaBucket, Manifest, TensorInfo
+from gspo_services.shared.weights.compression import compress, decompress
 from tests.fuzz.mutate import mutate_bytes, mutate_frames
 from tests.fuzz.targets.wire import MESSAGE_MARK, joined
 
@@ -73,7 +73,7 @@ def _snapshot(version: int, values: list[np.ndarray[Any, Any]]) -> tuple[Manifes
 
 
 def delta_between(base: tuple[Manifest, bytes], snapshot: tuple[Manifest, bytes]) -> tuple[Manifest, bytes]:
-    """The delta that services.learner.weights.delta makes, without torch."""
+    """The delta that gspo_services.learner.weights.delta makes, without torch."""
     before, after = base[0].tensors, snapshot[0].tensors
     changed = [index for index, tensor in enumerate(after) if tensor.digest != before[index].digest]
     old, new = (np.frombuffer(data, dtype=np.uint8) for _, data in (base, snapshot))

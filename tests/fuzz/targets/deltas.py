@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from protocol.codec import Received, decode
-from protocol.deltas import Region, apply_streams, decode_head, encode_region
-from protocol.digests import tensor_digest, version_digest
-from protocol.errors import ProtocolError
-from protocol.messages import DeltaBucket, Manifest, ManifestRequest, Source, WeightChunk, WeightGone
-from services.rollout.weights.fetch import FetchError, fetch_chunks, fetch_newest
-from services.rollout.weights.replica import DamagedWeightsError, DeltaBytes, Landing, Replica
-from services.runtime.net.peer import PeerClient
+from gspo_protocol.codec import Received, decode
+from gspo_protocol.deltas import Region, apply_streams, decode_head, encode_region
+from gspo_protocol.digests import tensor_digest, version_digest
+from gspo_protocol.errors import ProtocolError
+from gspo_protocol.messages import DeltaBucket, Manifest, ManifestRequest, Source, WeightChunk, WeightGone
+from gspo_services.rollout.weights.fetch import FetchError, fetch_chunks, fetch_newest
+from gspo_services.rollout.weights.replica import DamagedWeightsError, DeltaBytes, Landing, Replica
+from gspo_services.shared.net.peer import PeerClient
 from tests.fuzz.mutate import FRAME_MARK, mutate_frames
 from tests.fuzz.target import Target, require
 from tests.fuzz.targets.delta_inputs import BASE_VERSION, decompressed, delta_between, mutate_delta, versions
@@ -176,7 +176,7 @@ def delta_seeds() -> list[bytes]:
 
 
 class _ScriptedPeer:
-    """A source of deltas like those of ``services.rollout.weights.peers``, over a scripted connection."""
+    """A source of deltas like those of ``gspo_services.rollout.weights.peers``, over a scripted connection."""
 
     def __init__(self, said: list[Received]) -> None:
         self._server = ScriptedServer(said)

@@ -9,10 +9,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from services.broker.store.reader import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, reading
-from services.cli.doctor.observe import read_ledger
-from services.rollout.tokenizer import ChatTokenizer, TokenizerError
-from services.runs.audit.audit import audit_run
+from gspo_services.broker.store.reader import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, reading
+from gspo_services.cli.doctor.observe import read_ledger
+from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError
+from gspo_services.runs.audit.audit import audit_run
 from tests.fuzz.mutate import FRAME_MARK, mutate_bytes, mutate_json
 from tests.fuzz.scratch import scratch
 from tests.fuzz.target import Target, require
@@ -179,13 +179,13 @@ def ledger_seeds() -> list[bytes]:
 
 def checkpoint(data: bytes) -> None:
     """checkpoint.json, ``latest``, ``last-version`` and a rank's random state: read, or CheckpointError."""
-    from services.learner.checkpoints.format import (
+    from gspo_services.learner.checkpoints.format import (
         CheckpointError,
         find_latest,
         load_checkpoint,
         read_metadata,
     )
-    from services.learner.checkpoints.versions import newest_given
+    from gspo_services.learner.checkpoints.versions import newest_given
 
     root = scratch() / "checkpoints"
     metadata, latest, version, random_state = (*data.split(FRAME_MARK), b"", b"", b"")[:4]
@@ -248,8 +248,8 @@ def _random_states_kept() -> Iterator[None]:
 
 @cache
 def checkpoint_seeds() -> list[bytes]:
-    from services.learner.checkpoints.digests import text_digest
-    from services.learner.checkpoints.format import random_state as present_random_state
+    from gspo_services.learner.checkpoints.digests import text_digest
+    from gspo_services.learner.checkpoints.format import random_state as present_random_state
 
     def signed(metadata: dict[str, Any]) -> bytes:
         return json.dumps(metadata | {"digest": text_digest(json.dumps(metadata, sort_keys=True))}).encode()
@@ -280,9 +280,9 @@ def mutate_checkpoint(data: bytes, rng: Random) -> bytes:
 
 def learner_state(data: bytes) -> None:
     """A checkpoint's tensors, step count and test log-probs: read, or CheckpointError."""
-    from services.learner.checkpoints.canary import require_canary
-    from services.learner.checkpoints.format import CheckpointError
-    from services.learner.checkpoints.state_files import TensorDirectory, read_steps
+    from gspo_services.learner.checkpoints.canary import require_canary
+    from gspo_services.learner.checkpoints.format import CheckpointError
+    from gspo_services.learner.checkpoints.state_files import TensorDirectory, read_steps
 
     directory = scratch() / "learner-state"
     directory.mkdir(exist_ok=True)

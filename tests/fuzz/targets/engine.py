@@ -14,14 +14,14 @@ from aiohttp import StreamReader
 from aiohttp.base_protocol import BaseProtocol
 from safetensors import deserialize
 
-from protocol.codec import decode, encode
-from protocol.messages import Segment, TensorInfo
-from services.environments.arithmetic import Arithmetic, ArithmeticOptions
-from services.environments.calculator import Calculator, CalculatorOptions
-from services.environments.expression import MAX_RESULT, evaluate
-from services.rollout.sglang.answers import Checksums, ModelInfo, ServerInfo
-from services.rollout.sglang.generation import OutputDecoder, OutputPiece, VersionTagger
-from services.rollout.sglang.http import EngineError, decode_answer, events
+from gspo_protocol.codec import decode, encode
+from gspo_protocol.messages import Segment, TensorInfo
+from gspo_services.rollout.sglang.answers import Checksums, ModelInfo, ServerInfo
+from gspo_services.rollout.sglang.generation import OutputDecoder, OutputPiece, VersionTagger
+from gspo_services.rollout.sglang.http import EngineError, decode_answer, events
+from gspo_services.tasks.environments.arithmetic import Arithmetic, ArithmeticOptions
+from gspo_services.tasks.environments.calculator import Calculator, CalculatorOptions
+from gspo_services.tasks.environments.expression import MAX_RESULT, evaluate
 from tests.fuzz.mutate import mutate_bytes, mutate_json, mutate_json_lines, mutate_lines
 from tests.fuzz.scratch import scratch
 from tests.fuzz.target import Target, require

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from services.broker.metrics_file import MetricsFile
-from services.cli.doctor.observe import batch_ages, metrics_of, read_log
-from services.cli.run.metrics_reader import batch_rows, column
-from services.cli.run.supervisor import last_error
-from services.runtime.telemetry import Health, _application, _Handler
+from gspo_services.broker.metrics_file import MetricsFile
+from gspo_services.cli.doctor.observe import batch_ages, metrics_of, read_log
+from gspo_services.cli.run.metrics_reader import batch_rows, column
+from gspo_services.cli.run.supervisor import last_error
+from gspo_services.shared.runtime.telemetry import Health, _application, _Handler
 from tests.fuzz.mutate import mutate_bytes, mutate_json_lines, mutate_lines
 from tests.fuzz.scratch import written
 from tests.fuzz.target import Target, require

@@ -11,15 +11,25 @@ import msgpack
 import msgspec
 import numpy as np
 
-from protocol.codec import Received, decode, encode, message_type
-from protocol.digests import tensor_digest, version_digest
-from protocol.errors import ProtocolError
-from protocol.messages import MESSAGE_TYPES, Chunk, Chunks, Manifest, Message, Status, TensorInfo, WeightChunk, WeightGone
-from protocol.messages.gathered import Gathered, gather
-from services.broker.store.payload import StoredChunk, chunk_checksum, chunk_header, join, stored_chunk, stored_chunks
-from services.rollout.weights.fetch import FetchError, fetch_newest
-from services.rollout.weights.replica import Replica
-from services.runtime.net.peer import PeerClient
+from gspo_protocol.codec import Received, decode, encode, message_type
+from gspo_protocol.digests import tensor_digest, version_digest
+from gspo_protocol.errors import ProtocolError
+from gspo_protocol.messages import (
+    MESSAGE_TYPES,
+    Chunk,
+    Chunks,
+    Manifest,
+    Message,
+    Status,
+    TensorInfo,
+    WeightChunk,
+    WeightGone,
+)
+from gspo_protocol.messages.gathered import Gathered, gather
+from gspo_services.broker.store.payload import StoredChunk, chunk_checksum, chunk_header, join, stored_chunk, stored_chunks
+from gspo_services.rollout.weights.fetch import FetchError, fetch_newest
+from gspo_services.rollout.weights.replica import Replica
+from gspo_services.shared.net.peer import PeerClient
 from tests.fuzz.mutate import FRAME_MARK, mutate_frames
 from tests.fuzz.target import Target, require
 from tests.support.builders import a_chunk, a_lease, a_manifest, an_extension, lease_arrays, one_of_each, token_arrays

@@ -8,7 +8,7 @@ import time
 import torch
 from sglang.kernels.ops.memory.gpu_tensor_hash import gpu_tensor_hash
 
-from services.weights.checksums import tiled_checksum
+from gspo_services.shared.weights.checksums import tiled_checksum
 from tests.gpu.half_hour.device import seconds
 
 TILE_BYTES = 4 * 8192

@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 
 from gspo.model.packing import TrainSequence, pack
 from gspo.model.policy import load_policy, prepare_policy
-from services.rollout.sglang import Engine
-from services.rollout.sglang.generation import GenerateRequest, SamplingParameters
-from services.rollout.sglang.server import EngineServer, ServerOptions
-from services.rollout.weights.verify import verify_loaded
+from gspo_services.rollout.sglang import Engine
+from gspo_services.rollout.sglang.generation import GenerateRequest, SamplingParameters
+from gspo_services.rollout.sglang.server import EngineServer, ServerOptions
+from gspo_services.rollout.weights.verify import verify_loaded
 from tests.support.learner.tiny_model import checkpoint_tensors
 from tests.support.policy.forward import logprobs_of
 

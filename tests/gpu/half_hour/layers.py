@@ -17,9 +17,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gspo.model.packing import PackedBatch
-from services.learner.engine.engine import LearnerEngine
-from services.learner.start.engine_settings import EngineSettings
-from services.runtime.settings.sections import Learner
+from gspo_services.learner.engine.engine import LearnerEngine
+from gspo_services.learner.start.engine_settings import EngineSettings
+from gspo_services.shared.settings.sections import Learner
 from tests.gpu.half_hour.shapes import QWEN3_30B_A3B, SMALL, moe_config
 from tests.support.learner.gpu_worker import policy_gradient, random_row
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gspo.runs import Run
+from gspo_services.runs import Run
 
 ENGINE_ARGUMENTS = ["--attention-backend", "triton", "--sampling-backend", "pytorch", "--moe-runner-backend", "triton"]
 """What needs no compiled attention kernels, and stores experts as they were sent."""
@@ -26,7 +26,7 @@ MEDIANS = (
 
 def train(config: Path, directory: Path, settings: list[str], *, limit_s: float) -> dict[str, Any]:
     """Run it, audit it, and read its metrics. Raises: RuntimeError with the end of the output when it fails."""
-    command = [sys.executable, "-m", "services.cli.main", "run", str(config), "--plain"]
+    command = [sys.executable, "-m", "gspo_services.cli.main", "run", str(config), "--plain"]
     for setting in [f"run.directory={json.dumps(str(directory))}", *settings]:
         command += ["--set", setting]
     begin = time.monotonic()
@@ -35,7 +35,7 @@ def train(config: Path, directory: Path, settings: list[str], *, limit_s: float)
         raise RuntimeError(f"the run ended with status {done.returncode}:\n{(done.stdout + done.stderr)[-6000:]}")
     seconds = time.monotonic() - begin
     audit = subprocess.run(
-        [sys.executable, "-m", "services.cli.main", "audit", str(directory)],
+        [sys.executable, "-m", "gspo_services.cli.main", "audit", str(directory)],
         capture_output=True, text=True, timeout=limit_s, check=False,
     )  # fmt: skip
     return {"seconds": round(seconds, 1), "audit": audit.returncode} | summary(directory)

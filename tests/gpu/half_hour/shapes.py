@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3MoeConfig
 
-from services.models.tokenizer import CHAT_TEMPLATE, END, MARKERS, PAD
+from gspo_services.prepare.tiny_models.tokenizer import CHAT_TEMPLATE, END, MARKERS, PAD
 
 QWEN3_30B_A3B: dict[str, Any] = {
     "vocab_size": 151_936,

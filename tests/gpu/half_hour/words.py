@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gspo.environments import Environment, Start, Step
+from gspo.tasks.environments import Environment, Start, Step
 
 _NUMBER = re.compile(r"w(\d+)")
 

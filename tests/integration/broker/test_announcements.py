@@ -8,11 +8,11 @@ import msgpack
 import pytest
 import zmq.asyncio
 
-from protocol.codec import decode, encode
-from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import Hello, Message, Published, Pulse, Role, Welcome
-from services.broker.entry import run_broker
-from services.runtime.settings import Settings
+from gspo_protocol.codec import decode, encode
+from gspo_protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.messages import Hello, Message, Published, Pulse, Role, Welcome
+from gspo_services.broker.entry import run_broker
+from gspo_services.shared.settings import Settings
 from tests.support.processes.ports import free_port
 from tests.support.wire.zmq_ends import PATIENCE_S, in_background, zmq_context
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import zmq.asyncio
 
-from protocol.channels import BATCH
-from protocol.messages import (
+from gspo_protocol.channels import BATCH
+from gspo_protocol.messages import (
     Batch,
     BatchPart,
     BatchPartRequest,
@@ -20,8 +20,8 @@ from protocol.messages import (
     Status,
     StatusRequest,
 )
-from services.runtime.errors import flatten
-from services.runtime.net.peer import PeerClient
+from gspo_services.shared.net.peer import PeerClient
+from gspo_services.shared.runtime.errors import flatten
 from tests.support.broker.peers import PROMPT_TOKENS, VOCABULARY, ScriptedLearner, ScriptedRollout, running, tokens_of
 from tests.support.broker.process import broker_process
 from tests.support.wire.zmq_ends import a_client

@@ -9,14 +9,14 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from protocol.channels import BATCH
-from protocol.messages import Heartbeat, Published
-from protocol.sessions import session_tag
-from services.broker.rows import TrajectoryRow
-from services.broker.store.store import Store
-from services.runtime.clock import MonotonicClock
-from services.runtime.errors import ReplacedError, flatten
-from services.runtime.net.peer import PeerClient
+from gspo_protocol.channels import BATCH
+from gspo_protocol.messages import Heartbeat, Published
+from gspo_protocol.sessions import session_tag
+from gspo_services.broker.rows import TrajectoryRow
+from gspo_services.broker.store.store import Store
+from gspo_services.shared.net.peer import PeerClient
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.errors import ReplacedError, flatten
 from tests.support.broker.peers import PROMPT_TOKENS, ScriptedLearner, ScriptedRollout, logprobs_of, tokens_of
 from tests.support.broker.process import BrokerDidNotStart, BrokerProcess, broker_process, eventually, scraped
 from tests.support.wire.keys import counted

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import zmq.asyncio
 
-from services.broker.store.reader import LEDGER_FILE
-from services.cli.main import main
-from services.runs.audit.audit import audit_run
-from services.runtime.errors import EXIT_DAMAGED
+from gspo_services.broker.store.reader import LEDGER_FILE
+from gspo_services.cli.main import main
+from gspo_services.runs.audit.audit import audit_run
+from gspo_services.shared.runtime.errors import EXIT_DAMAGED
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import BrokerDidNotStart, broker_process, eventually
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import zmq.asyncio
 
-from services.broker.store import LEDGER_FILE
-from services.runs.audit import audit_run
+from gspo_services.broker.store import LEDGER_FILE
+from gspo_services.runs.audit import audit_run
 from tests.integration.broker.test_doctor_and_stop import ALONE, command
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import BrokerProcess, broker_process, scraped

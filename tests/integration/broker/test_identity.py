@@ -5,9 +5,9 @@ from pathlib import Path
 
 import zmq.asyncio
 
-from protocol.channels import BATCH, WORK
-from protocol.limits import MAX_ROLLOUTS_PER_KEY, PROTOCOL_VERSION
-from protocol.messages import (
+from gspo_protocol.channels import BATCH, WORK
+from gspo_protocol.limits import MAX_ROLLOUTS_PER_KEY, PROTOCOL_VERSION
+from gspo_protocol.messages import (
     Ack,
     BatchPending,
     BatchRequest,
@@ -20,7 +20,7 @@ from protocol.messages import (
     StatusRequest,
     Welcome,
 )
-from protocol.sessions import new_session, session_tag
+from gspo_protocol.sessions import new_session, session_tag
 from tests.integration.wire.test_security import answer, ask, connection, secured_broker
 from tests.support.broker.process import scraped
 from tests.support.wire.keys import make_keys, security_of

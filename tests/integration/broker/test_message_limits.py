@@ -9,11 +9,11 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from protocol.channels import BATCH, WORK
-from protocol.codec import decode, encode
-from protocol.errors import ProtocolError
-from protocol.limits import BAD_MESSAGES_BURST, CURVE_OVERHEAD_BYTES, PROTOCOL_VERSION
-from protocol.messages import Ack, Chunk, Heartbeat, Hello, Message, Pulse, Refused, Release, Welcome
+from gspo_protocol.channels import BATCH, WORK
+from gspo_protocol.codec import decode, encode
+from gspo_protocol.errors import ProtocolError
+from gspo_protocol.limits import BAD_MESSAGES_BURST, CURVE_OVERHEAD_BYTES, PROTOCOL_VERSION
+from gspo_protocol.messages import Ack, Chunk, Heartbeat, Hello, Message, Pulse, Refused, Release, Welcome
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import broker_process, scraped
 from tests.support.builders import a_chunk, token_arrays

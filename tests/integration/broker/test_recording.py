@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.learner.checkpoints.versions import newest_given
-from services.runs.audit.audit import audit_run
-from services.runs.replay.__main__ import replay_command
+from gspo_services.learner.checkpoints.versions import newest_given
+from gspo_services.runs.audit.audit import audit_run
+from gspo_services.runs.replay.__main__ import replay_command
 from tests.support.broker.peers import ScriptedRollout
 from tests.support.broker.process import broker_process, eventually
 from tests.support.wire.zmq_ends import in_background, zmq_context
@@ -42,7 +42,7 @@ async def test_a_recording_without_a_learner_is_trained_on_by_replay(tmp_path: P
         zmq_context() as context,
     ):
         publisher = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "services.learner.starting_weights", str(broker.config), env={**os.environ}
+            sys.executable, "-m", "gspo_services.learner.starting_weights", str(broker.config), env={**os.environ}
         )
         rollout = ScriptedRollout(context, broker.work_endpoint, "rollout-0", "a")
         async with in_background(rollout.run()):
@@ -57,7 +57,7 @@ async def test_a_recording_without_a_learner_is_trained_on_by_replay(tmp_path: P
     assert [(row.status, row.groups, row.trajectories) for row in audit.outcomes] == [("complete", 4, 8)]
 
     # In a process of its own, as everything that DeepSpeed has touched is.
-    command = [sys.executable, "-m", "services.runs.replay", str(broker.run_directory)]
+    command = [sys.executable, "-m", "gspo_services.runs.replay", str(broker.run_directory)]
     process = await asyncio.create_subprocess_exec(*command, env={**os.environ, "DS_ACCELERATOR": "cpu"})
     assert await process.wait() == 0
     out = tmp_path / "run-replay"

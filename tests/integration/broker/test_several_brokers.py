@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from services.runs.audit import audit_run
+from gspo_services.runs.audit import audit_run
 from tests.integration.broker.test_doctor_and_stop import ALONE, command
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import BrokerProcess, broker_process

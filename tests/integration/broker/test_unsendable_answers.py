@@ -8,16 +8,16 @@ import pytest
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import BATCH, WORK
-from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import Hello, Refused, Status, StatusRequest, Welcome
-from services.broker.metrics import BrokerMetrics
-from services.broker.metrics_file import MetricsFile
-from services.broker.service import BrokerService
-from services.runtime.clock import MonotonicClock
-from services.runtime.net import RouterChannel
-from services.runtime.net.channel import DealerChannel
-from services.runtime.telemetry import Health
+from gspo_protocol.channels import BATCH, WORK
+from gspo_protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.messages import Hello, Refused, Status, StatusRequest, Welcome
+from gspo_services.broker.metrics import BrokerMetrics
+from gspo_services.broker.metrics_file import MetricsFile
+from gspo_services.broker.service import BrokerService
+from gspo_services.shared.net import RouterChannel
+from gspo_services.shared.net.channel import DealerChannel
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.telemetry import Health
 from tests.integration.wire.test_security import ask
 from tests.support.broker.ledger import LedgerHarness
 from tests.support.wire.zmq_ends import ANY_PORT

@@ -12,8 +12,8 @@ import torch
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import BATCH, WEIGHTS
-from protocol.messages import (
+from gspo_protocol.channels import BATCH, WEIGHTS
+from gspo_protocol.messages import (
     Ack,
     BatchPartRequest,
     BatchPending,
@@ -28,17 +28,17 @@ from protocol.messages import (
     SkipBatch,
     Trained,
 )
-from services.learner.broker.batches import BatchAnnounced, PartArrived
-from services.learner.broker.parts import CREDIT
-from services.learner.broker.thread import BrokerThread
-from services.learner.metrics import LearnerMetrics
-from services.learner.weights.copying import WeightCopy, copy_weights
-from services.rollout.weights.fetch import fetch_newest
-from services.runtime.clock import MonotonicClock
-from services.runtime.errors import EndpointError, ServiceError, flatten
-from services.runtime.net.channel import RouterChannel
-from services.runtime.settings.sections import Broker, Learner, SecuritySection, Settings
-from services.runtime.telemetry import Health
+from gspo_services.learner.broker.batches import BatchAnnounced, PartArrived
+from gspo_services.learner.broker.parts import CREDIT
+from gspo_services.learner.broker.thread import BrokerThread
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.weights.copying import WeightCopy, copy_weights
+from gspo_services.rollout.weights.fetch import fetch_newest
+from gspo_services.shared.net.channel import RouterChannel
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.errors import EndpointError, ServiceError, flatten
+from gspo_services.shared.runtime.telemetry import Health
+from gspo_services.shared.settings.sections import Broker, Learner, SecuritySection, Settings
 from tests.support.broker.made_batches import damaged, in_parts
 from tests.support.builders import a_batch, a_part, batch_arrays, part_arrays
 from tests.support.wire.replicas import content

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from services.environments import create_environment
+from gspo_services.tasks.environments import create_environment
 from tests.gpu.half_hour.__main__ import Step, run_step, steps
 from tests.gpu.half_hour.pack import THERE, _requirements
 from tests.gpu.half_hour.shapes import SMALL, write_model

@@ -20,10 +20,10 @@ from gspo.loss import objective_loss
 from gspo.mismatch import MismatchTracker, mismatch_moments
 from gspo.model.packing import TrainGroup
 from gspo.staleness import sequence_lag
-from services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from services.learner.plan import split_groups
-from services.runtime.settings.sections import Learner, LoraSection, Rollout
-from services.runtime.settings.sections.run import require_turns
+from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.plan import split_groups
+from gspo_services.shared.settings.sections import Learner, LoraSection, Rollout
+from gspo_services.shared.settings.sections.run import require_turns
 from tests.support.learner.learner_worker import ADAM_EPS, IMMOVABLE, MOVABLE, NUM_MINI_BATCHES, OBJECTIVE, SETTINGS
 from tests.support.learner.ranks import Ranks
 from tests.support.learner.training_groups import padded_logprobs, write_model_and_groups

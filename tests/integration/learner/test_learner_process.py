@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from services.runtime.errors import EXIT_CONFIGURATION
+from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION
 
 PATIENCE_MS = 60_000
 START = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True).wait()"
@@ -17,7 +17,7 @@ def test_a_rank_does_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
     """The rank's configuration is a named pipe: it opens when the rank reads it, and breaks when the rank is gone."""
     pipe = tmp_path / "run.toml"
     os.mkfifo(pipe)
-    rank = [sys.executable, "-m", "services.learner", str(pipe)]
+    rank = [sys.executable, "-m", "gspo_services.learner", str(pipe)]
     environment = {**os.environ, "RANK": "1", "TORCHELASTIC_RUN_ID": "test"}
     with subprocess.Popen([sys.executable, "-c", START, *rank], env=environment) as launcher:
         end = os.open(pipe, os.O_WRONLY)
@@ -43,7 +43,7 @@ def test_routing_replay_of_a_dense_model_is_refused_at_the_start(tmp_path: Path)
         '[learner]\nmetrics_port = 0\nweights_endpoint = "tcp://127.0.0.1:*"\n'
     )
     environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "services.learner", str(tmp_path / "run.toml")]
+    command = [sys.executable, "-m", "gspo_services.learner", str(tmp_path / "run.toml")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == EXIT_CONFIGURATION, done.stderr
     reason = "cannot be trained: routing_replay is on and a qwen3 model has no routers: routing replay needs a mixture"

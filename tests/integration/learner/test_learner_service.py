@@ -11,8 +11,8 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import BATCH
-from protocol.messages import (
+from gspo_protocol.channels import BATCH
+from gspo_protocol.messages import (
     BatchFailed,
     BatchRequest,
     Checkpointed,
@@ -24,13 +24,13 @@ from protocol.messages import (
     Trained,
     VersionScore,
 )
-from services.learner.broker.thread import BrokerThread
-from services.learner.checkpoints.versions import Versions, newest_given
-from services.learner.metrics import LearnerMetrics
-from services.learner.service import LearnerService
-from services.runtime.clock import MonotonicClock
-from services.runtime.settings.sections import BatchSection, Broker, Learner, ObjectiveSettings, Run, Settings
-from services.runtime.telemetry import Health
+from gspo_services.learner.broker.thread import BrokerThread
+from gspo_services.learner.checkpoints.versions import Versions, newest_given
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.service import LearnerService
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.telemetry import Health
+from gspo_services.shared.settings.sections import BatchSection, Broker, Learner, ObjectiveSettings, Run, Settings
 from tests.support.learner.scripted_broker import a_training_batch, send_batch
 from tests.support.learner.serving_bigram import ServingBigram
 from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_welcome, in_background, zmq_context

@@ -9,12 +9,12 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from gspo.model.serving_layout import ServedParameter
-from services.learner.broker.batches import Answer
-from services.learner.metrics import LearnerMetrics
-from services.learner.service import LearnerService
-from services.runtime.clock import MonotonicClock
-from services.runtime.settings.sections import BatchSection, Learner, Run, Settings
-from services.runtime.telemetry import Health
+from gspo_services.learner.broker.batches import Answer
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.service import LearnerService
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.telemetry import Health
+from gspo_services.shared.settings.sections import BatchSection, Learner, Run, Settings
 from tests.support.learner.scripted_broker import ScriptedBroker
 from tests.support.learner.serving_bigram import ServingBigram
 

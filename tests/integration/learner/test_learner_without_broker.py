@@ -8,18 +8,18 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from protocol.messages import BatchRequest, Checkpointed, Resume, Trained, Welcome
-from services.learner.broker.port import ToBroker
-from services.learner.checkpoints.format import CheckpointError
-from services.learner.checkpoints.saving import Background
-from services.learner.metrics import LearnerMetrics
-from services.learner.service import FLUSH_S, NOT_YET, POLL_S, STOPPED, LearnerService
-from services.learner.share import MAX_SHARED_FRAMES, NO_FRAME, STOP
-from services.learner.weights.copying import WeightCopy
-from services.runtime.clock import MonotonicClock
-from services.runtime.errors import ServiceError
-from services.runtime.settings.sections import BatchSection, Learner, Run, Settings
-from services.runtime.telemetry import Health
+from gspo_protocol.messages import BatchRequest, Checkpointed, Resume, Trained, Welcome
+from gspo_services.learner.broker.port import ToBroker
+from gspo_services.learner.checkpoints.format import CheckpointError
+from gspo_services.learner.checkpoints.saving import Background
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.service import FLUSH_S, NOT_YET, POLL_S, STOPPED, LearnerService
+from gspo_services.learner.share import MAX_SHARED_FRAMES, NO_FRAME, STOP
+from gspo_services.learner.weights.copying import WeightCopy
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.errors import ServiceError
+from gspo_services.shared.runtime.telemetry import Health
+from gspo_services.shared.settings.sections import BatchSection, Learner, Run, Settings
 from tests.support.learner.held_background import HeldBackground
 from tests.support.learner.scripted_broker import ScriptedBroker
 from tests.support.learner.serving_bigram import ServingBigram

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.runs.export.adapted import AdaptedCheckpointWeights, open_checkpoint
-from services.runs.export.writing import write_adapter, write_export
-from services.runtime.errors import ConfigurationError
+from gspo_services.runs.export.adapted import AdaptedCheckpointWeights, open_checkpoint
+from gspo_services.runs.export.writing import write_adapter, write_export
+from gspo_services.shared.runtime.errors import ConfigurationError
 from tests.support.learner.parallel_jobs import (
     RESUMED_STEPS,
     Results,

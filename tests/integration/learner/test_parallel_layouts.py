@@ -11,7 +11,7 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file
 
-from services.rollout.sglang.client import Engine
+from gspo_services.rollout.sglang.client import Engine
 from tests.integration.conftest import SglangServer
 from tests.integration.rollout.test_logprob_agreement import TOLERANCE as SERVED_TOLERANCE
 from tests.integration.rollout.test_logprob_agreement import load

@@ -12,11 +12,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from services.learner.start.ranks import Node, run_ranks
+from gspo_services.learner.start.ranks import Node, run_ranks
 from tests.integration.run.test_supervisor import PATIENCE_S, Pipe
 
 LAUNCH = (
-    "import sys; from services.learner.start.ranks import run_ranks; "
+    "import sys; from gspo_services.learner.start.ranks import run_ranks; "
     "sys.exit(run_ranks('tests.support.processes.child', sys.argv[2:], 2, stop_s=float(sys.argv[1])))"
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from protocol.messages import (
+from gspo_protocol.messages import (
     Ack,
     BatchFailed,
     BatchPartRequest,
@@ -29,12 +29,12 @@ from protocol.messages import (
     Trained,
     VersionScore,
 )
-from services.learner.broker import loop
-from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
-from services.learner.broker.parts import CREDIT, MOST_DAMAGED
-from services.learner.broker.shares import merged_answers
-from services.learner.weights.copying import copy_weights
-from services.runtime.errors import ServiceError, flatten
+from gspo_services.learner.broker import loop
+from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
+from gspo_services.learner.broker.parts import CREDIT, MOST_DAMAGED
+from gspo_services.learner.broker.shares import merged_answers
+from gspo_services.learner.weights.copying import copy_weights
+from gspo_services.shared.runtime.errors import ServiceError, flatten
 from tests.support.broker.made_batches import MadeBatch, damaged
 from tests.support.shares.several import NUM_BROKERS, Brokers, connected, opened
 from tests.support.shares.shares import a_share, answers_of_shares

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from services.rollout.episodes.log import Round
-from services.rollout.rendering import Renderer, create_renderer
-from services.rollout.sglang import Engine, GenerateRequest, OutputPiece
-from services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.episodes.log import Round
+from gspo_services.rollout.rendering import Renderer, create_renderer
+from gspo_services.rollout.sglang import Engine, GenerateRequest, OutputPiece
+from gspo_services.rollout.tokenizer import ChatTokenizer
 from tests.integration.conftest import SglangServer
 from tests.support.agent_episodes import LedgerBroker, an_episode, sampling_of, shared_of
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, reference_logprobs

@@ -6,10 +6,10 @@ import urllib.request
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.sglang.client import Engine
-from services.rollout.sglang.generation import GenerateRequest, SamplingParameters
-from services.rollout.sglang.metrics import ENGINE_METRICS, EngineMetrics
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.sglang.client import Engine
+from gspo_services.rollout.sglang.generation import GenerateRequest, SamplingParameters
+from gspo_services.rollout.sglang.metrics import ENGINE_METRICS, EngineMetrics
 from tests.integration.conftest import SglangServer
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE
 from tests.support.processes.ports import free_port

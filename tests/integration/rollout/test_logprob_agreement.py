@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from gspo.model.packing import TrainSequence, pack
 from gspo.model.policy import load_policy, prepare_policy
-from services.rollout.sglang.client import Engine
-from services.rollout.sglang.generation import GenerateRequest, SamplingParameters
+from gspo_services.rollout.sglang.client import Engine
+from gspo_services.rollout.sglang.generation import GenerateRequest, SamplingParameters
 from tests.integration.conftest import SglangServer
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, checkpoint_tensors
 from tests.support.policy.forward import logprobs_of

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from protocol.channels import WORK
-from protocol.limits import trajectory_limits
-from protocol.messages import Finish, Journal, Release
-from services.rollout.agents import open_agents, open_solver
-from services.rollout.episodes import EpisodeShared
-from services.rollout.rendering import create_renderer
-from services.rollout.tokenizer import ChatTokenizer
-from services.runtime.clock import MonotonicClock
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings.configuration import validated
+from gspo_protocol.channels import WORK
+from gspo_protocol.limits import trajectory_limits
+from gspo_protocol.messages import Finish, Journal, Release
+from gspo_services.rollout.agents import open_agents, open_solver
+from gspo_services.rollout.episodes import EpisodeShared
+from gspo_services.rollout.rendering import create_renderer
+from gspo_services.rollout.tokenizer import ChatTokenizer
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings.configuration import validated
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 from tests.support.episodes import a_new_lease, resumed
 from tests.support.processes.running_rollout import Running

@@ -5,11 +5,11 @@ import asyncio
 import msgspec
 import pytest
 
-from protocol.channels import WORK
-from protocol.messages import Chunk, Finish, Heartbeat, Lease, LeaseKey, LeaseRequest, Message, Pulse, Release
-from services.rollout.brokers import Beats
-from services.rollout.brokers.connections import SILENT_S
-from services.rollout.tokenizer import ChatTokenizer
+from gspo_protocol.channels import WORK
+from gspo_protocol.messages import Chunk, Finish, Heartbeat, Lease, LeaseKey, LeaseRequest, Message, Pulse, Release
+from gspo_services.rollout.brokers import Beats
+from gspo_services.rollout.brokers.connections import SILENT_S
+from gspo_services.rollout.tokenizer import ChatTokenizer
 from tests.support.broker.process import eventually
 from tests.support.broker.scripted_broker import ScriptedBroker
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from protocol.messages import (
+from gspo_protocol.messages import (
     Finish,
     Heartbeat,
     LeaseEnded,
@@ -12,8 +12,8 @@ from protocol.messages import (
     Pulse,
     Release,
 )
-from services.rollout.environment_loop import EnvironmentEpisode
-from services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.environment_loop import EnvironmentEpisode
+from gspo_services.rollout.tokenizer import ChatTokenizer
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 from tests.support.episodes import a_new_lease, no_tokens, resumed, whole
 from tests.support.processes.running_rollout import TURN_TOKENS, Start, leases, starter

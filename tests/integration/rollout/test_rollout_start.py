@@ -12,12 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from protocol.messages import Heartbeat, Pulse
-from services.rollout.__main__ import run_rollout
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings.arguments import ProcessArguments
-from services.runtime.settings.sections import Broker, EnvironmentSection, Model, RewardSection, Rollout, Run, Settings
-from services.runtime.telemetry import LOOP_STALL_S
+from gspo_protocol.messages import Heartbeat, Pulse
+from gspo_services.rollout.__main__ import run_rollout
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.runtime.telemetry import LOOP_STALL_S
+from gspo_services.shared.settings.arguments import ProcessArguments
+from gspo_services.shared.settings.sections import Broker, EnvironmentSection, Model, RewardSection, Rollout, Run, Settings
 from tests.support.broker.scripted_broker import ScriptedBroker
 from tests.support.clocks import VirtualClock
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model

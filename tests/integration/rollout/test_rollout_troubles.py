@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol.channels import WORK
-from protocol.messages import (
+from gspo_protocol.channels import WORK
+from gspo_protocol.messages import (
     Ack,
     Finish,
     Heartbeat,
@@ -15,11 +15,11 @@ from protocol.messages import (
     Pulse,
     Release,
 )
-from services.rollout.brokers.connections import SILENT_S
-from services.rollout.service import ENGINE_FAILURES_ALLOWED
-from services.rollout.sglang.client import EngineUnreachable
-from services.rollout.tokenizer import ChatTokenizer
-from services.runtime.errors import ServiceError, flatten
+from gspo_services.rollout.brokers.connections import SILENT_S
+from gspo_services.rollout.service import ENGINE_FAILURES_ALLOWED
+from gspo_services.rollout.sglang.client import EngineUnreachable
+from gspo_services.rollout.tokenizer import ChatTokenizer
+from gspo_services.shared.runtime.errors import ServiceError, flatten
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 from tests.support.episodes import a_new_lease, no_tokens, whole
 from tests.support.processes.running_rollout import Running, Start, leases, starter

@@ -9,20 +9,20 @@ from pathlib import Path
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import WORK
-from protocol.limits import MAX_TURNS
-from services.broker.store.store import Store
-from services.environments import create_environment
-from services.rollout.brokers import Beats, Brokers
-from services.rollout.environment_loop import EnvironmentLoop
-from services.rollout.gathering import GatheringClient
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.service import RolloutService
-from services.rollout.sglang.generation import GenerateRequest, OutputPiece
-from services.rollout.tokenizer import ChatTokenizer
-from services.runtime.clock import MonotonicClock
-from services.runtime.settings.sections import PORT_STEP, Broker, Rollout
-from services.runtime.telemetry import Health
+from gspo_protocol.channels import WORK
+from gspo_protocol.limits import MAX_TURNS
+from gspo_services.broker.store.store import Store
+from gspo_services.rollout.brokers import Beats, Brokers
+from gspo_services.rollout.environment_loop import EnvironmentLoop
+from gspo_services.rollout.gathering import GatheringClient
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.service import RolloutService
+from gspo_services.rollout.sglang.generation import GenerateRequest, OutputPiece
+from gspo_services.rollout.tokenizer import ChatTokenizer
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.telemetry import Health
+from gspo_services.shared.settings.sections import PORT_STEP, Broker, Rollout
+from gspo_services.tasks.environments import create_environment
 from tests.support.broker.peers import ScriptedLearner
 from tests.support.broker.process import BrokerProcess, broker_process, eventually
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model

@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from protocol.messages import TensorInfo, VersionRun
-from services.rollout.sglang.client import Engine, EngineError, EngineUnreachable, PauseMode
-from services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
-from services.rollout.sglang.server import EngineServer, ServerError, ServerOptions
-from services.rollout.weights.verify import verify_loaded
+from gspo_protocol.messages import TensorInfo, VersionRun
+from gspo_services.rollout.sglang.client import Engine, EngineError, EngineUnreachable, PauseMode
+from gspo_services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
+from gspo_services.rollout.sglang.server import EngineServer, ServerError, ServerOptions
+from gspo_services.rollout.weights.verify import verify_loaded
 from tests.integration.conftest import SglangServer
 from tests.support.engines.prompt_logprobs import prompt_logprobs
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, checkpoint_tensors, reference_logprobs

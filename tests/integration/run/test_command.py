@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from protocol.channels import BATCH
-from protocol.messages import Status, StatusRequest
-from services.broker.store.reader import LEDGER_FILE
-from services.cli.console import PlainConsole
-from services.cli.operator import connection
-from services.cli.run.command import Watcher
-from services.cli.run.display import Display
-from services.cli.run.supervisor import ProcessSpec, Supervisor
-from services.runtime.clock import MonotonicClock
-from services.runtime.settings.sections import Broker, Settings
+from gspo_protocol.channels import BATCH
+from gspo_protocol.messages import Status, StatusRequest
+from gspo_services.broker.store.reader import LEDGER_FILE
+from gspo_services.cli.operator import connection
+from gspo_services.cli.run.command import Watcher
+from gspo_services.cli.run.display import Display
+from gspo_services.cli.run.supervisor import ProcessSpec, Supervisor
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.console import PlainConsole
+from gspo_services.shared.settings.sections import Broker, Settings
 from tests.support.processes.small_run import write_small_run
 from tests.support.wire.zmq_ends import ScriptedEnd, in_background, zmq_context
 from tests.unit.services.cli.run.test_display import a_status
@@ -30,7 +30,7 @@ HEAVY = ("torch", "transformers", "deepspeed", "sglang", "matplotlib", "safetens
 
 
 def gspo(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "services.cli.main", *words]
+    command = [sys.executable, "-m", "gspo_services.cli.main", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
 
 
@@ -46,8 +46,8 @@ def imported_by(code: str) -> set[str]:
 
 
 def test_help_is_instant_because_it_imports_nothing_heavy() -> None:
-    assert imported_by("from services.cli.main import main; main(['--help'])") == set()
-    assert imported_by("from services.cli.main import main; main(['run', '--help'])") == set()
+    assert imported_by("from gspo_services.cli.main import main; main(['--help'])") == set()
+    assert imported_by("from gspo_services.cli.main import main; main(['run', '--help'])") == set()
 
 
 @pytest.mark.parametrize("name", ["broker", "rollout", "learner"])
@@ -132,7 +132,7 @@ def test_a_run_directory_that_cannot_be_written_gives_one_line_and_status_2(tmp_
 
 def test_an_unknown_log_level_is_refused_by_the_command() -> None:
     environment = {**os.environ, "GSPO_LOG_LEVEL": "loud"}
-    command = [sys.executable, "-m", "services.cli.main", "run", "examples/arithmetic.toml"]
+    command = [sys.executable, "-m", "gspo_services.cli.main", "run", "examples/arithmetic.toml"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT, env=environment)
     assert done.returncode == 2
     assert "GSPO_LOG_LEVEL is 'loud'" in done.stderr

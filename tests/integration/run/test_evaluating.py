@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from services.models.tiny import make_tiny_model
-from services.runtime.lifecycle import module_command
+from gspo_services.prepare.tiny_models.tiny import make_tiny_model
+from gspo_services.shared.runtime.lifecycle import module_command
 from tests.support.processes.run_process import POLL_S, REPOSITORY
 
 pytestmark = pytest.mark.timeout(1800)
@@ -45,7 +45,7 @@ def lines_of(path: Path) -> list[dict[str, object]]:
 def test_a_killed_evaluation_goes_on_and_takes_no_sample_twice(tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "tiny", num_steps=3, num_eval_episodes=1, progress=lambda _: None)
     (tmp_path / "my.toml").write_text(CONFIG)
-    command = module_command("services.cli.main", "eval", "my.toml", "--model", "tiny", "--out", "out")
+    command = module_command("gspo_services.cli.main", "eval", "my.toml", "--model", "tiny", "--out", "out")
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     path, nothing = tmp_path / "out" / "tiny" / "small.jsonl", threading.Event()
     first = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, stderr=subprocess.PIPE)

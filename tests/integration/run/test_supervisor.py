@@ -14,10 +14,10 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from services.cli.run.supervisor import MAX_RESTARTS, RESTART_WINDOW_S, ROOM_BYTES, ProcessSpec, Supervisor
-from services.placement import ProcessPlace
-from services.runtime.errors import EXIT_NO_ROOM, EXIT_OCCUPIED, EXIT_REPLACED, ServiceError, flatten
-from services.runtime.log_files import LogLimits
+from gspo_services.cli.run.supervisor import MAX_RESTARTS, RESTART_WINDOW_S, ROOM_BYTES, ProcessSpec, Supervisor
+from gspo_services.shared.placement import ProcessPlace
+from gspo_services.shared.runtime.errors import EXIT_NO_ROOM, EXIT_OCCUPIED, EXIT_REPLACED, ServiceError, flatten
+from gspo_services.shared.runtime.log_files import LogLimits
 from tests.support.clocks import VirtualClock
 
 PATIENCE_S = 60.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.cli.run.supervisor import MAX_RESTARTS, ProcessSpec
+from gspo_services.cli.run.supervisor import MAX_RESTARTS, ProcessSpec
 from tests.integration.run.test_supervisor import PATIENCE_S, Pipe, pipe, spec, supervised
 from tests.support.processes.evaluated_run import write_evaluated_run
 

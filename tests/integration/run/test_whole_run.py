@@ -11,8 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from services.models.tiny import make_tiny_model
-from services.rollout.sglang.server import load_files
+from gspo_services.prepare.tiny_models.tiny import make_tiny_model
+from gspo_services.rollout.sglang.server import load_files
 from tests.support.broker.ledger_audit import audit
 from tests.support.processes.run_process import REPOSITORY, RunProcess
 from tests.support.wire.keys import counted, make_keys, secrets_in
@@ -40,7 +40,16 @@ def samples(port: int) -> dict[str, float]:
 
 def assert_replayed_bit_for_bit(directory: Path, again: Path) -> None:
     """From the checkpoint after two batches, the last two give the weights that the run published, saved and exported."""
-    command = [sys.executable, "-m", "services.runs.replay", str(directory), "--from-checkpoint", "2", "--out", str(again)]
+    command = [
+        sys.executable,
+        "-m",
+        "gspo_services.runs.replay",
+        str(directory),
+        "--from-checkpoint",
+        "2",
+        "--out",
+        str(again),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((again / "replay.json").read_text())["weights"] == {"2": "same", "3": "same", "4": "same"}

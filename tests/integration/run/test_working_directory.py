@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.run.supervisor import ProcessSpec, Supervisor
-from services.runtime.clock import MonotonicClock
+from gspo_services.cli.run.supervisor import ProcessSpec, Supervisor
+from gspo_services.shared.runtime.clock import MonotonicClock
 from tests.support.broker.process import eventually
 from tests.support.processes.ports import free_ports
 
-COMMAND = (sys.executable, "-P", "-m", "services.cli.main")  # like the installed ``gspo``: no directory is added to the path
-SHADOWS = ("random.py", "msgspec.py", "gspo.py", "services/__init__.py", "protocol/__init__.py")
+COMMAND = (
+    sys.executable,
+    "-P",
+    "-m",
+    "gspo_services.cli.main",
+)  # like the installed ``gspo``: no directory is added to the path
+SHADOWS = ("random.py", "msgspec.py", "gspo.py", "services/__init__.py", "protocol/__init__.py", "gspo_services.py")
 
 
 @pytest.fixture
@@ -55,7 +60,7 @@ async def test_the_broker_starts_as_the_command_becomes_it(project: Path) -> Non
 
 
 async def test_the_broker_starts_under_the_supervisor(project: Path) -> None:
-    spec = ProcessSpec(name="broker", module="services.broker", arguments=("run.toml",), stop_order=0, grace_s=20.0)
+    spec = ProcessSpec(name="broker", module="gspo_services.broker", arguments=("run.toml",), stop_order=0, grace_s=20.0)
     supervisor = Supervisor([spec], project / "logs", MonotonicClock(), max_restarts=0)
     log = project / "logs" / "broker.log"
     async with asyncio.TaskGroup() as tasks:

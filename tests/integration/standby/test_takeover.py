@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zmq.asyncio
 
-from services.broker.store import LEDGER_FILE, Reader, reading
+from gspo_services.broker.store import LEDGER_FILE, Reader, reading
 from tests.support.broker.peers import PROMPT_TOKENS, ScriptedLearner, ScriptedRollout, logprobs_of, tokens_of
 from tests.support.broker.process import BrokerDidNotStart, BrokerProcess, eventually, scraped
 from tests.support.postgres.fixtures import SynchronousDatabase

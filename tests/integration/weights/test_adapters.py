@@ -14,14 +14,14 @@ import pytest_asyncio
 from msgspec import structs
 from safetensors.torch import save_file
 
-from protocol.digests import version_digest
-from protocol.messages import AdapterInfo
-from services.learner.weights.adapters import PublishedBase
-from services.learner.weights.copying import copy_weights
-from services.learner.weights.snapshot import Snapshot
-from services.rollout.sglang.answers import ServerInfo
-from services.rollout.sglang.client import Engine, EngineError
-from services.runtime.errors import ServiceError, flatten
+from gspo_protocol.digests import version_digest
+from gspo_protocol.messages import AdapterInfo
+from gspo_services.learner.weights.adapters import PublishedBase
+from gspo_services.learner.weights.copying import copy_weights
+from gspo_services.learner.weights.snapshot import Snapshot
+from gspo_services.rollout.sglang.answers import ServerInfo
+from gspo_services.rollout.sglang.client import Engine, EngineError
+from gspo_services.shared.runtime.errors import ServiceError, flatten
 from tests.support.engines.adapter_following import (
     PLAN,
     PROMPT,

@@ -11,19 +11,19 @@ import zmq.asyncio
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import PEER_WEIGHTS, WEIGHTS
-from protocol.messages import Source, WeightChunk, WeightRequest
-from services.learner.metrics import LearnerMetrics
-from services.learner.weights.delta import encode_delta
-from services.learner.weights.server import WeightServer
-from services.learner.weights.snapshot import Snapshot, SnapshotStore
-from services.rollout.metrics import SOURCES, RolloutMetrics
-from services.rollout.weights.fetch import DamagedError, fetch_newest
-from services.rollout.weights.peers import MIN_RATES, WeightPeers
-from services.runtime.clock import MonotonicClock
-from services.runtime.net.authenticator import Authenticator
-from services.runtime.net.channel import RouterChannel
-from services.runtime.net.security import PLAINTEXT, Security
+from gspo_protocol.channels import PEER_WEIGHTS, WEIGHTS
+from gspo_protocol.messages import Source, WeightChunk, WeightRequest
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.weights.delta import encode_delta
+from gspo_services.learner.weights.server import WeightServer
+from gspo_services.learner.weights.snapshot import Snapshot, SnapshotStore
+from gspo_services.rollout.metrics import SOURCES, RolloutMetrics
+from gspo_services.rollout.weights.fetch import DamagedError, fetch_newest
+from gspo_services.rollout.weights.peers import MIN_RATES, WeightPeers
+from gspo_services.shared.net.authenticator import Authenticator
+from gspo_services.shared.net.channel import RouterChannel
+from gspo_services.shared.net.security import PLAINTEXT, Security
+from gspo_services.shared.runtime.clock import MonotonicClock
 from tests.support.wire.keys import make_keys, security_of
 from tests.support.wire.replicas import content, flip
 from tests.support.wire.snapshots import snapshot_of

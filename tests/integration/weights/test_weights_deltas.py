@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from protocol.channels import WEIGHTS
-from protocol.messages import ManifestRequest, WeightChunk, WeightRequest
-from services.learner.weights.delta import encode_delta
-from services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore
-from services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest
-from services.rollout.weights.replica import Replica
-from services.runtime.net.peer import PeerClient
+from gspo_protocol.channels import WEIGHTS
+from gspo_protocol.messages import ManifestRequest, WeightChunk, WeightRequest
+from gspo_services.learner.weights.delta import encode_delta
+from gspo_services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore
+from gspo_services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest
+from gspo_services.rollout.weights.replica import Replica
+from gspo_services.shared.net.peer import PeerClient
 from tests.support.wire.replicas import content, hold
 from tests.support.wire.served_weights import SOON_S, Served, served, weights
 from tests.support.wire.snapshots import snapshot_of

@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from protocol.channels import WEIGHTS
-from protocol.digests import version_digest
-from protocol.messages import Manifest, ManifestRequest, Pulse, Refused, WeightChunk, WeightGone, WeightRequest
-from services.learner.weights.snapshot import Snapshot
-from services.rollout.weights.fetch import MAX_STALLS, FetchError, fetch_newest
-from services.rollout.weights.replica import Replica
-from services.runtime.net.peer import PeerClient
+from gspo_protocol.channels import WEIGHTS
+from gspo_protocol.digests import version_digest
+from gspo_protocol.messages import Manifest, ManifestRequest, Pulse, Refused, WeightChunk, WeightGone, WeightRequest
+from gspo_services.learner.weights.snapshot import Snapshot
+from gspo_services.rollout.weights.fetch import MAX_STALLS, FetchError, fetch_newest
+from gspo_services.rollout.weights.replica import Replica
+from gspo_services.shared.net.peer import PeerClient
 from tests.support.wire.replicas import content
 from tests.support.wire.served_weights import SOON_S, Served, a_snapshot, served, weights
 from tests.support.wire.zmq_ends import ScriptedEnd, a_client, connected, in_background, zmq_context

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from services.rollout.weights.loading import MAX_FAILED_PATCHES
-from services.rollout.weights.replica import Replica
-from services.rollout.weights.verify import Expected, Verifier
-from services.weights import ABILITY
+from gspo_services.rollout.weights.loading import MAX_FAILED_PATCHES
+from gspo_services.rollout.weights.replica import Replica
+from gspo_services.rollout.weights.verify import Expected, Verifier
+from gspo_services.shared.weights import ABILITY
 from tests.support.engines.following import Following, following
 from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import in_background, zmq_context

@@ -13,15 +13,15 @@ import zmq.asyncio
 from prometheus_client import CollectorRegistry
 from safetensors.torch import load_file
 
-from services.learner.weights.delta import encode_delta
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.sglang.client import Engine, EngineError
-from services.rollout.weights import loading
-from services.rollout.weights.patch import write_patch
-from services.rollout.weights.sync import WeightSync
-from services.rollout.weights.verify import verify_loaded
-from services.runtime.clock import MonotonicClock
-from services.weights import ABILITY, patch_file
+from gspo_services.learner.weights.delta import encode_delta
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.sglang.client import Engine, EngineError
+from gspo_services.rollout.weights import loading
+from gspo_services.rollout.weights.patch import write_patch
+from gspo_services.rollout.weights.sync import WeightSync
+from gspo_services.rollout.weights.verify import verify_loaded
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.weights import ABILITY, patch_file
 from tests.integration.conftest import SglangServer
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE
 from tests.support.wire.served_weights import Served

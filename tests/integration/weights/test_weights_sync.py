@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from protocol.channels import WEIGHTS
-from protocol.messages import Loaded, ManifestRequest, WeightChunk, WeightRequest
-from services.rollout.weights.sync import MAX_FAILED_LOADS
-from services.runtime.errors import EndpointError, ServiceError, flatten
+from gspo_protocol.channels import WEIGHTS
+from gspo_protocol.messages import Loaded, ManifestRequest, WeightChunk, WeightRequest
+from gspo_services.rollout.weights.sync import MAX_FAILED_LOADS
+from gspo_services.shared.runtime.errors import EndpointError, ServiceError, flatten
 from tests.support.engines.following import RETRY_S, Following, following
 from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import PATIENCE_S, ScriptedEnd, in_background, zmq_context

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from services.rollout.weights.sync import MAX_FAILED_RELEASES
-from services.runtime.errors import ServiceError
-from services.turns import LOCK_FILE, DeviceLock
+from gspo_services.rollout.weights.sync import MAX_FAILED_RELEASES
+from gspo_services.shared.colocate import LOCK_FILE, DeviceLock
+from gspo_services.shared.runtime.errors import ServiceError
 from tests.support.engines.following import Following, following
 from tests.support.engines.scripted_engine import Hold
 from tests.support.wire.zmq_ends import PATIENCE_S, in_background

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from protocol.channels import WORK
-from protocol.messages import Hello
-from services.runtime.errors import EndpointError
-from services.runtime.net import RouterChannel
-from services.runtime.net.addresses import NEXT_ADDRESS_S
-from services.runtime.net.liveness import GIVE_UP_S
+from gspo_protocol.channels import WORK
+from gspo_protocol.messages import Hello
+from gspo_services.shared.net import RouterChannel
+from gspo_services.shared.net.addresses import NEXT_ADDRESS_S
+from gspo_services.shared.net.liveness import GIVE_UP_S
+from gspo_services.shared.runtime.errors import EndpointError
 from tests.support.broker.process import eventually
 from tests.support.clocks import VirtualClock
 from tests.support.processes.ports import free_ports

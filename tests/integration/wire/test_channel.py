@@ -8,11 +8,11 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from protocol.channels import WORK
-from protocol.limits import MAX_FRAME_BYTES
-from protocol.messages import Ack, Heartbeat
-from services.runtime.errors import EndpointError
-from services.runtime.net.channel import DealerChannel, RouterChannel
+from gspo_protocol.channels import WORK
+from gspo_protocol.limits import MAX_FRAME_BYTES
+from gspo_protocol.messages import Ack, Heartbeat
+from gspo_services.shared.net.channel import DealerChannel, RouterChannel
+from gspo_services.shared.runtime.errors import EndpointError
 from tests.support.builders import a_chunk, token_arrays
 from tests.support.wire.zmq_ends import ANY_PORT, zmq_context
 

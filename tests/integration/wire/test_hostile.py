@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import zmq.asyncio
 
-from protocol.channels import WORK
-from protocol.messages import Heartbeat, Pulse
-from services.runtime.net import PeerClient
+from gspo_protocol.channels import WORK
+from gspo_protocol.messages import Heartbeat, Pulse
+from gspo_services.shared.net import PeerClient
 from tests.support.broker.process import BrokerProcess, broker_process, scraped
 from tests.support.wire.attacks import EMPTY, LARGE, MIB, Memory, endless, flood, heartbeat, hello, in_thread
 from tests.support.wire.zmq_ends import a_client, in_background

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import zmq.asyncio
 
-from protocol.channels import WORK
-from protocol.limits import PAUSE_S
-from services.runtime.net import Security
+from gspo_protocol.channels import WORK
+from gspo_protocol.limits import PAUSE_S
+from gspo_services.shared.net import Security
 from tests.integration.wire.test_security import secured_broker
 from tests.support.broker.process import BrokerProcess, scraped
 from tests.support.wire.attacks import MIB, STUCK_S, Memory, in_thread

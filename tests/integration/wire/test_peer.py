@@ -7,10 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from protocol.channels import BATCH, WORK, ChannelSpec
-from protocol.delivery import MOST_PAUSES
-from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import (
+from gspo_protocol.channels import BATCH, WORK, ChannelSpec
+from gspo_protocol.delivery import MOST_PAUSES
+from gspo_protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.messages import (
     Ack,
     Chunk,
     Finish,
@@ -24,10 +24,10 @@ from protocol.messages import (
     Role,
     Welcome,
 )
-from services.broker.ledger.actions import SessionKey
-from services.broker.ledger.fencing import Peers, SessionRefused
-from services.runtime.errors import OccupiedError, ReplacedError, ServiceError, flatten
-from services.runtime.net.peer import TICK_S, TURNED_AWAY_S
+from gspo_services.broker.ledger.actions import SessionKey
+from gspo_services.broker.ledger.fencing import Peers, SessionRefused
+from gspo_services.shared.net.peer import TICK_S, TURNED_AWAY_S
+from gspo_services.shared.runtime.errors import OccupiedError, ReplacedError, ServiceError, flatten
 from tests.support.broker.process import eventually
 from tests.support.builders import a_chunk, token_arrays
 from tests.support.clocks import VirtualClock

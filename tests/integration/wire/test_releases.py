@@ -8,10 +8,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from protocol.channels import WEIGHTS, WORK, ChannelSpec
-from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import Hello, Refused
-from services.runtime.errors import ServiceError, flatten
+from gspo_protocol.channels import WEIGHTS, WORK, ChannelSpec
+from gspo_protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.messages import Hello, Refused
+from gspo_services.shared.runtime.errors import ServiceError, flatten
 from tests.support.broker.process import broker_process
 from tests.support.wire import previous
 from tests.support.wire.served_weights import Served

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.channels import WORK
+from gspo_protocol.channels import WORK
 from tests.support.wire.zmtp import ZmtpPeer, message, ping
 
 TIMERS_S = 3.0

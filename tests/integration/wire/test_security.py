@@ -14,18 +14,18 @@ import zmq
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import BATCH, WEIGHTS, WORK, ChannelSpec
-from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import Heartbeat, Hello, Message, Pulse, Refused, Role, Welcome
-from services.learner.metrics import LearnerMetrics
-from services.learner.weights.server import WeightServer
-from services.learner.weights.snapshot import SnapshotStore
-from services.runtime.clock import MonotonicClock
-from services.runtime.errors import EndpointError, ServiceError, flatten
-from services.runtime.net.authenticator import Authenticator
-from services.runtime.net.channel import DealerChannel, RouterChannel
-from services.runtime.net.peer import PeerClient
-from services.runtime.net.security import Security
+from gspo_protocol.channels import BATCH, WEIGHTS, WORK, ChannelSpec
+from gspo_protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.messages import Heartbeat, Hello, Message, Pulse, Refused, Role, Welcome
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.weights.server import WeightServer
+from gspo_services.learner.weights.snapshot import SnapshotStore
+from gspo_services.shared.net.authenticator import Authenticator
+from gspo_services.shared.net.channel import DealerChannel, RouterChannel
+from gspo_services.shared.net.peer import PeerClient
+from gspo_services.shared.net.security import Security
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.errors import EndpointError, ServiceError, flatten
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import BrokerProcess, broker_process, scraped
 from tests.support.wire.keys import counted, make_keys, security_of

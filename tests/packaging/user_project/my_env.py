@@ -1,9 +1,8 @@
 """An environment of the user that imports the user's other packages."""
 
-from services.tasks import Words
-
 import protocol
 import tests
+from services.tasks import Words
 
 assert all("user" in (package.__doc__ or "") for package in (protocol, tests))
 

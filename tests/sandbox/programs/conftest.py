@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.environments import RewardPool
-from services.sandbox import LocalOptions, LocalSandbox
+from gspo_services.tasks.environments import RewardPool
+from gspo_services.tasks.sandbox import LocalOptions, LocalSandbox
 from tests.sandbox.programs.scoring import Scoring
 
 

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.environments import RewardPool, create_environment
-from services.environments.reward_results import RewardResult
+from gspo_services.tasks.environments import RewardPool, create_environment
+from gspo_services.tasks.environments.reward_results import RewardResult
 
 ADD = "print(sum(map(int, input().split())))"
 ADDITION: dict[str, Any] = {

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gspo.environments import RewardJob
-from services.environments import RewardPool, create_environment
-from services.runtime.errors import ConfigurationError
-from services.sandbox import LocalOptions, LocalSandbox
+from gspo.tasks.environments import RewardJob
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.tasks.environments import RewardPool, create_environment
+from gspo_services.tasks.sandbox import LocalOptions, LocalSandbox
 from tests.sandbox.programs.scoring import ADD, ADDITION, Scoring, ending, fenced
 
 pytestmark = pytest.mark.sandbox

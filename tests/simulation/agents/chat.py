@@ -6,9 +6,9 @@ word then has a token before it that has no text.
 
 from collections.abc import Iterable, Sequence
 
-from services.rollout.rendering import AnswerPiece, Arguments, Markers, Messages, Parsed, Tools
-from services.rollout.rendering.interface import NO_ARGUMENTS
-from services.rollout.rendering.stops import StopStrings
+from gspo_services.rollout.rendering import AnswerPiece, Arguments, Markers, Messages, Parsed, Tools
+from gspo_services.rollout.rendering.interface import NO_ARGUMENTS
+from gspo_services.rollout.rendering.stops import StopStrings
 from tests.simulation.episodes import FIRST_DIGIT, FIRST_WORD, MARK, NUM_WORDS, STOP
 
 Conversation = tuple[tuple[str, str], ...]

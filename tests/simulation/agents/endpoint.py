@@ -5,8 +5,8 @@ import random
 from collections import Counter
 from contextlib import aclosing
 
-from services.rollout.endpoint import CallAnswer, CallRefused, CallRequest
-from services.rollout.episodes import EpisodeRegistry
+from gspo_services.rollout.endpoint import CallAnswer, CallRefused, CallRequest
+from gspo_services.rollout.episodes import EpisodeRegistry
 
 BREAKS = 0.1
 """How often a connection breaks before the answer is complete, or the answer is lost behind it."""

@@ -4,10 +4,10 @@ import asyncio
 import random
 from typing import Any
 
-from protocol.limits import trajectory_limits
-from services.rollout.agents import AgentEpisodes, AgentTerms
-from services.rollout.episodes import EpisodeRegistry, EpisodeShared
-from services.rollout.metrics import RolloutMetrics
+from gspo_protocol.limits import trajectory_limits
+from gspo_services.rollout.agents import AgentEpisodes, AgentTerms
+from gspo_services.rollout.episodes import EpisodeRegistry, EpisodeShared
+from gspo_services.rollout.metrics import RolloutMetrics
 from tests.simulation.agents.chat import SimRenderer
 from tests.simulation.agents.endpoint import SimEndpoint
 from tests.simulation.agents.solving import SimSolver

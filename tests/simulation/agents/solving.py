@@ -3,11 +3,11 @@
 import asyncio
 from typing import Any
 
-from gspo.agents import Episode, arguments_digest
-from gspo.environments import RewardJob
-from services.rollout.endpoint import CallRefused, CallRequest
-from services.rollout.episodes import EpisodeCalls, EpisodeRegistry
-from services.user_code import AgentResult, AgentTask, RecordedStep, StepJournal
+from gspo.tasks.agents import Episode, arguments_digest
+from gspo.tasks.environments import RewardJob
+from gspo_services.rollout.endpoint import CallRefused, CallRequest
+from gspo_services.rollout.episodes import EpisodeCalls, EpisodeRegistry
+from gspo_services.tasks.agents import AgentResult, AgentTask, RecordedStep, StepJournal
 from tests.simulation.agents.agent import Messages, Outside, play
 from tests.simulation.agents.chat import conversation_of
 from tests.simulation.agents.endpoint import SimEndpoint

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gspo.model.packing import TrainSequence
-from services.broker.rows import TrajectoryRow
+from gspo_services.broker.rows import TrajectoryRow
 from tests.simulation.agents.chat import Conversation, bridge_ids, questioned, text_of
 from tests.simulation.audit.books import SAME_CONTEXT, Books
 from tests.simulation.audit.runs import AgentRun, Answer, Step, by_question, steps_in

@@ -7,8 +7,8 @@ weights, and what was trained, and compares. Each broker has books of its own; h
 from collections import Counter
 from collections.abc import Callable
 
-from protocol.digests import tensor_digest
-from services.rollout.sglang.generation import GenerateRequest, OutputPiece
+from gspo_protocol.digests import tensor_digest
+from gspo_services.rollout.sglang.generation import GenerateRequest, OutputPiece
 from tests.simulation.audit.agents import Generation
 from tests.simulation.audit.books import Rules, Shared, Violation
 from tests.simulation.audit.broker import BrokerAudit

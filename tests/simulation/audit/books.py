@@ -9,10 +9,10 @@ import msgpack
 import msgspec
 from msgspec.structs import replace
 
-from protocol.codec import Array
-from protocol.messages import AnyMessage, Batch, BatchPart, GroupSampling, Segment, VersionRun
-from services.broker.ledger.sampling.task_order import TaskOrder
-from services.broker.rows import (
+from gspo_protocol.codec import Array
+from gspo_protocol.messages import AnyMessage, Batch, BatchPart, GroupSampling, Segment, VersionRun
+from gspo_services.broker.ledger.sampling.task_order import TaskOrder
+from gspo_services.broker.rows import (
     BatchRow,
     GroupRow,
     RunRow,
@@ -22,7 +22,7 @@ from services.broker.rows import (
     TrajectoryRow,
     VersionRow,
 )
-from services.broker.store.payload import StoredChunk
+from gspo_services.broker.store.payload import StoredChunk
 from tests.simulation.agents.chat import Conversation
 from tests.simulation.audit.runs import AgentRun
 from tests.simulation.audit.sequences import Sequences

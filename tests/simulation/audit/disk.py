@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from services.broker.ledger import MOST_BEHIND
-from services.broker.ledger.dead_letters import REPORTED_MOST, SILENT_MOST
-from services.broker.rows import (
+from gspo_services.broker.ledger import MOST_BEHIND
+from gspo_services.broker.ledger.dead_letters import REPORTED_MOST, SILENT_MOST
+from gspo_services.broker.rows import (
     ArchivedRow,
     BatchRow,
     CheckpointedRow,
@@ -22,9 +22,9 @@ from services.broker.rows import (
     TrajectoryRow,
     VersionRow,
 )
-from services.broker.store.payload import StoredChunk
-from services.broker.store.reader import Reader, StoreCorrupt
-from services.broker.store.store import RowChanges
+from gspo_services.broker.store.payload import StoredChunk
+from gspo_services.broker.store.reader import Reader, StoreCorrupt
+from gspo_services.broker.store.store import RowChanges
 from tests.simulation.audit.agents import AgentAudit
 from tests.simulation.audit.books import SAME_CONTEXT, Violation, header_of
 from tests.simulation.audit.sampling import SamplingAudit

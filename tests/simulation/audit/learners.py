@@ -2,8 +2,8 @@
 
 from collections import defaultdict, deque
 
-from protocol.messages import Ack, AnyMessage, Batch, BatchPart, Goodbye, Hello, Message, Refused, Welcome
-from services.broker.ledger.fencing import LEARNER_LEASE_S, LISTENING_S
+from gspo_protocol.messages import Ack, AnyMessage, Batch, BatchPart, Goodbye, Hello, Message, Refused, Welcome
+from gspo_services.broker.ledger.fencing import LEARNER_LEASE_S, LISTENING_S
 from tests.simulation.audit.books import Books, Rules, Shared
 
 ONE_LEARNER = "one learner"

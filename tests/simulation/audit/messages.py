@@ -4,8 +4,8 @@
 from collections.abc import Mapping
 from types import UnionType
 
-from protocol.codec import Array
-from protocol.messages import (
+from gspo_protocol.codec import Array
+from gspo_protocol.messages import (
     Ack,
     AnyMessage,
     Batch,
@@ -29,9 +29,9 @@ from protocol.messages import (
     Trained,
     Welcome,
 )
-from protocol.messages.gathered import Gathered
-from services.broker.ledger.dead_letters import REPORTED_MOST
-from services.runtime.net.peer import REPLACED
+from gspo_protocol.messages.gathered import Gathered
+from gspo_services.broker.ledger.dead_letters import REPORTED_MOST
+from gspo_services.shared.net.peer import REPLACED
 from tests.simulation.audit.books import Violation, content_of
 from tests.simulation.audit.learners import LearnerAudit
 from tests.simulation.audit.schedules import ScheduleAudit

@@ -8,14 +8,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from services.broker.rows import BatchRow, GroupRow, SetAsideRow, TrainedRow, TrajectoryRow, VersionRow
-from services.broker.store.acceptance import accept_loss
-from services.broker.store.reader import LEDGER_FILE, Reader, StoreMismatch, reading
-from services.runs.backup import BackupManifest, back_up, restore
-from services.runs.backup.manifest import read_manifest
-from services.runtime.errors import ServiceError
-from services.runtime.settings.run_settings import write_run_settings
-from services.runtime.settings.sections import Settings
+from gspo_services.broker.rows import BatchRow, GroupRow, SetAsideRow, TrainedRow, TrajectoryRow, VersionRow
+from gspo_services.broker.store.acceptance import accept_loss
+from gspo_services.broker.store.reader import LEDGER_FILE, Reader, StoreMismatch, reading
+from gspo_services.runs.backup import BackupManifest, back_up, restore
+from gspo_services.runs.backup.manifest import read_manifest
+from gspo_services.shared.runtime.errors import ServiceError
+from gspo_services.shared.settings.run_settings import write_run_settings
+from gspo_services.shared.settings.sections import Settings
 from tests.simulation.audit.books import Durable
 from tests.simulation.audit.broker import BrokerAudit
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from services.broker.ledger.sampling import MOST_PASSED_OVER
-from services.broker.rows import BatchRow, GroupRow, Row, TaskRow
+from gspo_services.broker.ledger.sampling import MOST_PASSED_OVER
+from gspo_services.broker.rows import BatchRow, GroupRow, Row, TaskRow
 from tests.simulation.audit.books import Books
 
 NO_SIGNAL = "sampling: what is left out has no signal"

@@ -1,8 +1,8 @@
 """Members of a group are sampled alike, and a batch is trained with what was recorded, whatever the schedules say then."""
 # ruff: noqa: B023 - the text of a violation is made at once
 
-from protocol.messages import Batch, GroupSampling, Lease
-from services.rollout.sglang.generation import GenerateRequest
+from gspo_protocol.messages import Batch, GroupSampling, Lease
+from gspo_services.rollout.sglang.generation import GenerateRequest
 from tests.simulation.audit.books import Books
 
 ALIKE = "schedules: a group is sampled alike"

@@ -7,8 +7,8 @@ import msgpack
 import msgspec
 import numpy as np
 
-from protocol.messages import Segment
-from services.broker.store.payload import StoredChunk
+from gspo_protocol.messages import Segment
+from gspo_services.broker.store.payload import StoredChunk
 
 NO_CONTEXT = 0
 OBSERVED = -1

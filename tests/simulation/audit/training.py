@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from gspo.model.packing import TrainSequence
-from protocol.codec import Array
-from protocol.messages import Batch
-from protocol.messages.pieces import Pieces, pieces_in
-from services.broker.ledger.sampling.task_order import trajectory_seed
-from services.broker.rows import TrajectoryRow
-from services.broker.sending import TokenSpan
+from gspo_protocol.codec import Array
+from gspo_protocol.messages import Batch
+from gspo_protocol.messages.pieces import Pieces, pieces_in
+from gspo_services.broker.ledger.sampling.task_order import trajectory_seed
+from gspo_services.broker.rows import TrajectoryRow
+from gspo_services.broker.sending import TokenSpan
 from tests.simulation.audit.agents import SEEN, AgentAudit
 from tests.simulation.audit.books import content_of, spelt
 from tests.simulation.episodes import SimTasks, expected_components, expected_turns, version_in

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from protocol.messages import AnyMessage, Batch, Chunk, Finish, Heartbeat, Journal, Lease, Message, Release, Welcome
-from services.broker.rows import EvaluationRow, GroupRow, Row, TrajectoryRow, VersionRow
+from gspo_protocol.messages import AnyMessage, Batch, Chunk, Finish, Heartbeat, Journal, Lease, Message, Release, Welcome
+from gspo_services.broker.rows import EvaluationRow, GroupRow, Row, TrajectoryRow, VersionRow
 from tests.simulation.audit.books import Books
 
 ONE_GIVER = "several brokers: no two brokers give one id"

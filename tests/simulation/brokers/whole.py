@@ -7,10 +7,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from gspo.model.packing import BatchGroup, TrainSequence
-from protocol.codec import Array
-from protocol.digests import tensor_digest
-from protocol.messages import Batch
-from services.broker.sending import TokenSpan
+from gspo_protocol.codec import Array
+from gspo_protocol.digests import tensor_digest
+from gspo_protocol.messages import Batch
+from gspo_services.broker.sending import TokenSpan
 from tests.simulation.agents.chat import Conversation
 from tests.simulation.audit.books import Rules, Shared
 from tests.simulation.audit.broker import BrokerAudit

@@ -13,7 +13,7 @@ def _rollouts_die_amid_calls() -> tuple[Event, ...]:
 AGENTS = (
     Bug(
         name="a replay answers out of order",
-        module="services.rollout.episodes.calls",
+        module="gspo_services.rollout.episodes.calls",
         old="if record.digest == live.digest:",
         new="if True:",
         invariants=(ANSWERS,),
@@ -23,7 +23,7 @@ AGENTS = (
     ),
     Bug(
         name="turns that a replay does not repeat are trained on",
-        module="services.rollout.episodes.calls",
+        module="gspo_services.rollout.episodes.calls",
         old="discarded = sorted(part.turn for _, part in self._unrepeated if part.turn is not None)",
         new="discarded = list[int]()",
         invariants=(SEEN,),
@@ -33,7 +33,7 @@ AGENTS = (
     ),
     Bug(
         name="a divergence is not seen",
-        module="services.rollout.episodes.calls",
+        module="gspo_services.rollout.episodes.calls",
         old="        if self._unrepeated and self._replays:\n",
         new="        if False:\n",
         invariants=(COUNTED,),
@@ -43,7 +43,7 @@ AGENTS = (
     ),
     Bug(
         name="a side effect is done twice",
-        module="services.rollout.episodes.calls",
+        module="gspo_services.rollout.episodes.calls",
         old="recorded.steps if self._replays else []",
         new="[]",
         invariants=(STEP_ONCE,),
@@ -52,7 +52,7 @@ AGENTS = (
     ),
     Bug(
         name="a step returns before it is durable",
-        module="services.rollout.episodes.steps",
+        module="gspo_services.rollout.episodes.steps",
         old="        await self._writer.durable()\n",
         new="",
         invariants=(STEP_DURABLE,),
@@ -60,7 +60,7 @@ AGENTS = (
     ),
     Bug(
         name="a call that is continued begins again",
-        module="services.rollout.episodes.sampler",
+        module="gspo_services.rollout.episodes.sampler",
         old="input_ids=[*part.prompt_ids, *part.action_ids]",
         new="input_ids=part.prompt_ids",
         invariants=(SAMPLED_ONCE,),
@@ -69,7 +69,7 @@ AGENTS = (
     ),
     Bug(
         name="a recorded call is sampled anew",
-        module="services.rollout.episodes.calls",
+        module="gspo_services.rollout.episodes.calls",
         old="        if not self._replays:\n            return None\n",
         new="        if True:\n            return None\n",
         invariants=(SAMPLED_ONCE,),
@@ -78,7 +78,7 @@ AGENTS = (
     ),
     Bug(
         name="the context of a call is rendered again after a restart",
-        module="services.rollout.episodes.sampler",
+        module="gspo_services.rollout.episodes.sampler",
         old="input_ids=[*part.prompt_ids, *part.action_ids]",
         new="input_ids=[*(shared.renderer.prompt_ids(live.request.messages) if part.action_ids else part.prompt_ids), "
         "*part.action_ids]",
@@ -88,7 +88,7 @@ AGENTS = (
     ),
     Bug(
         name="a conversation that goes on is rendered again",
-        module="services.rollout.episodes.placing",
+        module="gspo_services.rollout.episodes.placing",
         old="            if bridge:\n",
         new="            if False:\n",
         invariants=(GOES_ON,),
@@ -96,7 +96,7 @@ AGENTS = (
     ),
     Bug(
         name="the learner mixes the sequences of an episode",
-        module="services.learner.broker.assembly",
+        module="gspo_services.learner.broker.assembly",
         old="arrays = self.token_ids[chosen], self",
         new="arrays = self.token_ids[: chosen.sum()], self",
         invariants=(SAME_CONTEXT,),

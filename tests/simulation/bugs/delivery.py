@@ -43,7 +43,7 @@ def _rollouts_die_again_and_again() -> tuple[Event, ...]:
 DELIVERY = (
     Bug(
         name="acknowledge before the commit",
-        module="services.broker.service",
+        module="gspo_services.broker.service",
         old="            is_last, changes = round_.is_last, round_.changes\n",
         new="            is_last, changes = round_.is_last, round_.changes\n"
         "            await self._carry_out(round_.effects)\n"
@@ -52,7 +52,7 @@ DELIVERY = (
     ),
     Bug(
         name="what is decided ahead is answered with the round before it",
-        module="services.broker.service",
+        module="gspo_services.broker.service",
         old="            await self._carry_out(round_.effects)\n",
         new="            await self._carry_out([*round_.effects, *self._next.open.effects])\n"
         "            self._next.open.effects.clear()\n",
@@ -60,7 +60,7 @@ DELIVERY = (
     ),
     Bug(
         name="what was decided meanwhile is lost when the disk refuses",
-        module="services.broker.rounds",
+        module="gspo_services.broker.rounds",
         old="        self._held = True\n",
         new="        self._held, self.open = True, DecidedRound(effects=self.open.effects)\n",
         invariants=("G1", "G2", "no process ends by itself"),
@@ -68,7 +68,7 @@ DELIVERY = (
     ),
     Bug(
         name="a refused commit is decided twice",
-        module="services.broker.rounds",
+        module="gspo_services.broker.rounds",
         old="                self._next_round.refused()\n",
         new="                self._next_round.refused()\n"
         "                self._next_round.open.changes.chunks[:0] = changes.chunks\n"
@@ -78,7 +78,7 @@ DELIVERY = (
     ),
     Bug(
         name="a lease's epoch is not checked",
-        module="services.broker.ledger.leases.leases",
+        module="gspo_services.broker.ledger.leases.leases",
         old='row.status != "leased" or row.epoch != epoch:\n            return None\n        return row if sender',
         new='row.status != "leased":\n            return None\n        return row if sender or sender',
         invariants=("G1",),
@@ -87,7 +87,7 @@ DELIVERY = (
     ),
     Bug(
         name="a lease does not raise the epoch",
-        module="services.broker.ledger.group_states",
+        module="gspo_services.broker.ledger.group_states",
         old="epoch=row.epoch + 1,",
         new="epoch=max(row.epoch, 1),",
         invariants=("G1",),
@@ -95,7 +95,7 @@ DELIVERY = (
     ),
     Bug(
         name="a chunk may overlap what is stored",
-        module="services.broker.ledger.leases.holders",
+        module="gspo_services.broker.ledger.leases.holders",
         old="        if row.lease_start <= offset and offset + num_tokens <= row.num_tokens:\n"
         "            return []  # delivered again after a broker restart\n"
         "        if offset != row.num_tokens:",
@@ -105,14 +105,14 @@ DELIVERY = (
     ),
     Bug(
         name="the second of many chunks is lost",
-        module="services.broker.store.payload",
+        module="gspo_services.broker.store.payload",
         old="    for stretch in stretches:\n",
         new="    for stretch in (*stretches[:1], *stretches[2:]):\n",
         invariants=("G1", "poison", "no process ends by itself", "the ledger is whole"),
     ),
     Bug(
         name="chunks that follow one another are stored in another order",
-        module="services.broker.store.payload",
+        module="gspo_services.broker.store.payload",
         old="[each[at] for at in places]",
         new="[each[at] for at in reversed(places)]",
         invariants=("G1", "G2", "G4", "the ledger is whole"),
@@ -120,7 +120,7 @@ DELIVERY = (
     ),
     Bug(
         name="an acknowledgement covers a chunk that was not committed",
-        module="services.broker.ledger.leases.holders",
+        module="gspo_services.broker.ledger.leases.holders",
         old="        together = list(compress(chunks.stretches, is_taken))\n",
         new="        together = [\n"
         "            each for each in compress(chunks.stretches, is_taken) if each.places[-1] + 1 < len(chunks)\n"
@@ -129,7 +129,7 @@ DELIVERY = (
     ),
     Bug(
         name="a message after a gap is accepted",
-        module="protocol.delivery",
+        module="gspo_protocol.delivery",
         old="        if seq != self._expected:\n            return False\n        self._expected += 1",
         new="        if seq < self._expected:\n            return False\n        self._expected = seq + 1",
         invariants=("G1", "liveness", "no peer"),
@@ -137,7 +137,7 @@ DELIVERY = (
     ),
     Bug(
         name="the window of unacknowledged messages is unlimited",
-        module="protocol.delivery",
+        module="gspo_protocol.delivery",
         old="return len(self._unacked) < self._window and self._num_bytes < self._window_bytes",
         new="return True",
         invariants=("G6",),
@@ -145,7 +145,7 @@ DELIVERY = (
     ),
     Bug(
         name="a connection that answers nothing is kept",
-        module="services.runtime.net.peer",
+        module="gspo_services.shared.net.peer",
         old="        verdict = self._liveness.look(now)\n",
         new='        verdict = "fine"\n',
         invariants=("liveness",),
@@ -157,14 +157,14 @@ DELIVERY = (
     ),
     Bug(
         name="a resumed trajectory is granted without its last chunk",
-        module="services.broker.store.reader",
+        module="gspo_services.broker.store.reader",
         old="return join(rows)",
         new="return join(rows[:-1])",
         invariants=("G1", "poison", "no process ends by itself"),
     ),
     Bug(
         name="admission ignores the oldest version of a group under way",
-        module="services.broker.ledger.leases.leases",
+        module="gspo_services.broker.ledger.leases.leases",
         old="return window.extend(",
         new="return True or (",
         invariants=("G3", "G4"),
@@ -173,7 +173,7 @@ DELIVERY = (
     ),
     Bug(
         name="a batch may leave out groups that must not get older",
-        module="services.broker.ledger.admission",
+        module="gspo_services.broker.ledger.admission",
         old="if is_last_of_version and num_left > allowed:",
         new="if False:",
         invariants=("G3",),
@@ -181,7 +181,7 @@ DELIVERY = (
     ),
     Bug(
         name="groups that are too old are trained",
-        module="services.broker.ledger.admission",
+        module="gspo_services.broker.ledger.admission",
         old="return max(1, version - self.max_lag)",
         new="return 1",
         invariants=("G3", "G4", "no process ends by itself"),
@@ -189,21 +189,21 @@ DELIVERY = (
     ),
     Bug(
         name="a prompt is skipped",
-        module="services.broker.ledger.state",
+        module="gspo_services.broker.ledger.state",
         old="self.next_prompt += self.share.num_brokers",
         new="self.next_prompt += 2 * self.share.num_brokers",
         invariants=("G2 no prompt",),
     ),
     Bug(
         name="a group is forgotten with the broker's memory",
-        module="services.broker.ledger.state",
+        module="gspo_services.broker.ledger.state",
         old="return group.group_id, [Save(row=group), *saves(self.groups.members(group.group_id)), *passed_over]",
         new="return group.group_id, [*saves(self.groups.members(group.group_id)), *passed_over]",
         invariants=("G2", "no error", "no process"),
     ),
     Bug(
         name="a batch is delivered again in another order",
-        module="services.broker.sending.batches",
+        module="gspo_services.broker.sending.batches",
         old='for trajectory in reader.rows(TrajectoryRow, "WHERE group_id = ? ORDER BY trajectory_id"',
         new='for trajectory in reader.rows(TrajectoryRow, "WHERE group_id = ? ORDER BY '
         '(trajectory_id * 7919 + (SELECT count(*) FROM trained)) % 13"',
@@ -212,7 +212,7 @@ DELIVERY = (
     ),
     Bug(
         name="an episode is resumed with its first state",
-        module="services.broker.store.payload",
+        module="gspo_services.broker.store.payload",
         old="state = state if header.state is None else header.state",
         new="state = header.state if state is None else state",
         invariants=("G2 an episode",),
@@ -220,7 +220,7 @@ DELIVERY = (
     ),
     Bug(
         name="an unacknowledged message is never sent again",
-        module="protocol.delivery",
+        module="gspo_protocol.delivery",
         old="        if not self._unacked or now - self._last_progress < self._pause_s:\n            return ()\n",
         new="        if True:\n            return ()\n",
         invariants=("liveness", "honest peers are not limited"),
@@ -229,7 +229,7 @@ DELIVERY = (
     ),
     Bug(
         name="processes of one name share a connection",
-        module="protocol.sessions",
+        module="gspo_protocol.sessions",
         old='return f"{peer}/{session}#{number}" if number else f"{peer}/{session}"',
         new="return peer",
         invariants=("one learner", "liveness", "G1", "no peer", "no error is lost"),
@@ -237,7 +237,7 @@ DELIVERY = (
     ),
     Bug(
         name="a lease comes without the journal",
-        module="services.broker.store.reader",
+        module="gspo_services.broker.store.reader",
         old="return self.payload(trajectory_id), self.journal(trajectory_id)",
         new="return self.payload(trajectory_id), []",
         invariants=("G1 nothing acknowledged is lost",),
@@ -245,7 +245,7 @@ DELIVERY = (
     ),
     Bug(
         name="a turn that is graded again counts twice",
-        module="services.rollout.trajectory",
+        module="gspo_services.rollout.trajectory",
         old='self._components[entry["turn"]] = entry["components"]',
         new='self._components[self._num_entries] = entry["components"]',
         invariants=("G2 an episode",),
@@ -254,14 +254,14 @@ DELIVERY = (
     ),
     Bug(
         name="an entry of the journal is not durable",
-        module="services.broker.ledger.leases.holders",
+        module="gspo_services.broker.ledger.leases.holders",
         old="len(entry.entry))), Save(row=entry)]",
         new="len(entry.entry)))]",
         invariants=("G1 nothing acknowledged is lost",),
     ),
     Bug(
         name="a lease never expires",
-        module="services.broker.ledger.leases.leases",
+        module="gspo_services.broker.ledger.leases.leases",
         old="self._leased(self._deadlines.past(now))",
         new="self._leased([])",
         invariants=("liveness",),

@@ -15,7 +15,7 @@ A_HOSTILE_PEER = tuple(Event(at=at, kind="hostile") for at in (2.0, 10.0))
 HOSTILE = (
     Bug(
         name="a session's role is not compared",
-        module="services.broker.ledger.fencing",
+        module="gspo_services.broker.ledger.fencing",
         old="if role != bound:",
         new="if False:",
         invariants=("a session keeps its role",),
@@ -23,7 +23,7 @@ HOSTILE = (
     ),
     Bug(
         name="an operator's Goodbye ends the rollout of its name",
-        module="services.broker.ledger.ledger",
+        module="gspo_services.broker.ledger.ledger",
         old='"gone", reason) if peer.role == "rollout" else []',
         new='"gone", reason)',
         invariants=("a session ends only itself",),
@@ -31,14 +31,14 @@ HOSTILE = (
     ),
     Bug(
         name="a quota is never forgiven",
-        module="services.broker.quotas.quotas",
+        module="gspo_services.broker.quotas.quotas",
         old="self.level - passed * quota.forgiven_per_s",
         new="self.level",
         invariants=("honest peers are not limited", "liveness"),
     ),
     Bug(
         name="nothing is held against a peer",
-        module="services.broker.quotas.quotas",
+        module="gspo_services.broker.quotas.quotas",
         old="level.level += number",
         new="level.level += 0",
         invariants=("a liar is limited",),
@@ -46,7 +46,7 @@ HOSTILE = (
     ),
     Bug(
         name="a token older than its lease is taken",
-        module="services.broker.ledger.intake",
+        module="gspo_services.broker.ledger.intake",
         old="if version < oldest:",
         new="if False:",
         invariants=("G4 an engine's versions do not go back",),
@@ -54,7 +54,7 @@ HOSTILE = (
     ),
     Bug(
         name="operators have no places of their own",
-        module="services.broker.ledger.fencing",
+        module="gspo_services.broker.ledger.fencing",
         old="makes_room(self.of_role(role), self._taken[role], places, owner.key, now)",
         new="makes_room(self.of_role('rollout'), self._taken['rollout'], self._places['rollout'], owner.key, now)",
         invariants=("an operator always gets in",),
@@ -62,7 +62,7 @@ HOSTILE = (
     ),
     Bug(
         name="a token outside the vocabulary is taken",
-        module="services.broker.ledger.intake",
+        module="gspo_services.broker.ledger.intake",
         old="if facts.largest_token_id >= newest.vocabulary:",
         new="if False:",
         invariants=("poison: a healthy batch", "no process ends by itself", "no error"),
@@ -70,7 +70,7 @@ HOSTILE = (
     ),
     Bug(
         name="a rollout does not check what an environment rewards",
-        module="services.rollout.environment_loop",
+        module="gspo_services.rollout.environment_loop",
         old='            require_rewards("turn_rewards", [*trajectory.turn_rewards, value])\n',
         new="            pass\n",
         invariants=("no process ends by itself", "no error", "no peer"),

@@ -9,7 +9,7 @@ TWICE = (Event(at=0.0, kind="duplication", seconds=60.0, amount=0.5),)
 PARTS = (
     Bug(
         name="a part's digest is not checked",
-        module="services.learner.broker.parts",
+        module="gspo_services.learner.broker.parts",
         old='return "" if digest == part.digest else',
         new='return "" if digest else',
         invariants=("G1 nothing acknowledged is lost", "G4", "no process ends by itself", "no error is lost"),
@@ -18,7 +18,7 @@ PARTS = (
     ),
     Bug(
         name="a part that comes twice is taken twice",
-        module="services.learner.broker.parts",
+        module="gspo_services.learner.broker.parts",
         old="part.part != self._next or",
         new="part.part > self._next or",
         invariants=("no process ends by itself", "no error is lost", "G1"),
@@ -27,7 +27,7 @@ PARTS = (
     ),
     Bug(
         name="a part that is lost is never asked for again",
-        module="services.learner.broker.parts",
+        module="gspo_services.learner.broker.parts",
         old="        self._asked = self._next\n",
         new="        return\n",
         invariants=("liveness",),
@@ -36,7 +36,7 @@ PARTS = (
     ),
     Bug(
         name="a part begins where the one before has not ended",
-        module="services.broker.sending.batches",
+        module="gspo_services.broker.sending.batches",
         old="low, high = max(begin - chunk.start, 0), min(",
         new="low, high = 0, min(",
         invariants=("no process ends by itself", "no error is lost", "G1", "poison"),

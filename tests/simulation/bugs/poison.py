@@ -12,7 +12,7 @@ def _poison(kind: Poison, *more: Event) -> tuple[Event, ...]:
 POISON = (
     Bug(
         name="how often a batch failed is forgotten with the broker's memory",
-        module="services.broker.store.reader",
+        module="gspo_services.broker.store.reader",
         old='failures=tuple(self.rows(FailureRow, "WHERE batch >= ? ORDER BY batch", (checkpointed,))),',
         new="failures=(),",
         invariants=("poison", "liveness"),
@@ -22,7 +22,7 @@ POISON = (
     ),
     Bug(
         name="a batch is set aside without a reason",
-        module="services.broker.ledger.dead_letters.letters",
+        module="gspo_services.broker.ledger.dead_letters.letters",
         old="reason=reason[:MAX_TEXT])",
         new='reason="")',
         invariants=("poison",),
@@ -30,7 +30,7 @@ POISON = (
     ),
     Bug(
         name="a batch that was set aside is delivered",
-        module="services.broker.ledger.training",
+        module="gspo_services.broker.ledger.training",
         old="        if reason:\n            skip = Reply(",
         new="        if False:\n            skip = Reply(",
         invariants=("poison",),
@@ -38,7 +38,7 @@ POISON = (
     ),
     Bug(
         name="a batch is set aside when its learner was killed once",
-        module="services.broker.ledger.dead_letters.failures",
+        module="gspo_services.broker.ledger.dead_letters.failures",
         old="row.reported + row.silent < SILENT_MOST",
         new="row.reported + row.silent < 1",
         invariants=("poison",),
@@ -46,7 +46,7 @@ POISON = (
     ),
     Bug(
         name="ends without a word are not counted",
-        module="services.broker.ledger.training",
+        module="gspo_services.broker.ledger.training",
         old="        rows = state.failures.ended_silently(index)\n        note",
         new="        rows = []\n        note",
         invariants=("liveness",),
@@ -54,7 +54,7 @@ POISON = (
     ),
     Bug(
         name="a prompt that is sampled again loses its place",
-        module="services.broker.ledger.state",
+        module="gspo_services.broker.ledger.state",
         old="                    former.prompt,\n",
         new="                    former.prompt + 1,\n",
         invariants=("G2 no prompt",),

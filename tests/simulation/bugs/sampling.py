@@ -12,21 +12,21 @@ def _the_broker_dies_often() -> tuple[Event, ...]:
 SAMPLING = (
     Bug(
         name="a group that could teach something is left out",
-        module="services.broker.ledger.sampling.signal",
+        module="gspo_services.broker.ledger.sampling.signal",
         old="    return len({row.reward for row in members}) > 1",
         new="    return len({row.reward for row in members[1:]}) > 1",
         invariants=(NO_SIGNAL,),
     ),
     Bug(
         name="a batch leaves out groups without end",
-        module="services.broker.ledger.state",
+        module="gspo_services.broker.ledger.state",
         old="if self.run.left_out_groups >= rules.max_left_out or signal:",
         new="if not rules.max_left_out or signal:",
         invariants=(BOUNDED, "liveness"),
     ),
     Bug(
         name="a broker that starts again forgets what the batch has left out",
-        module="services.broker.store.reader",
+        module="gspo_services.broker.store.reader",
         old="return RunRow() if found is None else msgspec.json.decode(found, type=RunRow)",
         new="return RunRow() if found is None else msgspec.structs.replace(msgspec.json.decode(found, type=RunRow), "
         "left_out_groups=0)",
@@ -34,14 +34,14 @@ SAMPLING = (
     ),
     Bug(
         name="what is left out is not counted",
-        module="services.broker.ledger.training",
+        module="gspo_services.broker.ledger.training",
         old="        counted = state.change_run(left_out_groups=0, left_out_tokens=0)\n",
         new="        counted: list[Action] = []\n",
         invariants=(COUNTED, BOUNDED, SIFTED),
     ),
     Bug(
         name="a group without signal takes its place in the batch",
-        module="services.broker.ledger.leases.holders",
+        module="gspo_services.broker.ledger.leases.holders",
         old="*state.sift(row.group_id)]",
         new="*(state.sift(row.group_id) if row.trajectory_id % 3 else [])]",
         invariants=(SIFTED,),
@@ -49,7 +49,7 @@ SAMPLING = (
     ),
     Bug(
         name="a task that rests is sampled",
-        module="services.broker.ledger.state",
+        module="gspo_services.broker.ledger.state",
         old="            if until <= batch:\n                break\n",
         new="            break\n",
         invariants=(AWAKE,),
@@ -57,7 +57,7 @@ SAMPLING = (
     ),
     Bug(
         name="a broker that starts again forgets which tasks rest",
-        module="services.broker.store.reader",
+        module="gspo_services.broker.store.reader",
         old='tasks=tuple(self.rows(TaskRow, "ORDER BY task_index")),',
         new="tasks=(),",
         invariants=(AWAKE, RESTS),
@@ -66,7 +66,7 @@ SAMPLING = (
     ),
     Bug(
         name="a task rests one group too late",
-        module="services.broker.ledger.sampling.rests",
+        module="gspo_services.broker.ledger.sampling.rests",
         old="if num_silent >= self._after_groups:",
         new="if num_silent > self._after_groups:",
         invariants=(RESTS,),

@@ -30,7 +30,7 @@ def _two_learners() -> tuple[Event, ...]:
 SEVERAL = (
     Bug(
         name="two brokers give the same ids",
-        module="services.broker.ledger.group_states",
+        module="gspo_services.broker.ledger.group_states",
         old="        step = self._share.num_brokers\n",
         new="        step = 1\n",
         invariants=(ONE_GIVER,),
@@ -38,7 +38,7 @@ SEVERAL = (
     ),
     Bug(
         name="every broker samples every task",
-        module="services.broker.ledger.sampling.share",
+        module="gspo_services.broker.ledger.sampling.share",
         old="        return range(self.first_from(tasks[0]), tasks[-1] + 1, self.num_brokers)",
         new="        return tasks",
         invariants=(OWN_TASKS, "sampling: a prompt has the next task"),
@@ -46,7 +46,7 @@ SEVERAL = (
     ),
     Bug(
         name="every broker evaluates",
-        module="services.broker.entry",
+        module="gspo_services.broker.entry",
         old="    return settings.broker.number == 0",
         new="    return True",
         invariants=(FIRST_EVALUATES,),
@@ -54,7 +54,7 @@ SEVERAL = (
     ),
     Bug(
         name="a chunk goes to the wrong broker",
-        module="services.rollout.brokers.connections",
+        module="gspo_services.rollout.brokers.connections",
         old="return trajectory_id % len(self.clients)",
         new="return trajectory_id // 2 % len(self.clients)",
         invariants=(OWN_WORK,),
@@ -62,7 +62,7 @@ SEVERAL = (
     ),
     Bug(
         name="a rollout moves to a version that not all brokers know",
-        module="services.rollout.brokers.versions",
+        module="gspo_services.rollout.brokers.versions",
         old="frozenset.intersection(",
         new="frozenset.union(",
         invariants=(KNOWN, "honest peers are not limited", "G4"),
@@ -72,7 +72,7 @@ SEVERAL = (
     ),
     Bug(
         name="a batch is trained when all shares but one have come",
-        module="services.learner.broker.round",
+        module="gspo_services.learner.broker.round",
         old="        if any(self.waits_for(broker) for broker in range(len(self._answers))):\n",
         new="        if any(self.waits_for(broker) for broker in range(len(self._answers) - 1)):\n",
         invariants=(WHOLE,),
@@ -80,7 +80,7 @@ SEVERAL = (
     ),
     Bug(
         name="a share that was set aside is reported as trained",
-        module="services.learner.broker.round",
+        module="gspo_services.learner.broker.round",
         old="skipped=isinstance(answer, SkipBatch))",
         new="skipped=False)",
         invariants=("no peer",),
@@ -89,7 +89,7 @@ SEVERAL = (
     ),
     Bug(
         name="each broker's line of metrics is that of its share",
-        module="services.learner.broker.round",
+        module="gspo_services.learner.broker.round",
         old="metrics={**trained.metrics, **self._whole.batch.report}",
         new="metrics={**trained.metrics}",
         invariants=(LINES,),
@@ -97,7 +97,7 @@ SEVERAL = (
     ),
     Bug(
         name="a share's parts are numbered as if it were alone",
-        module="services.learner.broker.shares",
+        module="gspo_services.learner.broker.shares",
         old="    return PartArrived(part=replace(arrived.part, part=first + arrived.part.part), arrays=arrived.arrays)",
         new="    return arrived",
         invariants=("no process ends by itself", "no error is lost", "poison"),
@@ -105,7 +105,7 @@ SEVERAL = (
     ),
     Bug(
         name="a learner asks every broker at once, and two learners have some each",
-        module="services.learner.broker.loop",
+        module="gspo_services.learner.broker.loop",
         old="                await self._lines[0].welcome()\n",
         new="",
         invariants=(BROKER_0_FIRST,),
@@ -114,7 +114,7 @@ SEVERAL = (
     ),
     Bug(
         name="a stop at one broker does not reach the others",
-        module="services.learner.broker.loop",
+        module="gspo_services.learner.broker.loop",
         old="        if self._round.end is not None and self._round.index < self._num_batches:\n",
         new="        if False:\n",
         invariants=("liveness",),
@@ -123,7 +123,7 @@ SEVERAL = (
     ),
     Bug(
         name="a report goes to broker 0 alone",
-        module="services.learner.broker.line",
+        module="gspo_services.learner.broker.line",
         old="            await self._client.send(message)\n            with_this",
         new="            if not self.number:\n                await self._client.send(message)\n            with_this",
         invariants=("the ledger is whole", "no peer", "liveness", "no process ends by itself", "G1"),

@@ -18,7 +18,7 @@ def _a_loss_is_accepted() -> tuple[Event, ...]:
 STORAGE = (
     Bug(
         name="tokens leave the ledger before their file is there",
-        module="services.broker.retention",
+        module="gspo_services.broker.retention",
         old="            await self._in_thread(lambda: writer.publish(row))\n"
         "            await commit(RowChanges(rows=[row, *archived]))\n",
         new="            await commit(RowChanges(rows=[row, *archived]))\n"
@@ -28,7 +28,7 @@ STORAGE = (
     ),
     Bug(
         name="a group is archived without its last trajectory",
-        module="services.broker.store.reader",
+        module="gspo_services.broker.store.reader",
         old="members=[(row, self.chunks(row.trajectory_id)) for row in members]",
         new="members=[(row, self.chunks(row.trajectory_id)) for row in members[:-1]]",
         invariants=("G1", "the ledger is whole"),
@@ -36,7 +36,7 @@ STORAGE = (
     ),
     Bug(
         name="a batch is archived that no checkpoint covers",
-        module="services.broker.store.archivable",
+        module="gspo_services.broker.store.archivable",
         old="min(checkpointed, assembled - keep_batches)",
         new="assembled - keep_batches + 1",
         invariants=("retention",),
@@ -44,7 +44,7 @@ STORAGE = (
     ),
     Bug(
         name="a commit leaves the mark as it is",
-        module="services.broker.store.store",
+        module="gspo_services.broker.store.store",
         old="        self.newest = commit\n        self._write_mark()\n",
         new="        self.newest = commit\n",
         invariants=("damage is an event", "G1", "G2", "no process ends by itself", "no peer"),
@@ -53,7 +53,7 @@ STORAGE = (
     ),
     Bug(
         name="a broker starts with whatever is left",
-        module="services.broker.store.inspection",
+        module="gspo_services.broker.store.inspection",
         old="    loss = inspect(ledger)\n    if loss:\n",
         new="    loss = inspect(ledger)\n    if False:\n",
         invariants=("damage is an event",),
@@ -61,7 +61,7 @@ STORAGE = (
     ),
     Bug(
         name="an accepted loss uses the lost commits' numbers again",
-        module="services.broker.store.acceptance",
+        module="gspo_services.broker.store.acceptance",
         old="max(newest.number, 0 if mark is None else mark.commit.number) + 1",
         new="newest.number + 1",
         invariants=("damage is an event", "no process ends by itself"),
@@ -69,7 +69,7 @@ STORAGE = (
     ),
     Bug(
         name="checkpoints of a lost past stay after an accepted loss",
-        module="services.broker.store.acceptance",
+        module="gspo_services.broker.store.acceptance",
         old="position is not None and position > trained",
         new="False",
         invariants=("the ledger is whole", "damage is an event", "no process ends by itself", "liveness", "G2"),
@@ -78,7 +78,7 @@ STORAGE = (
     ),
     Bug(
         name="an accepted loss is not recorded",
-        module="services.broker.store.acceptance",
+        module="gspo_services.broker.store.acceptance",
         old='connection.execute("INSERT INTO losses (loss, line, checksum) VALUES (?, ?, ?)", (number, line, checksum))',
         new="pass",
         invariants=("the ledger is whole",),
@@ -86,7 +86,7 @@ STORAGE = (
     ),
     Bug(
         name="a row's checksum is not verified",
-        module="services.broker.store.schema",
+        module="gspo_services.broker.store.schema",
         old="if row_checksum(self.name, values) != checksum:",
         new="if False:",
         invariants=("damage is an event",),
@@ -94,7 +94,7 @@ STORAGE = (
     ),
     Bug(
         name="a restore to an earlier batch keeps one batch too many",
-        module="services.broker.store.rewind",
+        module="gspo_services.broker.store.rewind",
         old='            ("batches", "batch >= ?", next_batch),',
         new='            ("batches", "batch > ?", next_batch),',
         invariants=("restore",),
@@ -102,7 +102,7 @@ STORAGE = (
     ),
     Bug(
         name="a restore to an earlier batch brings later checkpoints",
-        module="services.runs.backup.restore",
+        module="gspo_services.runs.backup.restore",
         old='int(name.rpartition("-")[2]) > batch',
         new="False",
         invariants=("no process ends by itself", "no peer", "liveness", "restore", "no error"),
@@ -111,7 +111,7 @@ STORAGE = (
     ),
     Bug(
         name="a backup lacks the trajectories that are under way",
-        module="services.broker.store.rewind",
+        module="gspo_services.broker.store.rewind",
         old='            run = replace(run, learner_peer="", learner_session="")',
         new='            run = replace(run, learner_peer="", learner_session="")\n'
         '            connection.execute("DELETE FROM chunks WHERE start > 0")',

@@ -42,28 +42,28 @@ def _a_learner_sleeps_until_its_successor_has_begun() -> tuple[Event, ...]:
 TRAINING = (
     Bug(
         name="a lease is sampled as the schedule says now",
-        module="services.broker.ledger.leases.leases",
+        module="gspo_services.broker.ledger.leases.leases",
         old="sampling=group.sampling,",
         new="sampling=state.next_sampling,",
         invariants=(ALIKE,),
     ),
     Bug(
         name="a batch is trained at the settings' learning rate",
-        module="services.learner.scheduled",
+        module="gspo_services.learner.scheduled",
         old="values.learning_rate is None",
         new="True",
         invariants=(RECORDED,),
     ),
     Bug(
         name="a batch that comes twice is trained twice",
-        module="services.learner.broker.line",
+        module="gspo_services.learner.broker.line",
         old="if isinstance(message, Batch | SkipBatch | EndOfRun) and wanted is not None and message.index == wanted.index:",
         new="if isinstance(message, Batch | SkipBatch | EndOfRun):",
         invariants=("G2", "G6", "no process ends by itself"),
     ),
     Bug(
         name="a resumed learner starts one batch too late",
-        module="services.learner.service",
+        module="gspo_services.learner.service",
         old="self._next_batch = self._saved_batch = state.batch_position",
         new="self._next_batch = self._saved_batch = state.batch_position + 1",
         invariants=("G2", "no peer"),
@@ -71,7 +71,7 @@ TRAINING = (
     ),
     Bug(
         name="a version that the broker has not heard of is used again for other weights",
-        module="services.learner.checkpoints.versions",
+        module="gspo_services.learner.checkpoints.versions",
         old="self._newest = max(0 if note is None else note.newest, welcome.policy_version)",
         new="self._newest = welcome.policy_version",
         invariants=("one version, one content", "no process ends by itself"),
@@ -80,7 +80,7 @@ TRAINING = (
     ),
     Bug(
         name="a version is served before its digest is noted",
-        module="services.learner.checkpoints.versions",
+        module="gspo_services.learner.checkpoints.versions",
         old="digest=digest)\n        self._write()\n",
         new="digest=digest)\n",
         invariants=("one version, one content",),
@@ -89,7 +89,7 @@ TRAINING = (
     ),
     Bug(
         name="the same weights get a new number after a restart",
-        module="services.learner.checkpoints.versions",
+        module="gspo_services.learner.checkpoints.versions",
         old="if not known.digest or known.digest == weights.digest():",
         new="if False:",
         invariants=("G3 nothing is dropped as stale",),
@@ -97,7 +97,7 @@ TRAINING = (
     ),
     Bug(
         name="other weights keep the number after a restart",
-        module="services.learner.checkpoints.versions",
+        module="gspo_services.learner.checkpoints.versions",
         old="if not known.digest or known.digest == weights.digest():",
         new="if True:",
         invariants=("one version, one content", "no peer"),
@@ -105,7 +105,7 @@ TRAINING = (
     ),
     Bug(
         name="a checkpoint's files are not verified",
-        module="services.learner.checkpoints.digests",
+        module="gspo_services.learner.checkpoints.digests",
         old="if digest != files[name]:",
         new="if False:",
         invariants=("G2 exactly once", "no process ends by itself", "one version, one content", "versions grow"),
@@ -114,7 +114,7 @@ TRAINING = (
     ),
     Bug(
         name="an older checkpoint is not accepted",
-        module="services.broker.ledger.training",
+        module="gspo_services.broker.ledger.training",
         old="if resume.next_batch < self._state.batches.checkpointed and self._session_has_checkpointed:",
         new="if resume.next_batch < self._state.batches.checkpointed:",
         invariants=("no peer",),
@@ -123,14 +123,14 @@ TRAINING = (
     ),
     Bug(
         name="a learner publishes what it trains again",
-        module="services.learner.service",
+        module="gspo_services.learner.service",
         old="if self._next_batch < self._newest_trained:\n            self._health.progress()\n            return",
         new="if False:\n            return",
         invariants=("no peer", "G3"),
     ),
     Bug(
         name="a checkpoint covers a batch whose report may be lost",
-        module="services.learner.service",
+        module="gspo_services.learner.service",
         old="may_publish=acknowledged, wait_s",
         new="may_publish=True, wait_s",
         invariants=("the ledger is whole",),
@@ -139,7 +139,7 @@ TRAINING = (
     ),
     Bug(
         name="loaded weights are not verified",
-        module="services.rollout.weights.loading",
+        module="gspo_services.rollout.weights.loading",
         old="        self.require(await self._verifier.verify(expected))\n",
         new="        await self._verifier.verify(expected)\n",
         invariants=("G4", "G5"),
@@ -147,7 +147,7 @@ TRAINING = (
     ),
     Bug(
         name="a delta is applied without a check",
-        module="services.rollout.weights.replica",
+        module="gspo_services.rollout.weights.replica",
         old='    if found != digest:\n        raise ValueError(f"bucket at',
         new='    if False:\n        raise ValueError(f"bucket at',
         # The engine gets unchecked weights, so that either promise may be seen broken first.
@@ -156,7 +156,7 @@ TRAINING = (
     ),
     Bug(
         name="a snapshot's digests are not checked",
-        module="services.rollout.weights.replica",
+        module="gspo_services.rollout.weights.replica",
         old="if digest != tensors[index].digest:",
         new="if False:",
         invariants=("G5 a replica is", "G4 only engines", "G5 only whole"),
@@ -164,7 +164,7 @@ TRAINING = (
     ),
     Bug(
         name="a failed update counts as served",
-        module="services.rollout.weights.sync",
+        module="gspo_services.rollout.weights.sync",
         old="self.policy_version, self.quarantined = 0, error",
         new='self.policy_version, self.quarantined = version, ""',
         invariants=("G4", "G5", "liveness"),
@@ -172,14 +172,14 @@ TRAINING = (
     ),
     Bug(
         name="a lease request names the announced version",
-        module="services.rollout.service",
+        module="gspo_services.rollout.service",
         old="version = self._sync.policy_version\n",
         new="version = self._sync._announced[0]\n",
         invariants=("G4",),
     ),
     Bug(
         name="all tokens of a piece get its last version",
-        module="services.rollout.environment_loop",
+        module="gspo_services.rollout.environment_loop",
         old="versions = [run.version for run in piece.version_runs for _ in range(run.num_tokens)]",
         new="versions = [piece.version_runs[-1].version for run in piece.version_runs for _ in range(run.num_tokens)]",
         invariants=("G4",),
@@ -187,7 +187,7 @@ TRAINING = (
     ),
     Bug(
         name="a second learner is welcomed while the first lives",
-        module="services.broker.ledger.fencing",
+        module="gspo_services.broker.ledger.fencing",
         old="            self._require_silence(self.learner, sender, now)\n",
         new="",
         invariants=("one learner",),
@@ -195,7 +195,7 @@ TRAINING = (
     ),
     Bug(
         name="a learner's message does not count as a sign of life",
-        module="services.broker.ledger.fencing",
+        module="gspo_services.broker.ledger.fencing",
         old="        if peer.key == self.learner:\n            self._learner_heard_s = self._listened_s",
         new="        if peer.key == self.learner:\n            pass",
         invariants=("one learner",),
@@ -203,7 +203,7 @@ TRAINING = (
     ),
     Bug(
         name="a learner that was cut off and its successor give one version to two weights",
-        module="services.learner.checkpoints.versions",
+        module="gspo_services.learner.checkpoints.versions",
         old="if note is not None and note.learner != self._learner:",
         new="if False:",
         invariants=("one version, one content", "G2 exactly once"),

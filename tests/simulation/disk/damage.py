@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from services.broker.store.mark import MARK_FILE
-from services.broker.store.reader import LEDGER_FILE, reading
+from gspo_services.broker.store.mark import MARK_FILE
+from gspo_services.broker.store.reader import LEDGER_FILE, reading
 from tests.simulation.audit.restoring import AcceptedLoss
 from tests.simulation.weather import ACCEPTED_LOSS
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from services.broker.store.reader import LEDGER_FILE
+from gspo_services.broker.store.reader import LEDGER_FILE
 from tests.simulation.audit.restoring import AcceptedLoss, Restoring
 from tests.simulation.disk.damage import Damage
 from tests.simulation.loop import NOBODY, VirtualLoop

@@ -6,21 +6,21 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import BATCH, WORK
-from protocol.limits import MAX_QUEUED
-from protocol.messages import Role
-from services.broker.entry import evaluates, ledger_config
-from services.broker.ledger.ledger import Ledger
-from services.broker.metrics import BrokerMetrics
-from services.broker.metrics_file import METRICS_FILE, MetricsFile
-from services.broker.quotas import QUOTAS, OffenceReason, Places, Quota
-from services.broker.service import BrokerService
-from services.broker.store.reader import LEDGER_FILE
-from services.runtime.net.authenticator import Authenticator
-from services.runtime.net.security import Security
-from services.runtime.settings.fingerprint import run_fingerprint
-from services.runtime.settings.run_settings import write_run_settings
-from services.runtime.telemetry import Health
+from gspo_protocol.channels import BATCH, WORK
+from gspo_protocol.limits import MAX_QUEUED
+from gspo_protocol.messages import Role
+from gspo_services.broker.entry import evaluates, ledger_config
+from gspo_services.broker.ledger.ledger import Ledger
+from gspo_services.broker.metrics import BrokerMetrics
+from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
+from gspo_services.broker.quotas import QUOTAS, OffenceReason, Places, Quota
+from gspo_services.broker.service import BrokerService
+from gspo_services.broker.store.reader import LEDGER_FILE
+from gspo_services.shared.net.authenticator import Authenticator
+from gspo_services.shared.net.security import Security
+from gspo_services.shared.runtime.telemetry import Health
+from gspo_services.shared.settings.fingerprint import run_fingerprint
+from gspo_services.shared.settings.run_settings import write_run_settings
 from tests.simulation.loop import Process
 from tests.simulation.network import SimContext
 from tests.simulation.plan import broker_number

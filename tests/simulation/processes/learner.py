@@ -7,13 +7,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from services.learner.broker.batches import Answer
-from services.learner.broker.loop import BrokerLoop
-from services.learner.broker.parts import CREDIT
-from services.learner.broker.thread import max_arrivals
-from services.learner.metrics import LearnerMetrics
-from services.learner.service import LearnerService
-from services.runtime.telemetry import Health
+from gspo_services.learner.broker.batches import Answer
+from gspo_services.learner.broker.loop import BrokerLoop
+from gspo_services.learner.broker.parts import CREDIT
+from gspo_services.learner.broker.thread import max_arrivals
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.service import LearnerService
+from gspo_services.shared.runtime.telemetry import Health
 from tests.simulation.learner import SimBackground, SimBrokerClient, SimTrainer, Turns
 from tests.simulation.loop import Process
 from tests.simulation.network import SimContext

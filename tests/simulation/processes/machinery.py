@@ -1,6 +1,6 @@
 """What all processes of a run share: its settings, virtual time, the network, the brokers' disks, the audit."""
 
-from services.runtime.settings.sections import Settings
+from gspo_services.shared.settings.sections import Settings
 from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import SimEnvironment
 from tests.simulation.loop import VirtualLoop

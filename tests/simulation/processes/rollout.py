@@ -7,19 +7,19 @@ from typing import Any
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Counter
 
-from protocol.channels import WORK
-from protocol.limits import MAX_TURNS
-from services.rollout.brokers import Beats, Brokers
-from services.rollout.environment_loop import EnvironmentLoop
-from services.rollout.gathering import MAX_WAITING, GatheringClient
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.service import RolloutService
-from services.rollout.weights.peers import WeightPeers
-from services.rollout.weights.sync import WeightSync
-from services.rollout.work import EpisodeRunner
-from services.runtime.net.security import PLAINTEXT
-from services.runtime.settings.fingerprint import run_fingerprint
-from services.runtime.telemetry import Health
+from gspo_protocol.channels import WORK
+from gspo_protocol.limits import MAX_TURNS
+from gspo_services.rollout.brokers import Beats, Brokers
+from gspo_services.rollout.environment_loop import EnvironmentLoop
+from gspo_services.rollout.gathering import MAX_WAITING, GatheringClient
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.service import RolloutService
+from gspo_services.rollout.weights.peers import WeightPeers
+from gspo_services.rollout.weights.sync import WeightSync
+from gspo_services.rollout.work import EpisodeRunner
+from gspo_services.shared.net.security import PLAINTEXT
+from gspo_services.shared.runtime.telemetry import Health
+from gspo_services.shared.settings.fingerprint import run_fingerprint
 from tests.simulation.agents.opening import open_agents
 from tests.simulation.engine import SimEngine, SimRewards
 from tests.simulation.episodes import SimTokenizer

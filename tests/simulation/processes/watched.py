@@ -5,19 +5,19 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from protocol.channels import ChannelSpec
-from protocol.codec import Array
-from protocol.messages import Message
-from services.broker.metrics import BrokerMetrics
-from services.broker.retention import Retention
-from services.broker.rows import ArchivedRow, ArchiveRow, LedgerContents
-from services.broker.store.commits import Commit
-from services.broker.store.payload import StoredChunk
-from services.broker.store.reader import StoreCorrupt
-from services.broker.store.store import RowChanges, Store
-from services.runtime.net.authenticator import Authenticator
-from services.runtime.net.channel import Incoming, RouterChannel
-from services.runtime.settings.sections import Settings
+from gspo_protocol.channels import ChannelSpec
+from gspo_protocol.codec import Array
+from gspo_protocol.messages import Message
+from gspo_services.broker.metrics import BrokerMetrics
+from gspo_services.broker.retention import Retention
+from gspo_services.broker.rows import ArchivedRow, ArchiveRow, LedgerContents
+from gspo_services.broker.store.commits import Commit
+from gspo_services.broker.store.payload import StoredChunk
+from gspo_services.broker.store.reader import StoreCorrupt
+from gspo_services.broker.store.store import RowChanges, Store
+from gspo_services.shared.net.authenticator import Authenticator
+from gspo_services.shared.net.channel import Incoming, RouterChannel
+from gspo_services.shared.settings.sections import Settings
 from tests.simulation.audit.broker import BrokerAudit
 from tests.simulation.disk.damage import Damage
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgpack
 import numpy as np
 
-from services.broker.rows import NO_TURN, TrajectoryRow
+from gspo_services.broker.rows import NO_TURN, TrajectoryRow
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from protocol.codec import decode, encode
-from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import (
+from gspo_protocol.codec import decode, encode
+from gspo_protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.messages import (
     SEQUENCED,
     AnyMessage,
     BatchRequest,
@@ -28,8 +28,8 @@ from protocol.messages import (
     TrainingValues,
     VersionRun,
 )
-from protocol.messages.gathered import Gathered, gather
-from services.broker.ledger.actions import (
+from gspo_protocol.messages.gathered import Gathered, gather
+from gspo_services.broker.ledger.actions import (
     Action,
     Announce,
     AppendChunk,
@@ -42,11 +42,11 @@ from services.broker.ledger.actions import (
     SessionKey,
     WriteMetrics,
 )
-from services.broker.ledger.config import LedgerConfig
-from services.broker.ledger.intake import TokenFacts
-from services.broker.ledger.ledger import Ledger
-from services.broker.store.payload import stored_chunk, stored_chunks
-from services.broker.store.store import RowChanges, Store
+from gspo_services.broker.ledger.config import LedgerConfig
+from gspo_services.broker.ledger.intake import TokenFacts
+from gspo_services.broker.ledger.ledger import Ledger
+from gspo_services.broker.store.payload import stored_chunk, stored_chunks
+from gspo_services.broker.store.store import RowChanges, Store
 from tests.support.broker.peers import VOCABULARY, logprobs_of, tokens_of
 
 LEARNER = SessionKey("learner", "first")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.broker.ledger.actions import SessionKey
+from gspo_services.broker.ledger.actions import SessionKey
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with
 
 R1 = SessionKey("r1", "a")

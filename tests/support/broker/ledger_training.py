@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.broker.ledger.actions import Action, GrantLease, SessionKey
+from gspo_services.broker.ledger.actions import Action, GrantLease, SessionKey
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with, delivered
 
 R1 = SessionKey("r1", "a")

@@ -8,14 +8,14 @@ import numpy as np
 from msgspec.structs import replace
 
 from gspo.model.packing import BatchGroup
-from protocol.codec import Array
-from protocol.messages import Batch, BatchPart, Chunk, GroupSampling, Message, Segment, TrainingValues, VersionRun
-from protocol.messages.pieces import Pieces
-from services.broker.ledger import batch_stats
-from services.broker.rows import BatchRow, TrajectoryRow
-from services.broker.sending import StoredBatch, TokenSpan, span_of
-from services.broker.store import StoredChunk, stored_chunk
-from services.learner.broker.assembly import Assembly
+from gspo_protocol.codec import Array
+from gspo_protocol.messages import Batch, BatchPart, Chunk, GroupSampling, Message, Segment, TrainingValues, VersionRun
+from gspo_protocol.messages.pieces import Pieces
+from gspo_services.broker.ledger import batch_stats
+from gspo_services.broker.rows import BatchRow, TrajectoryRow
+from gspo_services.broker.sending import StoredBatch, TokenSpan, span_of
+from gspo_services.broker.store import StoredChunk, stored_chunk
+from gspo_services.learner.broker.assembly import Assembly
 from tests.support.broker.ledger import SAMPLING
 
 Row = TypeVar("Row", Segment, VersionRun)

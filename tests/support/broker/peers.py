@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import zmq.asyncio
 
-from protocol.channels import BATCH, WORK
-from protocol.messages import (
+from gspo_protocol.channels import BATCH, WORK
+from gspo_protocol.messages import (
     Batch,
     BatchFailed,
     BatchPart,
@@ -34,10 +34,10 @@ from protocol.messages import (
     VersionRun,
     Welcome,
 )
-from services.learner.broker.parts import PartStream
-from services.runtime.clock import MonotonicClock
-from services.runtime.net.peer import Delivered, PeerClient
-from services.runtime.net.security import PLAINTEXT, Security
+from gspo_services.learner.broker.parts import PartStream
+from gspo_services.shared.net.peer import Delivered, PeerClient
+from gspo_services.shared.net.security import PLAINTEXT, Security
+from gspo_services.shared.runtime.clock import MonotonicClock
 
 PROMPT_TOKENS = 3
 VOCABULARY = 2**31 - 1

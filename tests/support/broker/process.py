@@ -28,11 +28,11 @@ class BrokerDidNotStart(RuntimeError):
 
 @dataclass
 class BrokerProcess:
-    """``python -m services.broker`` with a directory and ports of its own; ``events`` are its log lines."""
+    """``python -m gspo_services.broker`` with a directory and ports of its own; ``events`` are its log lines."""
 
     directory: Path
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    module: str = "services.broker"
+    module: str = "gspo_services.broker"
     """What runs it; another one may measure it."""
     events: list[dict[str, Any]] = field(default_factory=list)
     metrics_port: int = 0
@@ -170,7 +170,7 @@ async def scraped(broker: BrokerProcess, *lines: str, timeout_s: float = 10.0) -
 
 @contextlib.asynccontextmanager
 async def broker_process(
-    directory: Path, *, module: str = "services.broker", **settings: dict[str, Any]
+    directory: Path, *, module: str = "gspo_services.broker", **settings: dict[str, Any]
 ) -> AsyncIterator[BrokerProcess]:
     """A started broker, gone at the end whatever happens."""
     process = BrokerProcess(directory, settings, module=module)

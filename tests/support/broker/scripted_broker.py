@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 import zmq.asyncio
 
-from protocol.channels import WORK, ChannelSpec
-from protocol.codec import Array, Received
-from protocol.delivery import Inbox
-from protocol.messages import (
+from gspo_protocol.channels import WORK, ChannelSpec
+from gspo_protocol.codec import Array, Received
+from gspo_protocol.delivery import Inbox
+from gspo_protocol.messages import (
     Ack,
     Chunk,
     Chunks,
@@ -24,7 +24,7 @@ from protocol.messages import (
     Pulse,
     Release,
 )
-from protocol.messages.gathered import Gathered
+from gspo_protocol.messages.gathered import Gathered
 from tests.support.episodes import no_tokens
 from tests.support.wire.zmq_ends import PATIENCE_S, ScriptedEnd, a_welcome
 

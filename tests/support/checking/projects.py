@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.checking.code import CodeReport
-from services.checking.command import all_findings
-from services.checking.findings import Finding
-from services.checking.situation import Situation, is_for_several_hosts
-from services.checking.worker import open_all
-from services.estimates import Hardware, device_named
-from services.runtime.settings import load_configuration
+from gspo_services.prepare.check.code import CodeReport
+from gspo_services.prepare.check.command import all_findings
+from gspo_services.prepare.check.findings import Finding
+from gspo_services.prepare.check.situation import Situation, is_for_several_hosts
+from gspo_services.prepare.check.worker import open_all
+from gspo_services.shared.estimates import Hardware, device_named
+from gspo_services.shared.settings import load_configuration
 from tests.support.checking.shapes import TINY
 
 LAPTOP = Hardware(device=None, cores=4, memory_bytes=16 * 2.0**30)

@@ -13,18 +13,18 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 from safetensors.torch import save_file
 
-from protocol.messages import Loaded
-from services.learner.weights.adapters import PublishedBase
-from services.learner.weights.copying import copy_weights
-from services.learner.weights.snapshot import Snapshot
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.sglang.client import Engine
-from services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
-from services.rollout.sglang.server import EngineServer, ServerOptions
-from services.rollout.weights.adapters import AdapterPlan, lora_arguments
-from services.rollout.weights.sync import WeightSync
-from services.runtime.clock import MonotonicClock
-from services.runtime.net import Incoming
+from gspo_protocol.messages import Loaded
+from gspo_services.learner.weights.adapters import PublishedBase
+from gspo_services.learner.weights.copying import copy_weights
+from gspo_services.learner.weights.snapshot import Snapshot
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.sglang.client import Engine
+from gspo_services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
+from gspo_services.rollout.sglang.server import EngineServer, ServerOptions
+from gspo_services.rollout.weights.adapters import AdapterPlan, lora_arguments
+from gspo_services.rollout.weights.sync import WeightSync
+from gspo_services.shared.net import Incoming
+from gspo_services.shared.runtime.clock import MonotonicClock
 from tests.support.engines.adapter_worker import LORA, NUM_VERSIONS, read_version
 from tests.support.learner.ranks import Ranks
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe

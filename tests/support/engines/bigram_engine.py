@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gspo.model.logprobs import TokenLogProbs, chunked_logprobs
 from gspo.model.packing import PackedBatch
-from services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_batch_loss
+from gspo_services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_batch_loss
 
 
 class BigramEngine:

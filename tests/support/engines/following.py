@@ -11,15 +11,15 @@ import torch
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from services.learner.weights.delta import encode_delta
-from services.learner.weights.snapshot import Delta
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.sglang import Engine
-from services.rollout.weights.replica import Replica
-from services.rollout.weights.sync import WeightSync
-from services.rollout.weights.turns import EngineTurns
-from services.runtime.clock import MonotonicClock
-from services.turns import DeviceLock
+from gspo_services.learner.weights.delta import encode_delta
+from gspo_services.learner.weights.snapshot import Delta
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.sglang import Engine
+from gspo_services.rollout.weights.replica import Replica
+from gspo_services.rollout.weights.sync import WeightSync
+from gspo_services.rollout.weights.turns import EngineTurns
+from gspo_services.shared.colocate import DeviceLock
+from gspo_services.shared.runtime.clock import MonotonicClock
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.wire.served_weights import Served, weights
 from tests.support.wire.snapshots import snapshot_of

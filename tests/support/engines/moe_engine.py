@@ -15,7 +15,7 @@ from gspo.model.policy import prepare_policy
 from gspo.moe.experts import ExpertRecorder
 from gspo.moe.load_balance import RouterLogits, load_balancing_loss
 from gspo.moe.routing_replay import RoutingReplay
-from services.learner.engine.step import LossFn, ReplayFn, StepResult
+from gspo_services.learner.engine.step import LossFn, ReplayFn, StepResult
 
 
 class MoeEngine:

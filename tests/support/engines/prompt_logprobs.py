@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from services.rollout.sglang.http import EngineHttp, decode_answer
+from gspo_services.rollout.sglang.http import EngineHttp, decode_answer
 
 ANSWER_S: Final = 60.0
 

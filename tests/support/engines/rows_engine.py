@@ -11,11 +11,11 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.learner.checkpoints.digest_stream import streamed_digest
-from services.learner.checkpoints.format import CheckpointState
-from services.learner.checkpoints.saving import CheckpointSaver, Threads
-from services.learner.checkpoints.state_copy import EngineCopy
-from services.learner.checkpoints.state_files import TensorDirectory, TensorFile
+from gspo_services.learner.checkpoints.digest_stream import streamed_digest
+from gspo_services.learner.checkpoints.format import CheckpointState
+from gspo_services.learner.checkpoints.saving import CheckpointSaver, Threads
+from gspo_services.learner.checkpoints.state_copy import EngineCopy
+from gspo_services.learner.checkpoints.state_files import TensorDirectory, TensorFile
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.learner.saving import save_checkpoint
 

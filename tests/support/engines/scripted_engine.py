@@ -8,14 +8,14 @@ from typing import Literal
 import numpy as np
 from safetensors import deserialize
 
-from protocol.messages import TensorInfo, VersionRun
-from services.rollout.sglang import CACHE_MEMORY, WEIGHTS_MEMORY
-from services.rollout.sglang.answers import RankChecksums, ServerInfo
-from services.rollout.sglang.client import EngineError
-from services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
-from services.weights.checksums import sha256_checksum
-from services.weights.engine_parameters import merge
-from services.weights.patches import patch_file
+from gspo_protocol.messages import TensorInfo, VersionRun
+from gspo_services.rollout.sglang import CACHE_MEMORY, WEIGHTS_MEMORY
+from gspo_services.rollout.sglang.answers import RankChecksums, ServerInfo
+from gspo_services.rollout.sglang.client import EngineError
+from gspo_services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
+from gspo_services.shared.weights.checksums import sha256_checksum
+from gspo_services.shared.weights.engine_parameters import merge
+from gspo_services.shared.weights.patches import patch_file
 
 Loaded = tuple[TensorInfo, bytes]
 KINDS = {"I32": "<i4", "I64": "<i8", "U16": "<u2", "U32": "<u4"}

@@ -19,9 +19,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, pack
-from services.learner.engine.engine import LearnerEngine
-from services.learner.start.engine_settings import EngineSettings
-from services.runtime.settings.sections import Learner
+from gspo_services.learner.engine.engine import LearnerEngine
+from gspo_services.learner.start.engine_settings import EngineSettings
+from gspo_services.shared.settings.sections import Learner
 from tests.support.loss.sequences import random_sequence
 
 NUM_TOKENS, NUM_SEQUENCES, NUM_STEPS = 16_384, 8, 4

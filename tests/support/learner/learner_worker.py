@@ -27,18 +27,18 @@ from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainGroup, pack
 from gspo.model.policy import load_policy
 from gspo.settings import Objective
-from services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from services.learner.checkpoints.format import CheckpointError, CheckpointState, load_checkpoint
-from services.learner.checkpoints.saving import CheckpointSaver, Threads
-from services.learner.engine.engine import LearnerEngine
-from services.learner.engine.gradients import GradientError
-from services.learner.export import export_model
-from services.learner.profiling.profile import BatchProfile, HostTimeline, StepProfile
-from services.learner.profiling.report import as_json
-from services.learner.start.engine_settings import EngineSettings
-from services.learner.trainer import train_batch
-from services.runtime.clock import MonotonicClock
-from services.runtime.settings.sections import Learner, LoraSection
+from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.checkpoints.format import CheckpointError, CheckpointState, load_checkpoint
+from gspo_services.learner.checkpoints.saving import CheckpointSaver, Threads
+from gspo_services.learner.engine.engine import LearnerEngine
+from gspo_services.learner.engine.gradients import GradientError
+from gspo_services.learner.export import export_model
+from gspo_services.learner.profiling.profile import BatchProfile, HostTimeline, StepProfile
+from gspo_services.learner.profiling.report import as_json
+from gspo_services.learner.start.engine_settings import EngineSettings
+from gspo_services.learner.trainer import train_batch
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.settings.sections import Learner, LoraSection
 from tests.support.loss.sequences import load_groups
 
 SETTINGS: dict[str, Any] = {

@@ -13,9 +13,9 @@ import torch
 from torch.distributed import distributed_c10d
 
 from gspo.mismatch import MismatchTracker
-from services.learner.engine.engine import LearnerEngine
-from services.learner.lost_rank import LostRankError, lost_ranks_named
-from services.learner.trainer import train_batch
+from gspo_services.learner.engine.engine import LearnerEngine
+from gspo_services.learner.lost_rank import LostRankError, lost_ranks_named
+from gspo_services.learner.trainer import train_batch
 from tests.support.learner.learner_worker import OBJECTIVE, settings
 from tests.support.loss.sequences import load_groups
 

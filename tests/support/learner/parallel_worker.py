@@ -25,12 +25,12 @@ from gspo.mismatch import MismatchTracker
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainGroup, pack
 from gspo.moe.experts import ExpertPicks
-from services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from services.learner.checkpoints.format import CheckpointError, CheckpointState, find_latest, load_checkpoint
-from services.learner.checkpoints.saving import CheckpointSaver, Threads
-from services.learner.engine.engine import LearnerEngine
-from services.learner.export import export_model
-from services.learner.trainer import train_batch
+from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.checkpoints.format import CheckpointError, CheckpointState, find_latest, load_checkpoint
+from gspo_services.learner.checkpoints.saving import CheckpointSaver, Threads
+from gspo_services.learner.engine.engine import LearnerEngine
+from gspo_services.learner.export import export_model
+from gspo_services.learner.trainer import train_batch
 from tests.support.learner.learner_worker import OBJECTIVE, settings
 from tests.support.loss.sequences import load_groups
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from services.learner.checkpoints.format import CheckpointEngine, CheckpointState
-from services.learner.checkpoints.saving import CheckpointSaver
+from gspo_services.learner.checkpoints.format import CheckpointEngine, CheckpointState
+from gspo_services.learner.checkpoints.saving import CheckpointSaver
 
 
 def save_checkpoint(engine: CheckpointEngine, root: Path, state: CheckpointState, *, keep: int = 3) -> Path:

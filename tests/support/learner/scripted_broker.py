@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from protocol.messages import BatchRequest, Segment, VersionRun, Welcome
-from protocol.messages.pieces import Pieces
-from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
-from services.learner.broker.port import BrokerPort, ToBroker
-from services.learner.weights.copying import WeightCopy
+from gspo_protocol.messages import BatchRequest, Segment, VersionRun, Welcome
+from gspo_protocol.messages.pieces import Pieces
+from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
+from gspo_services.learner.broker.port import BrokerPort, ToBroker
+from gspo_services.learner.weights.copying import WeightCopy
 from tests.support.broker.made_batches import Made, MadeBatch, made_batch
 from tests.support.wire.zmq_ends import ScriptedEnd, a_welcome
 

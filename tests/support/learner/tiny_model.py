@@ -7,8 +7,8 @@ from typing import Any, Literal
 import numpy as np
 from safetensors import deserialize
 
-from protocol.digests import tensor_digest
-from protocol.messages import TensorInfo
+from gspo_protocol.digests import tensor_digest
+from gspo_protocol.messages import TensorInfo
 
 TINY_VOCAB_SIZE = 512
 TINY_EOS_TOKEN_ID = 2

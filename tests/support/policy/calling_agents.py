@@ -5,7 +5,7 @@ from typing import Any
 
 from openai import APIError, AsyncOpenAI, OpenAI
 
-from gspo.agents import Episode
+from gspo.tasks.agents import Episode
 
 
 def client_of(episode: Episode) -> AsyncOpenAI:

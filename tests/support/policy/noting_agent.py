@@ -7,7 +7,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from gspo.agents import Episode
+from gspo.tasks.agents import Episode
 
 ONE_IN = 5
 """Of so many episodes, one reads the clock, so that no repetition says the same."""

@@ -8,8 +8,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from gspo.model.packing import TrainSequence
-from protocol.messages.pieces import pieces_in
-from services.rollout.episodes import EpisodeCalls
+from gspo_protocol.messages.pieces import pieces_in
+from gspo_services.rollout.episodes import EpisodeCalls
 from tests.support.agent_episodes import LedgerBroker, ask, echoed, user
 from tests.support.broker.ledger import SAMPLING
 from tests.support.broker.made_batches import Made, groups_of, made_batch

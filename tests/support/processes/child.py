@@ -35,7 +35,7 @@ def main(name: str, pipe: str, behaviour: str, *arguments: str) -> int:
     if behaviour == "chatter":
         import structlog  # Only here: the others start at once.
 
-        from services.runtime.logs import configure_logging
+        from gspo_services.shared.runtime.logs import configure_logging
 
         configure_logging(name)
         for index in range(int(arguments[0])):

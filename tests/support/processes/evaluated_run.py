@@ -6,9 +6,9 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from services.broker.store import LEDGER_FILE
-from services.runtime.settings import override_settings, write_run_settings
-from services.runtime.settings.sections import Settings
+from gspo_services.broker.store import LEDGER_FILE
+from gspo_services.shared.settings import override_settings, write_run_settings
+from gspo_services.shared.settings.sections import Settings
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with
 from tests.support.broker.ledger_training import R1
 

@@ -38,7 +38,7 @@ class RunProcess:
             f"rollout.metrics_port={rollout}",
             *overrides,
         ]
-        self._command = [sys.executable, "-m", "services.cli.main", "run", str(config), "--plain"]
+        self._command = [sys.executable, "-m", "gspo_services.cli.main", "run", str(config), "--plain"]
         for setting in settings:
             self._command += ["--set", setting]
         self.output = directory / "run.log"

@@ -8,19 +8,19 @@ from typing import Any
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import WORK, ChannelSpec
-from protocol.messages import (
+from gspo_protocol.channels import WORK, ChannelSpec
+from gspo_protocol.messages import (
     Heartbeat,
     Lease,
 )
-from services.rollout.brokers import Beats, Brokers
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.service import RolloutService
-from services.rollout.tokenizer import ChatTokenizer
-from services.rollout.turns import TurnTaker
-from services.rollout.work import EpisodeRunner
-from services.runtime.settings.sections import Rollout
-from services.runtime.telemetry import Health
+from gspo_services.rollout.brokers import Beats, Brokers
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.service import RolloutService
+from gspo_services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.turns import TurnTaker
+from gspo_services.rollout.work import EpisodeRunner
+from gspo_services.shared.runtime.telemetry import Health
+from gspo_services.shared.settings.sections import Rollout
 from tests.support.broker.scripted_broker import ScriptedBroker
 from tests.support.clocks import VirtualClock
 from tests.support.engines.scripted_engine import ScriptedEngine

@@ -4,8 +4,8 @@ import signal
 import sys
 from typing import Any
 
-from services.tracking import command
-from services.tracking.clients import CLIENTS, Client, TrackerRun
+from gspo_services.runs.track import command
+from gspo_services.runs.track.clients import CLIENTS, Client, TrackerRun
 
 
 class SleepingTracker:

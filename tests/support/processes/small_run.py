@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from protocol.messages import Checkpointed, Journal, Resume
-from services.broker.ledger.actions import GrantLease, SessionKey
-from services.broker.metrics_file import METRICS_FILE, MetricsFile
-from services.broker.store.reader import LEDGER_FILE
-from services.runtime.settings.run_settings import write_run_settings
-from services.runtime.settings.sections import BatchSection, Broker, Run, Settings
+from gspo_protocol.messages import Checkpointed, Journal, Resume
+from gspo_services.broker.ledger.actions import GrantLease, SessionKey
+from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
+from gspo_services.broker.store.reader import LEDGER_FILE
+from gspo_services.shared.settings.run_settings import write_run_settings
+from gspo_services.shared.settings.sections import BatchSection, Broker, Run, Settings
 from tests.support.broker.ledger import CONFIG, LEARNER, LedgerHarness, config_with
 
 FIRST, SECOND = SessionKey("rollout-0", "a"), SessionKey("rollout-1", "b")

@@ -4,8 +4,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from services.cli.run.supervisor import ProcessSpec, Supervisor
-from services.runtime.clock import MonotonicClock
+from gspo_services.cli.run.supervisor import ProcessSpec, Supervisor
+from gspo_services.shared.runtime.clock import MonotonicClock
 
 
 def main(pipe: str, logs: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gspo.judge import Judge
+from gspo.tasks.judge import Judge
 from tests.support.rewards.services import served
 
 

@@ -9,13 +9,13 @@ import torch
 from gspo.model.lora import LoraPlan, is_lora
 from gspo.model.serving import lora_weights, serving_weights
 from gspo.moe.expert_layout import pieces
-from protocol.digests import tensor_digest
-from services.learner.checkpoints.base_model import BaseDigest
-from services.learner.checkpoints.digests import write_digests
-from services.learner.checkpoints.format import ENGINE, CheckpointState, checkpoint_of, write_metadata
-from services.learner.checkpoints.state_copy import state_digest
-from services.learner.checkpoints.state_files import write_steps, write_tensors
-from services.learner.engine.lora import lora_layout
+from gspo_protocol.digests import tensor_digest
+from gspo_services.learner.checkpoints.base_model import BaseDigest
+from gspo_services.learner.checkpoints.digests import write_digests
+from gspo_services.learner.checkpoints.format import ENGINE, CheckpointState, checkpoint_of, write_metadata
+from gspo_services.learner.checkpoints.state_copy import state_digest
+from gspo_services.learner.checkpoints.state_files import write_steps, write_tensors
+from gspo_services.learner.engine.lora import lora_layout
 
 
 def write_model_checkpoint(

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.runtime.settings.run_settings import write_run_settings
-from services.runtime.settings.sections import Learner, Run, Settings
+from gspo_services.shared.settings.run_settings import write_run_settings
+from gspo_services.shared.settings.sections import Learner, Run, Settings
 
 
 def write_run(

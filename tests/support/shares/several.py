@@ -9,14 +9,14 @@ from typing import Any
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import BATCH
-from protocol.messages import Hello, Message
-from services.learner.broker.batches import Answer
-from services.learner.broker.thread import BrokerThread
-from services.learner.metrics import LearnerMetrics
-from services.runtime.clock import MonotonicClock
-from services.runtime.settings.sections import BatchSection, Broker, Learner, Run, Settings
-from services.runtime.telemetry import Health
+from gspo_protocol.channels import BATCH
+from gspo_protocol.messages import Hello, Message
+from gspo_services.learner.broker.batches import Answer
+from gspo_services.learner.broker.thread import BrokerThread
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.telemetry import Health
+from gspo_services.shared.settings.sections import BatchSection, Broker, Learner, Run, Settings
 from tests.support.broker.made_batches import MadeBatch
 from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, zmq_context
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from protocol.messages import Segment, TrainingValues, VersionRun
-from protocol.messages.pieces import Pieces
-from services.learner.broker.batches import Answer, BatchAnnounced
+from gspo_protocol.messages import Segment, TrainingValues, VersionRun
+from gspo_protocol.messages.pieces import Pieces
+from gspo_services.learner.broker.batches import Answer, BatchAnnounced
 from tests.support.broker.made_batches import Made, MadeBatch, made_batch
 from tests.support.learner.scripted_broker import answers_of
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from services.trying.command import main
+from gspo_services.prepare.env_try.command import main
 
 ENVIRONMENT = "tests.support.trying.tried:TriedEnvironment"
 AGENT = {"agent.function": "tests.support.trying.tried:agent"}

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from gspo.agents import Episode
-from gspo.environments import Environment, RewardJob, Start, State, Step, Task
+from gspo.tasks.agents import Episode
+from gspo.tasks.environments import Environment, RewardJob, Start, State, Step, Task
 
 
 class TriedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,12 +10,12 @@ from typing import Any, Final
 import numpy as np
 
 from gspo.diagnostics import LAG_BUCKETS
-from protocol.messages import Chunk, GroupSampling, Segment, VersionRun
-from services.broker.rows import BatchRow, BatchStats, EvaluationRow, GroupRow, TrainedRow, TrajectoryRow, VersionRow
-from services.broker.store import LEDGER_FILE, MARK_FILE, RowChanges, Store, chunk_checksum, row_checksum, stored_chunk
-from services.broker.store.schema import TABLES
-from services.runtime.settings import write_run_settings
-from services.runtime.settings.sections import BatchSection, Run, Settings
+from gspo_protocol.messages import Chunk, GroupSampling, Segment, VersionRun
+from gspo_services.broker.rows import BatchRow, BatchStats, EvaluationRow, GroupRow, TrainedRow, TrajectoryRow, VersionRow
+from gspo_services.broker.store import LEDGER_FILE, MARK_FILE, RowChanges, Store, chunk_checksum, row_checksum, stored_chunk
+from gspo_services.broker.store.schema import TABLES
+from gspo_services.shared.settings import write_run_settings
+from gspo_services.shared.settings.sections import BatchSection, Run, Settings
 
 SAMPLING: Final = GroupSampling(1.0, 16, 256, 256)
 

@@ -12,9 +12,9 @@ import numpy as np
 from tokenizers import Tokenizer, models
 
 from gspo.diagnostics import SequenceStats
-from services.runs.reading import open_run
-from services.runtime.lifecycle import module_command
-from services.token_record import TokenPart, write_part
+from gspo_services.runs.reading import open_run
+from gspo_services.shared.runtime.lifecycle import module_command
+from gspo_services.shared.token_dump import TokenPart, write_part
 from tests.support.broker.peers import tokens_of
 from tests.support.processes.small_run import write_small_run
 
@@ -102,7 +102,7 @@ class ShownRuns:
 def shown(directories: Sequence[Path], cache: Path) -> Iterator[ShownRuns]:
     """``gspo view`` of these runs on a free port, until the block ends."""
     words = ["view", *map(str, directories), "--port", "0", "--cache", str(cache)]
-    process = subprocess.Popen(module_command("services.cli.main", *words), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(module_command("gspo_services.cli.main", *words), stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -9,9 +9,9 @@ from typing import Final, Self
 
 import psutil
 
-from protocol.codec import encode
-from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import Heartbeat, Hello, Message
+from gspo_protocol.codec import encode
+from gspo_protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.messages import Heartbeat, Hello, Message
 from tests.support.wire.zmtp import ZmtpPeer, frame, message
 
 MIB: Final = 1024 * 1024

@@ -14,7 +14,7 @@ from typing import Final
 import zmq
 from zmq.utils import z85
 
-from services.runtime.net import Security
+from gspo_services.shared.net import Security
 from tests.support.wire.zmtp import COMMAND, ZmtpPeer, frame
 
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + bytes([3, 0]) + b"CURVE".ljust(20, b"\0") + bytes(32)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from protocol.messages import TensorInfo
-from services.rollout.weights.file import header_of
+from gspo_protocol.messages import TensorInfo
+from gspo_services.rollout.weights.file import header_of
 
 
 def write_safetensors(path: Path, tensors: Sequence[tuple[TensorInfo, bytes | bytearray | memoryview]]) -> None:

@@ -6,8 +6,8 @@
 import json
 from pathlib import Path
 
-from protocol.codec import encode, message_type
-from protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.codec import encode, message_type
+from gspo_protocol.limits import PROTOCOL_VERSION
 from tests.support.builders import one_of_each
 
 GOLDEN = Path(__file__).parents[2] / "unit" / "protocol" / "golden" / "frames.json"

@@ -8,8 +8,8 @@ import sys
 
 import zmq.asyncio
 
-from protocol.channels import WORK
-from services.runtime.net import RouterChannel
+from gspo_protocol.channels import WORK
+from gspo_services.shared.net import RouterChannel
 
 
 async def _idle() -> None:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from services.runtime.net.security import KEY_ROLES, KeyRole, Security, write_key_pair
-from services.runtime.settings.sections import SecuritySection
+from gspo_services.shared.net.security import KEY_ROLES, KeyRole, Security, write_key_pair
+from gspo_services.shared.settings.sections import SecuritySection
 
 
 def make_keys(directory: Path, names: Iterable[str] = KEY_ROLES) -> Path:

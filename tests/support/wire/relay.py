@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Self
 
 import msgpack
 
-from protocol.messages import Message
+from gspo_protocol.messages import Message
 
 Direction = Literal["up", "down"]
 """up: from the connecting end to the port behind; down: the answers."""

@@ -1,9 +1,9 @@
 """What a rollout's replica holds, and one that holds a version."""
 
-from protocol.messages import Manifest
-from services.learner.weights.snapshot import Snapshot
-from services.rollout.weights.files import WeightFiles
-from services.rollout.weights.replica import Replica
+from gspo_protocol.messages import Manifest
+from gspo_services.learner.weights.snapshot import Snapshot
+from gspo_services.rollout.weights.files import WeightFiles
+from gspo_services.rollout.weights.replica import Replica
 
 
 def hold(replica: Replica, snapshot: Snapshot) -> Replica:

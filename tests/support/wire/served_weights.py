@@ -8,17 +8,17 @@ import torch
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import WEIGHTS
-from services.learner.metrics import LearnerMetrics
-from services.learner.weights.checksums import PublishedChecksums
-from services.learner.weights.server import WeightServer
-from services.learner.weights.snapshot import Snapshot, SnapshotStore
-from services.rollout.weights.fetch import WINDOW_CHUNKS
-from services.runtime.clock import MonotonicClock
-from services.runtime.net.authenticator import Authenticator
-from services.runtime.net.channel import RouterChannel
-from services.runtime.net.peer import PeerClient
-from services.runtime.net.security import PLAINTEXT
+from gspo_protocol.channels import WEIGHTS
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.weights.checksums import PublishedChecksums
+from gspo_services.learner.weights.server import WeightServer
+from gspo_services.learner.weights.snapshot import Snapshot, SnapshotStore
+from gspo_services.rollout.weights.fetch import WINDOW_CHUNKS
+from gspo_services.shared.net.authenticator import Authenticator
+from gspo_services.shared.net.channel import RouterChannel
+from gspo_services.shared.net.peer import PeerClient
+from gspo_services.shared.net.security import PLAINTEXT
+from gspo_services.shared.runtime.clock import MonotonicClock
 from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import ANY_PORT, a_client, in_background, zmq_context
 

@@ -8,14 +8,14 @@ from typing import TypeVar
 import zmq
 import zmq.asyncio
 
-from protocol.channels import ChannelSpec
-from protocol.codec import Array, Received
-from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import SEQUENCED, Ack, Hello, Message, Refused, Role, Welcome
-from services.runtime.clock import Clock, MonotonicClock
-from services.runtime.net.channel import RouterChannel
-from services.runtime.net.peer import UNKNOWN_SESSION, PeerClient
-from services.runtime.net.security import PLAINTEXT, Security
+from gspo_protocol.channels import ChannelSpec
+from gspo_protocol.codec import Array, Received
+from gspo_protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.messages import SEQUENCED, Ack, Hello, Message, Refused, Role, Welcome
+from gspo_services.shared.net.channel import RouterChannel
+from gspo_services.shared.net.peer import UNKNOWN_SESSION, PeerClient
+from gspo_services.shared.net.security import PLAINTEXT, Security
+from gspo_services.shared.runtime.clock import Clock, MonotonicClock
 
 M = TypeVar("M", bound=Message)
 ANY_PORT = "tcp://127.0.0.1:*"

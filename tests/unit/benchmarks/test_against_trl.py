@@ -38,11 +38,11 @@ from benchmarks.against_trl.settings import TASKS
 from benchmarks.against_trl.sizes import Row, Shape, make_model
 from benchmarks.against_trl.sizes import table as sizes_table
 from benchmarks.against_trl.theirs import read_theirs
-from services.environments.registry import create_environment
-from services.models.tiny import build_model
-from services.models.tokenizer import build_tokenizer
-from services.rollout.tokenizer import ChatTokenizer
-from services.runtime.settings.configuration import load_settings
+from gspo_services.prepare.tiny_models.tiny import build_model
+from gspo_services.prepare.tiny_models.tokenizer import build_tokenizer
+from gspo_services.rollout.tokenizer import ChatTokenizer
+from gspo_services.shared.settings.configuration import load_settings
+from gspo_services.tasks.environments.registry import create_environment
 
 BEGIN = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC).timestamp()
 

@@ -13,7 +13,7 @@ from benchmarks.autoscaling.config import Config, Lengths, Spot
 from benchmarks.autoscaling.engine import Engine, Group, Trajectory
 from benchmarks.autoscaling.fleet import Fleet
 from benchmarks.autoscaling.ledger import Ledger
-from services.broker.ledger.admission import Admission, Window
+from gspo_services.broker.ledger.admission import Admission, Window
 
 EVEN = Config(
     group_size=4,

@@ -24,7 +24,7 @@ from benchmarks.against_trl.counting import (
 )
 from benchmarks.against_trl.start_model import RECORD_FILE, School, imitate, lesson_batches, start_model
 from benchmarks.pipeline.model import ModelSize, make_model
-from services.models.lessons import IGNORED_LABEL
+from gspo_services.prepare.tiny_models.lessons import IGNORED_LABEL
 
 SMALL = ModelSize(hidden_size=64, num_hidden_layers=1, moe_intermediate_size=16, num_experts=2)
 SHORT = School(most_careful_steps=4, window=2, known_loss=0.0, careless_steps=2, step_tokens=200, warmup_steps=1)

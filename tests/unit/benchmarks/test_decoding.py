@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
 from benchmarks.study.decoding import Answer, Decoder, Order
-from services.models.tiny import build_model
-from services.models.tokenizer import build_tokenizer
+from gspo_services.prepare.tiny_models.tiny import build_model
+from gspo_services.prepare.tiny_models.tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 MOST = 20

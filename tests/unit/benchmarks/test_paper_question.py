@@ -27,8 +27,8 @@ from benchmarks.study.tasks.countdown import right_chain
 from benchmarks.study.tasks.credit import NumberGrades, number_advantages
 from gspo.model.packing import TrainSequence
 from gspo.moe.experts import find_routers
-from services.models.tiny import build_model
-from services.models.tokenizer import build_tokenizer
+from gspo_services.prepare.tiny_models.tiny import build_model
+from gspo_services.prepare.tiny_models.tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 EXPLORATORY_SEED = 900

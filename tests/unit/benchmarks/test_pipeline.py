@@ -39,7 +39,7 @@ from benchmarks.pipeline.run import pinned_specs
 from benchmarks.pipeline.timeline import Span, draw, learner_spans, rollout_spans, share
 from benchmarks.pipeline.update_cost import Pass, Prefill, Sizes, prefill_of, process_cpu_s, summary
 from benchmarks.pipeline.workload import Cores, Workload, choose_cores, run_files, write_config
-from services.cli.run.processes import process_specs
+from gspo_services.cli.run.processes import process_specs
 
 BATCHES = [TrainedBatch(index=index, time=time, action_tokens=tokens) for index, time, tokens in
            ((0, 10.0, 100), (1, 12.0, 100), (2, 13.0, 200), (3, 15.0, 100))]  # fmt: skip
@@ -249,9 +249,9 @@ def test_a_run_has_the_workload_s_sizes_and_its_halves_their_cores(tmp_path: Pat
     assert settings.sampling.max_tokens > 40 + 125 + 3
     cores = Cores(rollout=frozenset({3}), learner=frozenset({0, 2}))
     modules = {spec.name: (spec.module, spec.arguments[:2]) for spec in pinned_specs(process_specs(settings, ["c"]), cores)}
-    assert modules["learner"] == ("benchmarks.pipeline.pinned", ("0,2", "services.learner"))
-    assert modules["rollout-0"] == ("benchmarks.pipeline.pinned", ("3", "services.rollout"))
-    assert modules["broker"] == ("services.broker", ("c",))
+    assert modules["learner"] == ("benchmarks.pipeline.pinned", ("0,2", "gspo_services.learner"))
+    assert modules["rollout-0"] == ("benchmarks.pipeline.pinned", ("3", "gspo_services.rollout"))
+    assert modules["broker"] == ("gspo_services.broker", ("c",))
 
 
 def test_every_size_can_be_given_on_the_command_line() -> None:
@@ -306,12 +306,12 @@ def test_a_pinned_module_and_what_it_starts_stay_on_their_core() -> None:
 
 
 def test_roles_are_told_by_command_lines() -> None:
-    agent = ["python", "-m", "benchmarks.pipeline.pinned", "0", "services.rollout", "config.toml"]
+    agent = ["python", "-m", "benchmarks.pipeline.pinned", "0", "gspo_services.rollout", "config.toml"]
     assert role_of(agent, "") == "agent"
     assert role_of(["python", "-c", "from multiprocessing..."], "agent") == "agent"
     assert role_of(["sglang::scheduler"], "server") == "scheduler"
-    assert role_of(["python", "-m", "services.sglang_cpu.launch"], "agent") == "server"
-    assert role_of(["python", "-m", "benchmarks.pipeline.pinned", "1", "services.runs.replay", "run"], "") == "learner"
+    assert role_of(["python", "-m", "gspo_services.shared.sglang_cpu.launch"], "agent") == "server"
+    assert role_of(["python", "-m", "benchmarks.pipeline.pinned", "1", "gspo_services.runs.replay", "run"], "") == "learner"
     assert role_of(["bash"], "") == ""
 
 

@@ -30,7 +30,7 @@ from benchmarks.study.start_model import load_start_model
 from benchmarks.study.tasks.countdown import Countdown, CountdownOptions, right_chain
 from benchmarks.study.volatility import probe
 from gspo.calibration import Calibration
-from services.environments.generated import split_of
+from gspo_services.tasks.environments.generated import split_of
 
 MICRO = RunConfig(
     task="arithmetic", seed=0, num_batches=2, num_sequences=16, group_size=2, num_mini_batches=2, num_eval_episodes=8, lag=1

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -50,7 +51,33 @@ def test_a_place_that_is_not_there_is_named() -> None:
 
 
 def test_every_room_of_services_is_on_the_map() -> None:
-    rooms = {f"{path.parent.relative_to(ROOT)}/" for path in (ROOT / "services").rglob("__init__.py")} - {"services/"}
-    # services/runs has no modules of its own.
+    rooms = {f"{path.parent.relative_to(ROOT)}/" for path in (ROOT / "services").rglob("__init__.py")}
+    wings = {"services/", *(f"services/{wing}/" for wing in wings_of_the_contract())}
     shown = {place for place in PLACES if place.startswith("services/") and place.endswith("/")}
-    assert shown - {"services/"} == rooms - {"services/runs/"}
+    assert shown - wings == rooms - wings
+    assert wings_of_the_contract() == set(re.findall(r"^### services/(\w+)$", MAP, re.MULTILINE))
+
+
+def layers_of(container: str) -> list[str]:
+    """The floors of a package in its import contract, from the top."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    (found,) = (each for each in contracts if each.get("containers") == [container] and each.get("exhaustive"))
+    return list(found["layers"])
+
+
+def wings_of_the_contract() -> set[str]:
+    return {wing for floor in layers_of("gspo_services") for wing in floor.split(" | ")}
+
+
+def plan_of_the_contracts() -> list[str]:
+    """The picture of the house: its floors from the top down, as the contracts have them."""
+    line = "-" * 30
+    return [
+        *layers_of("gspo_services"), f"{line} services",
+        *("gspo" if ":" in floor else f"gspo.{floor}" for floor in layers_of("gspo")), f"{line} gspo",
+        "protocol",
+    ]  # fmt: skip
+
+
+def test_the_picture_of_the_plan_is_that_of_the_contracts() -> None:
+    assert "".join(f"    {line}\n" for line in plan_of_the_contracts()) in MAP

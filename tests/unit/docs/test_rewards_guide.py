@@ -10,11 +10,11 @@ from typing import Any, get_args
 import pytest
 from aiohttp import web
 
-from gspo.environments import Environment, RewardJob
-from services.environments import RewardPool, RewardPoolOptions, create_environment
-from services.environments.reward_pool import RewardResult
-from services.environments.reward_results import FailureReason
-from services.runtime.settings import Settings
+from gspo.tasks.environments import Environment, RewardJob
+from gspo_services.shared.settings import Settings
+from gspo_services.tasks.environments import RewardPool, RewardPoolOptions, create_environment
+from gspo_services.tasks.environments.reward_pool import RewardResult
+from gspo_services.tasks.environments.reward_results import FailureReason
 from tests.support.rewards.judges import completion, judged
 from tests.support.rewards.services import served
 

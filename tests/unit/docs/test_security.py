@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from protocol import limits
-from protocol.channels import BATCH, PEER_WEIGHTS, WEIGHTS, WORK
-from services.broker.quotas import PLACES, QUOTAS, SHUT_OUT_S, SLOWED_RETRY_S, STATUS_WEIGHT, OffenceReason
-from services.reward_worker.isolation import KEPT_VARIABLES
-from services.runtime.net.authenticator import AUTHENTICATOR_REASONS, HANDSHAKE_LIMIT_MS, RELOAD_S
-from services.runtime.telemetry import MAX_CONNECTIONS, SILENT_S
+from gspo_protocol import limits
+from gspo_protocol.channels import BATCH, PEER_WEIGHTS, WEIGHTS, WORK
+from gspo_services.broker.quotas import PLACES, QUOTAS, SHUT_OUT_S, SLOWED_RETRY_S, STATUS_WEIGHT, OffenceReason
+from gspo_services.shared.net.authenticator import AUTHENTICATOR_REASONS, HANDSHAKE_LIMIT_MS, RELOAD_S
+from gspo_services.shared.runtime.telemetry import MAX_CONNECTIONS, SILENT_S
+from gspo_services.tasks.reward_worker.isolation import KEPT_VARIABLES
 from tests.fuzz.bugs import BUGS
 
 TEXT = (Path(__file__).parents[3] / "docs" / "guide" / "security.md").read_text()

@@ -14,17 +14,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from examples import tool_agent
-from gspo.agents import Episode
-from services.environments import TOOLS, create_task_set
-from services.environments.shop import solved
-from services.models.lessons import encode_conversations
-from services.models.schools import renderer_of
-from services.models.tokenizer import build_tokenizer
-from services.rollout.endpoint import EndpointMetrics, EndpointServer
-from services.rollout.episodes import EpisodeCalls, EpisodeRegistry
-from services.runtime.settings.configuration import load_settings
-from services.user_code import RecordedStep, StepJournal
-from services.user_worker.imports import find_function
+from gspo.tasks.agents import Episode
+from gspo_services.prepare.tiny_models.lessons import encode_conversations
+from gspo_services.prepare.tiny_models.schools import renderer_of
+from gspo_services.prepare.tiny_models.tokenizer import build_tokenizer
+from gspo_services.rollout.endpoint import EndpointMetrics, EndpointServer
+from gspo_services.rollout.episodes import EpisodeCalls, EpisodeRegistry
+from gspo_services.shared.settings.configuration import load_settings
+from gspo_services.tasks.agents import RecordedStep, StepJournal
+from gspo_services.tasks.environments import TOOLS, create_task_set
+from gspo_services.tasks.environments.shop import solved
+from gspo_services.tasks.worker.imports import find_function
 from tests.support.agent_episodes import LedgerBroker, an_episode, kinds_in, sampling_of, shared_of
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.processes.run_process import REPOSITORY
@@ -189,7 +189,7 @@ def test_the_configuration_names_the_agent_and_tasks_that_it_takes() -> None:
 
 def test_a_copy_of_the_agent_is_found_in_the_working_directory(tmp_path: Path) -> None:
     shutil.copy(REPOSITORY / "examples/tool_agent.py", tmp_path / "my_agent.py")
-    code = "from services.user_worker.imports import find_function; print(find_function('my_agent:solve').__module__)"
+    code = "from gspo_services.tasks.worker.imports import find_function; print(find_function('my_agent:solve').__module__)"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import limits
-from protocol.codec import decode, encode, message_type
-from protocol.errors import ProtocolError
-from protocol.messages import AnyMessage, Chunk, Finish, Status
+from gspo_protocol import limits
+from gspo_protocol.codec import decode, encode, message_type
+from gspo_protocol.errors import ProtocolError
+from gspo_protocol.messages import AnyMessage, Chunk, Finish, Status
 from tests.support.builders import a_chunk, a_lease, a_part, lease_arrays, one_of_each, part_arrays, token_arrays
 
 GOLDEN = Path(__file__).parent / "golden" / "frames.json"
@@ -222,8 +222,8 @@ def test_a_state_may_be_as_deep_as_the_limit_says() -> None:
 
 FIRST_MESSAGE = """
 import sys
-from protocol.codec import decode, encode
-from protocol.messages import Ack
+from gspo_protocol.codec import decode, encode
+from gspo_protocol.messages import Ack
 
 frames, called = encode(Ack(next_seq=3)), set()
 sys.setprofile(lambda frame, event, _: called.add(frame.f_code.co_name) if event == "call" else None)

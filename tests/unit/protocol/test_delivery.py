@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.delivery import Inbox, Outbox
+from gspo_protocol.delivery import Inbox, Outbox
 
 
 def test_the_window_bounds_what_is_unacknowledged() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from msgspec import structs
 
-from protocol.deltas import (
+from gspo_protocol.deltas import (
     CHANGES_DIGEST_BYTES,
     Changes,
     Region,
@@ -20,8 +20,8 @@ from protocol.deltas import (
     regions,
     stream_lengths,
 )
-from protocol.limits import MAX_DELTA_BUCKET_ELEMENTS
-from protocol.messages import DeltaBucket, TensorInfo
+from gspo_protocol.limits import MAX_DELTA_BUCKET_ELEMENTS
+from gspo_protocol.messages import DeltaBucket, TensorInfo
 
 SIZES = st.sampled_from([2, 4])
 

@@ -7,7 +7,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.endpoints import MAX_HOST_CHARS, MAX_PATH_BYTES, require_endpoint
+from gspo_protocol.endpoints import MAX_HOST_CHARS, MAX_PATH_BYTES, require_endpoint
 
 ALMOST = st.text("tcpi:/[]%.-_*@ 0a1f9\n\x00é", max_size=24)
 

@@ -7,12 +7,12 @@ import msgpack
 import numpy as np
 import pytest
 
-from protocol import limits
-from protocol.codec import decode, encode
-from protocol.errors import ProtocolError
-from protocol.messages import Chunk, Segment, VersionRun
-from protocol.messages.gathered import COLUMNS, OFFSET, SEGMENTS, STATE, TOKENS, Chunks, Gathered, gather
-from protocol.messages.stretches import Stretch
+from gspo_protocol import limits
+from gspo_protocol.codec import decode, encode
+from gspo_protocol.errors import ProtocolError
+from gspo_protocol.messages import Chunk, Segment, VersionRun
+from gspo_protocol.messages.gathered import COLUMNS, OFFSET, SEGMENTS, STATE, TOKENS, Chunks, Gathered, gather
+from gspo_protocol.messages.stretches import Stretch
 from tests.support.builders import a_chunk, an_extension, token_arrays
 
 

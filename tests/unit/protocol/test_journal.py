@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.codec import decode, encode
-from protocol.errors import ProtocolError
-from protocol.limits import MAX_ENTRY_BYTES, MAX_JOURNAL_BYTES, MAX_PLAIN_DEPTH
-from protocol.messages import Journal
-from protocol.messages.journal import check_journal, entries_in, journal_array, pack_entry
+from gspo_protocol.codec import decode, encode
+from gspo_protocol.errors import ProtocolError
+from gspo_protocol.limits import MAX_ENTRY_BYTES, MAX_JOURNAL_BYTES, MAX_PLAIN_DEPTH
+from gspo_protocol.messages import Journal
+from gspo_protocol.messages.journal import check_journal, entries_in, journal_array, pack_entry
 
 leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text()
 plain = st.recursive(

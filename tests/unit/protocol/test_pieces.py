@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import limits
-from protocol.codec import decode, encode
-from protocol.errors import ProtocolError
-from protocol.messages import Batch, BatchItem, Chunk, Segment, VersionRun
-from protocol.messages.journal import journal_array
-from protocol.messages.pieces import SPAN_ARRAYS, Pieces, check_pieces, piece_arrays
+from gspo_protocol import limits
+from gspo_protocol.codec import decode, encode
+from gspo_protocol.errors import ProtocolError
+from gspo_protocol.messages import Batch, BatchItem, Chunk, Segment, VersionRun
+from gspo_protocol.messages.journal import journal_array
+from gspo_protocol.messages.pieces import SPAN_ARRAYS, Pieces, check_pieces, piece_arrays
 from tests.support.builders import a_batch, a_chunk, a_lease, a_part, batch_arrays, lease_arrays, part_arrays, token_arrays
 
 

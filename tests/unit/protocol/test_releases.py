@@ -4,10 +4,10 @@ import msgpack
 import msgspec
 import pytest
 
-from protocol.codec import decode, encode
-from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import Hello, Message, Refused, Welcome
-from protocol.releases import advice, other_release
+from gspo_protocol.codec import decode, encode
+from gspo_protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.messages import Hello, Message, Refused, Welcome
+from gspo_protocol.releases import advice, other_release
 from tests.support.wire import previous
 
 HANDSHAKE: list[Message] = [

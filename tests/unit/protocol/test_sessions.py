@@ -1,6 +1,6 @@
 """Sessions are secrets, and their tags are what people see."""
 
-from protocol.sessions import (
+from gspo_protocol.sessions import (
     belongs,
     connection_identity,
     first_identity,

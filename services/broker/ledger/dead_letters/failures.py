@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from services.broker.rows import FailureRow, LedgerContents, Row
+from gspo_services.broker.rows import FailureRow, LedgerContents, Row
 
 REPORTED_MOST: Final = 2
 SILENT_MOST: Final = 3

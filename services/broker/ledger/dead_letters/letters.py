@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from msgspec.structs import replace
 
-from services.broker.rows import GroupRow, LedgerContents, SetAsideRow, TrajectoryRow
+from gspo_services.broker.rows import GroupRow, LedgerContents, SetAsideRow, TrajectoryRow
 
 MAX_TEXT: Final = 1024
 """Characters that are kept of a reason: it travels in messages, with others."""

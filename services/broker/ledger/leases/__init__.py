@@ -1,6 +1,6 @@
 """Leases: who may extend which trajectory, and what comes in under them."""
 
-from services.broker.ledger.leases.holders import HolderMessages
-from services.broker.ledger.leases.leases import Leases
+from gspo_services.broker.ledger.leases.holders import HolderMessages
+from gspo_services.broker.ledger.leases.leases import Leases
 
 __all__ = ["HolderMessages", "Leases"]

@@ -4,15 +4,15 @@ from collections.abc import Iterable, Iterator
 from itertools import compress
 from typing import Final
 
-from protocol.messages import Chunk, Finish, Journal, Refused, Release
-from protocol.messages.base import shortened
-from protocol.messages.gathered import Chunks, Gathered
-from protocol.messages.stretches import Stretch, StretchColumns
-from services.broker.ledger.actions import Action, AppendChunk, AppendChunks, Note, Offence, Reply, Save, SessionKey
-from services.broker.ledger.intake import TokenFacts, check_finish, growth, journal_entry
-from services.broker.ledger.leases.leases import Leases, told_ended
-from services.broker.ledger.state import State, saves
-from services.broker.rows import TrajectoryRow, VersionRow
+from gspo_protocol.messages import Chunk, Finish, Journal, Refused, Release
+from gspo_protocol.messages.base import shortened
+from gspo_protocol.messages.gathered import Chunks, Gathered
+from gspo_protocol.messages.stretches import Stretch, StretchColumns
+from gspo_services.broker.ledger.actions import Action, AppendChunk, AppendChunks, Note, Offence, Reply, Save, SessionKey
+from gspo_services.broker.ledger.intake import TokenFacts, check_finish, growth, journal_entry
+from gspo_services.broker.ledger.leases.leases import Leases, told_ended
+from gspo_services.broker.ledger.state import State, saves
+from gspo_services.broker.rows import TrajectoryRow, VersionRow
 
 NO_VERSION: Final = "a lease is granted only when a version is published"
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 from typing import Final, Literal
 
-from protocol.limits import MAX_LEASES_PER_PEER
-from protocol.messages import (
+from gspo_protocol.limits import MAX_LEASES_PER_PEER
+from gspo_protocol.messages import (
     Heartbeat,
     LeaseEnded,
     LeaseRequest,
@@ -14,15 +14,15 @@ from protocol.messages import (
     Pulse,
     Refused,
 )
-from protocol.messages.base import shortened
-from services.broker.ledger.actions import Action, GrantLease, Note, Offence, Reply, Save, SessionKey
-from services.broker.ledger.admission import Window
-from services.broker.ledger.fencing import LISTENING_S
-from services.broker.ledger.leases.deadlines import Deadlines
-from services.broker.ledger.sampling import trajectory_seed
-from services.broker.ledger.state import State, lease_ended
-from services.broker.quotas import Progress
-from services.broker.rows import GroupRow, TrajectoryRow
+from gspo_protocol.messages.base import shortened
+from gspo_services.broker.ledger.actions import Action, GrantLease, Note, Offence, Reply, Save, SessionKey
+from gspo_services.broker.ledger.admission import Window
+from gspo_services.broker.ledger.fencing import LISTENING_S
+from gspo_services.broker.ledger.leases.deadlines import Deadlines
+from gspo_services.broker.ledger.sampling import trajectory_seed
+from gspo_services.broker.ledger.state import State, lease_ended
+from gspo_services.broker.quotas import Progress
+from gspo_services.broker.rows import GroupRow, TrajectoryRow
 
 NoLeaseReason = Literal["window_full", "version_too_old", "no_prompts", "stopping", "not_serving", "slowed"]
 RETRY_SOON_S: Final = 0.25

@@ -1,10 +1,10 @@
 """Which tasks are sampled next, and which groups are worth a place in a batch."""
 
-from services.broker.ledger.sampling.rests import MOST_PASSED_OVER, Rests
-from services.broker.ledger.sampling.schedule import AddedTasks, SourceShare, TaskSchedule
-from services.broker.ledger.sampling.share import WHOLE, Share
-from services.broker.ledger.sampling.signal import SamplingRules, has_signal
-from services.broker.ledger.sampling.task_order import TaskOrder, trajectory_seed
+from gspo_services.broker.ledger.sampling.rests import MOST_PASSED_OVER, Rests
+from gspo_services.broker.ledger.sampling.schedule import AddedTasks, SourceShare, TaskSchedule
+from gspo_services.broker.ledger.sampling.share import WHOLE, Share
+from gspo_services.broker.ledger.sampling.signal import SamplingRules, has_signal
+from gspo_services.broker.ledger.sampling.task_order import TaskOrder, trajectory_seed
 
 __all__ = [
     "MOST_PASSED_OVER",

@@ -6,7 +6,7 @@ What rests is passed over, and comes back when enough batches were assembled. Al
 from collections.abc import Iterable
 from typing import Final
 
-from services.broker.rows import TaskRow
+from gspo_services.broker.rows import TaskRow
 
 MOST_PASSED_OVER: Final = 1000
 """Draws that one prompt passes over. When so many in a row rest, the one that comes back first is sampled."""

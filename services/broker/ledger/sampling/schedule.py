@@ -8,8 +8,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.broker.ledger.sampling.share import WHOLE, Share
-from services.broker.rows import AdditionRow
+from gspo_services.broker.ledger.sampling.share import WHOLE, Share
+from gspo_services.broker.rows import AdditionRow
 
 
 @dataclass(frozen=True, kw_only=True)

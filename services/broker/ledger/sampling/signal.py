@@ -12,7 +12,7 @@ n * (max_left_out + B) groups, besides those that fail.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.broker.rows import TrajectoryRow
+from gspo_services.broker.rows import TrajectoryRow
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from services.broker.rows import Row
-from services.broker.store.schema import CHECKSUM, CREATE, SCHEMA_VERSION, TABLES, Table, row_checksum
+from gspo_services.broker.rows import Row
+from gspo_services.broker.store.schema import CHECKSUM, CREATE, SCHEMA_VERSION, TABLES, Table, row_checksum
 
 KEPT: Final = "ledger.schema{schema}.sqlite3"
 """Name of the copy of a ledger as it was before it was brought forward."""

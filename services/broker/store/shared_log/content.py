@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
-from services.broker.rows import Row, RunRow, TrajectoryRow
-from services.broker.store.commits import Commit
-from services.broker.store.payload import StoredChunk, chunk_checksum
-from services.broker.store.schema import RUN_KEY, SCHEMA_VERSION, TABLES, row_checksum
+from gspo_services.broker.rows import Row, RunRow, TrajectoryRow
+from gspo_services.broker.store.commits import Commit
+from gspo_services.broker.store.payload import StoredChunk, chunk_checksum
+from gspo_services.broker.store.schema import RUN_KEY, SCHEMA_VERSION, TABLES, row_checksum
 
 META: Final = "meta"
 RECORDS: Final = "records"

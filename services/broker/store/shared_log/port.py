@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from services.broker.store.commits import Commit
-from services.runtime.errors import DiskDamageError
+from gspo_services.broker.store.commits import Commit
+from gspo_services.shared.runtime.errors import DiskDamageError
 
 
 class LedgerDiverged(DiskDamageError):

@@ -11,7 +11,7 @@ import torch
 from gspo.model import activations
 from gspo.model.packing import pack
 from gspo.model.policy import prepare_policy
-from services.runtime.settings.sections import Learner
+from gspo_services.shared.settings.sections import Learner
 from tests.support.loss.sequences import random_sequence
 from tests.support.policy.architectures import tiny_model
 

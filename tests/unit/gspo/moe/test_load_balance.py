@@ -13,8 +13,8 @@ from gspo.model.packing import pack
 from gspo.model.policy import prepare_policy
 from gspo.moe.load_balance import RouterLogits, load_balancing_loss
 from gspo.settings import Objective
-from services.learner.start import parallelism_of, require_supported
-from services.runtime.settings.sections import Settings
+from gspo_services.learner.start import parallelism_of, require_supported
+from gspo_services.shared.settings.sections import Settings
 from tests.support.engines.moe_engine import MoeEngine
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
 from tests.support.loss.sequences import random_groups, random_sequence

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.broker.entry import require_batch_fits, tasks_of
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings.configuration import validated
+from gspo_services.broker.entry import require_batch_fits, tasks_of
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings.configuration import validated
 
 
 def settings_of(environment: str, **agent: str) -> Any:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from services.broker.evaluation_sets import open_sets
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import Settings, load_settings
+from gspo_services.broker.evaluation_sets import open_sets
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import Settings, load_settings
 
 
 def loaded(tmp_path: Path, text: str) -> Settings:

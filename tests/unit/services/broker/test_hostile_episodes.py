@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from gspo.mismatch import MismatchTracker
 from gspo.settings import Objective
-from protocol.codec import decode, encode
-from protocol.errors import ProtocolError
-from protocol.messages import Batch, BatchPart, Published, Refused, Status
-from services.broker.ledger import LedgerConfig
-from services.broker.ledger.actions import SessionKey
-from services.broker.outgoing import lease_message
-from services.broker.sending import recorded_batch
-from services.broker.sessions import token_facts
-from services.learner.advantages import AdvantageSettings
-from services.learner.broker.assembly import Assembly
-from services.learner.trainer import train_batch
+from gspo_protocol.codec import decode, encode
+from gspo_protocol.errors import ProtocolError
+from gspo_protocol.messages import Batch, BatchPart, Published, Refused, Status
+from gspo_services.broker.ledger import LedgerConfig
+from gspo_services.broker.ledger.actions import SessionKey
+from gspo_services.broker.outgoing import lease_message
+from gspo_services.broker.sending import recorded_batch
+from gspo_services.broker.sessions import token_facts
+from gspo_services.learner.advantages import AdvantageSettings
+from gspo_services.learner.broker.assembly import Assembly
+from gspo_services.learner.trainer import train_batch
 from tests.support.broker.hostile import HostileRollout
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with, delivered, replies
 from tests.support.broker.made_batches import all_rows

@@ -2,11 +2,11 @@
 
 import pytest
 
-from protocol.messages import GroupSampling
-from services.broker.entry import _longest_episode
-from services.broker.rows import GroupRow, LedgerContents
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import Settings
+from gspo_protocol.messages import GroupSampling
+from gspo_services.broker.entry import _longest_episode
+from gspo_services.broker.rows import GroupRow, LedgerContents
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import Settings
 
 UNDER_WAY = LedgerContents(
     groups=(

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from services.broker.metrics_file import MetricsFile
+from gspo_services.broker.metrics_file import MetricsFile
 
 
 def lines_of(path: Path) -> list[int]:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from services.broker.ledger import AddedTasks, SourceShare
-from services.broker.refresh import INCOMING, REFUSED, Refresh, read_additions
-from services.broker.rows import ADDED_DIRECTORY, AdditionRow, GroupRow
-from services.environments import MixedTasks, create_task_set
-from services.runtime.errors import ConfigurationError
+from gspo_services.broker.ledger import AddedTasks, SourceShare
+from gspo_services.broker.refresh import INCOMING, REFUSED, Refresh, read_additions
+from gspo_services.broker.rows import ADDED_DIRECTORY, AdditionRow, GroupRow
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.tasks.environments import MixedTasks, create_task_set
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with
 from tests.support.broker.ledger_training import R1, generate
 

@@ -14,16 +14,16 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from services.broker.metrics import BrokerMetrics
-from services.broker.retention import Retention
-from services.broker.rows import GroupRow, TrajectoryRow
-from services.broker.store.archivable import groups_to_archive
-from services.broker.store.archive_file import ARCHIVE_DIRECTORY, ArchivedGroup, ArchiveFiles, ArchiveWriter
-from services.broker.store.payload import Payload, stored_chunk
-from services.broker.store.reader import LEDGER_FILE, StoreCorrupt, reading
-from services.broker.store.store import RowChanges, Store
-from services.runs.audit.audit import audit_run
-from services.runtime.clock import MonotonicClock
+from gspo_services.broker.metrics import BrokerMetrics
+from gspo_services.broker.retention import Retention
+from gspo_services.broker.rows import GroupRow, TrajectoryRow
+from gspo_services.broker.store.archivable import groups_to_archive
+from gspo_services.broker.store.archive_file import ARCHIVE_DIRECTORY, ArchivedGroup, ArchiveFiles, ArchiveWriter
+from gspo_services.broker.store.payload import Payload, stored_chunk
+from gspo_services.broker.store.reader import LEDGER_FILE, StoreCorrupt, reading
+from gspo_services.broker.store.store import RowChanges, Store
+from gspo_services.runs.audit.audit import audit_run
+from gspo_services.shared.runtime.clock import MonotonicClock
 from tests.support.broker.peers import logprobs_of, tokens_of
 from tests.support.processes.small_run import write_small_run
 from tests.unit.services.broker.store.test_store import chunk_of, group
@@ -288,7 +288,7 @@ def test_a_full_disk_leaves_the_ledger_as_it_is_and_archiving_is_tried_again(
         return plain(writer)
 
     monkeypatch.setattr(ArchiveWriter, "close", full)
-    monkeypatch.setattr("services.broker.retention.RETRY_S", 0.0)
+    monkeypatch.setattr("gspo_services.broker.retention.RETRY_S", 0.0)
     archiving = Archiving(run)
     archiving.until(lambda: bool(archived(run)))
     assert refused == 3

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.broker.ledger import Reshelve
-from services.broker.metrics import BrokerMetrics
-from services.broker.rounds import MAX_BYTES_PER_COMMIT, MAX_EVENTS_PER_COMMIT, Committer, NextRound
-from services.broker.rows import CheckpointedRow
-from services.broker.store import RowChanges, Store, StoreUnavailable
-from services.runtime.telemetry import Health
+from gspo_services.broker.ledger import Reshelve
+from gspo_services.broker.metrics import BrokerMetrics
+from gspo_services.broker.rounds import MAX_BYTES_PER_COMMIT, MAX_EVENTS_PER_COMMIT, Committer, NextRound
+from gspo_services.broker.rows import CheckpointedRow
+from gspo_services.broker.store import RowChanges, Store, StoreUnavailable
+from gspo_services.shared.runtime.telemetry import Health
 from tests.support.clocks import VirtualClock
 
 
@@ -109,7 +109,7 @@ async def in_loop(function: Callable[[], Any]) -> None:
 async def test_a_refused_commit_is_tried_again_and_nothing_is_decided_meanwhile(
     monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
-    monkeypatch.setattr("services.broker.rounds.RETRY_FIRST_S", 0.001)
+    monkeypatch.setattr("gspo_services.broker.rounds.RETRY_FIRST_S", 0.001)
     rounds, stop = NextRound(), asyncio.Event()
     seen: list[bool] = []
     clock = VirtualClock()

@@ -6,15 +6,15 @@ import pytest
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import BATCH, WORK, ChannelSpec
-from protocol.codec import Frame, Received, decode, encode
-from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import Goodbye, Heartbeat, Hello, Message, Pulse, Refused, Role, Welcome
-from protocol.messages.gathered import gather
-from services.broker.ledger import Action, Reply, SessionKey
-from services.broker.metrics import BrokerMetrics
-from services.broker.sessions import Answer, Arrival, Sessions
-from services.runtime.net import Incoming, RouterChannel
+from gspo_protocol.channels import BATCH, WORK, ChannelSpec
+from gspo_protocol.codec import Frame, Received, decode, encode
+from gspo_protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.messages import Goodbye, Heartbeat, Hello, Message, Pulse, Refused, Role, Welcome
+from gspo_protocol.messages.gathered import gather
+from gspo_services.broker.ledger import Action, Reply, SessionKey
+from gspo_services.broker.metrics import BrokerMetrics
+from gspo_services.broker.sessions import Answer, Arrival, Sessions
+from gspo_services.shared.net import Incoming, RouterChannel
 from tests.support.broker.ledger import LedgerHarness
 from tests.support.builders import an_extension, token_arrays
 from tests.support.clocks import VirtualClock

@@ -9,15 +9,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from services.broker import upkeep
-from services.broker.metrics import BrokerMetrics
-from services.broker.store.mark import MARK_FILE
-from services.broker.store.payload import stored_chunk
-from services.broker.store.reader import LEDGER_FILE, reading
-from services.broker.store.scrub import ROWS, Scrub, Scrubbed
-from services.broker.store.store import RowChanges, Store
-from services.broker.upkeep import Upkeep
-from services.runtime.clock import MonotonicClock
+from gspo_services.broker import upkeep
+from gspo_services.broker.metrics import BrokerMetrics
+from gspo_services.broker.store.mark import MARK_FILE
+from gspo_services.broker.store.payload import stored_chunk
+from gspo_services.broker.store.reader import LEDGER_FILE, reading
+from gspo_services.broker.store.scrub import ROWS, Scrub, Scrubbed
+from gspo_services.broker.store.store import RowChanges, Store
+from gspo_services.broker.upkeep import Upkeep
+from gspo_services.shared.runtime.clock import MonotonicClock
 from tests.support.clocks import VirtualClock
 from tests.support.processes.small_run import write_small_run
 from tests.unit.services.broker.store.test_store import arrays, chunk_of, group

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.command_line import command_line
-from services.cli.completion import SHELLS, completion_script
+from gspo_services.cli.command_line import command_line
+from gspo_services.cli.completion import SHELLS, completion_script
 
 ROOT = Path(__file__).parents[4]
 HELP_CPU_S = 0.3
 
 
 def gspo(*words: str) -> list[str]:
-    return [sys.executable, "-m", "services.cli.main", *words]
+    return [sys.executable, "-m", "gspo_services.cli.main", *words]
 
 
 def test_help_takes_next_to_no_time() -> None:
@@ -33,7 +33,7 @@ def test_help_takes_next_to_no_time() -> None:
 
 
 def test_help_loads_no_library() -> None:
-    program = "import sys, services.cli.main as main; main.command_line(); print(*sys.modules)"
+    program = "import sys, gspo_services.cli.main as main; main.command_line(); print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=ROOT
     ).stdout.split()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.main import main
+from gspo_services.cli.main import main
 from tests.support.runs.written_runs import write_run
 
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from services.checking.command import main as check
-from services.cli.audit import print_audit
-from services.cli.console import PlainConsole
-from services.cli.doctor.command import report
-from services.cli.doctor.observe import Log, Observation, read_log
-from services.cli.run.display import Display
-from services.cli.run.plot import write_plot
-from services.cli.run.report import summary_table
-from services.cli.run.supervisor import last_error
-from services.runs.audit.audit import audit_run
-from services.runtime.plain_text import indented_lines, one_line
+from gspo_services.cli.audit import print_audit
+from gspo_services.cli.doctor.command import report
+from gspo_services.cli.doctor.observe import Log, Observation, read_log
+from gspo_services.cli.run.display import Display
+from gspo_services.cli.run.plot import write_plot
+from gspo_services.cli.run.report import summary_table
+from gspo_services.cli.run.supervisor import last_error
+from gspo_services.prepare.check.command import main as check
+from gspo_services.runs.audit.audit import audit_run
+from gspo_services.shared.runtime.console import PlainConsole
+from gspo_services.shared.runtime.plain_text import indented_lines, one_line
 from tests.support.processes.small_run import write_small_run
 from tests.unit.services.cli.doctor.test_diagnosis import HEALTHY, a_page, a_rollout, a_status, without_broker
 from tests.unit.services.cli.run import test_display
@@ -122,7 +122,7 @@ def test_plain_progress_shows_hostile_text_as_text(text: str, field: str) -> Non
 
 @pytest.mark.parametrize("field", ["waiting_for", "stopping", "error"])
 def test_the_live_table_shows_hostile_text_as_text(text: str, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.cli.run.display.Live", JustPrints)
+    monkeypatch.setattr("gspo_services.cli.run.display.Live", JustPrints)
     rollouts = [{"peer": "rollout-0", "status": text, "policy_version": 1, "leases": 0}]
     status = test_display.a_status(**{field: text}, rollouts=rollouts)
     calm = test_display.a_status(**{field: "x"}, rollouts=rollouts)
@@ -147,7 +147,7 @@ class JustPrints:
 
 
 def test_a_huge_text_leaves_room_for_the_rest_of_the_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.cli.run.display.Live", JustPrints)
+    monkeypatch.setattr("gspo_services.cli.run.display.Live", JustPrints)
     status = test_display.a_status(waiting_for="wait " * 100_000, error="error " * 100_000)
     assert displayed(status, "x", force_terminal=True, width=100).count("\n") < 30
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.main import main
-from services.runtime.net.security import read_public_keys
+from gspo_services.cli.main import main
+from gspo_services.shared.net.security import read_public_keys
 from tests.support.wire.keys import secrets_in
 
 

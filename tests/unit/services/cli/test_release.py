@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from services.broker.rows import GroupRow, SetAsideRow
-from services.broker.store import LEDGER_FILE, Reader
-from services.broker.store.rewind import write_rows
-from services.broker.store.schema import row_checksum
-from services.cli.release import read_set_aside, release_command, set_aside_in
-from services.runtime.settings import override_settings, read_run_settings, run_fingerprint
-from services.runtime.settings.run_settings import write_run_settings
+from gspo_services.broker.rows import GroupRow, SetAsideRow
+from gspo_services.broker.store import LEDGER_FILE, Reader
+from gspo_services.broker.store.rewind import write_rows
+from gspo_services.broker.store.schema import row_checksum
+from gspo_services.cli.release import read_set_aside, release_command, set_aside_in
+from gspo_services.shared.settings import override_settings, read_run_settings, run_fingerprint
+from gspo_services.shared.settings.run_settings import write_run_settings
 from tests.support.processes.small_run import write_shared_run
 
 BATCH = 2
@@ -37,9 +37,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             values = (*fingerprint, row_checksum("meta", fingerprint))
             connection.execute("INSERT OR REPLACE INTO meta (key, value, checksum) VALUES (?, ?, ?)", values)
             connection.commit()
-    monkeypatch.setattr("services.cli.release.ANSWER_S", 0.1)  # Nobody answers.
+    monkeypatch.setattr("gspo_services.cli.release.ANSWER_S", 0.1)  # Nobody answers.
     # It would hold for all tests behind this one, some of which read what is logged.
-    monkeypatch.setattr("services.cli.release.configure_logging", lambda *_, **__: None)
+    monkeypatch.setattr("gspo_services.cli.release.configure_logging", lambda *_, **__: None)
     return directory
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.main import main
-from services.cli.view import is_loopback
+from gspo_services.cli.main import main
+from gspo_services.cli.view import is_loopback
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gspo.advantages import group_advantages
 from gspo.model.packing import TrainGroup, TrainSequence
 from gspo.options.overlong import overlong, overlong_penalties
-from services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from services.runtime.settings.sections import Settings
+from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.shared.settings.sections import Settings
 from tests.support.loss.oracle import OracleAdvantages, oracle_advantages
 from tests.support.loss.sequences import random_sequence
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from protocol.messages import BatchFailed
-from services.learner.batch_failures import BatchFailures
-from services.learner.broker.port import ToBroker
-from services.learner.engine import MissingGradientError, NonFiniteLossError
-from services.runtime.errors import ServiceError
+from gspo_protocol.messages import BatchFailed
+from gspo_services.learner.batch_failures import BatchFailures
+from gspo_services.learner.broker.port import ToBroker
+from gspo_services.learner.engine import MissingGradientError, NonFiniteLossError
+from gspo_services.shared.runtime.errors import ServiceError
 from tests.support.learner.scripted_broker import ScriptedBroker
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer."

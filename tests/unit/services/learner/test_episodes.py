@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gspo.model.packing import TrainGroup, episode_ids
 from gspo.options.overlong import overlong
-from services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.loss.sequences import random_groups
 from tests.unit.services.learner.test_trainer import WIDE, own_logprobs, train

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import GenerationConfig, Qwen3Config
 
-from services.learner.export import ExportError, export_model
-from services.runtime.errors import EXIT_NO_ROOM, ServiceError, exit_status
+from gspo_services.learner.export import ExportError, export_model
+from gspo_services.shared.runtime.errors import EXIT_NO_ROOM, ServiceError, exit_status
 from tests.support.processes.small_disk import small_disk
 
 MIB = 1 << 20

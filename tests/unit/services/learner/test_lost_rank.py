@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch.distributed
 
-from services.learner.checkpoints.format import CheckpointState
-from services.learner.lost_rank import LostRankError, lost_ranks_named
-from services.runtime.errors import ServiceError
+from gspo_services.learner.checkpoints.format import CheckpointState
+from gspo_services.learner.lost_rank import LostRankError, lost_ranks_named
+from gspo_services.shared.runtime.errors import ServiceError
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.learner.saving import save_checkpoint
 

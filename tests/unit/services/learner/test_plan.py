@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gspo.model.packing import BatchGroup, BatchSequence, PackedBatch, TrainGroup
-from services.learner.advantages import AdvantageSettings, AdvantageTable
-from services.learner.broker.assembly import AbsentSequence
-from services.learner.plan import PackedLater, own_micro_batches, planned_mini_batches, rows_of_rank, sum_over_sequences
-from services.runtime.settings.configuration import validated
+from gspo_services.learner.advantages import AdvantageSettings, AdvantageTable
+from gspo_services.learner.broker.assembly import AbsentSequence
+from gspo_services.learner.plan import PackedLater, own_micro_batches, planned_mini_batches, rows_of_rank, sum_over_sequences
+from gspo_services.shared.settings.configuration import validated
 from tests.support.loss.sequences import random_groups
 
 VERSION = 50

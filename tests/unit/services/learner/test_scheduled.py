@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from gspo.options.overlong import overlong_penalties
-from protocol.messages import TrainingValues
-from services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from services.learner.scheduled import scheduled_objective
-from services.runtime.settings import Settings
+from gspo_protocol.messages import TrainingValues
+from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.scheduled import scheduled_objective
+from gspo_services.shared.settings import Settings
 from tests.support.broker.made_batches import MadeBatch, groups_of
 from tests.support.learner.scripted_broker import a_training_batch
 from tests.support.learner.serving_bigram import ServingBigram

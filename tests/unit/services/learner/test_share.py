@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from protocol.messages import Batch, BatchPart, EndOfRun
-from services.learner.broker.batches import BatchAnnounced, PartArrived
-from services.learner.share import Directive, share
+from gspo_protocol.messages import Batch, BatchPart, EndOfRun
+from gspo_services.learner.broker.batches import BatchAnnounced, PartArrived
+from gspo_services.learner.share import Directive, share
 from tests.support.builders import a_batch, a_part, batch_arrays, part_arrays
 
 

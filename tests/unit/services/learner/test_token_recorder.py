@@ -9,10 +9,10 @@ import pytest
 from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainGroup
 from gspo.settings import Objective
-from protocol.messages import Batch, BatchItem
-from services.learner.token_recorder import TokenRecorder
-from services.learner.trainer import train_batch
-from services.token_record import TokenPart, read_parts, recorded_batches, write_part
+from gspo_protocol.messages import Batch, BatchItem
+from gspo_services.learner.token_recorder import TokenRecorder
+from gspo_services.learner.trainer import train_batch
+from gspo_services.shared.token_dump import TokenPart, read_parts, recorded_batches, write_part
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.loss.sequences import random_groups
 

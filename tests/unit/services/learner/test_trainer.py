@@ -14,9 +14,9 @@ from gspo.mismatch import MismatchTracker
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainGroup, pack
 from gspo.settings import Objective
-from services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from services.learner.plan import split_groups
-from services.learner.trainer import BatchReport, TrainingEngine, train_batch
+from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.plan import split_groups
+from gspo_services.learner.trainer import BatchReport, TrainingEngine, train_batch
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.engines.moe_engine import MoeEngine
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe

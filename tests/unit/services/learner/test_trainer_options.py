@@ -12,10 +12,10 @@ from torch import Tensor
 
 from gspo.model.packing import TrainGroup
 from gspo.settings import Objective
-from services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from services.learner.engine.gradients import NonFiniteLossError
-from services.learner.start import engine_settings_of
-from services.runtime.settings.sections import Settings
+from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.engine.gradients import NonFiniteLossError
+from gspo_services.learner.start import engine_settings_of
+from gspo_services.shared.settings.sections import Settings
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.loss.sequences import random_groups
 from tests.unit.services.learner.test_trainer import WIDE, own_logprobs, train

@@ -15,9 +15,9 @@ from gspo.calibration import LagCalibration
 from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainGroup, TrainSequence, pack
 from gspo.settings import Anchor, Objective
-from services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from services.learner.plan import split_groups
-from services.learner.trainer import train_batch
+from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.plan import split_groups
+from gspo_services.learner.trainer import train_batch
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.loss.sequences import random_groups, random_sequence
 from tests.unit.services.learner.test_trainer import WIDE, own_logprobs

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gspo.environments import RewardJob
-from protocol.limits import MAX_TURNS
-from protocol.messages import Chunk, Journal, Segment
-from services.environments.reward_results import RewardResult
-from services.rollout.environment_loop import EnvironmentLoop
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.sglang.client import EngineError, EngineRefused, EngineUnreachable
-from services.rollout.tokenizer import ChatTokenizer
-from services.rollout.trajectory import Trajectory
-from services.rollout.work import EpisodeFailed
+from gspo.tasks.environments import RewardJob
+from gspo_protocol.limits import MAX_TURNS
+from gspo_protocol.messages import Chunk, Journal, Segment
+from gspo_services.rollout.environment_loop import EnvironmentLoop
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.sglang.client import EngineError, EngineRefused, EngineUnreachable
+from gspo_services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.trajectory import Trajectory
+from gspo_services.rollout.work import EpisodeFailed
+from gspo_services.tasks.environments.reward_results import RewardResult
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 from tests.support.engines.scripted_engine import ScriptedEngine, some_logprob, some_token
 from tests.support.episodes import (

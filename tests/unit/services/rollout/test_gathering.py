@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 import pytest
 from msgspec.structs import replace
 
-from protocol.channels import WORK
-from protocol.errors import ProtocolError
-from protocol.limits import MAX_CHUNKS_PER_MESSAGE, MAX_GATHERED_TOKENS
-from protocol.messages import Ack, Chunk, Finish, Journal, Message, Segment, VersionRun
-from protocol.messages.gathered import Chunks, Gathered
-from services.rollout.gathering import MAX_WAITING, GatheringClient, Waiting, gathered_next
+from gspo_protocol.channels import WORK
+from gspo_protocol.errors import ProtocolError
+from gspo_protocol.limits import MAX_CHUNKS_PER_MESSAGE, MAX_GATHERED_TOKENS
+from gspo_protocol.messages import Ack, Chunk, Finish, Journal, Message, Segment, VersionRun
+from gspo_protocol.messages.gathered import Chunks, Gathered
+from gspo_services.rollout.gathering import MAX_WAITING, GatheringClient, Waiting, gathered_next
 from tests.support.broker.process import eventually
 from tests.support.builders import an_extension, token_arrays
 from tests.support.clocks import VirtualClock

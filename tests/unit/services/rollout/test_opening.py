@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import GroupSampling, Lease
-from services.rollout.opening import EpisodesBySet
-from services.rollout.work import EpisodeFailed
+from gspo_protocol.messages import GroupSampling, Lease
+from gspo_services.rollout.opening import EpisodesBySet
+from gspo_services.rollout.work import EpisodeFailed
 
 
 class Runner:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.environments import RewardPoolOptions
-from services.rollout.reward_options import reward_pool_options
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import RewardSection
+from gspo_services.rollout.reward_options import reward_pool_options
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import RewardSection
+from gspo_services.tasks.environments import RewardPoolOptions
 
 
 def test_every_setting_reaches_the_workers() -> None:

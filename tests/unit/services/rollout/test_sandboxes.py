@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from services.environments import create_environment
-from services.rollout.sandboxes import open_sandbox
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import SandboxSection
+from gspo_services.rollout.sandboxes import open_sandbox
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import SandboxSection
+from gspo_services.tasks.environments import create_environment
 
 
 async def test_an_environment_without_programs_gets_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:

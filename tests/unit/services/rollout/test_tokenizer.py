@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from services.rollout.tokenizer import ChatTokenizer, TokenizerError
+from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError
 from tests.support.engines.chat_models import (
     ALTERNATING_TEMPLATE,
     QWEN_TEMPLATE,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from protocol.messages import Segment, VersionRun
-from services.rollout.trajectory import Trajectory
+from gspo_protocol.messages import Segment, VersionRun
+from gspo_services.rollout.trajectory import Trajectory
 from tests.support.builders import a_lease, lease_arrays
 from tests.support.episodes import a_new_lease, no_tokens
 

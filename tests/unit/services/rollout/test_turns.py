@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from services.rollout.turns import TurnTaker
+from gspo_services.rollout.turns import TurnTaker
 from tests.support.wire.zmq_ends import PATIENCE_S, in_background
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from services.broker.store.reader import LEDGER_FILE, NoLedger
-from services.runs.audit.audit import audit_run
-from services.runs.audit.findings import KEPT
+from gspo_services.broker.store.reader import LEDGER_FILE, NoLedger
+from gspo_services.runs.audit.audit import audit_run
+from gspo_services.runs.audit.findings import KEPT
 from tests.support.processes.small_run import write_checkpoint, write_small_run
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from services.broker.store import LEDGER_FILE, NoLedger
-from services.cli.accept_loss import accept_loss_command
-from services.runs.audit import audit_run
-from services.runs.audit.across import SharedHistory, audit_across
-from services.runs.audit.findings import Findings
+from gspo_services.broker.store import LEDGER_FILE, NoLedger
+from gspo_services.cli.accept_loss import accept_loss_command
+from gspo_services.runs.audit import audit_run
+from gspo_services.runs.audit.across import SharedHistory, audit_across
+from gspo_services.runs.audit.findings import Findings
 from tests.support.processes.small_run import write_shared_run
 
 

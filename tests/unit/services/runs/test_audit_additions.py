@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from services.broker.ledger import AddedTasks, SourceShare
-from services.broker.metrics_file import METRICS_FILE, MetricsFile
-from services.broker.rows import ADDED_DIRECTORY
-from services.broker.store import LEDGER_FILE, file_digest
-from services.runs.audit.audit import audit_run
-from services.runs.backup import back_up
-from services.runtime.settings.run_settings import write_run_settings
-from services.runtime.settings.sections import Run, Settings
+from gspo_services.broker.ledger import AddedTasks, SourceShare
+from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
+from gspo_services.broker.rows import ADDED_DIRECTORY
+from gspo_services.broker.store import LEDGER_FILE, file_digest
+from gspo_services.runs.audit.audit import audit_run
+from gspo_services.runs.backup import back_up
+from gspo_services.shared.settings.run_settings import write_run_settings
+from gspo_services.shared.settings.sections import Run, Settings
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with
 from tests.support.broker.ledger_training import R1
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from services.broker.ledger import SamplingRules
-from services.broker.metrics_file import METRICS_FILE, MetricsFile
-from services.broker.store.reader import LEDGER_FILE
-from services.runs.audit.audit import audit_run
+from gspo_services.broker.ledger import SamplingRules
+from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
+from gspo_services.broker.store.reader import LEDGER_FILE
+from gspo_services.runs.audit.audit import audit_run
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with
 from tests.support.broker.ledger_training import R1, generate
 

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from protocol.messages import Checkpointed, Resume
-from services.broker.metrics_file import METRICS_FILE, MetricsFile
-from services.broker.rows import GroupRow, TrajectoryRow
-from services.broker.store.reader import LEDGER_FILE, Reader, StoreMismatch, reading
-from services.broker.store.store import RowChanges
-from services.cli.main import main
-from services.runs.audit.audit import audit_run
-from services.runs.backup.backup import back_up
-from services.runs.backup.manifest import MANIFEST, BackupDamaged, list_backups
-from services.runs.backup.restore import restore
-from services.runtime.errors import ConfigurationError, ServiceError
-from services.runtime.settings import read_run_settings
+from gspo_protocol.messages import Checkpointed, Resume
+from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
+from gspo_services.broker.rows import GroupRow, TrajectoryRow
+from gspo_services.broker.store.reader import LEDGER_FILE, Reader, StoreMismatch, reading
+from gspo_services.broker.store.store import RowChanges
+from gspo_services.cli.main import main
+from gspo_services.runs.audit.audit import audit_run
+from gspo_services.runs.backup.backup import back_up
+from gspo_services.runs.backup.manifest import MANIFEST, BackupDamaged, list_backups
+from gspo_services.runs.backup.restore import restore
+from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
+from gspo_services.shared.settings import read_run_settings
 from tests.support.broker.ledger import LEARNER, SAMPLING, LedgerHarness
 from tests.support.processes.small_run import FIRST, _fill, write_checkpoint, write_small_run
 from tests.unit.services.broker.test_retention import Archiving, archived, content, same
@@ -106,8 +106,8 @@ def test_the_ledger_may_be_written_while_it_is_copied(run: Path, tmp_path: Path,
     broker = harness(run)
     group = GroupRow(group_id=900, split="train", prompt=11, task_index=1, evaluation=None, status="open", sampling=SAMPLING)
     members = [TrajectoryRow(trajectory_id=900 + place, group_id=900) for place in range(2)]
-    monkeypatch.setattr("services.runs.backup.ledgers._PAGES", 1)
-    monkeypatch.setattr("services.runs.backup.ledgers._SAID_FROM", 0)
+    monkeypatch.setattr("gspo_services.runs.backup.ledgers._PAGES", 1)
+    monkeypatch.setattr("gspo_services.runs.backup.ledgers._SAID_FROM", 0)
 
     def meanwhile(line: str) -> None:
         if line == "ledger: 50 %" or not broker.store.rows(GroupRow, "WHERE group_id = 900"):
@@ -207,7 +207,7 @@ def test_a_number_of_batches_without_a_checkpoint_is_refused_with_those_there_ar
 def test_an_interrupted_backup_is_not_taken_for_one_and_leaves_nothing(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from services.runs.backup import backup
+    from gspo_services.runs.backup import backup
 
     plain = backup.copy_and_digest
     left = [0]
@@ -269,7 +269,7 @@ def test_nothing_is_restored_over_what_is_there(run: Path, tmp_path: Path) -> No
 def test_a_checkpoint_that_the_learner_replaces_meanwhile_is_held(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from services.runs.backup import ledgers as backup
+    from gspo_services.runs.backup import ledgers as backup
 
     snapshot = backup._snapshot
 

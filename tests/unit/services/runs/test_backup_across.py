@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from services.broker.rows import GroupRow, TrajectoryRow
-from services.broker.store import LEDGER_FILE, NoLedger, Store
-from services.broker.store.store import RowChanges
-from services.cli.main import main
-from services.runs.audit import audit_run
-from services.runs.backup import back_up, restore
-from services.runs.ledgers import ledger_directories
-from services.runtime.errors import ServiceError
-from services.runtime.settings import read_run_settings
+from gspo_services.broker.rows import GroupRow, TrajectoryRow
+from gspo_services.broker.store import LEDGER_FILE, NoLedger, Store
+from gspo_services.broker.store.store import RowChanges
+from gspo_services.cli.main import main
+from gspo_services.runs.audit import audit_run
+from gspo_services.runs.backup import back_up, restore
+from gspo_services.runs.ledgers import ledger_directories
+from gspo_services.shared.runtime.errors import ServiceError
+from gspo_services.shared.settings import read_run_settings
 from tests.support.broker.ledger import SAMPLING
 from tests.support.processes.small_run import write_shared_run
 from tests.unit.services.broker.test_retention import content, same
@@ -50,7 +50,7 @@ def commit(run: Path, status: str = "open") -> None:
 @pytest.fixture
 def goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Broker 1 commits when its ledger has been copied, and broker 2's has not."""
-    from services.runs.backup import ledgers
+    from gspo_services.runs.backup import ledgers
 
     copied = ledgers._copied
 

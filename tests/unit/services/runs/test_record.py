@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.runs.record import NoRecord, number, read_record
+from gspo_services.runs.record import NoRecord, number, read_record
 
 
 def write(directory: Path, *lines: object, end: str = "") -> None:

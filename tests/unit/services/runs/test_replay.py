@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 import torch
 
-from protocol.messages import Batch, BatchRequest, EndOfRun, Trained
-from services.broker.rows import BatchRow, GroupRow, Row
-from services.broker.sending import TokenSpan
-from services.broker.store.reader import LEDGER_FILE, StoreCorrupt
-from services.broker.store.schema import TABLES, row_checksum
-from services.learner.broker.batches import BatchAnnounced, PartArrived
-from services.learner.weights.copying import copy_weights
-from services.learner.weights.snapshot import Snapshot
-from services.runs.replay.__main__ import ranks_of, replay_command
-from services.runs.replay.batches import RecordedBroker, RecordedRun, _RecordedLedger
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import override_settings
-from services.runtime.settings.run_settings import read_run_settings
-from services.runtime.settings.sections import Learner
-from services.schedules import RunSchedules
+from gspo_protocol.messages import Batch, BatchRequest, EndOfRun, Trained
+from gspo_services.broker.rows import BatchRow, GroupRow, Row
+from gspo_services.broker.sending import TokenSpan
+from gspo_services.broker.store.reader import LEDGER_FILE, StoreCorrupt
+from gspo_services.broker.store.schema import TABLES, row_checksum
+from gspo_services.learner.broker.batches import BatchAnnounced, PartArrived
+from gspo_services.learner.weights.copying import copy_weights
+from gspo_services.learner.weights.snapshot import Snapshot
+from gspo_services.runs.replay.__main__ import ranks_of, replay_command
+from gspo_services.runs.replay.batches import RecordedBroker, RecordedRun, _RecordedLedger
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.schedules import RunSchedules
+from gspo_services.shared.settings import override_settings
+from gspo_services.shared.settings.run_settings import read_run_settings
+from gspo_services.shared.settings.sections import Learner
 from tests.support.broker.made_batches import spans_of
 from tests.support.broker.peers import tokens_of
 from tests.support.processes.small_run import write_checkpoint, write_shared_run, write_small_run

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.broker.database import ServerFacts, refusal, waiting
+from gspo_services.broker.database import ServerFacts, refusal, waiting
 
 GOOD = ServerFacts(
     version=150009,

@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 import pytest
 
-from services.broker.database import Database, DatabaseRefused, open_log
-from services.broker.store import Commit, LedgerDiverged, StoreUnavailable
-from services.broker.store.commits import first_commit
+from gspo_services.broker.database import Database, DatabaseRefused, open_log
+from gspo_services.broker.store import Commit, LedgerDiverged, StoreUnavailable
+from gspo_services.broker.store.commits import first_commit
 from tests.support.postgres.fixtures import SynchronousDatabase
 from tests.support.postgres.logs import opened_log
 from tests.support.processes.ports import free_port

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.broker.database import LeadershipLost, claim, leader_of, release
-from services.broker.store.commits import first_commit
+from gspo_services.broker.database import LeadershipLost, claim, leader_of, release
+from gspo_services.broker.store.commits import first_commit
 from tests.support.postgres.fixtures import SynchronousDatabase
 from tests.support.postgres.logs import opened_log
 

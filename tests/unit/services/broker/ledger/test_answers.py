@@ -5,8 +5,8 @@
 
 import pytest
 
-from protocol import limits
-from protocol.messages import (
+from gspo_protocol import limits
+from gspo_protocol.messages import (
     BatchFailed,
     BatchPending,
     BatchRequest,
@@ -23,7 +23,7 @@ from protocol.messages import (
     StatusRequest,
     StopRequest,
 )
-from services.broker.ledger.actions import Action, SessionKey
+from gspo_services.broker.ledger.actions import Action, SessionKey
 from tests.support.broker.ledger import LEARNER, LedgerHarness, chunk, config_with, replies
 
 LONG = "x" * limits.MAX_REASON_CHARS

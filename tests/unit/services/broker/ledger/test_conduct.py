@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import (
+from gspo_protocol.messages import (
     Goodbye,
     Heartbeat,
     LeaseKey,
@@ -17,8 +17,8 @@ from protocol.messages import (
     StatusRequest,
     Welcome,
 )
-from services.broker.ledger.actions import Action, GrantLease, Note, Offence, SessionKey
-from services.broker.quotas import QUOTAS, SHUT_OUT_S, SLOWED_RETRY_S
+from gspo_services.broker.ledger.actions import Action, GrantLease, Note, Offence, SessionKey
+from gspo_services.broker.quotas import QUOTAS, SHUT_OUT_S, SLOWED_RETRY_S
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with, granted, replies
 
 HONEST, LIAR = SessionKey("rollout-0", "h"), SessionKey("rollout-7", "l")

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from protocol.limits import MAX_VOCABULARY, TrajectoryLimits
-from protocol.messages import Chunk, Segment, VersionRun
-from protocol.messages.gathered import Gathered, gather
-from services.broker.ledger.extending import MOST_BEHIND, Extensions, Taken
-from services.broker.ledger.intake import TokenFacts, grown_row, growth
-from services.broker.rows import TrajectoryRow, VersionRow
+from gspo_protocol.limits import MAX_VOCABULARY, TrajectoryLimits
+from gspo_protocol.messages import Chunk, Segment, VersionRun
+from gspo_protocol.messages.gathered import Gathered, gather
+from gspo_services.broker.ledger.extensions import MOST_BEHIND, Extensions, Taken
+from gspo_services.broker.ledger.intake import TokenFacts, grown_row, growth
+from gspo_services.broker.rows import TrajectoryRow, VersionRow
 from tests.support.broker.ledger import SAMPLING
 
 LIMITS = TrajectoryLimits(turns=9, segments=9, runs=6)

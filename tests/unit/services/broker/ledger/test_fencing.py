@@ -2,9 +2,9 @@
 
 import pytest
 
-from protocol.messages import Role
-from services.broker.ledger.actions import SessionKey
-from services.broker.ledger.fencing import LEARNER_LEASE_S, SILENT_S, Owner, Peers, PlaceTaken, SessionRefused
+from gspo_protocol.messages import Role
+from gspo_services.broker.ledger.actions import SessionKey
+from gspo_services.broker.ledger.fencing import LEARNER_LEASE_S, SILENT_S, Owner, Peers, PlaceTaken, SessionRefused
 
 
 def test_a_newer_session_of_a_rollout_replaces_the_older_for_good() -> None:

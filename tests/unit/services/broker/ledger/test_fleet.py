@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.messages import Goodbye, Heartbeat, LeaseRequest, NoLease, Refused, Role
-from protocol.messages.work import RolloutStatus
-from services.broker.ledger.actions import Action, Note, SessionKey
-from services.broker.ledger.fencing import SILENT_S
-from services.broker.ledger.fleet import NEXT, STATES, Fleet
+from gspo_protocol.messages import Goodbye, Heartbeat, LeaseRequest, NoLease, Refused, Role
+from gspo_protocol.messages.work import RolloutStatus
+from gspo_services.broker.ledger.actions import Action, Note, SessionKey
+from gspo_services.broker.ledger.fencing import SILENT_S
+from gspo_services.broker.ledger.fleet import NEXT, STATES, Fleet
 from tests.support.broker.ledger import LEARNER, LedgerHarness, granted, replies
 
 R = SessionKey("r", "a")

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from protocol.codec import decode, encode
-from protocol.limits import MAX_CHUNK_TOKENS, MAX_VERSION, MAX_VERSION_STEP, TrajectoryLimits, trajectory_limits
-from protocol.messages import Chunk, GroupSampling, Published, Refused, Segment, Status, Trained, VersionRun
-from services.broker.ledger.intake import Growth, TokenFacts, check_published, check_trained, growth
-from services.broker.rows import TrajectoryRow, VersionRow
+from gspo_protocol.codec import decode, encode
+from gspo_protocol.limits import MAX_CHUNK_TOKENS, MAX_VERSION, MAX_VERSION_STEP, TrajectoryLimits, trajectory_limits
+from gspo_protocol.messages import Chunk, GroupSampling, Published, Refused, Segment, Status, Trained, VersionRun
+from gspo_services.broker.ledger.intake import Growth, TokenFacts, check_published, check_trained, growth
+from gspo_services.broker.rows import TrajectoryRow, VersionRow
 from tests.support.broker.ledger import SAMPLING, chunk, replies
 from tests.support.broker.ledger_leases import R1, harness
 from tests.support.broker.ledger_training import generate, train_one

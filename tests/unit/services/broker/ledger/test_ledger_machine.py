@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from protocol.messages import (
+from gspo_protocol.messages import (
     Ack,
     Checkpointed,
     EndOfRun,
@@ -26,9 +26,9 @@ from protocol.messages import (
     Release,
     Resume,
 )
-from services.broker.ledger.actions import Action, GrantLease, SessionKey
-from services.broker.ledger.fencing import LEARNER_LEASE_S
-from services.broker.ledger.ledger import Ledger
+from gspo_services.broker.ledger.actions import Action, GrantLease, SessionKey
+from gspo_services.broker.ledger.fencing import LEARNER_LEASE_S
+from gspo_services.broker.ledger.ledger import Ledger
 from tests.support.broker.ledger import SAMPLING, LedgerHarness, chunk, config_with, delivered, replies
 from tests.support.broker.peers import logprobs_of, tokens_of
 

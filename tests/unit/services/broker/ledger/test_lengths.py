@@ -5,9 +5,9 @@ import math
 import msgspec
 import pytest
 
-from services.broker.ledger import batch_stats
-from services.broker.ledger.lengths import length_stats, standard_error
-from services.broker.rows import BatchStats, TrajectoryRow
+from gspo_services.broker.ledger import batch_stats
+from gspo_services.broker.ledger.lengths import length_stats, standard_error
+from gspo_services.broker.rows import BatchStats, TrajectoryRow
 from tests.support.broker.ledger_training import R1, harness, train_one
 
 

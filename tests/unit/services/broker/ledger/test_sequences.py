@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from protocol.codec import decode, encode
-from protocol.errors import ProtocolError
-from protocol.limits import MAX_SEQUENCES, TrajectoryLimits, trajectory_limits
-from protocol.messages import Chunk, Finish, GroupSampling, Segment, VersionRun
-from protocol.messages.pieces import Pieces
-from services.broker.ledger.intake import Growth, TokenFacts, check_finish, grown_row, growth
-from services.broker.rows import NO_TURN, TrajectoryRow, VersionRow
+from gspo_protocol.codec import decode, encode
+from gspo_protocol.errors import ProtocolError
+from gspo_protocol.limits import MAX_SEQUENCES, TrajectoryLimits, trajectory_limits
+from gspo_protocol.messages import Chunk, Finish, GroupSampling, Segment, VersionRun
+from gspo_protocol.messages.pieces import Pieces
+from gspo_services.broker.ledger.intake import Growth, TokenFacts, check_finish, grown_row, growth
+from gspo_services.broker.rows import NO_TURN, TrajectoryRow, VersionRow
 from tests.support.broker.made_batches import Made, groups_of, made_batch
 
 NEWEST = VersionRow(policy_version=9, endpoint="tcp://w:1", digest="d", num_bytes=1, trained_batches=0, vocabulary=100)

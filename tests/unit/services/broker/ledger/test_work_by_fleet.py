@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import Goodbye, Heartbeat, LeaseKey
-from services.broker.ledger import GrantLease, SessionKey
+from gspo_protocol.messages import Goodbye, Heartbeat, LeaseKey
+from gspo_services.broker.ledger import GrantLease, SessionKey
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with
 
 FEW, MANY = 8, 64

@@ -2,11 +2,11 @@
 
 import pytest
 
-from protocol.limits import MAX_OPERATORS, MAX_OPERATORS_PER_KEY, MAX_PEERS, MAX_ROLLOUTS_PER_KEY
-from protocol.messages import Role
-from services.broker.ledger.actions import SessionKey
-from services.broker.ledger.fencing import Owner, Peers
-from services.broker.quotas import PLACES, NoPlace
+from gspo_protocol.limits import MAX_OPERATORS, MAX_OPERATORS_PER_KEY, MAX_PEERS, MAX_ROLLOUTS_PER_KEY
+from gspo_protocol.messages import Role
+from gspo_services.broker.ledger.actions import SessionKey
+from gspo_services.broker.ledger.fencing import Owner, Peers
+from gspo_services.broker.quotas import PLACES, NoPlace
 
 SILENT_S = PLACES["rollout"].silent_s
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.broker.quotas import (
+from gspo_services.broker.quotas import (
     MAX_SLOWED_RETRY_S,
     QUOTAS,
     SHUT_OUT_S,

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protocol.codec import encode
-from protocol.messages import Segment, TrainingValues, VersionRun
-from protocol.messages.pieces import Pieces
-from services.broker.ledger import batch_stats
-from services.broker.rows import BatchRow, GroupRow
-from services.broker.sending import recorded_batch
-from services.broker.store import RowChanges, Store, StoredChunk
+from gspo_protocol.codec import encode
+from gspo_protocol.messages import Segment, TrainingValues, VersionRun
+from gspo_protocol.messages.pieces import Pieces
+from gspo_services.broker.ledger import batch_stats
+from gspo_services.broker.rows import BatchRow, GroupRow
+from gspo_services.broker.sending import recorded_batch
+from gspo_services.broker.store import RowChanges, Store, StoredChunk
 from tests.support.broker.ledger import SAMPLING
 from tests.support.broker.made_batches import Made
 

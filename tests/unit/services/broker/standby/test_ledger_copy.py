@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.broker.database import DatabaseLog, LoggedRun
-from services.broker.rows import TaskRow
-from services.broker.standby.ledger_copy import LedgerCopy
-from services.broker.store import LEDGER_FILE, LedgerDiverged, RowChanges, Store, StoreDamaged
+from gspo_services.broker.database import DatabaseLog, LoggedRun
+from gspo_services.broker.rows import TaskRow
+from gspo_services.broker.standby.ledger_copy import LedgerCopy
+from gspo_services.broker.store import LEDGER_FILE, LedgerDiverged, RowChanges, Store, StoreDamaged
 from tests.support.postgres.fixtures import SynchronousDatabase
 from tests.support.postgres.logs import opened_log
 

@@ -1,6 +1,6 @@
 """When a standby takes over, in time that a test makes."""
 
-from services.broker.standby import LeaderWatch
+from gspo_services.broker.standby import LeaderWatch
 
 
 def looks(watch: LeaderWatch, seconds: list[float], renewals: int, released: bool = False) -> list[bool]:

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from services.broker.metrics_file import METRICS_FILE, MetricsFile
-from services.broker.store import lock
-from services.broker.store.acceptance import accept_loss
-from services.broker.store.mark import MARK_FILE, read_mark
-from services.broker.store.reader import LEDGER_FILE
-from services.broker.store.store import RowChanges
-from services.cli.main import main
-from services.runs.audit.audit import audit_run
-from services.runtime.errors import EXIT_DAMAGED
+from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
+from gspo_services.broker.store import lock
+from gspo_services.broker.store.acceptance import accept_loss
+from gspo_services.broker.store.mark import MARK_FILE, read_mark
+from gspo_services.broker.store.reader import LEDGER_FILE
+from gspo_services.broker.store.store import RowChanges
+from gspo_services.cli.main import main
+from gspo_services.runs.audit.audit import audit_run
+from gspo_services.shared.runtime.errors import EXIT_DAMAGED
 from tests.support.processes.small_run import write_checkpoint, write_small_run
 from tests.unit.services.broker.store.test_damage import DAMAGE, content, group, killed_run, open_store, run
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from services.broker.metrics_file import METRICS_FILE, MetricsFile
-from services.broker.store import commits
-from services.broker.store.damage import StoreDamaged
-from services.broker.store.inspection import inspect
-from services.broker.store.mark import MARK_FILE, SLOT_BYTES, read_mark
-from services.broker.store.payload import stored_chunk
-from services.broker.store.reader import LEDGER_FILE, StoreCorrupt, StoreMismatch
-from services.broker.store.store import RowChanges, Store
-from services.runs.audit.audit import audit_run
+from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
+from gspo_services.broker.store import commits
+from gspo_services.broker.store.damage import StoreDamaged
+from gspo_services.broker.store.inspection import inspect
+from gspo_services.broker.store.mark import MARK_FILE, SLOT_BYTES, read_mark
+from gspo_services.broker.store.payload import stored_chunk
+from gspo_services.broker.store.reader import LEDGER_FILE, StoreCorrupt, StoreMismatch
+from gspo_services.broker.store.store import RowChanges, Store
+from gspo_services.runs.audit.audit import audit_run
 from tests.support.processes.small_run import write_checkpoint, write_small_run
 from tests.unit.services.broker.store.test_store import arrays, chunk_of, group
 

@@ -8,14 +8,22 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from protocol.messages import Segment, VersionRun
-from services.broker.rows import GroupRow, TrajectoryRow
-from services.broker.store import reader
-from services.broker.store.payload import StoredChunk, stored_chunk
-from services.broker.store.reader import LEDGER_FILE, NoLedger, Reader, ReaderGaveWay, StoreCorrupt, reading, refusing_damage
-from services.broker.store.schema import SCHEMA_VERSION
-from services.broker.store.store import RowChanges, Store
-from services.runs.audit.audit import audit_run
+from gspo_protocol.messages import Segment, VersionRun
+from gspo_services.broker.rows import GroupRow, TrajectoryRow
+from gspo_services.broker.store import reader
+from gspo_services.broker.store.payload import StoredChunk, stored_chunk
+from gspo_services.broker.store.reader import (
+    LEDGER_FILE,
+    NoLedger,
+    Reader,
+    ReaderGaveWay,
+    StoreCorrupt,
+    reading,
+    refusing_damage,
+)
+from gspo_services.broker.store.schema import SCHEMA_VERSION
+from gspo_services.broker.store.store import RowChanges, Store
+from gspo_services.runs.audit.audit import audit_run
 from tests.unit.services.broker.store.test_store import arrays, chunk_of, group
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protocol.messages import Chunk, Segment, VersionRun
-from services.broker.database import DatabaseLog
-from services.broker.rows import BatchRow, BatchStats, CheckpointedRow, GroupRow, LedgerContents, TaskRow, TrajectoryRow
-from services.broker.store.payload import join, merge_runs, merge_segments, stored_chunk
-from services.broker.store.reader import StoreCorrupt, StoreMismatch
-from services.broker.store.schema import SCHEMA_VERSION
-from services.broker.store.shared_log import CommitLog
-from services.broker.store.store import ROWS_AT_ONCE, RowChanges, Store, StoreUnavailable
+from gspo_protocol.messages import Chunk, Segment, VersionRun
+from gspo_services.broker.database import DatabaseLog
+from gspo_services.broker.rows import BatchRow, BatchStats, CheckpointedRow, GroupRow, LedgerContents, TaskRow, TrajectoryRow
+from gspo_services.broker.store.payload import join, merge_runs, merge_segments, stored_chunk
+from gspo_services.broker.store.reader import StoreCorrupt, StoreMismatch
+from gspo_services.broker.store.schema import SCHEMA_VERSION
+from gspo_services.broker.store.shared_log import CommitLog
+from gspo_services.broker.store.store import ROWS_AT_ONCE, RowChanges, Store, StoreUnavailable
 from tests.support.broker.ledger import SAMPLING
 from tests.support.postgres.logs import opened_log
 

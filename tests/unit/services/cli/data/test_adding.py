@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from services.broker.ledger import SourceShare
-from services.broker.refresh import INCOMING, Refresh, read_additions
-from services.broker.rows import AdditionRow
-from services.broker.store import LEDGER_FILE
-from services.cli.data import data_command
-from services.environments import MixedTasks, create_task_set
-from services.runtime.settings import override_settings
-from services.runtime.settings.run_settings import write_run_settings
-from services.runtime.settings.sections import Settings
+from gspo_services.broker.ledger import SourceShare
+from gspo_services.broker.refresh import INCOMING, Refresh, read_additions
+from gspo_services.broker.rows import AdditionRow
+from gspo_services.broker.store import LEDGER_FILE
+from gspo_services.cli.data import data_command
+from gspo_services.shared.settings import override_settings
+from gspo_services.shared.settings.run_settings import write_run_settings
+from gspo_services.shared.settings.sections import Settings
+from gspo_services.tasks.environments import MixedTasks, create_task_set
 from tests.support.broker.ledger import LedgerHarness, config_with
 from tests.unit.services.broker.test_refresh import written
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from services.broker.store.reader import LEDGER_FILE
-from services.cli.doctor.damage import Holder, find_damage, find_holder
+from gspo_services.broker.store.reader import LEDGER_FILE
+from gspo_services.cli.doctor.damage import Holder, find_damage, find_holder
 from tests.unit.services.broker.store.test_damage import DAMAGE, FLIPS, killed_run, run
 
 __all__ = ["killed_run", "run"]  # fixtures
@@ -20,7 +20,7 @@ __all__ = ["killed_run", "run"]  # fixtures
 HOLD = """
 import sys, time
 from pathlib import Path
-from services.broker.store.lock import LedgerLock
+from gspo_services.broker.store.lock import LedgerLock
 LedgerLock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from services.cli.console import PlainConsole
-from services.cli.doctor.command import report
-from services.cli.doctor.damage import Holder
-from services.cli.doctor.diagnosis import diagnose
-from services.cli.doctor.observe import LedgerState, Log, Observation, Page
-from services.cli.release import SetAside
-from services.runtime.settings.sections import Broker, Learner, Rollout, Run, Settings
+from gspo_services.cli.doctor.command import report
+from gspo_services.cli.doctor.damage import Holder
+from gspo_services.cli.doctor.diagnosis import diagnose
+from gspo_services.cli.doctor.observe import LedgerState, Log, Observation, Page
+from gspo_services.cli.release import SetAside
+from gspo_services.shared.runtime.console import PlainConsole
+from gspo_services.shared.settings.sections import Broker, Learner, Rollout, Run, Settings
 
 SETTINGS = Settings(
     run=Run(directory=Path("runs/x"), num_batches=60),

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from services.broker.store.reader import LEDGER_FILE, StoreCorrupt
-from services.cli.doctor.observe import observe, read_ledger
-from services.runtime.settings.sections import Broker, Run, Settings
+from gspo_services.broker.store.reader import LEDGER_FILE, StoreCorrupt
+from gspo_services.cli.doctor.observe import observe, read_ledger
+from gspo_services.shared.settings.sections import Broker, Run, Settings
 from tests.support.processes.small_run import write_small_run
 
 

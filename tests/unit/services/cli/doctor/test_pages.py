@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import aiohttp
 import pytest
 
-from services.cli.doctor.observe import metrics_of, read_page
+from gspo_services.cli.doctor.observe import metrics_of, read_page
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.operator.merging import is_over, merged_status
+from gspo_services.cli.operator.merging import is_over, merged_status
 
 
 def a_status(**changes: Any) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from services.cli.console import PlainConsole
-from services.cli.run.display import Display, Look, number
-from services.cli.run.happenings import Happening
-from services.cli.run.supervisor import Child, ProcessSpec
-from services.tracking import Cursor, Sample
+from gspo_services.cli.run.display import Display, Look, number
+from gspo_services.cli.run.happenings import Happening
+from gspo_services.cli.run.supervisor import Child, ProcessSpec
+from gspo_services.runs.track import Cursor, Sample
+from gspo_services.shared.runtime.console import PlainConsole
 
 
 def a_child(name: str, state: str = "running") -> Child:

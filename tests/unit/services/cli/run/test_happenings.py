@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from services.cli.run.happenings import Happenings
-from services.cli.run.supervisor import Child, ProcessSpec
-from services.tracking import Cursor
+from gspo_services.cli.run.happenings import Happenings
+from gspo_services.cli.run.supervisor import Child, ProcessSpec
+from gspo_services.runs.track import Cursor
 
 
 def a_child(name: str, **changes: Any) -> Child:

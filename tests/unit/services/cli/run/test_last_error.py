@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.doctor.observe import Log, read_log
-from services.cli.run.supervisor import FINAL_EVENTS, last_error
+from gspo_services.cli.doctor.observe import Log, read_log
+from gspo_services.cli.run.supervisor import FINAL_EVENTS, last_error
 
 ERROR = '{"error": "metrics port 9101 is in use", "event": "cannot_start", "level": "error"}\n'
 

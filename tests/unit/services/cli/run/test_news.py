@@ -5,10 +5,10 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from services.cli.console import PlainConsole
-from services.cli.run.display import Display
-from services.cli.run.news import News
-from services.runtime.settings import Settings, override_settings
+from gspo_services.cli.run.display import Display
+from gspo_services.cli.run.news import News
+from gspo_services.shared.runtime.console import PlainConsole
+from gspo_services.shared.settings import Settings, override_settings
 from tests.unit.services.cli.run.test_display import a_child, a_status
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from services.cli.run import plot
-from services.cli.run.plot import read_recorded, write_plot
-from services.cli.run.smoothing import half_interval, mean, quantile, rolling, window
+from gspo_services.cli.run import plot
+from gspo_services.cli.run.plot import read_recorded, write_plot
+from gspo_services.cli.run.smoothing import half_interval, mean, quantile, rolling, window
 from tests.unit.services.cli.run.test_report import a_batch, an_eval, recorded
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.cli.run.processes import process_specs
-from services.placement import Placement, ProcessPlace
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings.configuration import load_settings
+from gspo_services.cli.run.processes import process_specs
+from gspo_services.shared.placement import Placement, ProcessPlace
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings.configuration import load_settings
 
 
 def specs_of(*overrides: str) -> dict[str, tuple[str, int, tuple[str, ...]]]:
@@ -19,9 +19,9 @@ def specs_of(*overrides: str) -> dict[str, tuple[str, int, tuple[str, ...]]]:
 def test_a_run_is_a_broker_a_learner_and_its_rollouts_each_with_a_name_and_a_port() -> None:
     specs = specs_of("rollout.num_servers=2", "rollout.metrics_port=9200", "agent.port=7010")
     assert list(specs) == ["broker", "learner", "rollout-0", "rollout-1"]
-    assert specs["broker"] == ("services.broker", 2, ("run.toml", "--set", "run.seed=1"))
+    assert specs["broker"] == ("gspo_services.broker", 2, ("run.toml", "--set", "run.seed=1"))
     module, _, arguments = specs["rollout-1"]
-    assert module == "services.rollout"
+    assert module == "gspo_services.rollout"
     assert arguments[:3] == ("run.toml", "--set", "run.seed=1")
     ports = ("--set", "rollout.metrics_port=9201", "--set", "agent.port=7011")
     assert arguments[3:] == (*ports, "--set", "rollout.linger=false", "--name", "rollout-1")
@@ -69,7 +69,7 @@ def test_several_brokers_are_processes_that_know_their_numbers_and_stop_last() -
     specs = specs_of("broker.num_brokers=3", "batch.groups_per_batch=12")
     assert list(specs) == ["broker", "broker-1", "broker-2", "learner", "rollout-0", "rollout-1"]
     own = ("run.toml", "--set", "run.seed=1", "--set", "broker.number=2")
-    assert specs["broker-2"] == ("services.broker", 2, own)
+    assert specs["broker-2"] == ("gspo_services.broker", 2, own)
     assert specs["broker"][2][-1] == "broker.number=0"
 
 

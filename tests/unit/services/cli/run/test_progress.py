@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.run.progress import RunProgress, duration
+from gspo_services.cli.run.progress import RunProgress, duration
 
 
 def a_row(batch: int, time_s: float, **fields: Any) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.run.processes import process_specs
-from services.cli.run.recording import recording_settings, recording_specs
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings.configuration import load_settings
+from gspo_services.cli.run.processes import process_specs
+from gspo_services.cli.run.recording import recording_settings, recording_specs
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings.configuration import load_settings
 from tests.integration.run.test_command import gspo
 from tests.support.processes.run_process import REPOSITORY
 
@@ -40,7 +40,7 @@ def test_the_publisher_of_the_starting_weights_takes_the_learners_place_and_no_o
     settings = load_settings(CONFIG)
     run, recording = process_specs(settings, ["x"]), recording_specs(settings, ["x"])
     assert [spec.name for spec in recording] == ["broker", "weights", "rollout-0", "rollout-1"]
-    assert [spec.module for spec in recording][1] == "services.learner.starting_weights"
+    assert [spec.module for spec in recording][1] == "gspo_services.learner.starting_weights"
     assert [spec.stop_order for spec in recording] == [spec.stop_order for spec in run]
     assert [spec for spec in recording if spec.name != "weights"] == [spec for spec in run if spec.name != "learner"]
 

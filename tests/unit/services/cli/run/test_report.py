@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.cli.console import PlainConsole
-from services.cli.run.metrics_reader import batch_rows, column, read_rows
-from services.cli.run.report import summary_table
+from gspo_services.cli.run.metrics_reader import batch_rows, column, read_rows
+from gspo_services.cli.run.report import summary_table
+from gspo_services.shared.runtime.console import PlainConsole
 
 
 def a_batch(index: int, **changes: Any) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gspo.model.packing import BatchSequence
-from protocol.messages import Batch, BatchItem, BatchPart, Segment, SkipBatch, VersionRun
-from protocol.messages.pieces import ACTION, Pieces
-from services.learner.broker import Answer
-from services.learner.broker.assembly import AssembledBatch, Assembly, assemble
+from gspo_protocol.messages import Batch, BatchItem, BatchPart, Segment, SkipBatch, VersionRun
+from gspo_protocol.messages.pieces import ACTION, Pieces
+from gspo_services.learner.broker import Answer
+from gspo_services.learner.broker.assembly import AssembledBatch, Assembly, assemble
 from tests.support.broker.ledger import SAMPLING
 from tests.support.broker.made_batches import Made, all_rows, groups_of, made_batch
 from tests.support.builders import token_arrays

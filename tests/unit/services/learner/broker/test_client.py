@@ -5,9 +5,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from protocol.messages import Trained
-from services.learner.broker.client import CALL_TIMEOUT_S, BrokerClient
-from services.runtime.errors import ServiceError
+from gspo_protocol.messages import Trained
+from gspo_services.learner.broker.client import CALL_TIMEOUT_S, BrokerClient
+from gspo_services.shared.runtime.errors import ServiceError
 
 
 class StuckLoop:

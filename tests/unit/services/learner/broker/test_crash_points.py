@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.messages import (
+from gspo_protocol.messages import (
     SEQUENCED,
     Checkpointed,
     EndOfRun,
@@ -24,12 +24,12 @@ from protocol.messages import (
     Trained,
     Welcome,
 )
-from services.broker.ledger.actions import Action, DeliverBatch, Reply, SessionKey
-from services.learner.broker.line import BrokerLine
-from services.learner.broker.welcome import merged_welcome
-from services.learner.checkpoints.versions import Versions
-from services.runs.audit.findings import Findings, Rules
-from services.runs.audit.order import audit_batches, audit_versions, read_order
+from gspo_services.broker.ledger.actions import Action, DeliverBatch, Reply, SessionKey
+from gspo_services.learner.broker.line import BrokerLine
+from gspo_services.learner.broker.welcome import merged_welcome
+from gspo_services.learner.checkpoints.versions import Versions
+from gspo_services.runs.audit.findings import Findings, Rules
+from gspo_services.runs.audit.order import audit_batches, audit_versions, read_order
 from tests.support.broker.ledger import LedgerHarness, config_with
 from tests.support.broker.ledger_training import R1
 from tests.support.broker.peers import VOCABULARY

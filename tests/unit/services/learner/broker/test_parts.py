@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from protocol.codec import Array
-from protocol.messages import BatchPart, BatchPartRequest
-from services.learner.broker.parts import CREDIT, MOST_DAMAGED, DamagedPart, PartStream
+from gspo_protocol.codec import Array
+from gspo_protocol.messages import BatchPart, BatchPartRequest
+from gspo_services.learner.broker.parts import CREDIT, MOST_DAMAGED, DamagedPart, PartStream
 from tests.support.broker.made_batches import damaged, in_parts
 
 Part = tuple[BatchPart, dict[str, Array]]

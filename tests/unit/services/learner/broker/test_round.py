@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from protocol.messages import EndOfRun, SkipBatch, Trained
-from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
-from services.learner.broker.parts import CREDIT, PartStream
-from services.learner.broker.round import BatchRound
-from services.learner.broker.shares import merged, merged_answers
+from gspo_protocol.messages import EndOfRun, SkipBatch, Trained
+from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
+from gspo_services.learner.broker.parts import CREDIT, PartStream
+from gspo_services.learner.broker.round import BatchRound
+from gspo_services.learner.broker.shares import merged, merged_answers
 from tests.support.broker.made_batches import MadeBatch
 from tests.support.learner.scripted_broker import answers_of
 from tests.support.shares.shares import a_share, announced, answers_of_shares

@@ -9,12 +9,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gspo.model.packing import BatchGroup
-from protocol.codec import decode, encode
-from protocol.messages import EndOfRun, SkipBatch, TrainingValues
-from services.learner.broker import Answer
-from services.learner.broker.assembly import Assembly
-from services.learner.broker.batches import BatchAnnounced, PartArrived
-from services.learner.broker.shares import first_parts, merged, merged_answers, merged_report, merged_skip, versions_apart
+from gspo_protocol.codec import decode, encode
+from gspo_protocol.messages import EndOfRun, SkipBatch, TrainingValues
+from gspo_services.learner.broker import Answer
+from gspo_services.learner.broker.assembly import Assembly
+from gspo_services.learner.broker.batches import BatchAnnounced, PartArrived
+from gspo_services.learner.broker.shares import (
+    first_parts,
+    merged,
+    merged_answers,
+    merged_report,
+    merged_skip,
+    versions_apart,
+)
 from tests.support.broker.made_batches import Made, all_rows, groups_of, made_batch
 from tests.support.learner.scripted_broker import answers_of
 from tests.support.shares.shares import a_share, a_trajectory_of, announced, answers_of_shares, with_report

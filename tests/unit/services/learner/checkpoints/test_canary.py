@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.checkpoints.canary import canary_batch, require_canary, write_canary
-from services.learner.checkpoints.format import CheckpointError
+from gspo_services.learner.checkpoints.canary import canary_batch, require_canary, write_canary
+from gspo_services.learner.checkpoints.format import CheckpointError
 
 LOGPROBS = [-1.0, -2.5, -0.25]
 

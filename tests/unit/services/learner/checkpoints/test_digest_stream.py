@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from protocol.digests import tensor_digest
-from services.learner.checkpoints import streamed_digest as exported
-from services.learner.checkpoints.digest_stream import streamed_digest
-from services.learner.checkpoints.state_copy import state_digest
+from gspo_protocol.digests import tensor_digest
+from gspo_services.learner.checkpoints import streamed_digest as exported
+from gspo_services.learner.checkpoints.digest_stream import streamed_digest
+from gspo_services.learner.checkpoints.state_copy import state_digest
 
 NUM = 6
 
@@ -55,8 +55,8 @@ def test_no_more_is_asked_for_than_the_budget_has_room_for(monkeypatch: pytest.M
         return tensor_digest(data)
 
     found: list[bool] = []
-    monkeypatch.setattr("services.learner.checkpoints.digest_stream.tensor_digest", slow)
-    monkeypatch.setattr("services.learner.checkpoints.digest_stream.os.cpu_count", lambda: 1)
+    monkeypatch.setattr("gspo_services.learner.checkpoints.digest_stream.tensor_digest", slow)
+    monkeypatch.setattr("gspo_services.learner.checkpoints.digest_stream.os.cpu_count", lambda: 1)
     assert len(streamed_digest(watched(), budget_bytes=2 * 8 * 4 * 4)) == 32
     assert found == [False]
     assert len(asked) == NUM

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.checkpoints.digests import FileDigest, find_damage
-from services.learner.checkpoints.format import (
+from gspo_services.learner.checkpoints.digests import FileDigest, find_damage
+from gspo_services.learner.checkpoints.format import (
     CheckpointError,
     CheckpointState,
     DamagedCheckpoint,

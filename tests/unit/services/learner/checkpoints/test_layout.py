@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from services.learner.checkpoints.base_model import BaseDigest
-from services.learner.checkpoints.layout import layout_problem
+from gspo_services.learner.checkpoints.base_model import BaseDigest
+from gspo_services.learner.checkpoints.layout import layout_problem
 
 WHOLE: dict[str, Any] = {"model": "M", "parameters": "1f", "dtype": "float32", "optimizer": "AdamW"}
 LORA = {"rank": 8, "alpha": 32.0, "targets": ["attention"]}

@@ -7,8 +7,8 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from services.learner.checkpoints.format import CheckpointError, CheckpointState, find_latest
-from services.learner.checkpoints.resuming import require_own_directory, resume
+from gspo_services.learner.checkpoints.format import CheckpointError, CheckpointState, find_latest
+from gspo_services.learner.checkpoints.resuming import require_own_directory, resume
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.learner.saving import save_checkpoint
 from tests.support.wire.zmq_ends import a_welcome

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from services.learner.checkpoints.format import CheckpointState, checkpoint_of
-from services.learner.checkpoints.retention import worth_keeping
-from services.learner.checkpoints.saving import CheckpointSaver
+from gspo_services.learner.checkpoints.format import CheckpointState, checkpoint_of
+from gspo_services.learner.checkpoints.retention import worth_keeping
+from gspo_services.learner.checkpoints.saving import CheckpointSaver
 from tests.support.engines.bigram_engine import BigramEngine
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.learner.checkpoints.format import (
+from gspo_services.learner.checkpoints.format import (
     CheckpointError,
     CheckpointState,
     StateCopy,
     find_latest,
     load_checkpoint,
 )
-from services.learner.checkpoints.saving import CheckpointSaver, Threads
-from services.learner.checkpoints.versions import Versions
+from gspo_services.learner.checkpoints.saving import CheckpointSaver, Threads
+from gspo_services.learner.checkpoints.versions import Versions
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.learner.held_background import HeldBackground
 from tests.support.learner.saving import save_checkpoint

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from services.learner.checkpoints.scrub import CheckpointScrub, damage_in
-from services.runtime.durable import discard_directory
+from gspo_services.learner.checkpoints.scrub import CheckpointScrub, damage_in
+from gspo_services.shared.runtime.durable import discard_directory
 from tests.unit.services.learner.checkpoints.test_resuming import (
     saved,
     truncated,

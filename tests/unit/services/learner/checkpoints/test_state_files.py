@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.learner.checkpoints.format import CheckpointError
-from services.learner.checkpoints.state_files import TensorDirectory, read_steps, write_steps, write_tensors
+from gspo_services.learner.checkpoints.format import CheckpointError
+from gspo_services.learner.checkpoints.state_files import TensorDirectory, read_steps, write_steps, write_tensors
 
 WHOLE = torch.arange(24.0).reshape(6, 4)
 

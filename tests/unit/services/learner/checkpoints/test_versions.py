@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol.messages import Welcome
-from services.learner.checkpoints.format import CheckpointError
-from services.learner.checkpoints.versions import KEPT, Versions, newest_given, read_note
+from gspo_protocol.messages import Welcome
+from gspo_services.learner.checkpoints.format import CheckpointError
+from gspo_services.learner.checkpoints.versions import KEPT, Versions, newest_given, read_note
 from tests.support.wire.zmq_ends import a_welcome
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch.distributed
 
-from services.learner.engine.configuration import deepspeed_config, stage_inside
-from services.learner.start import Device, EngineSettings
-from services.runtime.settings.sections import Learner
+from gspo_services.learner.engine.configuration import deepspeed_config, stage_inside
+from gspo_services.learner.start import Device, EngineSettings
+from gspo_services.shared.settings.sections import Learner
 from tests.support.checking.shapes import QWEN3_06B, QWEN3_30B
 
 

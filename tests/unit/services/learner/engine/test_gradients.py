@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from services.learner.engine.gradients import GradientWatch, NonFiniteGradientError, WholeGradients
+from gspo_services.learner.engine.gradients import GradientWatch, NonFiniteGradientError, WholeGradients
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.learner.checkpoints import TensorFile
-from services.learner.engine.optimizer_state import OptimizerState
+from gspo_services.learner.checkpoints import TensorFile
+from gspo_services.learner.engine.optimizer_state import OptimizerState
 
 FILE_BYTES = 3 * 4 * 10
 

@@ -14,8 +14,8 @@ import torch
 
 from gspo.model.policy import load_policy
 from gspo.model_files.folder import ModelFilesError
-from services.learner.engine.partitioned_loading import AgreedWhole, OwnRangeInit, OwnRanges, agree_on_error
-from services.learner.engine.process_group import init_distributed
+from gspo_services.learner.engine.partitioned_loading import AgreedWhole, OwnRangeInit, OwnRanges, agree_on_error
+from gspo_services.learner.engine.process_group import init_distributed
 from tests.support.starts.small_models import save_small_model, small_model
 
 CONFIGURATION = {"train_batch_size": 1, "zero_optimization": {"stage": 3}}

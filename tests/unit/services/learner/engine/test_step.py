@@ -12,10 +12,10 @@ from gspo.mismatch import MismatchTracker
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, pack
 from gspo.settings import Objective
-from services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from services.learner.engine.gradients import NonFiniteLossError
-from services.learner.engine.step import micro_batch_loss
-from services.learner.trainer import train_batch
+from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.engine.gradients import NonFiniteLossError
+from gspo_services.learner.engine.step import micro_batch_loss
+from gspo_services.learner.trainer import train_batch
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.loss.sequences import random_groups
 

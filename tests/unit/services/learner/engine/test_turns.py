@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.learner.engine.turns import LearnerTurns
-from services.learner.metrics import LearnerMetrics
-from services.runtime.telemetry import Health
-from services.turns import LOCK_FILE, TURN_POLL_S, DeviceLock
+from gspo_services.learner.engine.turns import LearnerTurns
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.shared.colocate import LOCK_FILE, TURN_POLL_S, DeviceLock
+from gspo_services.shared.runtime.telemetry import Health
 from tests.support.clocks import VirtualClock
 
 

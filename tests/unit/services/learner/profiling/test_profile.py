@@ -16,16 +16,23 @@ from torch import Tensor
 from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainSequence, pack
 from gspo.settings import Objective
-from services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from services.learner.metrics import LearnerMetrics
-from services.learner.profiling.flops import ModelCost, model_cost, peak_tflops
-from services.learner.profiling.profile import NO_PROFILE, PHASES, BatchProfile, DeviceTimeline, HostTimeline, StepProfile
-from services.learner.profiling.report import LINES_FILE, TABLE_FILE, ProfileFiles, table
-from services.learner.service import LearnerService
-from services.learner.trainer import train_batch
-from services.runtime.clock import MonotonicClock
-from services.runtime.settings.sections import BatchSection, Learner, ObjectiveSettings, Run, Settings
-from services.runtime.telemetry import Health
+from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.profiling.flops import ModelCost, model_cost, peak_tflops
+from gspo_services.learner.profiling.profile import (
+    NO_PROFILE,
+    PHASES,
+    BatchProfile,
+    DeviceTimeline,
+    HostTimeline,
+    StepProfile,
+)
+from gspo_services.learner.profiling.report import LINES_FILE, TABLE_FILE, ProfileFiles, table
+from gspo_services.learner.service import LearnerService
+from gspo_services.learner.trainer import train_batch
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.telemetry import Health
+from gspo_services.shared.settings.sections import BatchSection, Learner, ObjectiveSettings, Run, Settings
 from tests.support.clocks import VirtualClock
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.learner.scripted_broker import ScriptedBroker

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.learner.start import require_adaptable
-from services.runtime.settings import Learner, LoraSection
+from gspo_services.learner.start import require_adaptable
+from gspo_services.shared.settings import Learner, LoraSection
 
 MOE = {"model_type": "qwen3_moe", "num_experts": 8}
 DENSE = {"model_type": "qwen3"}

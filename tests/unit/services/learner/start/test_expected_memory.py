@@ -2,9 +2,9 @@
 
 from structlog.testing import capture_logs
 
-from services.estimates import memory_rows, shape_of
-from services.learner.start import log_expected_memory
-from services.runtime.settings import Settings
+from gspo_services.learner.start import log_expected_memory
+from gspo_services.shared.estimates import memory_rows, shape_of
+from gspo_services.shared.settings import Settings
 from tests.support.checking.shapes import QWEN3_30B
 
 

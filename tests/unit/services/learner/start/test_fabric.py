@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from services.learner.start import Device, warn_without_rdma
-from services.runtime.settings import Settings
+from gspo_services.learner.start import Device, warn_without_rdma
+from gspo_services.shared.settings import Settings
 from tests.support.checking.shapes import QWEN3_30B
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.learner.start import position_limit, require_positions, require_sequence_parallel
-from services.runtime.settings.configuration import validated
+from gspo_services.learner.start import position_limit, require_positions, require_sequence_parallel
+from gspo_services.shared.settings.configuration import validated
 
 MODEL = {"num_attention_heads": 12, "num_key_value_heads": 4, "max_position_embeddings": 4096}
 

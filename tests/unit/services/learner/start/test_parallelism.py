@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.learner.start.parallelism import (
+from gspo_services.learner.start.parallelism import (
     Parallelism,
     autoep_config,
     offload_config,
@@ -16,7 +16,7 @@ from services.learner.start.parallelism import (
     read_model_config,
     require_supported,
 )
-from services.runtime.settings.sections import Learner
+from gspo_services.shared.settings.sections import Learner
 
 PLAN = Parallelism(
     num_ranks=4,

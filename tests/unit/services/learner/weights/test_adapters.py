@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from gspo.model.serving_layout import ServedParameter
-from services.learner.weights.adapters import AdapterCopy, PublishedBase, copy_adapter
-from services.learner.weights.checksums import PublishedChecksums
-from services.learner.weights.copying import copy_weights
-from services.learner.weights.snapshot import build_snapshot
-from services.weights import xxh3_checksum
+from gspo_services.learner.weights.adapters import AdapterCopy, PublishedBase, copy_adapter
+from gspo_services.learner.weights.checksums import PublishedChecksums
+from gspo_services.learner.weights.copying import copy_weights
+from gspo_services.learner.weights.snapshot import build_snapshot
+from gspo_services.shared.weights import xxh3_checksum
 
 PROBE = ([3, 1, 4], [-0.5, -1.0])
 

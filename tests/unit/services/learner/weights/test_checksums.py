@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from services.learner.weights import checksums
-from services.learner.weights.checksums import PublishedChecksums
-from services.learner.weights.snapshot import Snapshot
-from services.weights import Hash, checksums_of, hash_function, merge
+from gspo_services.learner.weights import checksums
+from gspo_services.learner.weights.checksums import PublishedChecksums
+from gspo_services.learner.weights.snapshot import Snapshot
+from gspo_services.shared.weights import Hash, checksums_of, hash_function, merge
 from tests.support.wire.snapshots import snapshot_of
 
 HASHES: tuple[Hash, ...] = ("cpu", "cuda", "xxh3")

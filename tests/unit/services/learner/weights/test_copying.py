@@ -9,8 +9,8 @@ import torch
 
 from gspo.model.serving import served_parameters, serving_weights
 from gspo.model.serving_layout import ServedParameter, ServedPart, ServingLayout
-from services.learner.weights import build_snapshot, copy_parameters, copy_weights
-from services.learner.weights.snapshot import Snapshot
+from gspo_services.learner.weights import build_snapshot, copy_parameters, copy_weights
+from gspo_services.learner.weights.snapshot import Snapshot
 from tests.support.learner.tiny_model import tiny_qwen3_moe
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from protocol.deltas import Region
-from protocol.limits import MAX_DELTA_BUCKET_ELEMENTS
-from services.learner.weights.delta import WORTHWHILE, encode_delta, samples
-from services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore
+from gspo_protocol.deltas import Region
+from gspo_protocol.limits import MAX_DELTA_BUCKET_ELEMENTS
+from gspo_services.learner.weights.delta import WORTHWHILE, encode_delta, samples
+from gspo_services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore
 from tests.support.wire.snapshots import snapshot_of
 
 

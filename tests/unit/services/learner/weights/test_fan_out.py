@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.messages import Source
-from services.learner.weights.fan_out import MAX_ITEMS, FanOut
+from gspo_protocol.messages import Source
+from gspo_services.learner.weights.fan_out import MAX_ITEMS, FanOut
 
 ITEM = (5, 4)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gspo.model.serving_layout import ServedParameter
-from services.learner.weights import AdapterCopy
-from services.learner.weights.publishing import VersionCopies
-from services.runtime.settings.sections import LoraSection, Model, Settings
+from gspo_services.learner.weights import AdapterCopy
+from gspo_services.learner.weights.publishing import VersionCopies
+from gspo_services.shared.settings.sections import LoraSection, Model, Settings
 
 
 class Engine:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from protocol.digests import tensor_digest, version_digest
-from services.learner.weights.snapshot import CHUNK_BYTES, Snapshot, SnapshotStore
+from gspo_protocol.digests import tensor_digest, version_digest
+from gspo_services.learner.weights.snapshot import CHUNK_BYTES, Snapshot, SnapshotStore
 from tests.support.wire.snapshots import snapshot_of
 
 

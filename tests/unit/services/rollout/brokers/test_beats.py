@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from services.rollout.brokers import Beats
+from gspo_services.rollout.brokers import Beats
 
 
 @pytest.mark.parametrize(

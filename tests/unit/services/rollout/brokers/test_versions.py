@@ -1,7 +1,7 @@
 """Which version a rollout may move to, when each broker says what it knows."""
 
-from services.rollout.brokers import AnnouncedVersions
-from services.rollout.brokers.versions import KEPT
+from gspo_services.rollout.brokers import AnnouncedVersions
+from gspo_services.rollout.brokers.versions import KEPT
 
 
 def test_of_one_broker_what_it_says_last_counts_whatever_is_served() -> None:

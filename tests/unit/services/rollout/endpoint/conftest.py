@@ -8,7 +8,7 @@ import openai
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.rollout.endpoint import EndpointLimits, EndpointMetrics, EndpointServer, RunSampling
+from gspo_services.rollout.endpoint import EndpointLimits, EndpointMetrics, EndpointServer, RunSampling
 from tests.support.scripted_episodes import ScriptedCalls, ScriptedEpisodes
 
 PATIENCE_S = 60.0

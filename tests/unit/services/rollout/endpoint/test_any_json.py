@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from services.rollout.endpoint import EndpointLimits, EndpointMetrics, EndpointServer
-from services.rollout.endpoint.requests import OVERRIDABLE
-from services.rollout.endpoint.untrainable import _RULES
+from gspo_services.rollout.endpoint import EndpointLimits, EndpointMetrics, EndpointServer
+from gspo_services.rollout.endpoint.requests import OVERRIDABLE
+from gspo_services.rollout.endpoint.untrainable import _RULES
 from tests.support.scripted_episodes import ScriptedCalls, ScriptedEpisodes, answer, delta
 
 SCALARS = st.one_of(

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from services.rollout.endpoint import CallRefused, EndpointLimits, RunSampling, ToolCall
+from gspo_services.rollout.endpoint import CallRefused, EndpointLimits, RunSampling, ToolCall
 from tests.support.scripted_episodes import CREATED, ScriptedCalls, answer, delta
 from tests.unit.services.rollout.endpoint.conftest import Serve
 

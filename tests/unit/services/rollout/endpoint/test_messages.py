@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from services.rollout.endpoint.calls import CallRefused
-from services.rollout.endpoint.fields import MAX_DEPTH
-from services.rollout.endpoint.messages import checked_messages
-from services.rollout.endpoint.tools import CheckedTools
+from gspo_services.rollout.endpoint.calls import CallRefused
+from gspo_services.rollout.endpoint.fields import MAX_DEPTH
+from gspo_services.rollout.endpoint.messages import checked_messages
+from gspo_services.rollout.endpoint.tools import CheckedTools
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.rollout.endpoint.calls import CallRefused
-from services.rollout.endpoint.requests import AgentCall, RunSampling, read_call
+from gspo_services.rollout.endpoint.calls import CallRefused
+from gspo_services.rollout.endpoint.requests import AgentCall, RunSampling, read_call
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}

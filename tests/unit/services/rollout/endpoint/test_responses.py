@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.rollout.endpoint.calls import CallRefused, ToolCall
-from services.rollout.endpoint.responses import LOGPROBS_IN_A_CHUNK, ChunkWriter, completion, error_body, error_event
+from gspo_services.rollout.endpoint.calls import CallRefused, ToolCall
+from gspo_services.rollout.endpoint.responses import LOGPROBS_IN_A_CHUNK, ChunkWriter, completion, error_body, error_event
 from tests.support.scripted_episodes import CREATED, answer, delta
 
 TOOL_CALL = ToolCall(id="c1", name="look", arguments='{"at": 1}')

@@ -11,8 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from services.rollout.endpoint import EndpointLimits, EndpointMetrics, EndpointServer
-from services.runtime.errors import EndpointError
+from gspo_services.rollout.endpoint import EndpointLimits, EndpointMetrics, EndpointServer
+from gspo_services.shared.runtime.errors import EndpointError
 from tests.support.scripted_episodes import ScriptedCalls, ScriptedEpisodes, answer, delta
 from tests.unit.services.rollout.endpoint.conftest import PATIENCE_S, Endpoint, Serve
 

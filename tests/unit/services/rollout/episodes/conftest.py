@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.rollout.rendering import Renderer, create_renderer
-from services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.rendering import Renderer, create_renderer
+from gspo_services.rollout.tokenizer import ChatTokenizer
 from tests.support.engines.scripted_engine import ScriptedEngine, some_token
 from tests.unit.services.rollout.rendering.models import TAGS, make
 

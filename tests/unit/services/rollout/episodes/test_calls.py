@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from protocol.limits import MAX_SEQUENCES, TrajectoryLimits
-from protocol.messages import Chunk, Journal
-from services.rollout.endpoint import CallAnswer, CallRefused, CallRequest
-from services.rollout.episodes import EpisodeRegistry
-from services.rollout.episodes.fingerprints import call_digest, message_keys
-from services.rollout.metrics import CONTEXTS
-from services.rollout.rendering import Renderer
-from services.rollout.sglang import EngineError, EngineRefused
-from services.rollout.work import EpisodeFailed
+from gspo_protocol.limits import MAX_SEQUENCES, TrajectoryLimits
+from gspo_protocol.messages import Chunk, Journal
+from gspo_services.rollout.endpoint import CallAnswer, CallRefused, CallRequest
+from gspo_services.rollout.episodes import EpisodeRegistry
+from gspo_services.rollout.episodes.fingerprints import call_digest, message_keys
+from gspo_services.rollout.metrics import CONTEXTS
+from gspo_services.rollout.rendering import Renderer
+from gspo_services.rollout.sglang import EngineError, EngineRefused
+from gspo_services.rollout.work import EpisodeFailed
 from tests.support.agent_episodes import (
     NOW,
     LedgerBroker,

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.rollout.rendering import Renderer
+from gspo_services.rollout.rendering import Renderer
 from tests.support.agent_episodes import LedgerBroker, an_episode, sampling_of, shared_of
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.policy.random_agents import MOST, STOPS, TEXTS, WHAT, act, learned

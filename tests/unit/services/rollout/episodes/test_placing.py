@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.rollout.endpoint import CallRefused
-from services.rollout.episodes.placing import LONG_TEXT
-from services.rollout.rendering import Renderer
+from gspo_services.rollout.endpoint import CallRefused
+from gspo_services.rollout.episodes.placing import LONG_TEXT
+from gspo_services.rollout.rendering import Renderer
 from tests.support.agent_episodes import LedgerBroker, an_episode, ask, sampling_of, shared_of, user
 from tests.support.engines.scripted_engine import ScriptedEngine
 

@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from protocol.messages import Journal
-from services.rollout.endpoint import CallAnswer
-from services.rollout.episodes import EpisodeCalls
-from services.rollout.rendering import Renderer
-from services.rollout.sglang import GenerateRequest, OutputPiece
-from services.rollout.work import EpisodeFailed
-from services.user_code import RecordedStep
+from gspo_protocol.messages import Journal
+from gspo_services.rollout.endpoint import CallAnswer
+from gspo_services.rollout.episodes import EpisodeCalls
+from gspo_services.rollout.rendering import Renderer
+from gspo_services.rollout.sglang import GenerateRequest, OutputPiece
+from gspo_services.rollout.work import EpisodeFailed
+from gspo_services.tasks.agents import RecordedStep
 from tests.support.agent_episodes import (
     LedgerBroker,
     an_episode,

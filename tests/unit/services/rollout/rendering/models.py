@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.tokenizer import ChatTokenizer
 from tests.support.engines.chat_models import chat_tokenizer, save_chat_model
 
 TAGS: Final = """\

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.rollout.rendering import RenderingError, create_renderer, families
-from services.rollout.rendering.library import Family, LibraryRenderer
-from services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.rendering import RenderingError, create_renderer, families
+from gspo_services.rollout.rendering.library import Family, LibraryRenderer
+from gspo_services.rollout.tokenizer import ChatTokenizer
 from tests.support.engines import conversations
 from tests.unit.services.rollout.rendering.models import TAGS, make
 

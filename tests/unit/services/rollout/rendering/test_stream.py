@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.rollout.rendering import Parsed, RenderingError, without_stop
-from services.rollout.rendering.answers import AnswerText
-from services.rollout.rendering.decoder import TextDecoder
-from services.rollout.rendering.interface import Markers, ParsedCall
-from services.rollout.rendering.stops import StopStrings, num_held
-from services.rollout.rendering.template import TemplateRenderer
-from services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.rendering import Parsed, RenderingError, without_stop
+from gspo_services.rollout.rendering.answers import AnswerText
+from gspo_services.rollout.rendering.decoder import TextDecoder
+from gspo_services.rollout.rendering.interface import Markers, ParsedCall
+from gspo_services.rollout.rendering.stops import StopStrings, num_held
+from gspo_services.rollout.rendering.template import TemplateRenderer
+from gspo_services.rollout.tokenizer import ChatTokenizer
 from tests.unit.services.rollout.rendering.models import BARE, TAGS, make, make_byte_fallback
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from services.rollout.rendering import RenderingError, create_renderer
-from services.rollout.rendering.template import TemplateRenderer
+from gspo_services.rollout.rendering import RenderingError, create_renderer
+from gspo_services.rollout.rendering.template import TemplateRenderer
 from tests.support.engines import conversations
 from tests.support.engines.conversations import assistant, beginning, conversation, results
 from tests.unit.services.rollout.rendering.models import BARE, ROLES_STOP, TAGS, make

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import VersionRun
-from services.rollout.sglang import client
-from services.rollout.sglang.adapters import Adapter
-from services.rollout.sglang.client import EngineError, EngineRefused
-from services.rollout.sglang.generation import GenerateRequest, Output, SamplingParameters
-from services.weights import slot_name
+from gspo_protocol.messages import VersionRun
+from gspo_services.rollout.sglang import client
+from gspo_services.rollout.sglang.adapters import Adapter
+from gspo_services.rollout.sglang.client import EngineError, EngineRefused
+from gspo_services.rollout.sglang.generation import GenerateRequest, Output, SamplingParameters
+from gspo_services.shared.weights import slot_name
 from tests.unit.services.rollout.sglang.test_client import answer, ask, event, scripted, stream
 
 ONE = Adapter(name="gspo-a-1-v4", version=4, base_version=1)

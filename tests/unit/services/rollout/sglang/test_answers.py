@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.rollout.sglang.answers import Checksums, Placed, Rank, RankChecksums, ServerInfo, by_rank
-from services.weights import Spread
+from gspo_services.rollout.sglang.answers import Checksums, Placed, Rank, RankChecksums, ServerInfo, by_rank
+from gspo_services.shared.weights import Spread
 
 
 def info(**changes: Any) -> ServerInfo:

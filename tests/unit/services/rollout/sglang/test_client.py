@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from services.rollout.sglang.adapters import Adapter
-from services.rollout.sglang.client import (
+from gspo_services.rollout.sglang.adapters import Adapter
+from gspo_services.rollout.sglang.client import (
     Engine,
     EngineError,
     EngineRefused,
     EngineUnreachable,
 )
-from services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
-from services.rollout.sglang.http import EngineHttp
-from services.rollout.sglang.memory import CACHE_MEMORY, WEIGHTS_MEMORY
+from gspo_services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
+from gspo_services.rollout.sglang.http import EngineHttp
+from gspo_services.rollout.sglang.memory import CACHE_MEMORY, WEIGHTS_MEMORY
 from tests.support.processes.ports import free_port
 
 INFO = {

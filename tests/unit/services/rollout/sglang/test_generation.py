@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.messages import VersionRun
-from services.rollout.sglang.generation import (
+from gspo_protocol.messages import VersionRun
+from gspo_services.rollout.sglang.generation import (
     GenerateRequest,
     Output,
     OutputDecoder,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.rollout.sglang import joint
-from services.rollout.sglang.http import EngineError, EngineHttp, EngineRefused, EngineUnreachable
-from services.rollout.sglang.joint import AskAlone, JointRequests
+from gspo_services.rollout.sglang import joint
+from gspo_services.rollout.sglang.http import EngineError, EngineHttp, EngineRefused, EngineUnreachable
+from gspo_services.rollout.sglang.joint import AskAlone, JointRequests
 
 
 class FakeHttp(EngineHttp):

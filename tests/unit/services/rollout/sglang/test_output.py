@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from services.rollout.sglang.output import ServerOutput
-from services.runtime.log_files import LogFile, LogLimits
+from gspo_services.rollout.sglang.output import ServerOutput
+from gspo_services.shared.runtime.log_files import LogFile, LogLimits
 
 SPEAKER = "import sys\nfor number in range({lines}): print(f'{{number:099}}')\nsys.stderr.write('last words\\n')"
 

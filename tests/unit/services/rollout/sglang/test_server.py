@@ -15,8 +15,8 @@ import psutil
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.rollout.__main__ import _engine, server_options
-from services.rollout.sglang.server import (
+from gspo_services.rollout.__main__ import _engine, server_options
+from gspo_services.rollout.sglang.server import (
     EngineServer,
     ServerError,
     ServerOptions,
@@ -26,10 +26,10 @@ from services.rollout.sglang.server import (
     server_environment,
     temporary_files,
 )
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings.configuration import load_settings
-from services.turns import LOCK_FILE, DeviceLock
-from services.weights import Spread
+from gspo_services.shared.colocate import LOCK_FILE, DeviceLock
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings.configuration import load_settings
+from gspo_services.shared.weights import Spread
 
 TETHER = Path(__file__).parents[5] / "services" / "rollout" / "sglang" / "tether.py"
 
@@ -44,7 +44,7 @@ def value(command: list[str], flag: str) -> str:
 
 def test_on_cpu_the_plug_in_serves_with_a_bounded_cache_on_one_thread() -> None:
     command = server_command(options(max_total_tokens=999), port=1234, cuda=False)
-    assert command[:4] == [sys.executable, "-P", "-m", "services.sglang_cpu.launch"]
+    assert command[:4] == [sys.executable, "-P", "-m", "gspo_services.shared.sglang_cpu.launch"]
     assert value(command, "--max-total-tokens") == "999"
     assert value(command, "--weight-version") == "7"
     assert value(command, "--dtype") == "float32"
@@ -244,7 +244,7 @@ async def test_the_files_of_a_server_that_is_killed_before_it_is_ready_are_on_th
         "shared = mmap.mmap(file, 4096); signal.pause()"
     )
     command = [sys.executable, "-c", opens_and_hangs]
-    monkeypatch.setattr("services.rollout.sglang.server.server_command", lambda *_, **__: command)
+    monkeypatch.setattr("gspo_services.rollout.sglang.server.server_command", lambda *_, **__: command)
     server = EngineServer(options(log_path=tmp_path / "logs" / "rollout-0-sglang.log", start_timeout_s=60))
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         starting = tasks.create_task(server.start())

@@ -1,6 +1,6 @@
 """An engine that answers nothing is noticed, also when no request lives for as long as it may be silent."""
 
-from services.rollout.sglang.http import Silence
+from gspo_services.rollout.sglang.http import Silence
 from tests.support.clocks import VirtualClock
 
 

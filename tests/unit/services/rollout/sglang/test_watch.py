@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from services.rollout.sglang.watch import REFUSALS, fail_when_deaf
-from services.runtime.errors import ServiceError
+from gspo_services.rollout.sglang.watch import REFUSALS, fail_when_deaf
+from gspo_services.shared.runtime.errors import ServiceError
 
 KNOCK_S = 0.01
 

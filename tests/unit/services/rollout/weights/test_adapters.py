@@ -10,18 +10,18 @@ import torch
 from msgspec import structs
 
 from gspo.model.serving_layout import ServedParameter
-from services.learner.weights.adapters import PublishedBase, copy_adapter
-from services.learner.weights.copying import copy_weights
-from services.learner.weights.snapshot import Snapshot, build_snapshot
-from services.rollout.sglang.adapters import Adapter
-from services.rollout.sglang.answers import RankChecksums, ServerInfo
-from services.rollout.sglang.client import EngineError
-from services.rollout.weights.adapters import AdapterLoader, AdapterPlan, BaseUnknownError, lora_arguments
-from services.rollout.weights.loading import VerificationError
-from services.rollout.weights.replica import Replica
-from services.rollout.weights.verify import Verifier
-from services.runtime.errors import ServiceError
-from services.runtime.settings import load_settings
+from gspo_services.learner.weights.adapters import PublishedBase, copy_adapter
+from gspo_services.learner.weights.copying import copy_weights
+from gspo_services.learner.weights.snapshot import Snapshot, build_snapshot
+from gspo_services.rollout.sglang.adapters import Adapter
+from gspo_services.rollout.sglang.answers import RankChecksums, ServerInfo
+from gspo_services.rollout.sglang.client import EngineError
+from gspo_services.rollout.weights.adapters import AdapterLoader, AdapterPlan, BaseUnknownError, lora_arguments
+from gspo_services.rollout.weights.loading import VerificationError
+from gspo_services.rollout.weights.replica import Replica
+from gspo_services.rollout.weights.verify import Verifier
+from gspo_services.shared.runtime.errors import ServiceError
+from gspo_services.shared.settings import load_settings
 
 BASE = {"model.embed_tokens.weight": torch.ones(64, 2), "lm_head.weight": torch.ones(64, 2)}
 PLAN = AdapterPlan(rank=2, alpha=4.0, slots=2, tolerance=1e-4, mode="retract")
@@ -247,7 +247,7 @@ async def test_an_adapter_that_moves_log_probs_otherwise_is_unloaded(engine: Eng
 
 
 async def test_a_server_that_reports_slots_must_report_this_one(tmp_path: Path) -> None:
-    engine = Engine(custom_weight_loader=["services.sglang_cpu.adapters.slots"])
+    engine = Engine(custom_weight_loader=["gspo_services.shared.sglang_cpu.adapters.slots"])
 
     async def nothing(name: str) -> dict[str, str]:
         return {}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from services.rollout.weights.directory import weights_directory
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings.sections import Rollout, Run, Settings
+from gspo_services.rollout.weights.directory import weights_directory
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings.sections import Rollout, Run, Settings
 
 
 def settings(parent: Path, run: str = "run") -> Settings:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from protocol.messages import TensorInfo
-from services.rollout.weights.file import header_of, write_arrays
+from gspo_protocol.messages import TensorInfo
+from gspo_services.rollout.weights.file import header_of, write_arrays
 
 
 def described(name: str, array: np.ndarray) -> TensorInfo:

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from protocol.messages import TensorInfo
-from services.rollout.weights.files import WeightFiles
-from services.runtime.errors import ServiceError
+from gspo_protocol.messages import TensorInfo
+from gspo_services.rollout.weights.files import WeightFiles
+from gspo_services.shared.runtime.errors import ServiceError
 
 SIZES = [40, 0, 6, 2, 300, 0, 64, 2, 10]
 TOTAL = sum(SIZES)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.weights.snapshot import Snapshot
-from services.rollout.weights.patch import NoPatchError, Touched, write_patch
-from services.rollout.weights.replica import PATCH_SHARE, Replica
-from services.sglang_cpu.patching import patch_parameters
-from services.weights import Spread, merge, shards
+from gspo_services.learner.weights.snapshot import Snapshot
+from gspo_services.rollout.weights.patch import NoPatchError, Touched, write_patch
+from gspo_services.rollout.weights.replica import PATCH_SHARE, Replica
+from gspo_services.shared.sglang_cpu.patching import patch_parameters
+from gspo_services.shared.weights import Spread, merge, shards
 from tests.support.engines.cut_by_torch import random_weights, rank_weights
 from tests.support.wire.replicas import hold
 from tests.support.wire.snapshots import snapshot_of

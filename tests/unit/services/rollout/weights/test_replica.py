@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from protocol.limits import MAX_DELTA_BUCKET_ELEMENTS, PROTOCOL_VERSION
-from protocol.messages import DeltaBucket, Manifest
-from services.learner.weights.delta import encode_delta
-from services.learner.weights.snapshot import Delta, Snapshot
-from services.rollout.weights.files import WeightFiles
-from services.rollout.weights.replica import DamagedWeightsError, DeltaBytes, Landing, Replica
-from services.weights.compression import compress
+from gspo_protocol.limits import MAX_DELTA_BUCKET_ELEMENTS, PROTOCOL_VERSION
+from gspo_protocol.messages import DeltaBucket, Manifest
+from gspo_services.learner.weights.delta import encode_delta
+from gspo_services.learner.weights.snapshot import Delta, Snapshot
+from gspo_services.rollout.weights.files import WeightFiles
+from gspo_services.rollout.weights.replica import DamagedWeightsError, DeltaBytes, Landing, Replica
+from gspo_services.shared.weights.compression import compress
 from tests.support.wire import snapshots
 from tests.support.wire.replicas import content, flip, hold, hold_bytes
 

@@ -10,13 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from protocol.messages import TensorInfo
-from services.rollout.sglang.answers import RankChecksums, ServerInfo
-from services.rollout.sglang.client import Engine
-from services.rollout.weights.verify import Verification, Verifier, compare, compare_ranks
-from services.weights.checksums import Checksum, engine_hash, hash_function, sha256_checksum, tiled_checksum, xxh3_checksum
-from services.weights.engine_parameters import checksums_of, merge
-from services.weights.spread import Spread
+from gspo_protocol.messages import TensorInfo
+from gspo_services.rollout.sglang.answers import RankChecksums, ServerInfo
+from gspo_services.rollout.sglang.client import Engine
+from gspo_services.rollout.weights.verify import Verification, Verifier, compare, compare_ranks
+from gspo_services.shared.weights.checksums import (
+    Checksum,
+    engine_hash,
+    hash_function,
+    sha256_checksum,
+    tiled_checksum,
+    xxh3_checksum,
+)
+from gspo_services.shared.weights.engine_parameters import checksums_of, merge
+from gspo_services.shared.weights.spread import Spread
 from tests.support.engines.cut_by_torch import Weights, bits, random_weights, rank_weights
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.wire.snapshots import snapshot_of

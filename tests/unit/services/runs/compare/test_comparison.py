@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.runs.compare import as_plain, compare_runs
-from services.runs.compare.curves import interval
-from services.runtime.errors import ConfigurationError
+from gspo_services.runs.compare import as_plain, compare_runs
+from gspo_services.runs.compare.curves import interval
+from gspo_services.shared.runtime.errors import ConfigurationError
 from tests.support.runs.written_runs import write_run
 
 

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from gspo.model.lora import LoraPlan, inject_lora
 from gspo.model.serving import serving_weights
-from services.runs.export.__main__ import export_command
-from services.runtime.settings.run_settings import write_run_settings
-from services.runtime.settings.sections import LoraSection, Model, Run, Settings
+from gspo_services.runs.export.__main__ import export_command
+from gspo_services.shared.settings.run_settings import write_run_settings
+from gspo_services.shared.settings.sections import LoraSection, Model, Run, Settings
 from tests.support.learner.tiny_model import reference_logprobs, save_tiny_model, tiny_qwen3_moe
 from tests.support.runs.model_checkpoints import write_model_checkpoint
 

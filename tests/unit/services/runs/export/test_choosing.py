@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from services.runs.audit import Checkpoint
-from services.runs.export.choosing import choose, wanted_checkpoint
-from services.runs.record import HeldOut
-from services.runtime.errors import ConfigurationError
+from gspo_services.runs.audit import Checkpoint
+from gspo_services.runs.export.choosing import choose, wanted_checkpoint
+from gspo_services.runs.record import HeldOut
+from gspo_services.shared.runtime.errors import ConfigurationError
 
 RUN = Path("runs/a")
 

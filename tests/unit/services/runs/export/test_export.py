@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from services.runs.export.__main__ import export_command
-from services.runs.export.weights import CheckpointWeights
-from services.runs.export.writing import write_export
-from services.runtime.settings.run_settings import write_run_settings
-from services.runtime.settings.sections import EnvironmentSection, Model, Run, Settings
+from gspo_services.runs.export.__main__ import export_command
+from gspo_services.runs.export.weights import CheckpointWeights
+from gspo_services.runs.export.writing import write_export
+from gspo_services.shared.settings.run_settings import write_run_settings
+from gspo_services.shared.settings.sections import EnvironmentSection, Model, Run, Settings
 from tests.support.learner.tiny_model import save_tiny_model, tiny_qwen3_moe
 from tests.support.processes.small_disk import small_disk
 from tests.support.processes.small_run import write_small_run

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from services.runs.export.weights import CheckpointWeights
-from services.runs.export.writing import write_export
+from gspo_services.runs.export.weights import CheckpointWeights
+from gspo_services.runs.export.writing import write_export
 from tests.support.runs.model_checkpoints import write_model_checkpoint
 
 SIZES: dict[str, Any] = {

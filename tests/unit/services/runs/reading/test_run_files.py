@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.broker.store import LEDGER_FILE, NoLedger, OtherSchema, StoreCorrupt
-from services.runs.reading import open_run, process_events, read_lines
+from gspo_services.broker.store import LEDGER_FILE, NoLedger, OtherSchema, StoreCorrupt
+from gspo_services.runs.reading import open_run, process_events, read_lines
 from tests.support.broker.ledger import LEARNER, LedgerHarness
 from tests.support.processes.small_run import FIRST, write_small_run
 
@@ -70,7 +70,7 @@ def test_groups_are_chosen_by_what_became_of_them(run: Path) -> None:
 
 
 def test_pages_leave_nothing_out(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.runs.reading.run_files.PAGE", 3)
+    monkeypatch.setattr("gspo_services.runs.reading.run_files.PAGE", 3)
     with open_run(run) as reading:
         assert [each.trajectory_id for each in reading.trajectories()] == list(range(22))
         assert [group.group_id for group in reading.groups()] == list(range(11))

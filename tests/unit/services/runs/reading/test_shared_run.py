@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from services.broker.metrics_file import METRICS_FILE
-from services.broker.store import LEDGER_FILE
-from services.broker.store.lock import LedgerLock
-from services.cli.run.metrics_reader import event_rows
-from services.runs.ledgers import is_held
-from services.runs.reading import OpenRun, SharedRun, open_run
-from services.runs.record import read_record
-from services.runs.scripting.events import BatchMetrics, Tail
-from services.runs.scripting.run import TrainingRun
-from services.runs.view.overview import Curves
+from gspo_services.broker.metrics_file import METRICS_FILE
+from gspo_services.broker.store import LEDGER_FILE
+from gspo_services.broker.store.lock import LedgerLock
+from gspo_services.cli.run.metrics_reader import event_rows
+from gspo_services.runs.ledgers import is_held
+from gspo_services.runs.reading import OpenRun, SharedRun, open_run
+from gspo_services.runs.record import read_record
+from gspo_services.runs.scripting.events import BatchMetrics, Tail
+from gspo_services.runs.scripting.run import TrainingRun
+from gspo_services.runs.view.overview import Curves
 from tests.support.processes.small_run import write_shared_run, write_small_run
 
 

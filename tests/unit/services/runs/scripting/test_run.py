@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-import gspo.runs
-from gspo.runs import BatchMetrics, HeldOut, Run, RunEvent
-from services.broker.store.lock import LedgerLock
-from services.broker.store.reader import LEDGER_FILE
-from services.runs.scripting import TrainingRun
-from services.runs.scripting import run as run_module
-from services.runs.scripting.events import Tail
-from services.runs.scripting.processes import overrides_of
-from services.runtime.errors import ConfigurationError
-from services.runtime.settings import load_settings
+import gspo_services.runs
+from gspo_services.broker.store.lock import LedgerLock
+from gspo_services.broker.store.reader import LEDGER_FILE
+from gspo_services.runs import BatchMetrics, HeldOut, Run, RunEvent
+from gspo_services.runs.scripting import TrainingRun
+from gspo_services.runs.scripting import run as run_module
+from gspo_services.runs.scripting.events import Tail
+from gspo_services.runs.scripting.processes import overrides_of
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import load_settings
 from tests.support.processes.small_run import NUM_BATCHES, write_small_run
 from tests.support.runs.written_runs import write_run
 
@@ -202,18 +202,18 @@ def test_what_holds_no_run_or_cannot_be_started_is_named(tmp_path: Path) -> None
 
 
 def test_the_door_names_what_it_gives_and_loads_nothing_for_others() -> None:
-    assert all(getattr(gspo.runs, name) is not None for name in gspo.runs.__all__)
-    with pytest.raises(AttributeError, match=r"module 'gspo.runs' has no attribute 'Runs'"):
-        _ = gspo.runs.Runs  # type: ignore[attr-defined]
+    assert all(getattr(gspo_services.runs, name) is not None for name in gspo_services.runs.__all__)
+    with pytest.raises(AttributeError, match=r"module 'gspo_services.runs' has no attribute 'Runs'"):
+        _ = gspo_services.runs.Runs  # type: ignore[attr-defined]
 
 
 def test_without_the_packages_of_a_run_the_door_opens_and_says_what_to_install() -> None:
     code = (
-        "import sys\nsys.modules['msgspec'] = None\nimport gspo.runs\n"
-        "assert not any(name.partition('.')[0] in ('services', 'torch', 'numpy') for name in sys.modules)\n"
-        "try:\n    from gspo.runs import Run\nexcept ImportError as error:\n    print(error)"
+        "import sys\nsys.modules['msgspec'] = None\nimport gspo_services.runs\n"
+        "assert not {'gspo_services.runs.scripting', 'torch', 'numpy'} & set(sys.modules)\n"
+        "try:\n    from gspo_services.runs import Run\nexcept ImportError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == (
-        "gspo.runs.Run needs the packages of a run, and msgspec is not installed: pip install 'gspo[services]'\n"
+        "gspo_services.runs.Run needs the packages of a run, and msgspec is not installed: pip install 'gspo[services]'\n"
     ), done.stderr

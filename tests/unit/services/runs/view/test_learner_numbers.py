@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.runs.view import LearnerNumbers, WatchedRun
-from services.runtime.clock import MonotonicClock
-from services.token_record import TokenPart, write_part
+from gspo_services.runs.view import LearnerNumbers, WatchedRun
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.token_dump import TokenPart, write_part
 from tests.support.processes.small_run import write_small_run
 from tests.support.view.shown_runs import BATCH, HIGH, LOW, recorded_part
 

@@ -13,10 +13,10 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
-from services.broker.store import LEDGER_FILE
-from services.runs.reading import OpenRun, open_run
-from services.runs.view import LearnerNumbers, PageAnswers, ViewServer, WatchedRun, watched_run, watched_runs
-from services.runtime.clock import MonotonicClock
+from gspo_services.broker.store import LEDGER_FILE
+from gspo_services.runs.reading import OpenRun, open_run
+from gspo_services.runs.view import LearnerNumbers, PageAnswers, ViewServer, WatchedRun, watched_run, watched_runs
+from gspo_services.shared.runtime.clock import MonotonicClock
 from tests.support.processes.small_run import write_small_run
 
 Client = TestClient[Any, Any]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
-from services.models.tokenizer import build_tokenizer
-from services.runs.view.texts import Texts
-from services.runtime.settings.configuration import load_settings
+from gspo_services.prepare.tiny_models.tokenizer import build_tokenizer
+from gspo_services.runs.view.texts import Texts
+from gspo_services.shared.settings.configuration import load_settings
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import Ack, Chunk, Finish, LeaseEnded, Refused, Segment, VersionRun
+from gspo_protocol.messages import Ack, Chunk, Finish, LeaseEnded, Refused, Segment, VersionRun
 from tests.support.broker.ledger import chunk, replies
 from tests.support.broker.ledger_leases import R1, R2, harness, tokens_at
 from tests.support.broker.peers import tokens_of

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.broker.ledger.leases.deadlines import Deadlines
+from gspo_services.broker.ledger.leases.deadlines import Deadlines
 
 
 @given(st.lists(st.tuples(st.sampled_from(["set", "remove", "postpone"]), st.integers(0, 5)), max_size=60))

@@ -1,6 +1,6 @@
 """Episodes that fail: attempts, whole groups, and a row of failures that stops the run."""
 
-from protocol.messages import LeaseEnded, LeaseRequest, NoLease
+from gspo_protocol.messages import LeaseEnded, LeaseRequest, NoLease
 from tests.support.broker.ledger import replies
 from tests.support.broker.ledger_leases import R1, harness
 

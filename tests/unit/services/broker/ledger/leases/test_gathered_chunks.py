@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from protocol.messages import Ack, Chunk, LeaseEnded, Refused, Release, Segment, VersionRun
-from services.broker.ledger.actions import GrantLease, Save, SessionKey
-from services.broker.store import RowChanges
+from gspo_protocol.messages import Ack, Chunk, LeaseEnded, Refused, Release, Segment, VersionRun
+from gspo_services.broker.ledger.actions import GrantLease, Save, SessionKey
+from gspo_services.broker.store import RowChanges
 from tests.support.broker.ledger import LEARNER, LedgerHarness, chunk, config_with, replies
 from tests.support.broker.peers import VOCABULARY
 

@@ -1,7 +1,7 @@
 """Which rollout is granted which lease: versions, bounds, and the order of groups and prompts."""
 
-from protocol.limits import MAX_LEASES_PER_PEER
-from protocol.messages import LeaseRequest, NoLease, Refused, Release
+from gspo_protocol.limits import MAX_LEASES_PER_PEER
+from gspo_protocol.messages import LeaseRequest, NoLease, Refused, Release
 from tests.support.broker.ledger import granted, replies
 from tests.support.broker.ledger_leases import R1, R2, harness
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from protocol.limits import MAX_ENTRIES, MAX_JOURNAL_BYTES
-from protocol.messages import Journal, LeaseEnded, Refused
-from protocol.messages.journal import pack_entry
-from services.broker.ledger.actions import GrantLease
-from services.broker.ledger.intake import journal_entry
-from services.broker.rows import ArchivedRow, JournalRow, TrajectoryRow
-from services.broker.store.reader import StoreCorrupt
-from services.broker.store.store import RowChanges
+from gspo_protocol.limits import MAX_ENTRIES, MAX_JOURNAL_BYTES
+from gspo_protocol.messages import Journal, LeaseEnded, Refused
+from gspo_protocol.messages.journal import pack_entry
+from gspo_services.broker.ledger.actions import GrantLease
+from gspo_services.broker.ledger.intake import journal_entry
+from gspo_services.broker.rows import ArchivedRow, JournalRow, TrajectoryRow
+from gspo_services.broker.store.reader import StoreCorrupt
+from gspo_services.broker.store.store import RowChanges
 from tests.support.broker.ledger import CONFIG, LedgerHarness, replies
 from tests.support.broker.ledger_leases import R1, R2, harness
 

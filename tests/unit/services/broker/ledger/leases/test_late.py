@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import Heartbeat, LeaseEnded, LeaseKey, LeaseRequest
-from services.broker.ledger.actions import Action, GrantLease, Note, Offence
-from services.broker.quotas.progress import ENOUGH, FACTOR, MEASURED, MIN_PATIENCE_S, ROOM_S, Progress
+from gspo_protocol.messages import Heartbeat, LeaseEnded, LeaseKey, LeaseRequest
+from gspo_services.broker.ledger.actions import Action, GrantLease, Note, Offence
+from gspo_services.broker.quotas.progress import ENOUGH, FACTOR, MEASURED, MIN_PATIENCE_S, ROOM_S, Progress
 from tests.support.broker.ledger import LedgerHarness, granted, replies
 from tests.support.broker.ledger_leases import R1, R2, harness
 

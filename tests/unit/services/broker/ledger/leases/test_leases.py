@@ -1,7 +1,7 @@
 """What happens to a lease: renewed, lost, handed back, taken over."""
 
-from protocol.messages import Goodbye, Heartbeat, LeaseEnded, LeaseKey, LeaseRequest, Pulse, Refused, Release
-from services.broker.ledger.actions import Action, GrantLease, Offence, SessionKey
+from gspo_protocol.messages import Goodbye, Heartbeat, LeaseEnded, LeaseKey, LeaseRequest, Pulse, Refused, Release
+from gspo_services.broker.ledger.actions import Action, GrantLease, Offence, SessionKey
 from tests.support.broker.ledger import LedgerHarness, replies
 from tests.support.broker.ledger_leases import R1, R2, harness, tokens_at
 from tests.support.broker.peers import tokens_of

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import WORK
-from protocol.codec import Array
-from protocol.limits import MAX_UNSEQUENCED
-from protocol.messages import Hello, Message
-from services.broker.metrics import BrokerMetrics
-from services.broker.metrics_file import MetricsFile
-from services.broker.rounds import MAX_EVENTS_PER_COMMIT
-from services.broker.service import BrokerService
-from services.runtime.clock import MonotonicClock
-from services.runtime.net.channel import Incoming
-from services.runtime.telemetry import Health
+from gspo_protocol.channels import WORK
+from gspo_protocol.codec import Array
+from gspo_protocol.limits import MAX_UNSEQUENCED
+from gspo_protocol.messages import Hello, Message
+from gspo_services.broker.metrics import BrokerMetrics
+from gspo_services.broker.metrics_file import MetricsFile
+from gspo_services.broker.rounds import MAX_EVENTS_PER_COMMIT
+from gspo_services.broker.service import BrokerService
+from gspo_services.shared.net.channel import Incoming
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.telemetry import Health
 from tests.support.broker.ledger import LedgerHarness
 
 CREDIT = WORK.window + MAX_UNSEQUENCED

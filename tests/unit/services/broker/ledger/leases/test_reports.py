@@ -1,9 +1,9 @@
 """What the ledger reports about a run: a batch's line for metrics.jsonl, lag, status."""
 
-from protocol.limits import MAX_COMPONENTS
-from protocol.messages import Heartbeat, Status, StatusRequest, Trained
-from services.broker.ledger import batch_stats
-from services.broker.rows import TrajectoryRow
+from gspo_protocol.limits import MAX_COMPONENTS
+from gspo_protocol.messages import Heartbeat, Status, StatusRequest, Trained
+from gspo_services.broker.ledger import batch_stats
+from gspo_services.broker.rows import TrajectoryRow
 from tests.support.broker.ledger import LEARNER, replies
 from tests.support.broker.ledger_training import OPERATOR, R1, generate, harness, train_one
 

@@ -5,10 +5,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.messages import Release
-from services.broker.ledger import Note, SamplingRules
-from services.broker.ledger.sampling import has_signal
-from services.broker.rows import GroupRow, TrajectoryRow
+from gspo_protocol.messages import Release
+from gspo_services.broker.ledger import Note, SamplingRules
+from gspo_services.broker.ledger.sampling import has_signal
+from gspo_services.broker.rows import GroupRow, TrajectoryRow
 from tests.support.broker.ledger import LEARNER, LedgerHarness, delivered
 from tests.support.broker.ledger_training import R1, generate, group_ids, harness, train_one
 

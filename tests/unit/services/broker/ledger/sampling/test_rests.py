@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from services.broker.ledger import SamplingRules
-from services.broker.ledger.sampling import Rests
-from services.broker.rows import GroupRow, TaskRow
+from gspo_services.broker.ledger import SamplingRules
+from gspo_services.broker.ledger.sampling import Rests
+from gspo_services.broker.rows import GroupRow, TaskRow
 from tests.support.broker.ledger import LEARNER, LedgerHarness
 from tests.support.broker.ledger_training import R1, harness, train_one
 

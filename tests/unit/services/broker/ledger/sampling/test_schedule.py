@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.broker.ledger.sampling import AddedTasks, SourceShare, TaskSchedule
-from services.broker.ledger.sampling.task_order import TaskOrder
-from services.broker.rows import AdditionRow
+from gspo_services.broker.ledger.sampling import AddedTasks, SourceShare, TaskSchedule
+from gspo_services.broker.ledger.sampling.task_order import TaskOrder
+from gspo_services.broker.rows import AdditionRow
 
 
 def shares(*sources: tuple[float, int]) -> list[SourceShare]:

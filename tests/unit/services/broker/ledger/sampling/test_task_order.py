@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.broker.ledger.sampling.task_order import TaskOrder, trajectory_seed
+from gspo_services.broker.ledger.sampling.task_order import TaskOrder, trajectory_seed
 
 
 @given(seed=st.integers(0, 2**31 - 1), num_tasks=st.integers(1, 40), repetitions=st.integers(1, 3))

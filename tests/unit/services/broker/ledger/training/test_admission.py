@@ -7,8 +7,8 @@ from pathlib import Path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.broker.ledger.actions import GrantLease, SessionKey
-from services.broker.ledger.admission import Admission, Outstanding, Window
+from gspo_services.broker.ledger.actions import GrantLease, SessionKey
+from gspo_services.broker.ledger.admission import Admission, Outstanding, Window
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with, delivered
 
 BROKER = Path(__file__).parents[6] / "services" / "broker"

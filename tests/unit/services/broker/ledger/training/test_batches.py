@@ -2,9 +2,9 @@
 
 import pytest
 
-from protocol.messages import BatchPending, Goodbye
-from services.broker.ledger.actions import SessionKey
-from services.broker.ledger.fencing import LEARNER_LEASE_S
+from gspo_protocol.messages import BatchPending, Goodbye
+from gspo_services.broker.ledger.actions import SessionKey
+from gspo_services.broker.ledger.fencing import LEARNER_LEASE_S
 from tests.support.broker.ledger import LEARNER, LedgerHarness, delivered, replies
 from tests.support.broker.ledger_training import R1, generate, group_ids, harness, train_one
 

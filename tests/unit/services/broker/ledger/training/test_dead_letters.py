@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.messages import (
+from gspo_protocol.messages import (
     BatchFailed,
     BatchRequest,
     Checkpointed,
@@ -14,9 +14,9 @@ from protocol.messages import (
     SkipBatch,
     Trained,
 )
-from services.broker.ledger.actions import Action, SessionKey
-from services.broker.ledger.fencing import LEARNER_LEASE_S
-from services.broker.rows import GroupRow
+from gspo_services.broker.ledger.actions import Action, SessionKey
+from gspo_services.broker.ledger.fencing import LEARNER_LEASE_S
+from gspo_services.broker.rows import GroupRow
 from tests.support.broker.ledger import LEARNER, LedgerHarness, delivered, replies
 from tests.support.broker.ledger_training import OPERATOR, R1, generate, group_ids, harness, train_one
 

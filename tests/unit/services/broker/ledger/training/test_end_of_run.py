@@ -1,6 +1,6 @@
 """How a run ends: its batches are trained, or somebody stops it."""
 
-from protocol.messages import EndOfRun, Goodbye, Heartbeat, Pulse, StopRequest
+from gspo_protocol.messages import EndOfRun, Goodbye, Heartbeat, Pulse, StopRequest
 from tests.support.broker.ledger import LEARNER, delivered, replies
 from tests.support.broker.ledger_training import OPERATOR, R1, generate, harness, train_one
 

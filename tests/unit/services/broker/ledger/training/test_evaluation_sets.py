@@ -2,8 +2,8 @@
 
 import pytest
 
-from protocol.messages import Evaluated, GroupSampling, VersionScore
-from services.broker.ledger import GrantLease, SetTerms
+from gspo_protocol.messages import Evaluated, GroupSampling, VersionScore
+from gspo_services.broker.ledger import GrantLease, SetTerms
 from tests.support.broker.ledger import replies
 from tests.support.broker.ledger_training import R1, generate, harness, train_one
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.messages import BatchPending, EndOfRun, Evaluated, Resume, VersionScore
+from gspo_protocol.messages import BatchPending, EndOfRun, Evaluated, Resume, VersionScore
 from tests.support.broker.ledger import LEARNER, replies
 from tests.support.broker.ledger_training import R1, generate, harness, train_one
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import (
+from gspo_protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.messages import (
     BatchRequest,
     Checkpointed,
     Goodbye,
@@ -19,8 +19,8 @@ from protocol.messages import (
     Trained,
     Welcome,
 )
-from services.broker.ledger.actions import SessionKey
-from services.broker.ledger.fencing import LEARNER_LEASE_S
+from gspo_services.broker.ledger.actions import SessionKey
+from gspo_services.broker.ledger.fencing import LEARNER_LEASE_S
 from tests.support.broker.ledger import LEARNER, delivered, replies
 from tests.support.broker.ledger_training import R1, generate, group_ids, harness, train_one
 from tests.support.broker.peers import VOCABULARY

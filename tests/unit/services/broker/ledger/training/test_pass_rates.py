@@ -5,8 +5,8 @@ import math
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.broker.ledger.lengths import DIFFICULTIES, difficulty
-from services.broker.metrics import BrokerMetrics
+from gspo_services.broker.ledger.lengths import DIFFICULTIES, difficulty
+from gspo_services.broker.metrics import BrokerMetrics
 from tests.support.broker.ledger import LedgerHarness
 from tests.support.broker.ledger_training import R1, harness, train_one
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from protocol.messages import GroupSampling, Refused, TrainingValues
-from services.broker.outgoing import lease_message
-from services.broker.rows import GroupRow
-from services.broker.sending import recorded_batch
-from services.broker.store import RowChanges
+from gspo_protocol.messages import GroupSampling, Refused, TrainingValues
+from gspo_services.broker.outgoing import lease_message
+from gspo_services.broker.rows import GroupRow
+from gspo_services.broker.sending import recorded_batch
+from gspo_services.broker.store import RowChanges
 from tests.support.broker.ledger import LedgerHarness, delivered, replies
 from tests.support.broker.ledger_training import R1, generate, harness, train_one
 

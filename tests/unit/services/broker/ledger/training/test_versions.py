@@ -2,8 +2,8 @@
 
 import msgspec
 
-from protocol.messages import LeaseEnded, Published, Pulse, Refused
-from services.broker.ledger.actions import Announce, Save
+from gspo_protocol.messages import LeaseEnded, Published, Pulse, Refused
+from gspo_services.broker.ledger.actions import Announce, Save
 from tests.support.broker.ledger import LEARNER, chunk, delivered, granted, replies
 from tests.support.broker.ledger_training import R1, generate, group_ids, harness, train_one
 from tests.support.broker.peers import VOCABULARY

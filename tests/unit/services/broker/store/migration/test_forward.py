@@ -8,12 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protocol.limits import PROTOCOL_VERSION
-from protocol.releases import other_release
-from services.broker.rows import CheckpointedRow, GroupRow, TaskRow
-from services.broker.store import LEDGER_FILE, MARK_FILE, NoLedger, RowChanges, Store, StoreDamaged, StoreMismatch, reading
-from services.broker.store.migration import KEPT
-from services.broker.store.schema import SCHEMA_VERSION, row_checksum
+from gspo_protocol.limits import PROTOCOL_VERSION
+from gspo_protocol.releases import other_release
+from gspo_services.broker.rows import CheckpointedRow, GroupRow, TaskRow
+from gspo_services.broker.store import (
+    LEDGER_FILE,
+    MARK_FILE,
+    NoLedger,
+    RowChanges,
+    Store,
+    StoreDamaged,
+    StoreMismatch,
+    reading,
+)
+from gspo_services.broker.store.migration import KEPT
+from gspo_services.broker.store.schema import SCHEMA_VERSION, row_checksum
 from tests.support.broker.ledger import SAMPLING
 
 PREVIOUS = SCHEMA_VERSION - 1
@@ -140,7 +149,7 @@ def test_what_a_ledger_of_the_previous_release_has_lost_is_found_before_it_is_to
 def test_a_kill_in_the_middle_leaves_the_old_ledger(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_a_column(ledger)
     before = dump(ledger)
-    monkeypatch.setattr("services.broker.store.migration.forward._row", killed)
+    monkeypatch.setattr("gspo_services.broker.store.migration.forward._row", killed)
     with pytest.raises(KeyboardInterrupt):
         opened(ledger)
     monkeypatch.undo()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.broker.rows import CheckpointedRow, JournalRow, Row, RunRow, TaskRow, TrajectoryRow
-from services.broker.store import (
+from gspo_services.broker.rows import CheckpointedRow, JournalRow, Row, RunRow, TaskRow, TrajectoryRow
+from gspo_services.broker.store import (
     Commit,
     LedgerDiverged,
     RowChanges,
@@ -22,8 +22,8 @@ from services.broker.store import (
     encode_rows,
     rewrite_ledger,
 )
-from services.broker.store.payload import StoredChunk, chunk_checksum
-from services.broker.store.shared_log import rendered, require_sound
+from gspo_services.broker.store.payload import StoredChunk, chunk_checksum
+from gspo_services.broker.store.shared_log import rendered, require_sound
 
 RUN = "run"
 numbers = st.integers(0, 2**63 - 1)
@@ -170,7 +170,7 @@ def test_rows_of_another_schema_are_not_read() -> None:
 
 
 def test_the_mark_of_a_ledger_that_lost_its_end_stays_until_the_log_has_given_it_back(tmp_path: Path) -> None:
-    from services.broker.store.mark import read_mark
+    from gspo_services.broker.store.mark import read_mark
 
     path, log = tmp_path / "ledger.sqlite3", Recording()
     with Store(path, fingerprint="f", run_id=RUN, log=log) as store:

@@ -1,0 +1,111 @@
+"""The connection to a judge: openai's client, which retries, with limits that hold over processes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+import anyio.to_thread
+import httpx
+import openai
+
+from gspo.tasks.judge.limits import Pace, RequestPlaces
+
+_LONGEST_POSTPONED_S: Final = 60.0
+_SHOWN_CHARS: Final = 500
+
+
+class JudgeError(RuntimeError):
+    """A judge gave no answer that can be used; the text says why, and what to do. The attempt then has no reward."""
+
+
+class JudgeConnection:
+    """One model at one place, from one event loop."""
+
+    def __init__(self, model: str, timeout_s: float, max_retries: int, base_url: str | None, api_key: str | None) -> None:
+        """As in ``Judge``. Raises: openai.OpenAIError."""
+        hooks: dict[str, list[Any]] = {"request": [self._await_turn], "response": [self._heed]}
+        self._client = openai.AsyncOpenAI(
+            base_url=base_url, api_key=api_key, timeout=timeout_s, max_retries=max_retries,
+            http_client=openai.DefaultAsyncHttpxClient(event_hooks=hooks),
+        )  # fmt: skip
+        self._timeout_s = timeout_s
+        self._num_tries = max_retries + 1
+        self.base_url = str(self._client.base_url)
+        self._where = f"{model} at {self.base_url}"
+        self._digest = hashlib.blake2b(f"{model}\n{self.base_url}".encode(), digest_size=8).hexdigest()
+        self._pace: Pace | None = None
+        self._places: RequestPlaces | None = None
+
+    def limit(self, folder: Path, requests_per_minute: float | None, concurrency: int | None) -> None:
+        """Share limits with all connections to the same model that name ``folder``."""
+        if requests_per_minute is not None:
+            self._pace = Pace(folder / f"pace-{self._digest}", requests_per_minute)
+        if concurrency is not None:
+            self._places = RequestPlaces(folder / f"places-{self._digest}", concurrency)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one request: a map with at least one choice. Raises: JudgeError; OSError for the limits' files."""
+        async with self._places.one() if self._places else nullcontext():
+            body = await self._body(request)
+        try:
+            answer = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise JudgeError(f"{self._where} answered with what is no JSON: {shown(body)}") from error
+        if not has_choices(answer):
+            raise JudgeError(f"{self._where} answered without choices: {shown(body)}")
+        return dict(answer)
+
+    async def _body(self, request: dict[str, Any]) -> str:
+        try:
+            response = await self._client.chat.completions.with_raw_response.create(**request)
+        except openai.APITimeoutError as error:
+            tries = f"{self._num_tries} tries" if self._num_tries > 1 else "one try"
+            raise JudgeError(f"{self._where} said nothing for {self._timeout_s} s, in {tries}") from error
+        except openai.APIConnectionError as error:
+            if isinstance(error.__cause__, OSError):
+                raise error.__cause__ from None  # of the limits' files
+            reason = error.__cause__ or error
+            raise JudgeError(
+                f"{self._where} cannot be reached: {reason} (reward code has the network only if reward.network = true)"
+            ) from error
+        except openai.APIStatusError as error:
+            hint = " (reward code gets a key only if reward.variables names it)" if error.status_code in (401, 403) else ""
+            raise JudgeError(f"{self._where} answered {error.status_code}: {shown(error.response.text)}{hint}") from error
+        except openai.OpenAIError as error:
+            raise JudgeError(f"{self._where}: {type(error).__name__}: {error}") from error
+        text: str = response.text
+        return text
+
+    async def _await_turn(self, request: httpx.Request) -> None:
+        """Before each try, so that retries keep to the pace, too."""
+        if self._pace is not None:
+            await self._pace.wait()
+
+    async def _heed(self, response: httpx.Response) -> None:
+        """Let all workers wait when one was told to."""
+        if self._pace is None or response.status_code != 429:
+            return
+        try:
+            seconds = float(response.headers.get("retry-after", ""))
+        except ValueError:
+            return  # none, or a date
+        await anyio.to_thread.run_sync(self._pace.postpone, min(seconds, _LONGEST_POSTPONED_S))
+
+
+def has_choices(answer: object) -> bool:
+    """Whether ``answer`` is what chat completions look like, as far as is needed here."""
+    return isinstance(answer, dict) and isinstance(answer.get("choices"), list) and bool(answer["choices"])
+
+
+def shown(value: object) -> str:
+    """``value`` for an error's text."""
+    text = value if isinstance(value, str) else repr(value)
+    return text[:_SHOWN_CHARS] + ("..." if len(text) > _SHOWN_CHARS else "")

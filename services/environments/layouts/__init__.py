@@ -1,7 +1,0 @@
-"""Rows of public sets, as their own loaders read them, and of our own."""
-
-from services.environments.layouts.kept_rows import KeptRows
-from services.environments.layouts.program_rows import ProgramRow
-from services.environments.layouts.recognising import LAYOUTS, LayoutName, program_row
-
-__all__ = ["LAYOUTS", "KeptRows", "LayoutName", "ProgramRow", "program_row"]

@@ -1,0 +1,330 @@
+"""Checks of the model's directory that need no tokenizer: architecture, weights, ranks, positions."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+from gspo_services.learner.start import (
+    TRAINED_LAYERS,
+    parallelism_of,
+    position_limit,
+    read_model_config,
+    require_adaptable,
+    require_sequence_parallel,
+    require_supported,
+)
+from gspo_services.prepare.check.findings import Finding
+from gspo_services.prepare.check.situation import ReadModel, Situation
+from gspo_services.shared.estimates import ShapeError, shape_of
+from gspo_services.shared.settings import Scheduled, critical_batches
+from gspo_services.shared.weights import ServedError, require_served
+
+TRIED: Final = frozenset({"qwen3", "qwen3_moe"})
+"""Families whose weights were compared with a real engine's, bit by bit."""
+MOST_HEADER_BYTES: Final = 100 * 2**20
+TYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+def read_model(situation: Situation) -> tuple[ReadModel, list[Finding]]:
+    """config.json and the shape in it, with what is wrong with either."""
+    path = situation.model_path
+    if not (path / "config.json").is_file():
+        way_out = f"name the directory of a Hugging Face model in model.path; `gspo model tiny {path}` makes a small one"
+        found = situation.missing("model", f"model.path is {path}: no config.json there.", way_out)
+        if situation.elsewhere:
+            found = Finding(
+                check="model", status="warn", text=f"model.path is {path}: no config.json there; nothing of it is checked",
+                way_out="--model DIR names a directory with the model's config.json, and perhaps its tokenizer",
+            )  # fmt: skip
+        return ReadModel(config={}, shape=None), [found]
+    try:
+        config = read_model_config(path)
+    except (ValueError, RecursionError) as error:
+        broken = Finding(check="model", status="fail", text=str(error), way_out="download or save the model again")
+        return ReadModel(config={}, shape=None), [broken]
+    try:
+        return ReadModel(config=config, shape=shape_of(config)), []
+    except ShapeError as error:
+        unknown = Finding(
+            check="model", status="warn", text=f"{path / 'config.json'}: {error}: memory and speed are not estimated",
+            way_out="check that it is the config.json of a decoder; its keys are those of Llama, Qwen, Mistral and Mixtral",
+        )  # fmt: skip
+        return ReadModel(config=config, shape=None), [unknown]
+
+
+def model_findings(situation: Situation, model: ReadModel) -> Iterator[Finding]:
+    """Everything about a model that has a config.json."""
+    if not model.config:
+        return
+    yield _architecture(situation, model)
+    yield from _ranks(situation, model)
+    yield from _adapters(situation, model)
+    yield from _weights(situation, model)
+    yield from _positions(situation, model)
+
+
+def _architecture(situation: Situation, model: ReadModel) -> Finding:
+    config = model.config
+    kind = str(config.get("model_type", ""))[:100]
+    names = _texts(config, "architectures")
+    refused = _refused(config) or _unserved(situation, config)
+    if refused:
+        return Finding(check="architecture", status="fail", text=f"{kind or 'the model'}: {refused[0]}", way_out=refused[1])
+    for name in names[:1]:
+        lacking = [library for library in ("transformers", "sglang") if _has_class(library, kind, name) is False]
+        if lacking:
+            return Finding(
+                check="architecture", status="fail", text=f"{name}: no class of the {' and '.join(lacking)} installed here",
+                way_out="train a model that both know, or install a release that does",
+            )  # fmt: skip
+    text = f"{names[0] if names else kind}, {_size(model)}"
+    if kind in TRIED:
+        return Finding(check="architecture", status="ok", text=text)
+    return Finding(
+        check="architecture", status="warn",
+        text=f"{text}; only {', '.join(sorted(TRIED))} were served and compared bit by bit here",
+        way_out="try one batch: an engine that holds other weights than were sent says so at the first update",
+    )  # fmt: skip
+
+
+def _refused(config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Why the learner would refuse the model, and the way out."""
+    names = _texts(config, "architectures")
+    others = sorted(set(_texts(config, "layer_types")) - TRAINED_LAYERS)
+    if others:
+        return (
+            f"layers of type {', '.join(others)}",
+            f"use a model whose layers are {', '.join(sorted(TRAINED_LAYERS))}: docs/guide/learner.md has a table",
+        )
+    if config.get("num_kv_shared_layers"):
+        return "layers that take their keys from others (num_kv_shared_layers)", "use another model"
+    if config.get("router_jitter_noise"):
+        return f"router_jitter_noise is {config['router_jitter_noise']}", "set it to 0 in config.json"
+    if config.get("quantization_config"):
+        return "its weights are quantised", "train the unquantised model: quantised weights get no gradient"
+    if names and not names[0].endswith("ForCausalLM"):
+        return f"{names[0]} is not a causal language model", "use a model whose class ends in ForCausalLM"
+    return None
+
+
+def _unserved(situation: Situation, config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Why a rollout would refuse the model, and the way out."""
+    settings = situation.settings
+    here = not settings.rollout.server_url and not situation.elsewhere
+    on_cpu = here and situation.hardware.device is None and not situation.has_unknown_hardware
+    try:
+        require_served(config, settings.largest_sampling.max_tokens, on_cpu=on_cpu)
+    except ServedError as error:
+        text, _, way_out = str(error).rpartition("; ")
+        return text, way_out
+    return None
+
+
+def _texts(config: Mapping[str, Any], key: str) -> list[str]:
+    """A list of names; empty for anything else."""
+    value = config.get(key)
+    return [str(name)[:100] for name in value] if isinstance(value, list) else []
+
+
+@cache
+def _has_class(library: str, kind: str, name: str) -> bool | None:
+    """Whether an installed library has the model's class, found in its sources; None when it is not installed.
+
+    Nothing is imported: that would take seconds.
+    """
+    found = importlib.util.find_spec(library)
+    if found is None or not found.submodule_search_locations or not re.fullmatch(r"\w+", kind):
+        return None
+    root = Path(found.submodule_search_locations[0])
+    folder = root / "models" / kind if library == "transformers" else root / "srt" / "models"
+    definition = f"class {name}(".encode()
+    return any(definition in path.read_bytes() for path in sorted(folder.glob("*.py")))
+
+
+def _size(model: ReadModel) -> str:
+    shape = model.shape
+    if shape is None:
+        return "of unknown size"
+    parameters = count(shape.parameters)
+    if shape.experts:
+        active = count(shape.active_parameters)
+        return f"{parameters} parameters, {active} active; {shape.experts} experts, {shape.layers} layers"
+    return f"{parameters} parameters, {shape.layers} layers"
+
+
+def count(number: float) -> str:
+    """A number of parameters or tokens in words."""
+    for size, word in ((1e9, "billion"), (1e6, "million")):
+        if number >= size:
+            return f"{number / size:.3g} {word}"
+    return f"{number:,.0f}"
+
+
+def _ranks(situation: Situation, model: ReadModel) -> Iterator[Finding]:
+    settings = situation.settings
+    learner = settings.learner
+    try:
+        plan = parallelism_of(
+            model.config,
+            num_ranks=situation.num_ranks,
+            expert_parallel=learner.expert_parallel,
+            routing_replay=settings.objective.routing_replay,
+            load_balance=settings.objective.load_balance_coefficient > 0,
+        )
+        require_supported(plan)
+        require_adaptable(model.config, settings.lora, learner)
+        require_sequence_parallel(
+            model.config, learner.sequence_parallel, num_ranks=plan.num_ranks, load_balance=plan.load_balance
+        )
+    except (ValueError, TypeError) as error:
+        text, _, way_out = str(error).partition(";")
+        yield Finding(
+            check="ranks",
+            status="fail",
+            text=text,
+            way_out=way_out.strip() or 'see docs/guide/learner.md, "What goes together"',
+        )
+        return
+    share = f", experts over {learner.expert_parallel}" if learner.expert_parallel > 1 else ""
+    if learner.sequence_parallel > 1:
+        share += f", sequences over {learner.sequence_parallel}"
+    yield Finding(
+        check="ranks", status="ok", text=f"{situation.num_ranks}, ZeRO {learner.zero_stage}{share}, {learner.dtype}"
+    )
+
+
+def _adapters(situation: Situation, model: ReadModel) -> Iterator[Finding]:
+    """What is trained of the model, where it is not all of it."""
+    settings = situation.settings
+    if not settings.lora.is_used or model.shape is None:
+        return
+    trained = model.shape.lora_parameters(settings.lora.rank, settings.lora.targets)
+    merges = settings.lora.publish == "merged" and settings.model.dtype == "bfloat16"
+    text = f"rank {settings.lora.rank} on {', '.join(settings.lora.targets)}: {count(trained)} parameters are trained"
+    if settings.lora.publish == "adapter":
+        text += f"; a version has these alone, in {settings.model.dtype}, and every server has the model below"
+    elif merges:
+        text += "; engines get the sum of weights and adapters rounded to bfloat16 (docs/guide/lora.md)"
+    yield Finding(check="adapters", status="note" if merges else "ok", text=text)
+
+
+@dataclass(frozen=True)
+class _Headers:
+    """What the files of the weights say of themselves."""
+
+    elements: int
+    types: frozenset[str]
+    missing: tuple[str, ...]
+    """Files that the index names."""
+    broken: tuple[str, ...]
+
+
+def _weights(situation: Situation, model: ReadModel) -> Iterator[Finding]:
+    path = situation.model_path
+    found = _headers(path)
+    if found is None:
+        text = f"{path} has no weights (*.safetensors)."
+        yield situation.missing("weights", text, "download them, or save the model with save_pretrained")
+        return
+    for names, what in (
+        (found.missing, "named by the index and not there"),
+        (found.broken, "cut off, or no safetensors file"),
+    ):
+        if names:
+            yield Finding(
+                check="weights",
+                status="fail",
+                text=f"{path}: {', '.join(names[:3])}: {what}",
+                way_out="download the model again",
+            )
+            return
+    types = ", ".join(sorted(TYPES.get(name, name) for name in found.types))
+    shape = model.shape
+    expected = () if shape is None else (shape.parameters, shape.parameters + shape.vocabulary * shape.hidden)
+    text = f"{found.elements:,} elements, {types}"
+    if expected and shape is not None and found.elements not in expected and shape.model_type in TRIED:
+        yield Finding(
+            check="weights", status="fail", text=f"{text}; config.json describes {shape.parameters:,}",
+            way_out="config.json and weights are of different models, or a file is missing: download the model again",
+        )  # fmt: skip
+        return
+    yield Finding(check="weights", status="ok", text=text)
+
+
+def _headers(path: Path) -> _Headers | None:
+    """None: no weights."""
+    index = path / "model.safetensors.index.json"
+    names = {file.name for file in path.glob("*.safetensors")}
+    listed: set[str] = set()
+    if index.is_file():
+        try:
+            listed = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            return _Headers(0, frozenset(), (), (index.name,))
+    if not names and not listed:
+        return None
+    elements, types, broken = 0, set(), []
+    for name in sorted((names & listed) if listed else names):
+        header = _header(path / name)
+        if header is None:
+            broken.append(name)
+            continue
+        for tensor in header:
+            elements += prod(tensor["shape"])
+            types.add(str(tensor["dtype"]))
+    return _Headers(elements, frozenset(types), tuple(sorted(listed - names)), tuple(broken))
+
+
+def _header(path: Path) -> list[dict[str, Any]] | None:
+    """The tensors of a safetensors file; None when it is not whole.
+
+    Eight bytes give the length of the header, which is JSON; the end of the last tensor gives the length of the file.
+    """
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > MOST_HEADER_BYTES:
+                return None
+            header = json.loads(file.read(length))
+        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
+        end = max((int(tensor["data_offsets"][1]) for tensor in tensors), default=0)
+        whole = path.stat().st_size == 8 + length + end
+        return tensors if whole and all(_is_shape(tensor["shape"]) for tensor in tensors) else None
+    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return None
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(size, int) and size >= 0 for size in value)
+
+
+def _positions(situation: Situation, model: ReadModel) -> Iterator[Finding]:
+    settings = situation.settings
+    wanted, served = settings.largest_sampling.max_tokens, model.config.get("max_position_embeddings")
+    limit = position_limit(model.config)
+    if limit is None or not isinstance(served, int) or wanted <= served:
+        return
+    too_long = (at for at in critical_batches(settings) if Scheduled.of(settings, at).max_tokens > served)
+    where = "" if settings.schedule.max_tokens is None else f" (schedule.max_tokens, above that from batch {next(too_long)})"
+    name = "sampling" if not where else "schedule"
+    if wanted > limit:
+        yield Finding(
+            check="positions", status="fail",
+            text=f"sampling.max_tokens is {wanted}{where}; the model has {limit} positions: the learner does not start",
+            way_out=f"lower {name}.max_tokens to at most {limit}, or take a model with more positions",
+        )  # fmt: skip
+        return
+    yield Finding(
+        check="positions", status="warn",
+        text=f"sampling.max_tokens is {wanted}{where}; the engine ends a sequence at the model's {served} positions",
+        way_out=f"lower {name}.max_tokens to at most {served}, or raise max_position_embeddings in config.json to {limit}",
+    )  # fmt: skip

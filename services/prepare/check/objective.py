@@ -1,0 +1,120 @@
+"""Checks of the objective against type, lengths and learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gspo_services.prepare.check.findings import Finding
+from gspo_services.prepare.check.model import count
+from gspo_services.prepare.check.situation import ReadModel, Situation
+
+BFLOAT16_TOKEN_NOISE: Final = 0.023
+"""Mean deviation of a token's log-prob in bfloat16: docs/guide/learner.md, "bfloat16"."""
+BFLOAT16_SEQUENCE_NOISE: Final = 0.0024
+BFLOAT16_SEQUENCE_TOKENS: Final = 511
+"""There the mean log-ratio of 511 tokens is off by 0.0024."""
+FEW_TOKENS: Final = 32
+LARGE: Final = 50_000_000
+HIGH_RATE: Final = 5e-5
+LOW_RATE: Final = 1e-5
+SMALL: Final = 5_000_000
+LOWEST_LORA_RATE: Final = 3e-6
+HIGHEST_LORA_RATE: Final = 1e-2
+
+
+def objective_findings(situation: Situation, model: ReadModel) -> Iterator[Finding]:
+    """The clip range against noise, caps against lengths, the learning rate against the model's size."""
+    settings = situation.settings
+    objective, learner = settings.objective, settings.learner
+    noise = _noise(settings.sampling.max_turn_tokens / 2)
+    clip = max(objective.eps_low, objective.eps_high)
+    text = f"{objective.anchor} anchor, {objective.ratio_unit} ratios, eps {objective.eps_low:g} / {objective.eps_high:g}"
+    measures_noise = objective.anchor == "behaviour" and objective.noise_z > 0
+    if learner.dtype == "bfloat16" and not measures_noise and objective.ratio_unit != "token" and noise > clip:
+        if objective.adaptive_clip_target is None:
+            yield Finding(
+                check="objective", status="warn", basis="estimated",
+                text=f"{text}: in bfloat16 rounding alone moves a sequence's mean log-ratio by some {noise:.1g}: more",
+                way_out='set objective.anchor = "behaviour", whose clip range is widened by the measured noise, or '
+                'objective.adaptive_clip_target = 0.15, or learner.dtype = "float32"; watch log_ratio_error',
+            )  # fmt: skip
+        else:
+            yield Finding(check="objective", status="ok", text=f"{text}, steered by adaptive_clip_target")
+    else:
+        yield Finding(check="objective", status="ok", text=text)
+    yield from _caps(situation)
+    yield from _types(situation)
+    yield from _rate(situation, model)
+
+
+def _noise(tokens: float) -> float:
+    """Of a mean over so many tokens in bfloat16: tokens deviate together, so it falls slower than 1/sqrt(n).
+
+    The power goes through both measured points: 0.023 for one token, 0.0024 for 511.
+    """
+    power = 0.36  # log(0.023 / 0.0024) / log(511)
+    return float(BFLOAT16_TOKEN_NOISE / max(1.0, tokens) ** power)
+
+
+def _caps(situation: Situation) -> Iterator[Finding]:
+    objective, sampling = situation.settings.objective, situation.settings.sampling
+    weighs = objective.anchor == "proximal" and objective.mismatch_mode in (None, "truncate", "reject")
+    if weighs and sampling.max_turn_tokens <= FEW_TOKENS and objective.mismatch_cap < 1.5:
+        yield Finding(
+            check="mismatch cap", status="warn",
+            text=f"objective.mismatch_cap is {objective.mismatch_cap:g} and answers have at most "
+            f"{sampling.max_turn_tokens} tokens, whose mean is noisy",
+            way_out="set objective.mismatch_cap = 2.0",
+        )  # fmt: skip
+
+
+def _types(situation: Situation) -> Iterator[Finding]:
+    settings = situation.settings
+    served, trained = settings.model.dtype, settings.learner.dtype
+    if served == trained:
+        return
+    if trained == "bfloat16":
+        yield Finding(
+            check="types", status="warn", text="learner.dtype is bfloat16, model.dtype is float32: twice the bytes, no gain",
+            way_out='set model.dtype = "bfloat16", too',
+        )  # fmt: skip
+    else:
+        yield Finding(
+            check="types", status="note", text="engines serve bfloat16 of a float32 learner: the mismatch factor corrects it"
+        )
+    if situation.hardware.device is not None and trained == "float32":
+        yield Finding(check="types", status="note", text="learner.dtype float32 leaves a GPU's tensor cores idle")
+
+
+def _rate(situation: Situation, model: ReadModel) -> Iterator[Finding]:
+    rate, shape = situation.settings.learner.learning_rate, model.shape
+    if shape is None:
+        return
+    if situation.settings.lora.is_used:
+        yield _rate_of_adapters(rate)
+        return
+    text = f"learner.learning_rate is {rate:g} for {count(shape.parameters)} parameters"
+    if shape.parameters > LARGE and rate > HIGH_RATE:
+        yield Finding(
+            check="learning rate", status="warn", text=f"{text}: far above what is usual",
+            way_out="1e-6 is usual for models of billions of parameters, 1e-5 for tens of millions",
+        )  # fmt: skip
+    elif shape.parameters < SMALL and rate < LOW_RATE:
+        yield Finding(
+            check="learning rate",
+            status="warn",
+            text=f"{text}: so small a model hardly moves",
+            way_out="2e-4 trains the examples",
+        )
+    else:
+        yield Finding(check="learning rate", status="ok", text=text)
+
+
+def _rate_of_adapters(rate: float) -> Finding:
+    text = f"learner.learning_rate is {rate:g} for adapters"
+    way_out = "ten times the rate for all weights is usual: 1e-5 to 1e-4 for large models, 2e-3 trains examples/lora.toml"
+    if not LOWEST_LORA_RATE <= rate <= HIGHEST_LORA_RATE:
+        size = "far above" if rate > HIGHEST_LORA_RATE else "far below"
+        return Finding(check="learning rate", status="warn", text=f"{text}: {size} what is usual", way_out=way_out)
+    return Finding(check="learning rate", status="ok", text=text)

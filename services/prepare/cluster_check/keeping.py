@@ -1,0 +1,164 @@
+"""What keeps a run alive beside others: one ledger, priorities, budgets of disruption, replicas."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from gspo_services.prepare.cluster_check.model import (
+    ClusterFault,
+    ClusterModel,
+    PodTemplate,
+    at,
+    matches,
+    namespace_of,
+    number_at,
+    process_container,
+    process_of,
+    settings_of,
+    started,
+)
+from gspo_services.prepare.cluster_check.references import KNOWN_CLASSES
+
+CORE: Final = ("broker", "learner")
+
+
+def _process(pods: PodTemplate) -> str:
+    container = process_container(pods)
+    return "" if container is None else process_of(container)
+
+
+def _has_database(pods: PodTemplate) -> bool:
+    """Whether its pods keep their commits in a database, so that one of them leads and the others are its standbys."""
+    container = process_container(pods)
+    return container is not None and "GSPO_BROKER__DATABASE" in container.variables
+
+
+def numbers(cluster: ClusterModel) -> Iterator[ClusterFault]:
+    """As many brokers as the run has, as many pods of the learner as nodes, and rollouts whose number nothing sets back."""
+    for pods in cluster.pods:
+        process, way = _process(pods), ("spec", "replicas")
+        if process == "broker" and not ((pods.count or 1) > 1 and _has_database(pods)):
+            yield from _brokers(cluster, pods)
+        if process == "rollout" and at(pods.owner, "spec", "replicas") != {}:
+            text = f"sets replicas to {pods.count}: every apply sets back what `kubectl scale` or an autoscaler chose"
+            yield ClusterFault(
+                item=pods.owner, way=way, text=text, way_out="remove replicas, and scale after the first apply"
+            )
+    learners = [pods for pods in cluster.pods if _process(pods) == "learner"]
+    settings = next((found for pods in learners if (found := settings_of(cluster, pods))), None)
+    made = sum(pods.count or 1 for pods in learners)
+    if settings is not None and made != settings.learner.num_nodes:
+        owner = learners[-1].owner
+        yield ClusterFault(
+            item=owner,
+            way=("spec", "leaderWorkerTemplate", "size") if owner["kind"] == "LeaderWorkerSet" else ("spec", "replicas"),
+            text=f"the learner has {made} pods, and learner.num_nodes is {settings.learner.num_nodes}",
+            way_out="make them the same number",
+        )
+    for pods in learners:
+        gpus = at(pods.main[0].data, "resources", "limits", "nvidia.com/gpu")
+        if settings is not None and gpus and number_at({"n": int(gpus)}, "n", default=0) != settings.learner.num_ranks:
+            yield ClusterFault(
+                item=pods.owner,
+                way=(*pods.main[0].way, "resources", "limits", "nvidia.com/gpu"),
+                text=f"{gpus} GPUs, and learner.num_ranks, the ranks on each node, is {settings.learner.num_ranks}",
+                way_out="make them the same number",
+            )
+    yield from _gpus_of_rollouts(cluster)
+
+
+def _brokers(cluster: ClusterModel, pods: PodTemplate) -> Iterator[ClusterFault]:
+    """Every broker of the run is there once, and each pod knows which one it is."""
+    settings, way = settings_of(cluster, pods), ("spec", "replicas")
+    num_brokers = 1 if settings is None else settings.broker.num_brokers
+    if num_brokers == 1 and pods.count != 1:
+        text = f"{pods.count} brokers: each has a ledger of its own, and peers reach one or another by chance"
+        way_out = (
+            "write replicas: 1; or let them share the run (components/several-brokers), or one of them lead "
+            "(components/standby-broker)"
+        )
+        yield ClusterFault(item=pods.owner, way=way, text=text, way_out=way_out)
+    elif pods.count != num_brokers:
+        text = f"{pods.count} pods of the broker, and broker.num_brokers is {num_brokers}"
+        yield ClusterFault(item=pods.owner, way=way, text=text, way_out="make them the same number")
+    container = process_container(pods)
+    for number in range(num_brokers if num_brokers > 1 and container is not None else 0):
+        index = pods.first_index + number
+        found = started(cluster, pods, index).settings
+        if found is not None and found.broker.number != number:
+            assert container is not None
+            yield ClusterFault(
+                item=pods.owner,
+                way=(*container.way, "args"),
+                text=f"pod {pods.name}-{index} is broker {found.broker.number} of {num_brokers}, and {number} is its place",
+                way_out="write --set broker.number=$(BROKER_NUMBER), with BROKER_NUMBER from the pod's index",
+            )
+            return
+
+
+def _gpus_of_rollouts(cluster: ClusterModel) -> Iterator[ClusterFault]:
+    """A server takes a GPU for each of its ranks, and no other process of a rollout uses any."""
+    for pods in cluster.pods:
+        settings = settings_of(cluster, pods) if _process(pods) == "rollout" else None
+        gpus = at(pods.main[0].data, "resources", "limits", "nvidia.com/gpu")
+        if settings is None or not gpus or int(gpus) == settings.rollout.ranks_per_server:
+            continue
+        rollout = settings.rollout
+        yield ClusterFault(
+            item=pods.owner,
+            way=(*pods.main[0].way, "resources", "limits", "nvidia.com/gpu"),
+            text=f"{gpus} GPUs, and its server has {rollout.ranks_per_server} ranks (rollout.tensor_parallel is "
+            f"{rollout.tensor_parallel}, data_parallel {rollout.data_parallel})",
+            way_out="make them the same number, in requests and limits",
+        )
+
+
+def priorities(cluster: ClusterModel) -> Iterator[ClusterFault]:
+    """Where room is short, rollouts go first: broker and learner stop the whole run."""
+    values = dict(KNOWN_CLASSES)
+    for item in cluster.of_kind("PriorityClass"):
+        values[str(at(item, "metadata", "name"))] = int(number_at(item, "value", default=0))
+    by_pods = [(pods, values.get(at(pods.spec, "priorityClassName") or "", 0)) for pods in cluster.pods]
+    rollouts = [value for pods, value in by_pods if _process(pods) == "rollout"]
+    for pods, value in by_pods:
+        if _process(pods) in CORE and rollouts and value <= max(rollouts):
+            own = cluster.find("PriorityClass", at(pods.spec, "priorityClassName") or "")
+            yield ClusterFault(
+                item=pods.owner,
+                way=(*pods.way, "spec", "priorityClassName"),
+                text=f"priority {value}, and rollouts have {max(rollouts)}: a rollout that needs room can end the "
+                f"{_process(pods)}, and with it the run" + (f" (PriorityClass/{own['metadata']['name']})" if own else ""),
+                way_out="write gspo-core, and give that class the higher value",
+            )
+
+
+def budgets(cluster: ClusterModel) -> Iterator[ClusterFault]:
+    """Drains move rollouts by themselves, and wait for a person with broker and learner."""
+    found = cluster.of_kind("PodDisruptionBudget")
+    for pods in cluster.pods:
+        process = _process(pods)
+        own = [
+            item
+            for item in found
+            if namespace_of(item) == pods.namespace and matches(at(item, "spec", "selector"), pods.labels)
+        ]
+        if process and len(own) != 1:
+            text = f"{len(own)} disruption budgets select its pods" + (": an eviction is refused" if own else "")
+            way_out = "have one PodDisruptionBudget for each workload"
+            yield ClusterFault(
+                item=own[0] if own else pods.owner, way=("spec", "selector"), text=text, way_out=way_out,
+                status="fail" if own or process != "rollout" else "warn",
+            )  # fmt: skip
+        for item in own:
+            shut = str(at(item, "spec", "maxUnavailable")) in ("0", "0%") or str(at(item, "spec", "minAvailable")) == "100%"
+            if shut and process == "rollout":
+                yield ClusterFault(
+                    item=item,
+                    way=("spec", "maxUnavailable" if "maxUnavailable" in item["spec"] else "minAvailable"),
+                    text="no rollout may ever be evicted: a drain of their nodes waits for ever",
+                    way_out="write maxUnavailable: 25%; a rollout hands its work back",
+                )
+            if not shut and process in CORE:
+                yield ClusterFault(
+                    item=item, way=("spec",), text=f"a drain may end the {process} at any time: minutes for the run",
+                    way_out="write maxUnavailable: 0, and delete the pod when you choose", status="warn",
+                )  # fmt: skip

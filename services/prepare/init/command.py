@@ -1,0 +1,151 @@
+"""``gspo init DIR``: begins a project."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, cast
+
+from gspo_services.prepare.init.answers import DEFAULT_MODEL, KINDS, PLACES, Answers, Kind, Place
+from gspo_services.prepare.init.project import Project, make_project, write_project
+from gspo_services.prepare.init.questions import Ask, Tell, choose, fill, number
+from gspo_services.shared.estimates import device_named, known_devices
+from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, ConfigurationError
+from gspo_services.shared.runtime.output import protect_result
+from gspo_services.shared.runtime.plain_text import indented_lines, one_line
+
+EXIT_INTERRUPTED: Final = 130
+DEFAULT_GPUS: Final[Mapping[str, int]] = {"laptop": 0, "gpu": 1, "node": 8, "kubernetes": 8}
+DESCRIPTION: Final = """\
+Begin a project in DIR: a configuration whose values fit each other, a small file for your reward, agent or environment, and
+sample rows where you have none. It asks what the command line leaves open; without a terminal, or with --defaults, it takes
+the defaults. Nothing is written over.
+
+  gspo init my-project
+  gspo init my-project --kind reward --data rows.jsonl                   your rows; one in ten is held out
+  gspo init my-project --kind agent --hardware gpu --model models/Qwen3-0.6B
+  gspo init my-project --kind maths --hardware node --gpus 8 --gpu H100 --model /models/Qwen3-8B
+
+Then: gspo check run.toml, and gspo run run.toml, in DIR.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line, ask, write. Returns the exit status."""
+    protect_result()
+    arguments = _parser().parse_args(argv)
+    try:
+        asks = not arguments.defaults and sys.stdin.isatty() and sys.stdout.isatty()
+        answers = answers_of(arguments, input if asks else None, _say)
+        project = make_project(answers, Path.cwd())
+        write_project(project)
+    except (KeyboardInterrupt, EOFError):
+        sys.stderr.write("\ngspo init: interrupted; nothing was written\n")
+        return EXIT_INTERRUPTED
+    except (ConfigurationError, OSError) as error:
+        sys.stderr.write(indented_lines(f"gspo init: {error}") + "\n")
+        return EXIT_CONFIGURATION
+    _say(report(project))
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gspo init", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="where to begin; it may exist")
+    parser.add_argument("--kind", choices=list(KINDS), help="what is trained (default: reward)")
+    parser.add_argument("--hardware", choices=list(PLACES), help="where it runs (default: laptop)")
+    parser.add_argument("--model", metavar="DIR", help="a Hugging Face model's directory (default: by the hardware)")
+    parser.add_argument("--gpus", type=_positive, metavar="N", help="GPUs of the node or the cluster (default: 8)")
+    parser.add_argument("--gpu", metavar="NAME", help=f"which GPU: {', '.join(known_devices())} (default: H100)")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="your rows, .jsonl; otherwise sample rows are written")
+    parser.add_argument("--eval-data", type=Path, metavar="FILE", help="your held-out rows (default: one in ten of --data)")
+    parser.add_argument("--prompt-column", default="", metavar="NAME", help="the column with the prompt (default: found)")
+    parser.add_argument("--answer-column", default="", metavar="NAME", help="the column with the answer (default: found)")
+    parser.add_argument("--answer-tokens", type=_positive, metavar="N", help="the most tokens of an answer")
+    parser.add_argument("--defaults", action="store_true", help="ask nothing")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 10**6:
+        raise argparse.ArgumentTypeError(f"{text[:50]!r}: expected a number from 1 up")
+    return int(text)
+
+
+def answers_of(arguments: argparse.Namespace, ask: Ask | None, tell: Tell) -> Answers:
+    """What the command line says, and what is typed for the rest. ``ask`` None: the defaults.
+
+    Raises: ConfigurationError for what does not go together; EOFError.
+    """
+    kind = arguments.kind or (choose(ask, tell, "What do you train?", KINDS, "reward") if ask else "reward")
+    place = arguments.hardware or (choose(ask, tell, "Where does it run?", PLACES, "laptop") if ask else "laptop")
+    num_gpus = DEFAULT_GPUS[place] if arguments.gpus is None else arguments.gpus
+    if ask and place in ("node", "kubernetes") and arguments.gpus is None:
+        num_gpus = number(ask, tell, "How many GPUs?", num_gpus)
+    if place in ("node", "kubernetes") and num_gpus < 2:
+        raise ConfigurationError(f"--gpus is {num_gpus}: --hardware {place} needs 2 at least; --hardware gpu shares one")
+    gpu = "" if place == "laptop" else arguments.gpu or (fill(ask, "Which GPU?", "H100") if ask else "H100")
+    if gpu and device_named(gpu) is None:
+        raise ConfigurationError(f"--gpu is {gpu[:100]!r}: use one of {', '.join(known_devices())}")
+    model = arguments.model or (fill(ask, "Which model directory?", DEFAULT_MODEL[place]) if ask else DEFAULT_MODEL[place])
+    if arguments.data is None and arguments.eval_data is not None:
+        raise ConfigurationError("--eval-data is given and --data is not: name the rows for training, too")
+    if kind == "environment" and arguments.data is not None:
+        raise ConfigurationError(
+            "--data is given, and an environment has tasks of its own: use --kind reward, agent or maths"
+        )
+    data = arguments.data
+    if ask and data is None and kind != "environment":
+        typed = fill(ask, "Your rows, a .jsonl file?", "sample rows")
+        data = None if typed == "sample rows" else Path(typed)
+    return Answers(
+        directory=arguments.directory,
+        kind=cast(Kind, kind),
+        place=cast(Place, place),
+        model=_model_from(arguments.directory, model),
+        num_gpus=1 if place == "gpu" else num_gpus if place != "laptop" else 0,
+        gpu_name=gpu,
+        data=data,
+        eval_data=arguments.eval_data,
+        prompt_column=arguments.prompt_column,
+        answer_column=arguments.answer_column,
+        answer_tokens=arguments.answer_tokens,
+    )
+
+
+def _model_from(directory: Path, model: str) -> str:
+    """The model's path as it is found from the project: a relative one that is there now is made absolute."""
+    if Path(model).is_absolute() or (directory / model).exists() or not Path(model).exists():
+        return model
+    return os.path.abspath(model)
+
+
+def report(project: Project) -> str:
+    """What was written, and what to do next."""
+    answers = project.answers
+    lines = [f"wrote {', '.join(project.files)} in {one_line(answers.directory)}", "", "Next:", ""]
+    lines.append(f"    cd {shlex.quote(str(answers.directory))}")
+    if project.needs_tiny_model:
+        lines.append(f"    gspo model tiny {answers.model}      # the model to start from; about a minute")
+    elif answers.place != "kubernetes" and not (answers.directory / answers.model / "config.json").is_file():
+        lines.append(f"    # put the model into {one_line(answers.model)}: a directory with config.json and weights")
+    gpus = f" --gpu {answers.gpu_name} --gpus {answers.num_gpus}" if answers.place in ("node", "kubernetes") else ""
+    lines.append(f"    gspo check run.toml{gpus}")
+    kubectl = "kubectl apply -k OVERLAY      # a copy of deploy/k8s/overlays/single-gpu-node with this run.toml"
+    lines.append(f"    {kubectl if answers.place == 'kubernetes' else 'gspo run run.toml'}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Puts a project together, and writes it without writing over anything."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gspo_services.learner.start import read_model_config
+from gspo_services.prepare.init.answers import DEFAULT_MODEL, Answers
+from gspo_services.prepare.init.code_text import agent_code, environment_code, reward_code
+from gspo_services.prepare.init.plan import SMALL, Facts, ProjectPlan, plan_of, size_in_name
+from gspo_services.prepare.init.rows import TaskRows, as_jsonl, own_rows, sample_rows
+from gspo_services.prepare.init.toml_text import run_toml
+from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError
+from gspo_services.shared.estimates import Device, ModelShape, ShapeError, device_named, shape_of
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import Settings
+
+MOST_MEASURED: Final = 200
+BYTES_PER_TOKEN: Final = 3.0
+"""Of text in an unknown tokenizer: a cautious guess."""
+TEMPLATE_TOKENS: Final = 64
+"""For roles, a system message and the like."""
+TINY_PARAMETERS: Final = 256_384
+ENVIRONMENT_PROMPT_TOKENS: Final = 40
+ENVIRONMENT_EVAL_TASKS: Final = 64
+"""Of the class in my_environment.py."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """What is to be written."""
+
+    answers: Answers
+    plan: ProjectPlan
+    files: Mapping[str, str]
+    """Text by path in the directory."""
+    needs_tiny_model: bool
+    """The tiny model is still to be made."""
+
+
+def make_project(answers: Answers, base: Path) -> Project:
+    """``base``: where a relative path to the model starts now. Raises: ConfigurationError."""
+    directory = _model_directory(answers, base)
+    shape = _shape(directory)
+    is_tiny = answers.model == DEFAULT_MODEL["laptop"] and shape is None
+    parameters = TINY_PARAMETERS if is_tiny else shape.parameters if shape else size_in_name(answers.model)
+    small = parameters is not None and parameters < SMALL
+    rows = None
+    if answers.has_files:
+        rows = _rows(answers, small=small)
+    facts = Facts(
+        shape=shape,
+        parameters=parameters,
+        prompt_tokens=ENVIRONMENT_PROMPT_TOKENS if rows is None else prompt_tokens(rows.prompts, directory, small=small),
+        num_train=None if rows is None else len(rows.train),
+        num_eval=ENVIRONMENT_EVAL_TASKS if rows is None else len(rows.held_out),
+        device=_device(answers),
+    )
+    plan = plan_of(answers, facts)
+    return Project(answers=answers, plan=plan, files=_files(answers, plan, rows), needs_tiny_model=is_tiny)
+
+
+def _model_directory(answers: Answers, base: Path) -> Path:
+    return base / answers.directory / answers.model
+
+
+def _shape(directory: Path) -> ModelShape | None:
+    """None when there is no model yet. Raises: ConfigurationError for a config.json that describes none."""
+    if not (directory / "config.json").is_file():
+        return None
+    try:
+        return shape_of(read_model_config(directory))
+    except ShapeError as error:
+        raise ConfigurationError(f"{directory / 'config.json'}: {error}") from error
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _device(answers: Answers) -> Device | None:
+    return device_named(answers.gpu_name) if answers.gpu_name else None
+
+
+def _rows(answers: Answers, *, small: bool) -> TaskRows:
+    if answers.data is None:
+        rows = sample_rows(tiny=small)
+        if answers.kind == "maths" and not small:
+            marked = [[{**row, "answer": f"#### {row['answer']}"} for row in part] for part in (rows.train, rows.held_out)]
+            return TaskRows(
+                train=marked[0], held_out=marked[1], prompt_column="question", answer_column="answer",
+                train_path=rows.train_path, eval_path=rows.eval_path, is_written=True,
+            )  # fmt: skip
+        return rows
+    needs_answer = answers.kind in ("maths", "agent")
+    return own_rows(answers.data, answers.eval_data, answers.prompt_column, answers.answer_column, needs_answer=needs_answer)
+
+
+def prompt_tokens(prompts: list[str], directory: Path, *, small: bool) -> int:
+    """The longest prompt: counted by the model's tokenizer where it is there, else guessed from its bytes."""
+    longest = sorted(prompts, key=len, reverse=True)[:MOST_MEASURED]
+    with suppress(TokenizerError):
+        tokenizer = ChatTokenizer(directory)
+        lengths = [len(tokenizer.prompt_ids([{"role": "user", "content": prompt}])) for prompt in longest]
+        return max(lengths, default=0) + (0 if small else TEMPLATE_TOKENS)
+    most = max((len(prompt.encode(errors="replace")) for prompt in longest), default=0)
+    return most + 8 if small else round(most / BYTES_PER_TOKEN) + TEMPLATE_TOKENS
+
+
+def _files(answers: Answers, plan: ProjectPlan, rows: TaskRows | None) -> dict[str, str]:
+    text = run_toml(answers, plan, rows)
+    # What is written is known to be good: a mistake of ours must not become a user's.
+    Settings.model_validate(tomllib.loads(text))
+    files = {"run.toml": text}
+    if rows is not None and rows.is_written:
+        files |= {"data/train.jsonl": as_jsonl(rows.train), "data/eval.jsonl": as_jsonl(rows.held_out)}
+    match answers.kind:
+        case "reward":
+            files["my_reward.py"] = reward_code(rows.answer_column if rows else "", is_sample=answers.data is None)
+        case "agent":
+            assert rows is not None
+            files["my_agent.py"] = agent_code(rows.prompt_column, rows.answer_column)
+        case "environment":
+            files["my_environment.py"] = environment_code(tiny=plan.is_small)
+        case "maths":
+            pass
+    return files
+
+
+def write_project(project: Project) -> None:
+    """Write all files, or none. Raises: ConfigurationError when one exists, or cannot be written."""
+    directory = project.answers.directory
+    existing = [name for name in project.files if os.path.lexists(directory / name)]
+    if existing:
+        raise ConfigurationError(
+            f"{directory} has {', '.join(existing)} already, and nothing is written over: choose another directory, or move "
+            "them away"
+        )
+    written: list[Path] = []
+    try:
+        for name, text in project.files.items():
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8") as file:
+                written.append(path)
+                file.write(text)
+    except OSError as error:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise ConfigurationError(f"{error.filename or directory}: {error.strerror}; nothing was written") from error

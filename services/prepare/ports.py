@@ -1,0 +1,181 @@
+"""Finds free ports for a run whose own are taken, as they are by another run on this host.
+
+Only ports that nobody else can have been told move: endpoints on the loopback, and those of metrics, whose doctor and
+Prometheus file are made from the run's settings. What moved is printed, and settings.json in the run's directory has it.
+
+A process binds its port seconds after it was found free. Until then the run's claim keeps it from other runs.
+"""
+
+import errno
+import re
+import socket
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gspo_services.broker.store import LEDGER_FILE, lock_holder
+from gspo_services.runs.ledgers import ledger_directory
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import Settings
+from gspo_services.shared.settings.sections import NUMBER_MARK
+
+MOST_TRIED: Final = 2000
+LAST_PORT: Final = 65535
+_LOOPBACK: Final = re.compile(r"tcp://(?P<host>127\.\d+\.\d+\.\d+|localhost|\[::1\]):(?P<port>\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortRange:
+    """Ports that one setting names by the first."""
+
+    key: str
+    host: str
+    first: int
+    offsets: tuple[int, ...]
+    """Of all of them from the first one, in order."""
+    endpoint: bool
+    """The setting is a whole endpoint, and not only a number."""
+
+    def ports(self, first: int) -> tuple[int, ...]:
+        """All of them, if the first one were ``first``."""
+        return tuple(first + offset for offset in self.offsets)
+
+    def override(self, first: int) -> str:
+        """As --set takes it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.key}={f'tcp://{host}:' * self.endpoint}{first}"
+
+
+def port_ranges(settings: Settings) -> Iterator[PortRange]:
+    """The fixed ports of this run that may move."""
+    broker = settings.broker
+    work, batch = ("broker.work_endpoint", broker.work_endpoints), ("broker.batch_endpoint", broker.batch_endpoints)
+    endpoints = [work, batch]
+    if not settings.learner.advertised_weights_endpoint:
+        endpoints.append(("learner.weights_endpoint", (settings.learner.weights_endpoint,)))
+    for key, of_each in endpoints:
+        match = _LOOPBACK.fullmatch(of_each[0])
+        if match is not None and NUMBER_MARK not in f"{broker.work_endpoint}{broker.batch_endpoint}":
+            first = int(match["port"])
+            offsets = tuple(_port_of(endpoint) - first for endpoint in of_each)
+            yield PortRange(key=key, host=match["host"].strip("[]"), first=first, offsets=offsets, endpoint=True)
+    host, rollouts = settings.security.metrics_host, settings.rollout.num_servers
+    of_brokers = tuple(broker.metrics_port_of(number) - broker.metrics_port for number in range(broker.num_brokers))
+    for key, first, offsets in (
+        ("broker.metrics_port", broker.metrics_port, of_brokers),
+        ("learner.metrics_port", settings.learner.metrics_port, (0,)),
+        ("rollout.metrics_port", settings.rollout.metrics_port, tuple(range(rollouts))),
+    ):
+        yield PortRange(key=key, host=host, first=first, offsets=offsets, endpoint=False)
+
+
+def fixed_ports(settings: Settings) -> set[int]:
+    """Ports that processes of this run have on this host, and that others may have been told: they do not move."""
+    movable = {each.key for each in port_ranges(settings)}
+    endpoints = {
+        "broker.work_endpoint": settings.broker.work_endpoints,
+        "broker.batch_endpoint": settings.broker.batch_endpoints,
+        "learner.weights_endpoint": (settings.learner.weights_endpoint,),
+    }
+    agent = settings.agent.port
+    agents = set(range(agent, agent + settings.rollout.num_servers)) if agent else set()
+    return agents | {_port_of(each) for key, of_each in endpoints.items() if key not in movable for each in of_each} - {0}
+
+
+def _port_of(endpoint: str) -> int:
+    """0 where it names none, such as ``tcp://127.0.0.1:*``."""
+    port = endpoint.rpartition(":")[2]
+    return int(port) if port.isdigit() else 0
+
+
+class PortClaims:
+    """Ports that this process has claimed among the runs of its host, until it closes them or ends.
+
+    A claim is the name of a Unix socket without a file, so the kernel forgets it with the process. Such names belong to a
+    network namespace, as ports do.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, socket.socket] = {}
+
+    def claim(self, host: str, port: int) -> bool:
+        """Whether the port could be bound and is this process's now."""
+        if port in self._held:
+            return True
+        name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            name.bind(f"\0gspo-port-{port}")
+        except OSError:
+            name.close()
+            return False
+        if not can_bind(host, port):
+            name.close()
+            return False
+        self._held[port] = name
+        return True
+
+    def keep_only(self, ports: Collection[int]) -> None:
+        """Give up all other claims."""
+        for port in self._held.keys() - set(ports):
+            self._held.pop(port).close()
+
+    def close(self) -> None:
+        """Give up all claims."""
+        self.keep_only(())
+
+
+def moved_ports(settings: Settings, claims: PortClaims) -> list[str]:
+    """Overrides that give this run free ports in place of those that are taken; none when all are free.
+
+    ``claims`` has all of its fixed ports afterwards. While a broker of this very run is alive none moves: it must be found,
+    and says that the run goes on elsewhere.
+    Raises: ConfigurationError when there is none in reach.
+    """
+    directories = [ledger_directory(settings.run.directory, number) for number in range(settings.broker.num_brokers)]
+    if any(lock_holder(directory / LEDGER_FILE) is not None for directory in directories):
+        return []
+    free = claims.claim
+    ranges = [each for each in port_ranges(settings) if each.first]
+    # Whatever moves keeps clear of what this run has elsewhere.
+    fixed = fixed_ports(settings)
+    taken = fixed.union(*(each.ports(each.first) for each in ranges))
+    overrides, own = [], set[int]()
+    for each in ranges:
+        ports = each.ports(each.first)
+        # The ports of further brokers may be those that the learner or a rollout has by default.
+        if not (own | fixed).isdisjoint(ports) or not all(free(each.host, port) for port in ports):
+            first = _first_free(each, taken, free)
+            ports = each.ports(first)
+            taken.update(ports)
+            overrides.append(each.override(first))
+        own.update(ports)
+    claims.keep_only(own)
+    return overrides
+
+
+def _first_free(each: PortRange, taken: set[int], free: Callable[[str, int], bool]) -> int:
+    for first in range(each.first + 1, min(each.first + MOST_TRIED, LAST_PORT - max(each.offsets, default=0) + 1)):
+        wanted = each.ports(first)
+        if not taken.intersection(wanted) and all(free(each.host, port) for port in wanted):
+            return first
+    raise ConfigurationError(
+        f"{each.key}: port {each.first} is taken, and so are those after it: "
+        f"give it another one with --set {each.override(0)[:-1]}PORT"
+    )
+
+
+def can_bind(host: str, port: int) -> bool:
+    """Whether no other process has the port. A host that is not this one is left to who binds it: its error says more."""
+    host = "0.0.0.0" if host in ("", "*") else host
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError:
+        return True
+    with socket.socket(family, kind, protocol) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(address)
+            tried.listen(1)
+        except OSError as error:
+            return error.errno not in (errno.EADDRINUSE, errno.EACCES)
+    return True

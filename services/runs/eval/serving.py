@@ -1,0 +1,51 @@
+"""One real SGLang server for one model directory."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from gspo_services.rollout.sglang import Engine, EngineError, EngineServer, ServerError, ServerOptions, fail_when_dead
+from gspo_services.runs.local_play import VERSION
+from gspo_services.shared.runtime.errors import ServiceError
+from gspo_services.shared.runtime.log_files import LogLimits
+from gspo_services.shared.settings import Settings
+from gspo_services.shared.weights import spread_of
+
+
+@asynccontextmanager
+async def open_served(settings: Settings, directory: Path, name: str, vocab_size: int) -> AsyncIterator[Engine]:
+    """The client of a server of ``directory``, which ends with the context, or with this process.
+
+    Raises: ServiceError when the server does not start, or dies; its text has the end of the server's log.
+    """
+    rollout, run = settings.rollout, settings.run
+    options = ServerOptions(
+        model_path=directory,
+        log_path=run.directory / "logs" / f"{name}-sglang.log",
+        log_limits=LogLimits(max_bytes=run.log_bytes, most_files=run.log_files),
+        dtype=settings.model.dtype,
+        weight_version=VERSION,
+        max_total_tokens=rollout.max_total_tokens,
+        max_running=rollout.max_running,
+        spread=spread_of(settings),
+        extra_args=tuple(rollout.server_args),
+        start_timeout_s=rollout.start_timeout_s,
+    )
+    try:
+        async with EngineServer(options) as server:
+            engine = Engine(
+                server.url,
+                vocab_size=vocab_size,
+                chunk_tokens=rollout.chunk_tokens,
+                max_concurrency=rollout.max_running,
+                stall_timeout_s=rollout.engine_timeout_s,
+            )
+            async with engine, asyncio.TaskGroup() as tasks:
+                watch = tasks.create_task(fail_when_dead(server), name="watch-server")
+                try:
+                    yield engine
+                finally:
+                    watch.cancel()
+    except* (ServerError, EngineError) as errors:
+        raise ServiceError(str(errors.exceptions[0])) from errors

@@ -1,0 +1,8 @@
+"""Sends a run to experiment trackers, each from a process of its own, so that none of them can hold up training."""
+
+from gspo_services.runs.track.clients import find_client
+from gspo_services.runs.track.cursor import Cursor, CursorFile
+from gspo_services.runs.track.follower import MetricsFollower, Row
+from gspo_services.runs.track.samples import Sample, SampleReader
+
+__all__ = ["Cursor", "CursorFile", "MetricsFollower", "Row", "Sample", "SampleReader", "find_client"]

@@ -1,0 +1,51 @@
+"""What the other brokers of a run have dropped or set aside, batch by batch.
+
+Batches and evaluations are complete in broker 0's metrics.jsonl. What a broker gave up is in its own.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from gspo_services.broker.metrics_file import METRICS_FILE
+from gspo_services.runs.ledgers import other_ledgers
+from gspo_services.runs.track.follower import MetricsFollower, Row
+
+
+class OtherBrokers:
+    """Follows the metrics.jsonl of every broker but the first."""
+
+    def __init__(self, directory: Path) -> None:
+        """``directory`` is the run's."""
+        self._directory = directory
+        self._files: list[_Lines] | None = None
+
+    def until(self, batch: int) -> Iterator[Row]:
+        """The further rows up to this batch's own, of all brokers. What is not written yet comes with a later batch.
+
+        Raises: OSError other than for a missing file.
+        """
+        if self._files is None:
+            # Only now: a run that has trained a batch has its settings beside it.
+            self._files = [_Lines(each / METRICS_FILE) for each in other_ledgers(self._directory)]
+        for file in self._files:
+            yield from file.until(batch)
+
+
+class _Lines:
+    def __init__(self, path: Path) -> None:
+        self._follower = MetricsFollower(path)
+        self._read: deque[Row] = deque()
+
+    def until(self, batch: int) -> Iterator[Row]:
+        while self._read or self._read_on():
+            index = self._read[0].get("batch") if self._read[0].get("event") == "batch" else None
+            if isinstance(index, int) and index > batch:
+                return
+            yield self._read.popleft()
+            if index == batch:
+                return
+
+    def _read_on(self) -> bool:
+        self._read.extend(self._follower.read())
+        return bool(self._read)

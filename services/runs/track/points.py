@@ -1,0 +1,86 @@
+"""Rows of metrics.jsonl as points for a tracker: one for each batch and each evaluation, at its batch.
+
+Other rows (drops, batches set aside) become counts, which the next batch's point carries: a tracker has one value of each
+measure at each step.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gspo_services.runs.track.names import tracker_names, usable
+
+COUNTED: Final = ("dropped", "set_aside", "batch_skipped", "released")
+RECORD: Final = "progress/record"
+"""The number of the last line of metrics.jsonl that a tracker has: so it can be asked where to go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """What a tracker is sent at once."""
+
+    record: int
+    event: str
+    """batch, eval, or evaluation: of a named set."""
+    batch: int
+    """The step. An evaluation has that of the batches that its weights were trained on."""
+    time: float
+    """Seconds since 1970."""
+    values: dict[str, float]
+
+
+class Translation:
+    """Turns the rows of one run into points; rows must come in order, from the first one."""
+
+    def __init__(self, others_until: Callable[[int], Iterable[Mapping[str, Any]]] = lambda batch: ()) -> None:
+        """``others_until``: further rows of the run's other brokers, up to a batch; they only count."""
+        self._others_until = others_until
+        self._last: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
+
+    def point(self, row: Mapping[str, Any]) -> Point | None:
+        """The point of a row; None for one that only counts, and for a batch that was trained again: its first training
+        stays, so that no step is doubled.
+        """
+        event = row.get("event")
+        if event not in ("batch", "eval", "evaluation"):
+            self._count(str(event), row)
+            return None
+        batch, record = row.get("batch"), row.get("record")
+        if type(batch) is not int or type(record) is not int:
+            return None
+        kind = f"evaluation/{row.get('set')}" if event == "evaluation" else event
+        if batch <= self._last.get(kind, -1):
+            self._counts["events/trained_again"] += event == "batch"
+            return None
+        self._last[kind] = batch
+        # What is not the set's own, such as the version, would come twice where several sets are evaluated.
+        keys = [key for key in row if event != "evaluation" or key.startswith("eval/")]
+        values = {name: float(row[key]) for key, name in tracker_names(keys, event).items() if is_number(row[key])}
+        if event == "batch":
+            for other in self._others_until(batch):
+                self._count(str(other.get("event")), other)
+            values |= {name: float(number) for name, number in self._counts.items()}
+        values[RECORD] = float(record)
+        time = row.get("time")
+        at = float(time) if isinstance(time, int | float) and is_number(time) else 0.0
+        return Point(record=record, event=event, batch=batch, time=at, values=values)
+
+    def _count(self, event: str, row: Mapping[str, Any]) -> None:
+        if event not in COUNTED:
+            return
+        self._counts[f"events/{event}"] += 1
+        if event == "dropped":
+            self._counts[usable(f"events/dropped_{row.get('reason')}")] += 1
+
+
+def is_number(value: object) -> bool:
+    """Whether a tracker can draw it. None is a measure that there was nothing to make of."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False

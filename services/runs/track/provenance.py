@@ -1,0 +1,70 @@
+"""What a run was made with: its settings as flat keys, and the release and commit of the code."""
+
+import platform
+import re
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from gspo_services.shared.settings import Settings
+
+CHECKOUT: Final = Path(__file__).resolve().parents[3]
+"""Where our own sources are, if this is a checkout and no installed wheel."""
+GIT_S: Final = 10.0
+HIDDEN: Final = "(hidden)"
+_SECRET: Final = re.compile(r"(^|_)(key|token|secret|password|credentials?)s?$", re.IGNORECASE)
+
+
+def flat_settings(settings: Settings) -> dict[str, str | float | bool]:
+    """Every setting by section.key, as trackers take them. Values that may be secrets of a user's agent are hidden."""
+    flat: dict[str, str | float | bool] = {}
+    for section, values in settings.model_dump(mode="json").items():
+        _flatten(f"{section}.", values, flat, hidden=False)
+    return flat
+
+
+def _flatten(prefix: str, values: dict[str, Any], flat: dict[str, str | float | bool], *, hidden: bool) -> None:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            _flatten(f"{name}.", value, flat, hidden=hidden or name == "agent.environment")
+        elif hidden or (_SECRET.search(key) and isinstance(value, str) and value):
+            flat[name] = HIDDEN
+        else:
+            flat[name] = value if isinstance(value, str | int | float | bool) else str(value)
+
+
+def code_version(directory: Path) -> dict[str, str]:
+    """The release of gspo, and the commits of its sources and of ``directory`` where these are in git."""
+    found = {"release": _release(), "python": platform.python_version(), "host": platform.node()}
+    # A wheel in an environment inside somebody's repository has no commit of its own, and theirs is not ours.
+    sources = _commit(CHECKOUT) if (CHECKOUT / ".git").exists() else ""
+    if sources:
+        found["commit"] = sources
+    project = _commit(directory)
+    if project and project != sources:
+        found["project_commit"] = project
+    return found
+
+
+def _release() -> str:
+    try:
+        return version("gspo")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _commit(directory: Path) -> str:
+    """The commit, with "+changes" where files differ from it; empty outside git."""
+    git = ["git", "-C", str(directory)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=GIT_S)
+        if head.returncode:
+            return ""
+        changes = subprocess.run(
+            [*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, timeout=GIT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return head.stdout.strip() + ("+changes" if changes.stdout.strip() else "")

@@ -1,0 +1,154 @@
+"""Sends a run to one tracker: follows metrics.jsonl, and goes on wherever the tracker itself stands."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+import structlog
+
+from gspo_services.broker.metrics_file import METRICS_FILE
+from gspo_services.runs.track.clients import Tracker
+from gspo_services.runs.track.cursor import Cursor, CursorFile
+from gspo_services.runs.track.follower import MetricsFollower
+from gspo_services.runs.track.others import OtherBrokers
+from gspo_services.runs.track.points import Point, Translation
+from gspo_services.runs.track.samples import SampleReader, SampleTable
+from gspo_services.shared.runtime.errors import ServiceError
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+POLL_S: Final = 1.0
+FIRST_RETRY_S: Final = 2.0
+MOST_RETRY_S: Final = 60.0
+POINTS_AT_ONCE: Final = 64
+"""Between two flushes."""
+
+
+class TrackerRefused(ServiceError):
+    """The tracker's client raised; the text has its words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Where samples come from, and how many an evaluation has; 0: none are sent."""
+
+    reader: SampleReader
+    most: int
+
+
+class TrackerSession:
+    """One run's lines, sent to one tracker."""
+
+    def __init__(
+        self, directory: Path, file: CursorFile, cursor: Cursor, open_tracker: Callable[[], Tracker], samples: Samples
+    ) -> None:
+        self._directory = directory
+        self._file = file
+        self.cursor = cursor
+        self._open = open_tracker
+        self._samples = samples
+        self._problem = ""
+
+    def follow(self, stop: threading.Event) -> None:
+        """Send what there is and what comes, until ``stop``; then what there is by then.
+
+        produces:     points at the tracker; the cursor
+        waits for:    lines of metrics.jsonl; a tracker that refuses, ever longer
+        unblocked by: the broker; the tracker; ``stop``
+        """
+        delay_s = FIRST_RETRY_S
+        while True:
+            try:
+                self._send_all(stop)
+                return
+            except TrackerRefused as error:
+                self._note(msgspec.structs.replace(self.cursor, error=str(error)))
+                log.warning("tracker_refused", error=str(error), retry_s=delay_s)
+            if stop.is_set():
+                return  # What is missing is sent by `gspo track`, whenever somebody wants it.
+            stop.wait(delay_s)
+            delay_s = min(2 * delay_s, MOST_RETRY_S)
+
+    def send(self) -> int:
+        """Send what there is now. Returns the number of the last line that the tracker has. Raises: TrackerRefused."""
+        stop = threading.Event()
+        stop.set()
+        self._send_all(stop)
+        return self.cursor.record
+
+    def _send_all(self, stop: threading.Event) -> None:
+        tracker = _foreign(self._open)
+        try:
+            self._feed(tracker, stop)
+        except BaseException:
+            # Its error is known already; closing what does not work says nothing new.
+            threading.Thread(target=_quietly, args=(tracker.close,), daemon=True).start()
+            raise
+        _foreign(tracker.close)
+
+    def _feed(self, tracker: Tracker, stop: threading.Event) -> None:
+        sent = _foreign(tracker.last_record)
+        sent = self.cursor.record if sent is None else sent
+        follower = MetricsFollower(self._directory / METRICS_FILE)
+        translation = Translation(OtherBrokers(self._directory).until)
+        while True:
+            last_time = stop.is_set()
+            rows = follower.read()
+            points = [point for row in rows if (point := translation.point(row)) is not None and point.record > sent]
+            for first in range(0, len(points), POINTS_AT_ONCE):
+                part = points[first : first + POINTS_AT_ONCE]
+                self._note(msgspec.structs.replace(self.cursor, behind=follower.last - self.cursor.record))
+                for point in part:
+                    _foreign(partial(tracker.write, point, self._samples_of(point)))
+                _foreign(tracker.flush)
+                # Later lines that are no points may follow, so this is not yet all that was read.
+                self._note(msgspec.structs.replace(self.cursor, record=part[-1].record, error=""))
+            if rows:
+                done = msgspec.structs.replace(self.cursor, record=max(follower.last, sent), behind=0, error="")
+                self._note(done)
+            elif last_time:
+                return
+            else:
+                stop.wait(POLL_S)
+
+    def _samples_of(self, point: Point) -> SampleTable | None:
+        if point.event != "eval" or not self._samples.most:
+            return None
+        table = self._samples.reader.evaluation(point.batch, self._samples.most)
+        if table is None or not table.samples:
+            problem = self._samples.reader.problem or "the ledger has no finished answer"
+            if problem != self._problem:  # Once, and not after each evaluation.
+                self._problem = problem
+                log.warning("no_samples", batch=point.batch, reason=problem)
+            return None
+        return table
+
+    def _note(self, cursor: Cursor) -> None:
+        if cursor == self.cursor:
+            return
+        self.cursor = cursor
+        try:
+            self._file.write(cursor)
+        except OSError as error:
+            # A full disk: the tracker knows itself what it has.
+            log.warning("cursor_not_written", file=str(self._file.path), error=error.strerror)
+
+
+def _foreign(call: Callable[[], T]) -> T:
+    """Call a tracker's client. Raises: TrackerRefused for whatever it raises."""
+    try:
+        return call()
+    except Exception as error:  # Four clients, each with errors of its own.
+        raise TrackerRefused(f"{type(error).__name__}: {error}") from error
+
+
+def _quietly(call: Callable[[], None]) -> None:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001
+        log.debug("tracker_not_closed", error=str(error))

@@ -1,0 +1,185 @@
+"""Memory of one rank of the learner."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from gspo_services.shared.estimates.amounts import BYTES, GIB, Span, exactly
+from gspo_services.shared.estimates.shape import ModelShape
+from gspo_services.shared.settings import Settings
+
+LOGIT_CHUNK_BYTES: Final = 256 * 2**20
+KEPT_SOFTMAX_BYTES: Final = 64 * 2**20
+BUCKET_ELEMENTS: Final = 50_000_000
+"""reduce_bucket_size of services/learner/engine/configuration.py: gradients, in the dtype of the weights."""
+LIVE_ELEMENTS: Final = 10**9
+"""DeepSpeed's default of stage3_max_live_parameters: the most that ZeRO 3 keeps gathered."""
+CUDA_BYTES: Final = Span(0.8 * GIB, 2.0 * GIB)
+"""CUDA's context, NCCL's buffers, kernels."""
+CPU_PROCESS_BYTES: Final = Span(0.6 * GIB, 1.2 * GIB)
+"""An interpreter with torch, transformers and DeepSpeed."""
+ACTIVATIONS_WIDTH: Final = (0.7, 1.5)
+"""Temporaries of kernels and fragments of the allocator, against what autograd keeps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerMemory:
+    """Bytes of one rank, on its device (on the host where there is none)."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    """Masters and moments."""
+    reference: float
+    """The frozen start model of a KL term."""
+    activations: Span
+    """With the chunks of logits."""
+    bucket: float
+    """Gradients on their way to the rank that keeps them."""
+    working: Span
+    """Gathered layers, the process itself."""
+    weights_on_host: float = 0.0
+    """This and the next two: what learner.offload keeps in the host's memory instead."""
+    gradients_on_host: float = 0.0
+    optimizer_on_host: float = 0.0
+    activations_on_host: float = 0.0
+    """What learner.activation_offload keeps there: the input of each layer."""
+
+    @property
+    def on_host(self) -> float:
+        """All that is offloaded."""
+        return self.weights_on_host + self.gradients_on_host + self.optimizer_on_host + self.activations_on_host
+
+    @property
+    def total(self) -> Span:
+        """All of the device's."""
+        fixed = self.weights + self.gradients + self.optimizer + self.reference + self.bucket
+        return self.activations + self.working + exactly(fixed)
+
+
+def learner_memory(shape: ModelShape, settings: Settings, *, cuda: bool) -> LearnerMemory:
+    """The table "Memory" of docs/guide/learner.md, with activations, logits and buffers beside it.
+
+    Weights, gradients, masters and moments are exact: bytes of tensors whose sizes are known. Activations are counted from
+    what autograd keeps (``activation_bytes_per_token``); their span is that of allocators and kernels.
+    """
+    learner = settings.learner
+    other, experts = shape.other_parameters, shape.expert_parameters
+    ranks = learner.num_ranks * learner.num_nodes
+    whole, part = other + experts / learner.expert_parallel, (other + experts) / ranks
+    size = BYTES[learner.dtype]
+    stage = learner.stage_on(ranks, leaves_device=settings.run.take_turns)
+    weights = size * (part if stage == 3 else whole)
+    if settings.lora.is_used:
+        # Everything but the weights is of the adapters alone.
+        whole = float(trained_parameters(shape, settings))
+        part = whole / ranks
+        weights += size * (part if stage == 3 else whole)
+    gradients = 4 * (part if stage >= 2 else whole) + (size * whole if stage == 1 else 0)
+    # In float32 without ZeRO the weights are their own masters.
+    optimizer = 8 * whole if stage == 0 else 12 * part
+    weights_on_host = gradients_on_host = optimizer_on_host = 0.0
+    if learner.offload != "none":
+        optimizer, optimizer_on_host = 0.0, optimizer
+        gradients_on_host = (8 if stage == 3 else 4) * part
+        gradients = 0.0 if stage == 3 else gradients
+    if learner.offload == "optimizer_and_parameters":
+        weights, weights_on_host = 0.0, weights
+    return LearnerMemory(
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        reference=size * (other + experts) if settings.objective.kl_coefficient > 0 else 0.0,
+        activations=_activations(shape, settings),
+        # On a host only what is written of it takes memory.
+        bucket=size * min(BUCKET_ELEMENTS, math.inf if cuda else whole) if stage > 0 else 0.0,
+        working=_working(shape, settings, cuda=cuda),
+        weights_on_host=weights_on_host,
+        gradients_on_host=gradients_on_host,
+        optimizer_on_host=optimizer_on_host,
+        activations_on_host=_checkpoints(shape, settings) if learner.activation_offload else 0.0,
+    )
+
+
+def trained_parameters(shape: ModelShape, settings: Settings) -> int:
+    """How many parameters have gradients, moments and a place in checkpoints: all, or those of the adapters."""
+    lora = settings.lora
+    return shape.lora_parameters(lora.rank, lora.targets) if lora.is_used else shape.parameters
+
+
+def _working(shape: ModelShape, settings: Settings, *, cuda: bool) -> Span:
+    learner = settings.learner
+    working = CUDA_BYTES if cuda else CPU_PROCESS_BYTES
+    if learner.zero_stage == 3:
+        layer = shape.gathered_layer(learner.expert_parallel)
+        size = BYTES[learner.dtype]
+        working = working + Span(float(size * layer), float(size * min(live_elements(layer), shape.parameters)))
+    return working
+
+
+def live_elements(layer: int) -> int:
+    """How many elements ZeRO 3 may keep gathered: a layer of ``layer``, the next one, and what lies between them."""
+    return max(LIVE_ELEMENTS, 5 * layer // 2)
+
+
+def _activations(shape: ModelShape, settings: Settings) -> Span:
+    """A micro-batch, and the chunks of logits of docs/evidence/performance.md, "Memory of the log-probs"."""
+    learner = settings.learner
+    size, tokens = BYTES[learner.dtype], _tokens(settings)
+    kept, passing = activation_bytes_per_token(shape, size, learner.mlp_tiles)
+    if learner.activation_checkpointing:
+        on_device = 0.0 if learner.activation_offload else _checkpoints(shape, settings) / tokens
+        layers = on_device + kept + passing
+    else:
+        layers = kept * shape.layers + passing
+    rows = min(learner.logprob_chunk_tokens, max(1, LOGIT_CHUNK_BYTES // (4 * shape.vocabulary)))
+    softmax = 4 * tokens * shape.vocabulary
+    logits: float = 2 * rows * 4 * shape.vocabulary + (softmax if softmax <= KEPT_SOFTMAX_BYTES else 0)
+    embedding = 4 * shape.vocabulary * shape.hidden  # the head's gradient is summed in float32
+    if settings.lora.is_used and "experts" in settings.lora.targets:
+        # The sum of weights and change of every layer whose activations are kept.
+        kept = shape.expert_parameters / (shape.layers if learner.activation_checkpointing else 1)
+        logits += size * kept
+    low, high = ACTIVATIONS_WIDTH
+    return Span(tokens * layers * low, tokens * layers * high) + exactly(logits + embedding)
+
+
+def _tokens(settings: Settings) -> int:
+    """The most of a micro-batch. A sequence that is longer than the budget travels alone, on as many ranks as share it."""
+    learner = settings.learner
+    return max(learner.token_budget, -(-settings.largest_sampling.max_tokens // learner.sequence_parallel))
+
+
+def _checkpoints(shape: ModelShape, settings: Settings) -> float:
+    """The input of each layer, from which its activations are computed again."""
+    return float(BYTES[settings.learner.dtype] * shape.hidden * shape.layers * _tokens(settings))
+
+
+def activation_bytes_per_token(shape: ModelShape, element_bytes: int, mlp_tiles: int = 1) -> tuple[float, float]:
+    """What autograd keeps of one layer for one token, in transformers' eager code with attention that stores no scores,
+    and what one layer at a time takes beside it: of an MLP in tiles its input is kept, and one tile is computed again.
+
+        norms       2 x (a float32 copy H, the normalised H, the scaled H)
+        heads       their norm where there is one: 3 of Q + K;  attention's q, k, v and result;  the projection's input
+        gated MLP   gate, its activation, up, their product: 4 I;  for k experts 4 k I_e, and their inputs and outputs
+
+    The terms follow Korthikanti et al. 2022 (arXiv 2205.05198), for RMSNorm, grouped heads and a gated MLP.
+    """
+    size, width = element_bytes, shape.head_dim
+    query, keys = shape.heads * width, shape.kv_heads * width
+    norms = 2 * shape.hidden * ((4 if size < 4 else 0) + 2 * size)
+    if size == 4:
+        norms += 2 * shape.hidden * size  # the copy is the tensor itself, which the residual keeps in any case
+    heads = (query + keys) * (4 + 2 * size) if shape.qk_norm else 0
+    attention = size * (query + 2 * keys + 2 * query)
+    if shape.experts:
+        chosen = shape.experts_per_token
+        mlp = size * chosen * (4 * shape.expert_ffn + 2 * shape.hidden) + 4 * 2 * shape.experts
+        mlp += size * 4 * shape.shared_ffn
+    else:
+        mlp = size * 4 * shape.ffn
+    if mlp_tiles == 1 or shape.experts:
+        return float(norms + heads + attention + mlp), 0.0
+    return float(norms + heads + attention + size * shape.hidden), mlp / mlp_tiles

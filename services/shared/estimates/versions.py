@@ -1,0 +1,50 @@
+"""How long a policy version takes, from the end of a batch until every engine serves it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gspo_services.shared.estimates.amounts import BYTES, Span
+from gspo_services.shared.estimates.shape import ModelShape
+from gspo_services.shared.settings import Settings
+
+MIB: Final = 2.0**20
+COPY: Final = Span(1.0e9, 5.0e9)
+"""Bytes a second from the learner's tensors into a snapshot."""
+HASH: Final = Span(70 * MIB, 400 * MIB)
+"""Bytes a second and core of the digests of a snapshot: 69 MiB/s on a loaded machine (docs/guide/weights.md)."""
+ENCODE: Final = Span(150 * MIB, 500 * MIB)
+"""Bytes a second of comparing two snapshots and encoding what differs: 528 and 241 MiB/s."""
+CHECK: Final = Span(45 * MIB, 200 * MIB)
+"""Bytes a second and core of a rollout that applies a version and works out the engine's checksums."""
+NETWORK: Final = Span(0.4e9, 1.2e9)
+"""Bytes a second that the learner sends to all rollouts."""
+WRITE_AND_LOAD: Final = Span(0.4e9, 1.5e9)
+"""Bytes a second of writing a file into memory and SGLang's load of it."""
+DELTA_SHARE: Final = {True: 0.05, False: 1.0}
+"""Of the bytes that are sent: bfloat16 at 1e-6 changes 1 %, at 1e-5 7 %. Float32 changes almost everywhere."""
+FIXED_S: Final = Span(0.05, 0.5)
+"""Messages, the pause, SGLang's answers."""
+
+
+def version_span(shape: ModelShape, settings: Settings, *, cores: int, num_rollouts: int) -> Span:
+    """Seconds, from rates that were measured on 2 cores without a GPU; engines' loads on GPUs are assumed.
+
+    Export, digests and delta come one after the other on the learner; then transfer, checks and load on each rollout.
+    ``cores``: of the learner's machine, and of each rollout.
+    """
+    size = float(BYTES[settings.model.dtype] * shape.parameters)
+    sent = size * DELTA_SHARE[settings.model.dtype == "bfloat16"]
+    fan_out = 2 if settings.rollout.peer_weights_endpoint else max(1, num_rollouts)
+    parts = (
+        (size, COPY),
+        (size / cores, HASH),
+        (size, ENCODE * min(cores, 4)),
+        (sent * fan_out, NETWORK),
+        (size / cores, CHECK),
+        (size, WRITE_AND_LOAD),
+    )
+    total = FIXED_S
+    for num_bytes, rate in parts:
+        total = total + Span(num_bytes, num_bytes).divided_by(rate)
+    return total

@@ -1,0 +1,26 @@
+"""Which GPUs and cores each process of a run on one machine gets."""
+
+from gspo_services.shared.placement.driver import require_driver
+from gspo_services.shared.placement.placing import (
+    Placement,
+    ProcessPlace,
+    is_for_cuda,
+    machine_of,
+    placement_of,
+    require_pythons,
+)
+from gspo_services.shared.placement.visible import Machine, named_gpus, this_machine, torch_is_for_cuda
+
+__all__ = [
+    "Machine",
+    "Placement",
+    "ProcessPlace",
+    "is_for_cuda",
+    "machine_of",
+    "named_gpus",
+    "placement_of",
+    "require_driver",
+    "require_pythons",
+    "this_machine",
+    "torch_is_for_cuda",
+]

@@ -1,0 +1,187 @@
+"""Load a run's settings: TOML file < environment < ``--set section.key=value``. Errors name the key and the way out."""
+
+import math
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings.keys import RENAMED, close_match, names_in
+from gspo_services.shared.settings.sections import Settings
+
+ENVIRONMENT_PREFIX: Final = "GSPO_"
+MAX_DEPTH: Final = 32
+RESERVED: Final = frozenset({"GSPO_DATA_DIR", "GSPO_LOG_LEVEL", "GSPO_SANDBOX_KEY"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """Settings, and the source of each value that is not the default."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+    """By section.key: the file's path, "environment NAME" or "--set KEY=VALUE"; several, where each set a part."""
+
+
+@dataclass
+class _Given:
+    """The values given so far, and their sources."""
+
+    plain: dict[str, Any]
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def put(self, keys: Sequence[str], value: Any, origin: str) -> None:
+        """Set one value, which replaces what came before. Raises: ConfigurationError."""
+        if len(keys) < 2 or not all(keys):
+            raise ConfigurationError(f"{origin}: expected section.key, such as batch.max_lag")
+        table = self.plain
+        for key in keys[:-1]:
+            inner = table.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise ConfigurationError(f"{origin}: {key} is a value, not a section")
+            table = inner
+        table[keys[-1]] = value
+        name = ".".join(keys[:2])
+        before = self.sources.get(name)
+        self.sources[name] = f"{before}, {origin}" if before and len(keys) > 2 else origin
+
+
+def load_settings(path: Path | None, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from ``path`` (None: the defaults), the environment and ``overrides`` ("section.key=value").
+
+    Raises: ConfigurationError naming the file, the key, the value and the way out.
+    """
+    return load_configuration(path, overrides, environment).settings
+
+
+def load_configuration(
+    path: Path | None, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
+) -> Configuration:
+    """``load_settings``, with the source of each value. Raises: ConfigurationError as ``load_settings`` does."""
+    given = _Given(_read_toml(path) if path is not None else {})
+    origin = str(path) if path is not None else "defaults"
+    for section, table in given.plain.items():
+        if isinstance(table, dict):
+            given.sources |= {f"{section}.{key}": origin for key in table}
+    for name, value in environment.items():
+        if name.startswith(ENVIRONMENT_PREFIX) and "__" in name and name not in RESERVED:
+            keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+            given.put(keys, _value(value), f"environment {name}")
+    for override in overrides:
+        _put_override(given, override)
+    return Configuration(settings=validated(given.plain, origin, given.sources), sources=given.sources)
+
+
+def override_settings(settings: Settings, overrides: Sequence[str]) -> Settings:
+    """``settings`` with some keys changed. Raises: ConfigurationError as ``load_settings`` does."""
+    given = _Given(settings.model_dump(mode="json"))
+    for override in overrides:
+        _put_override(given, override)
+    return validated(given.plain, "--set", given.sources)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"{path}: no such file; examples are in examples/") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+    # ValueError: also a number of thousands of digits.
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
+
+
+def _put_override(given: _Given, override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator:
+        raise ConfigurationError(f"--set {override!r}: expected section.key=value, such as batch.max_lag=2")
+    given.put(key.strip().split("."), _value(value.strip()), f"--set {override}")
+
+
+def validated(plain: Any, origin: str, sources: Mapping[str, str] = {}) -> Settings:
+    """Settings from tables of plain values. ``sources`` of single keys are named where they differ from ``origin``.
+
+    Raises: ConfigurationError naming the origin, and each wrong key with its value and the way out.
+    """
+    require_plain(plain, origin)
+    _require_new_names(plain, origin, sources)
+    try:
+        return Settings.model_validate(plain)
+    except ValidationError as error:
+        lines = [_explain(details, origin, sources) for details in error.errors()]
+        raise ConfigurationError(f"{origin}: " + "\n".join(lines)) from error
+
+
+def _require_new_names(plain: Any, origin: str, sources: Mapping[str, str]) -> None:
+    for old, new in RENAMED.items():
+        section, _, key = old.partition(".")
+        table = plain.get(section) if isinstance(plain, dict) else None
+        if isinstance(table, dict) and key in table:
+            raise ConfigurationError(f"{sources.get(old, origin)[:200]}: {old} is now {new}")
+
+
+def require_plain(plain: Any, origin: str, key: str = "", depth: int = 0) -> None:
+    """Check that a configuration is data that settings.json can hold: text, numbers, truth values, lists and tables.
+
+    Raises: ConfigurationError naming the key, for dates, numbers of more than 64 bits or none at all, text that is no
+    Unicode, and too many levels of tables.
+    """
+    if depth > MAX_DEPTH:
+        raise ConfigurationError(f"{origin}: {key[:100]}: more than {MAX_DEPTH} levels of tables and lists")
+    if isinstance(plain, dict):
+        for name, value in plain.items():
+            require_plain(str(name), origin, "a key", depth)
+            require_plain(value, origin, f"{key}.{name}" if key else str(name), depth + 1)
+    elif isinstance(plain, list):
+        for value in plain:
+            require_plain(value, origin, key, depth + 1)
+    elif isinstance(plain, str):
+        if "\0" in plain or any("\ud800" <= letter <= "\udfff" for letter in plain):
+            raise ConfigurationError(f"{origin}: {key[:100]} is {plain[:100]!r}: not text")
+    elif isinstance(plain, float):
+        if not math.isfinite(plain):
+            raise ConfigurationError(f"{origin}: {key[:100]} is {plain}: expected a finite number")
+    elif isinstance(plain, int):
+        if not -(2**63) <= plain < 2**63:
+            raise ConfigurationError(f"{origin}: {key[:100]} is a number of {plain.bit_length()} bits, 64 allowed")
+    elif plain is not None:
+        raise ConfigurationError(f"{origin}: {key[:100]} is a {type(plain).__name__}: write it as text, in quotes")
+
+
+def _value(text: str) -> Any:
+    """A value as TOML reads it; bare words are strings, so that ``--set environment.name=calculator`` needs no quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
+def _explain(details: ErrorDetails, origin: str, sources: Mapping[str, str]) -> str:
+    location = [str(part) for part in details["loc"]]
+    name = ".".join(location)
+    source = sources.get(".".join(location[:2]), origin)
+    said_by = "" if source == origin else f" ({source[:200]})"
+    if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"  {name}: unknown key{said_by}; {close_match(location[-1], names_in(location))}"
+    message = details["msg"].removeprefix("Value error, ")
+    if details["type"] == "value_error":
+        return f"  {message}{said_by}"  # from a section's own check, which names its keys
+    if details["type"] == "dataclass_type":
+        message = "Input should be a table of keys"
+    return f"  {name} is {repr(details['input'])[:200]}{said_by}: {message}"
+
+
+def require_model(path: Path) -> None:
+    """Raises: ConfigurationError when ``path``, the setting model.path, is not a Hugging Face model directory."""
+    if not (path / "config.json").is_file():
+        raise ConfigurationError(
+            f"model.path is {path}: no config.json there. It must be a Hugging Face model directory; a relative path starts "
+            f"at the working directory; `gspo model tiny {path}` makes a small model"
+        )

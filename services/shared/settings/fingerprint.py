@@ -1,0 +1,36 @@
+"""A digest of the settings that all processes of one run must share."""
+
+import hashlib
+import json
+from pathlib import PurePath
+from typing import Final
+
+from gspo_services.shared.settings.sections import Settings
+
+_OF_AGENTS: Final = {"function", "command", "on_deadline", "on_replay", "weights", "renderer", "template_arguments"}
+
+
+def run_fingerprint(settings: Settings) -> str:
+    """Digest over tasks, batches, seed and the model's directory name; 32 hexadecimal characters.
+
+    It leaves out what processes may see differently (paths, ports), and what may change when a run is resumed (number of
+    batches, evaluation, objective, learning rate, and sampling, which the broker records for each group and sends with its
+    leases: all rollouts sample a group alike, whatever their own files say).
+    """
+    plain = settings.model_dump(mode="json")
+    agreed = {
+        "seed": plain["run"]["seed"],
+        "model": PurePath(plain["model"]["path"]).name,
+        "environment": plain["environment"],
+        # The members of a group are compared, and different rollouts may grade them.
+        "reward": {"on_deadline": plain["reward"]["on_deadline"]},
+        "batch": plain["batch"],
+    }
+    # Runs of one broker have the fingerprint that they had before there could be several.
+    if plain["broker"]["num_brokers"] != 1:
+        agreed["num_brokers"] = plain["broker"]["num_brokers"]
+    agent = plain["agent"]
+    if agent["function"] or agent["command"] or agent["url"]:
+        agreed["agent"] = {key: value for key, value in agent.items() if key in _OF_AGENTS}
+    canonical = json.dumps(agreed, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()

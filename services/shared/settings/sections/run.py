@@ -1,0 +1,159 @@
+"""What the run is: the sections that several processes read."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from gspo_services.shared.settings.sections.learner import Learner, LoraSection
+from gspo_services.shared.settings.sections.rollout import Rollout
+from gspo_services.shared.settings.sections.section import Section
+
+
+class Run(Section):
+    """The run as a whole."""
+
+    directory: Path = Path("runs/default")
+    """Everything that the run writes: ledger, checkpoints, metrics, logs, plots. The same directory resumes the run."""
+    num_batches: int = Field(100, ge=1)
+    """The run ends after this many batches."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Seeds task order, sampling and the learner."""
+    take_turns: bool = False
+    """For one GPU that holds the learner or the server, but not both: they take turns. Between its turns the learner keeps
+    its states in the host's memory, and the server loads the weights again from rollout.weights_directory. See
+    docs/guide/everyday/turns.md."""
+    max_restarts: int = Field(5, ge=0)
+    """``gspo run`` restarts a process that ends early. It gives up when one ends more often than this within 5 minutes."""
+    log_bytes: int = Field(64 * 2**20, ge=2**16)
+    """A log in the run's directory that is larger is rotated: it becomes NAME.log.1, and so on."""
+    log_files: int = Field(5, ge=2)
+    """How many files a log has at most, the newest included. The oldest is removed."""
+
+
+class Model(Section):
+    """The policy."""
+
+    path: Path = Path("models/tiny")
+    """Hugging Face model directory (config.json, *.safetensors, tokenizer.json): the starting weights."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which the weights are published and served."""
+
+
+class EnvironmentSection(Section):
+    """Where tasks and rewards come from."""
+
+    name: str = "arithmetic"
+    """A built-in environment (arithmetic, calculator, dataset), for agents also a built-in task set (rows, shop), or
+    "package.module:ClassName"."""
+    options: dict[str, Any] = Field({})
+    """Passed to the environment; see ``gspo environments``."""
+
+
+class Sampling(Section):
+    """How the policy is sampled. Recorded with every group, because the learner applies the same temperature. ``[schedule]``
+    changes temperature and lengths within a run."""
+
+    temperature: float = Field(1.0, ge=0, le=10)
+    """Divides the logits, in the engine and in the learner. 0 is refused: greedy tokens have no behaviour log-prob."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Only 1.0 can be trained on: with a truncated distribution the ratio of an unchanged policy differs from 1."""
+    top_k: int = Field(-1, ge=-1)
+    """Only -1 (off) can be trained on, for the same reason."""
+    max_turn_tokens: int = Field(16, ge=1)
+    """The most tokens of one action turn."""
+    max_tokens: int = Field(256, ge=2)
+    """The most tokens of a sequence, including prompt and observations."""
+    max_episode_tokens: int | None = Field(None, ge=2)
+    """The most tokens of an episode, over all its sequences, where agents make several; context counts in each. None:
+    max_tokens."""
+
+    @model_validator(mode="after")
+    def _trainable(self) -> "Sampling":
+        if self.temperature == 0:
+            raise ValueError("sampling.temperature is 0: greedy tokens cannot be trained on; use a value such as 1.0")
+        if self.top_p != 1.0 or self.top_k != -1:
+            raise ValueError(
+                f"sampling.top_p is {self.top_p} and sampling.top_k is {self.top_k}: log-probs of a truncated distribution "
+                "give a ratio other than 1 for an unchanged policy; use top_p = 1.0 and top_k = -1"
+            )
+        if self.max_turn_tokens >= self.max_tokens:
+            raise ValueError(
+                f"sampling.max_turn_tokens is {self.max_turn_tokens} and sampling.max_tokens is {self.max_tokens}: "
+                "a turn must be shorter than the whole sequence"
+            )
+        if self.episode_tokens < self.max_tokens:
+            raise ValueError(
+                f"sampling.max_episode_tokens is {self.max_episode_tokens} and sampling.max_tokens is {self.max_tokens}: an "
+                "episode has at least one sequence; give at least max_tokens"
+            )
+        return self
+
+    @property
+    def episode_tokens(self) -> int:
+        return self.max_tokens if self.max_episode_tokens is None else self.max_episode_tokens
+
+
+class BatchSection(Section):
+    """What makes a batch, and how stale it may be."""
+
+    group_size: int = Field(8, ge=2)
+    """Trajectories per prompt. 1 is refused: a group of one has no baseline."""
+    groups_per_batch: int = Field(32, ge=1)
+    """Whole groups per batch. A batch starts from one policy version, and ends when the next one is published."""
+    mini_batches: int = Field(4, ge=1)
+    """Optimizer steps per batch, each on groups_per_batch / mini_batches whole groups. The paper uses 4."""
+    max_lag: int = Field(2, ge=0)
+    """How old a trained token may be, in policy versions behind the learner. 0: generation and training take turns."""
+
+    @model_validator(mode="after")
+    def _divisible(self) -> "BatchSection":
+        if self.groups_per_batch % self.mini_batches:
+            raise ValueError(
+                f"batch.groups_per_batch is {self.groups_per_batch}, batch.mini_batches is {self.mini_batches}: every "
+                "mini-batch holds whole groups, so the first must be a multiple of the second"
+            )
+        return self
+
+
+def require_turns(learner: Learner, rollout: Rollout, lora: LoraSection) -> None:
+    """What ``run.take_turns`` needs: one learner and one server that can both leave the device. Raises: ValueError."""
+    ranks = learner.num_ranks * learner.num_nodes
+    if ranks > 1:
+        _refuse(f"the learner has {ranks} ranks", "they would need a lock for each GPU; use learner.num_ranks = 1")
+    if rollout.server_url:
+        _refuse(
+            f"rollout.server_url is {rollout.server_url}",
+            "a server that somebody else starts takes the device before its turn; leave server_url out",
+        )
+    if rollout.num_servers != 1 or rollout.ranks_per_server != 1:
+        _refuse(
+            f"rollout.num_servers is {rollout.num_servers}, with {rollout.ranks_per_server} ranks each",
+            "one server of one rank uses a GPU best; use rollout.num_servers = 1, tensor_parallel = 1 and data_parallel = 1",
+        )
+    if lora.publish == "adapter":
+        _refuse(
+            'lora.publish is "adapter"',
+            'the engine would lose the model below the adapters with every turn; use publish = "merged"',
+        )
+    _require_movable(learner)
+
+
+def _require_movable(learner: Learner) -> None:
+    """DeepSpeed's ``offload_states`` exists in its optimizers of ZeRO 1 in float32 and of ZeRO 2."""
+    stage = learner.zero_stage
+    if stage == 2 or (stage == 1 and learner.dtype == "float32"):
+        return
+    reason = {
+        0: "without ZeRO, DeepSpeed cannot move its optimizer's states",
+        1: "in bfloat16, DeepSpeed's optimizer of ZeRO 1 cannot move its states",
+        3: "DeepSpeed's optimizer of ZeRO 3 moves those of its own fused Adam only",
+    }[stage]
+    _refuse(
+        f"learner.zero_stage is {stage} and learner.dtype {learner.dtype!r}",
+        f"{reason}; use learner.zero_stage = 2, which takes the same memory on one GPU",
+    )
+
+
+def _refuse(found: str, way_out: str) -> None:
+    raise ValueError(f"run.take_turns is true and {found}: {way_out}; or set run.take_turns = false")

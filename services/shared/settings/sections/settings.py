@@ -1,0 +1,258 @@
+"""All sections together, and the checks that concern more than one."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from gspo_protocol.endpoints import require_endpoint
+from gspo_services.shared.settings.exposure import EVERY_ADDRESS, EXPOSED, is_private
+from gspo_services.shared.settings.sections.agent import AgentSection
+from gspo_services.shared.settings.sections.broker import NUMBER_MARK, PORT_STEP, Broker
+from gspo_services.shared.settings.sections.data import DataSection
+from gspo_services.shared.settings.sections.evaluation import Evaluation, EvaluationSet
+from gspo_services.shared.settings.sections.learner import Learner, LoraSection
+from gspo_services.shared.settings.sections.objective import ObjectiveSettings
+from gspo_services.shared.settings.sections.reward import RewardSection
+from gspo_services.shared.settings.sections.rollout import Rollout
+from gspo_services.shared.settings.sections.run import BatchSection, EnvironmentSection, Model, Run, Sampling, require_turns
+from gspo_services.shared.settings.sections.sandbox import SandboxSection
+from gspo_services.shared.settings.sections.schedule import (
+    Scheduled,
+    ScheduleSection,
+    critical_batches,
+    curves,
+    require_schedules,
+)
+from gspo_services.shared.settings.sections.security import SecuritySection
+from gspo_services.shared.settings.sections.trackers import TrackersSection
+
+
+class Settings(BaseModel):
+    """All sections of a run's configuration file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    run: Run = Run()
+    model: Model = Model()
+    environment: EnvironmentSection = EnvironmentSection()
+    reward: RewardSection = RewardSection()
+    agent: AgentSection = AgentSection()
+    sandbox: SandboxSection = SandboxSection()
+    sampling: Sampling = Sampling()
+    schedule: ScheduleSection = ScheduleSection()
+    batch: BatchSection = BatchSection()
+    data: DataSection = DataSection()
+    objective: ObjectiveSettings = ObjectiveSettings()
+    evaluation: Evaluation = Evaluation()
+    broker: Broker = Broker()
+    rollout: Rollout = Rollout()
+    learner: Learner = Learner()
+    lora: LoraSection = LoraSection()
+    security: SecuritySection = SecuritySection()
+    trackers: TrackersSection = TrackersSection()
+
+    def for_set(self, chosen: EvaluationSet) -> "Settings":
+        """These settings with the environment and the sampling of an evaluation set. Its sampling may be one that cannot be
+        trained on."""
+        name = chosen.environment or self.environment.name
+        own = name == self.environment.name
+        options = {**(self.environment.options if own else {}), **chosen.options}
+        keys = ("temperature", "top_p", "top_k", "max_turn_tokens", "max_tokens")
+        changed = {key: value for key in keys if (value := getattr(chosen, key)) is not None}
+        if "max_tokens" in changed:
+            changed["max_episode_tokens"] = max(self.sampling.max_episode_tokens or 0, changed["max_tokens"])
+        return self.model_copy(
+            update={
+                "environment": self.environment.model_copy(update={"name": name, "options": options}),
+                "sampling": self.sampling.model_copy(update=changed),
+            }
+        )
+
+    @model_validator(mode="after")
+    def _sets_fit_cache(self) -> "Settings":
+        for name, each in self.evaluation.sets.items():
+            sampling = self.for_set(each).sampling
+            if sampling.max_turn_tokens >= sampling.max_tokens:
+                raise ValueError(
+                    f"evaluation.sets.{name}: max_turn_tokens is {sampling.max_turn_tokens} and max_tokens is "
+                    f"{sampling.max_tokens}, with those of [sampling] where the set has none: a turn must be shorter than "
+                    "the whole sequence"
+                )
+            if self.agent.is_used and self.agent.advertised_url and self.evaluation.interval(each):
+                raise ValueError(
+                    f"agent.advertised_url is {self.agent.advertised_url!r} and evaluation.sets.{name} is evaluated in the "
+                    "run: its agents need an endpoint of their own; set every_batches = 0 there and use `gspo eval`"
+                )
+            if self.rollout.max_total_tokens < sampling.max_tokens:
+                raise ValueError(
+                    f"rollout.max_total_tokens is {self.rollout.max_total_tokens} and evaluation.sets.{name}.max_tokens is "
+                    f"{sampling.max_tokens}: a server could not hold one trajectory; raise the first or lower the second"
+                )
+        return self
+
+    @property
+    def ledger_directory(self) -> Path:
+        """Where this process's ledger is, if it is a broker: broker 0's is in run.directory itself."""
+        number = self.broker.number
+        return self.run.directory / f"broker-{number}" if number else self.run.directory
+
+    @model_validator(mode="after")
+    def _brokers_share_batches(self) -> "Settings":
+        number, groups = self.broker.num_brokers, self.batch.groups_per_batch
+        if groups % number:
+            fitting = max(each for each in range(1, number) if groups % each == 0)
+            fewer, more = groups - groups % number, groups - groups % number + number
+            raise ValueError(
+                f"broker.num_brokers is {number} and batch.groups_per_batch is {groups}: each broker gives an equal share "
+                f"of a batch; use {fitting} brokers, or {f'{fewer} or ' if fewer else ''}{more} groups"
+            )
+        if self.broker.number >= number:
+            raise ValueError(
+                f"broker.number is {self.broker.number} and broker.num_brokers is {number}: brokers are counted from 0 to "
+                f"{number - 1}"
+            )
+        endpoints = (*self.broker.work_endpoints, *self.broker.batch_endpoints)
+        bound = [endpoint for endpoint in endpoints if not endpoint.startswith(EVERY_ADDRESS)]
+        if number > 1 and len(set(bound)) < len(bound):
+            raise ValueError(
+                f"broker.work_endpoint is {self.broker.work_endpoint!r} and broker.batch_endpoint is "
+                f"{self.broker.batch_endpoint!r}: with {number} brokers two of them would have one address; let the two "
+                f"ports differ by less than {PORT_STEP}, or write {NUMBER_MARK} into both"
+            )
+        return self
+
+    @property
+    def largest_sampling(self) -> Sampling:
+        """The section sampling with each limit at its largest of all batches."""
+        if not curves(self):
+            return self.sampling
+        batches = [Scheduled.of(self, batch) for batch in critical_batches(self)]
+        largest = {name: max(getattr(each, name) for each in batches) for name in ("max_turn_tokens", "max_tokens")}
+        return self.sampling.model_copy(update=largest)
+
+    @property
+    def longest_sequence(self) -> int:
+        """The most tokens of a sequence that the run asks for, of all batches and of its evaluation sets."""
+        sets = [self.for_set(each).sampling for each in self.evaluation.in_runs().values()]
+        return max(each.max_tokens for each in (self.largest_sampling, *sets))
+
+    @model_validator(mode="after")
+    def _schedules_hold(self) -> "Settings":
+        require_schedules(self)
+        return self
+
+    @model_validator(mode="after")
+    def _trajectory_fits_cache(self) -> "Settings":
+        most = self.largest_sampling.max_tokens
+        if self.rollout.max_total_tokens < most:
+            raise ValueError(
+                f"rollout.max_total_tokens is {self.rollout.max_total_tokens} and sampling.max_tokens is "
+                f"{most}: a server could not hold one trajectory; raise the first or lower the second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _trajectories_can_be_overlong(self) -> "Settings":
+        limit = self.largest_sampling.max_tokens
+        for name in ("overlong_filter_tokens", "overlong_buffer_tokens"):
+            tokens = getattr(self.objective, name)
+            if tokens is not None and tokens > limit:
+                raise ValueError(
+                    f"objective.{name} is {tokens} and sampling.max_tokens is {limit}: no trajectory has that many tokens; "
+                    "lower the first or raise the second"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_are_known_before_a_batch(self) -> "Settings":
+        if self.data.dynamic_sampling and self.objective.kl_coefficient > 0 and self.objective.kl_in == "reward":
+            raise ValueError(
+                'data.dynamic_sampling is true and objective.kl_in is "reward": the learner then changes every reward, so '
+                "that groups with equal rewards have a signal too, and none may be left out; leave dynamic_sampling out, or "
+                'set kl_in = "loss"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _leases_outlast_generations(self) -> "Settings":
+        if self.broker.idle_lease_s <= self.rollout.engine_timeout_s:
+            raise ValueError(
+                f"broker.idle_lease_s is {self.broker.idle_lease_s:g} and rollout.engine_timeout_s is "
+                f"{self.rollout.engine_timeout_s:g}: its lease would end while a rollout still waits for the engine; "
+                "raise the first or lower the second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _leases_outlast_agents(self) -> "Settings":
+        if self.agent.is_used and self.broker.idle_lease_s <= self.agent.deadline_s:
+            raise ValueError(
+                f"broker.idle_lease_s is {self.broker.idle_lease_s:g} and agent.deadline_s is {self.agent.deadline_s:g}: an "
+                "episode's lease would end while its agent still works; raise the first or lower the second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _agents_stay_on_this_host(self) -> "Settings":
+        private = is_private(f"http://[{self.agent.host}]:1" if ":" in self.agent.host else f"http://{self.agent.host}:1")
+        if self.agent.is_used and not (private or self.security.keys or self.security.allow_plaintext):
+            raise ValueError(f"agent.host is {self.agent.host!r}: {EXPOSED}; or leave it at 127.0.0.1")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_can_be_served(self) -> "Settings":
+        if self.lora.publish != "adapter":
+            return self
+        for name in ("tensor_parallel", "expert_parallel", "data_parallel"):
+            if getattr(self.rollout, name) > 1:
+                raise ValueError(
+                    f'lora.publish is "adapter" and rollout.{name} is {getattr(self.rollout, name)}: the model below '
+                    'adapters can only be verified in a server of one rank; set it to 1, or lora.publish = "merged"'
+                )
+        if self.rollout.pause_mode == "in_place" and self.lora.loaded <= self.batch.max_lag:
+            raise ValueError(
+                f'rollout.pause_mode is "in_place", batch.max_lag is {self.batch.max_lag} and lora.loaded is '
+                f"{self.lora.loaded}: generations may be under way with the adapters of {self.batch.max_lag + 1} versions; "
+                'raise lora.loaded above max_lag, or use pause_mode = "retract"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weights_can_be_reached(self) -> "Settings":
+        endpoint = self.learner.weights_endpoint
+        if self.learner.advertised_weights_endpoint:
+            require_endpoint("learner.advertised_weights_endpoint", self.learner.advertised_weights_endpoint)
+        if not self.learner.advertised_weights_endpoint and endpoint.startswith(EVERY_ADDRESS):
+            raise ValueError(
+                f"learner.weights_endpoint is {endpoint!r}, which binds every address but tells rollouts none; set "
+                "learner.advertised_weights_endpoint to what they connect to, such as tcp://learner:7003"
+            )
+        own = self.rollout.peer_weights_endpoint
+        if own.startswith(EVERY_ADDRESS):
+            raise ValueError(
+                f"rollout.peer_weights_endpoint is {own!r}, which binds every address but tells other rollouts none; set it "
+                "to this host's own, such as tcp://10.0.3.7:7004"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _turns_are_possible(self) -> "Settings":
+        if self.run.take_turns:
+            require_turns(self.learner, self.rollout, self.lora)
+        return self
+
+    @model_validator(mode="after")
+    def _plaintext_stays_on_this_host(self) -> "Settings":
+        if self.security.keys or self.security.allow_plaintext:
+            return self
+        endpoints = {
+            "broker.work_endpoint": self.broker.work_endpoint,
+            "broker.batch_endpoint": self.broker.batch_endpoint,
+            "learner.weights_endpoint": self.learner.weights_endpoint,
+            "learner.advertised_weights_endpoint": self.learner.advertised_weights_endpoint,
+            "rollout.peer_weights_endpoint": self.rollout.peer_weights_endpoint,
+        }
+        exposed = [f"{key} is {endpoint!r}" for key, endpoint in endpoints.items() if not is_private(endpoint)]
+        if exposed:
+            raise ValueError(f"{', '.join(exposed)}: {EXPOSED}")
+        return self

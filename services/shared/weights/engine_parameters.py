@@ -1,0 +1,156 @@
+"""Builds an engine's parameters from a checkpoint's tensors, without torch: to compare checksums, to patch them in place.
+
+SGLang's /weights_checker hashes each parameter as it lies in memory, where SGLang has merged tensors that a checkpoint
+keeps apart (Llama, Qwen3 and Qwen3-MoE; ``shards`` has what each of several ranks holds). All merges are along the first
+dimension, so they are concatenations of bytes:
+
+    self_attn.qkv_proj.weight        q_proj, k_proj, v_proj
+    mlp.gate_up_proj.weight          gate_proj, up_proj
+    mlp.experts.w13_weight           gate_proj, up_proj of each expert in turn
+    mlp.experts.w2_weight            down_proj of each expert in turn
+    embed_tokens, lm_head            padded with zero rows to a multiple of 64
+    everything else                  as it is, under its own name
+
+The hashes are in ``checksums``. The learner computes the checksums that an engine must report for each version that it
+publishes; a rollout computes them where the learner had not yet been asked for its engine's hash.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from gspo_protocol.messages import TensorInfo
+from gspo_services.shared.weights.checksums import Checksum
+from gspo_services.shared.weights.spread import VOCAB_ROWS
+
+EMBEDDING: Final = "model.embed_tokens.weight"
+HEAD: Final = "lm_head.weight"
+
+_ATTENTION: Final = re.compile(r"(?P<prefix>.*\.self_attn)\.(?P<part>[qkv])_proj\.(?P<kind>weight|bias)")
+_EXPERT: Final = re.compile(r"(?P<prefix>.*\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight")
+_MLP: Final = re.compile(r"(?P<prefix>.*\.mlp)\.(?P<part>gate|up)_proj\.(?P<kind>weight|bias)")
+
+Buffer = bytes | bytearray | memoryview
+Described = tuple[str, int, int]
+"""A tensor's name, rows and bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """An engine parameter: the sent tensors that it consists of, in its order."""
+
+    name: str
+    tensors: list[str]
+    indices: list[int]
+    """The places of these tensors among those that were sent."""
+    padding_bytes: int
+    """Zeros behind them."""
+    complete: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter(Layout):
+    """An engine parameter with its bytes: ``parts``, in the parameter's order, padding included."""
+
+    parts: list[Buffer]
+
+
+def layouts(tensors: Sequence[TensorInfo]) -> dict[str, Layout]:
+    """The engine's parameters, by name, that consist of checkpoint tensors. Raises: ValueError for a tensor sent twice."""
+    return dict(layouts_of(described(tensors)))
+
+
+def described(tensors: Sequence[TensorInfo]) -> tuple[Described, ...]:
+    """What is the same in all versions of a run: their thousands of names are matched once."""
+    return tuple((info.name, info.shape[0] if info.shape else 0, info.num_bytes) for info in tensors)
+
+
+@lru_cache(maxsize=2)
+def layouts_of(tensors: tuple[Described, ...]) -> dict[str, Layout]:
+    """``layouts`` of tensors that were described; the caller must not change it."""
+    places: dict[str, dict[tuple[int, ...], int]] = {}
+    for index, (tensor, _, _) in enumerate(tensors):
+        name, place = _place(tensor)
+        parts = places.setdefault(name, {})
+        if place in parts:
+            raise ValueError(f"tensor {tensor} was sent twice")
+        parts[place] = index
+    return {name: _layout(name, parts, tensors) for name, parts in places.items()}
+
+
+def merge(tensors: Iterable[tuple[TensorInfo, Buffer]]) -> dict[str, Parameter]:
+    """The engine's parameters, by name, built from checkpoint tensors. Raises: ValueError for a tensor sent twice."""
+    sent = list(tensors)
+    return {
+        name: Parameter(
+            name=name,
+            tensors=layout.tensors,
+            indices=layout.indices,
+            padding_bytes=layout.padding_bytes,
+            complete=layout.complete,
+            parts=parts_of(layout, [data for _, data in sent]),
+        )
+        for name, layout in layouts([info for info, _ in sent]).items()
+    }
+
+
+def parts_of(layout: Layout, data: Sequence[Buffer]) -> list[Buffer]:
+    """The bytes of a parameter, in pieces, from those of all sent tensors."""
+    parts = [data[index] for index in layout.indices]
+    return [*parts, bytes(layout.padding_bytes)] if layout.padding_bytes else parts
+
+
+def _place(name: str) -> tuple[str, tuple[int, ...]]:
+    """The engine's parameter that a checkpoint tensor is part of, and its place in it."""
+    if match := _ATTENTION.fullmatch(name):
+        return f"{match['prefix']}.qkv_proj.{match['kind']}", ("qkv".index(match["part"]),)
+    if match := _EXPERT.fullmatch(name):
+        expert = int(match["expert"])
+        if match["part"] == "down":
+            return f"{match['prefix']}.w2_weight", (expert, 0)
+        return f"{match['prefix']}.w13_weight", (expert, ("gate", "up").index(match["part"]))
+    if match := _MLP.fullmatch(name):
+        return f"{match['prefix']}.gate_up_proj.{match['kind']}", (("gate", "up").index(match["part"]),)
+    return name, (0,)
+
+
+def _layout(name: str, places: Mapping[tuple[int, ...], int], tensors: Sequence[Described]) -> Layout:
+    indices = [places[place] for place in sorted(places)]
+    return Layout(
+        name=name,
+        tensors=[tensors[index][0] for index in indices],
+        indices=indices,
+        padding_bytes=_vocab_padding(tensors[indices[0]]) if name in (EMBEDDING, HEAD) else 0,
+        complete=set(places) == _expected_places(name, places),
+    )
+
+
+def _expected_places(name: str, places: Iterable[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    experts = range(max(place[0] for place in places) + 1)
+    if name.endswith(".w13_weight"):
+        return {(expert, part) for expert in experts for part in range(2)}
+    if name.endswith(".w2_weight"):
+        return {(expert, 0) for expert in experts}
+    if ".qkv_proj." in name:
+        return {(0,), (1,), (2,)}
+    if ".gate_up_proj." in name:
+        return {(0,), (1,)}
+    return {(0,)}
+
+
+def _vocab_padding(tensor: Described) -> int:
+    _, rows, num_bytes = tensor
+    return -rows % VOCAB_ROWS * (num_bytes // rows) if rows else 0
+
+
+def checksums_of(parameters: Mapping[str, Parameter], checksum: Checksum) -> dict[str, str]:
+    """The checksum of each complete parameter; ``checksum`` is the engine's hash."""
+    complete = [parameter for parameter in parameters.values() if parameter.complete]
+    # The hashes release the interpreter lock; numpy's does 80 MiB/s on one core, so a large model needs all cores.
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        digests = list(pool.map(lambda parameter: checksum(parameter.parts), complete))
+    return {parameter.name: digest for parameter, digest in zip(complete, digests, strict=True)}

@@ -1,0 +1,1 @@
+"""Environments, rewards, agents of users and their worker processes, the sandbox."""

@@ -1,0 +1,193 @@
+"""Runs agents that are Python functions: each episode in a worker process that can be killed, many in each."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import structlog
+
+from gspo_services.tasks.agents.episode import WorkerEpisode
+from gspo_services.tasks.agents.journal import NoJournal, RecordedStep, StepJournal
+from gspo_services.tasks.agents.messages import (
+    MAX_START_BYTES,
+    WorkerDiverged,
+    WorkerDone,
+    WorkerStep,
+    encoded,
+    start_message,
+)
+from gspo_services.tasks.agents.options import AgentPoolOptions
+from gspo_services.tasks.agents.output import UserOutput
+from gspo_services.tasks.agents.results import AgentFailure, AgentResult, AgentTask, failed, scored
+from gspo_services.tasks.agents.worker import UserWorker
+
+log = structlog.get_logger(__name__)
+
+_WORKERS_REASONS: tuple[AgentFailure, ...] = ("deadline", "raised", "memory", "not_finite")
+"""Failures that a worker may report."""
+
+
+class AgentPool:
+    """Solves as many episodes at a time as its workers have places; an episode waits while all are taken.
+
+    ``tasks`` owns the workers' life cycles and must outlive the pool. Workers start when they are first needed.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        options: AgentPoolOptions | None = None,
+        *,
+        tasks: asyncio.TaskGroup,
+        output: UserOutput | None = None,
+    ) -> None:
+        """``function``: the agent, "package.module:function"."""
+        self._function = function
+        self._options = AgentPoolOptions() if options is None else options
+        self._tasks = tasks
+        self._output = UserOutput() if output is None else output
+        self._workers: list[UserWorker] = []
+        self._places = asyncio.Semaphore(self._options.num_workers * self._options.episodes_per_worker)
+        self._closed = False
+
+    async def __aenter__(self) -> AgentPool:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End every worker; episodes in them and episodes that wait end with the failure "closed"."""
+        self._closed = True
+        workers = list(self._workers)
+        for worker in workers:
+            worker.end("closed", "the agents' workers were closed")
+        for worker in workers:
+            await worker.ended.wait()
+
+    async def first_worker(self) -> AgentResult | None:
+        """Start a worker before it is needed. Returns why it cannot run the agent, or None.
+
+        waits for:    the import of the agent, at most start_timeout_s
+        """
+        worker = self._start_worker()
+        await worker.ready.wait()
+        return worker.end_result
+
+    async def solve(self, task: AgentTask, journal: StepJournal | None = None) -> AgentResult:
+        """The result of one episode, whatever its code does. A cancelled call cancels the episode in its worker.
+
+        waits for:    a free place, then at most start_timeout_s + deadline_s + grace_s, and ``journal``
+        unblocked by: the end of another episode; the deadline, which kills in the end; close
+        Raises: what ``journal`` raises; the episode is then given up.
+        """
+        journal = NoJournal() if journal is None else journal
+        recorded = [(step.name, step.arguments, step.result) for step in journal.recorded]
+        fields = msgspec.structs.asdict(task)
+        if len(start_message(0, fields, recorded)) > MAX_START_BYTES:
+            return failed("too_large", f"task and recorded steps do not fit a message of {MAX_START_BYTES} bytes")
+        await self._places.acquire()
+        if self._closed:
+            self._places.release()
+            return failed("closed", "the agents' workers are closed")
+        worker = self._next_worker()
+        episode = worker.enter()  # from here on the worker frees the place
+        try:
+            await worker.ready.wait()
+            worker.send(start_message(episode.number, fields, recorded))
+            result = await self._follow(worker, episode, task, journal)
+        finally:
+            worker.leave(episode)
+        if result.failure is not None:
+            log.warning("agent_failed", function=self._function, reason=result.failure, detail=result.detail)
+        return result
+
+    async def _follow(
+        self, worker: UserWorker, episode: WorkerEpisode, task: AgentTask, journal: StepJournal
+    ) -> AgentResult:
+        """Serve the episode's steps until it ends."""
+        conversation = _Conversation(worker, episode, journal)
+        try:
+            # The worker keeps the deadline itself, and says where its code was. This is for one that does not.
+            async with asyncio.timeout(task.deadline_s + self._options.grace_s) as limit:
+                done = await conversation.until_done()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            if not episode.is_done:
+                worker.end("deadline", f"it did not end {self._options.grace_s} s after its deadline", episode.number)
+            return failed("deadline", f"not done {self._options.grace_s} s after its deadline of {task.deadline_s} s")
+        if isinstance(done, AgentResult):
+            return done
+        return self._judged(done)
+
+    def _judged(self, done: WorkerDone) -> AgentResult:
+        if done.failure is not None:
+            # An agent that lets a cancellation out which nobody asked for has failed like one that raises.
+            reason: AgentFailure = next((known for known in _WORKERS_REASONS if known == done.failure), "raised")
+            return failed(reason, done.detail)
+        value = done.reward if done.components is None else done.components
+        if value is None:
+            return failed("no_result", "the worker reports neither a reward nor a failure")
+        return scored(value, self._options.weights)
+
+    def _next_worker(self) -> UserWorker:
+        """The worker with the fewest episodes; a new one only when each has some and there may be more."""
+        self._workers = [worker for worker in self._workers if not worker.ended.is_set()]
+        usable = [
+            worker for worker in self._workers if worker.takes_more and worker.load < self._options.episodes_per_worker
+        ]
+        least = min(usable, key=lambda worker: worker.load, default=None)
+        num_taking = sum(worker.takes_more for worker in self._workers)
+        if least is None or (least.load and num_taking < self._options.num_workers):
+            least = self._start_worker()
+        return least
+
+    def _start_worker(self) -> UserWorker:
+        worker = UserWorker(self._function, self._options, self._output, self._places.release)
+        self._workers.append(worker)
+        life = self._tasks.create_task(worker.run(), name="user-worker")
+        # A task that is cancelled before its first step runs nothing at all, and ``close`` would wait for ever.
+        life.add_done_callback(lambda _: worker.conclude())
+        return worker
+
+
+class _Conversation:
+    """What one episode says, in the order in which it may say it."""
+
+    def __init__(self, worker: UserWorker, episode: WorkerEpisode, journal: StepJournal) -> None:
+        self._worker = worker
+        self._episode = episode
+        self._journal = journal
+        self._num_recorded = len(journal.recorded)
+        self._next = self._num_recorded
+        self._has_diverged = False
+
+    async def until_done(self) -> WorkerDone | AgentResult:
+        """Record steps until the episode has ended."""
+        while True:
+            news: Any = await self._episode.news.get()
+            if isinstance(news, WorkerDone | AgentResult):
+                return news
+            if not self._is_in_order(news):
+                text = f"step {news.ordinal} of an episode came where step {self._next} was due"
+                self._worker.end("bad_message", text, self._episode.number)
+                return failed("bad_message", text)
+            if isinstance(news, WorkerDiverged):
+                self._has_diverged, self._next = True, news.ordinal
+                await self._journal.diverged(news.ordinal, news.recorded, news.name)
+            else:
+                self._next += 1
+                await self._journal.record(RecordedStep(news.name, news.arguments, news.result), news.ordinal)
+                self._worker.send(encoded({"do": "recorded", "episode": self._episode.number, "ordinal": news.ordinal}))
+
+    def _is_in_order(self, news: WorkerStep | WorkerDiverged) -> bool:
+        if isinstance(news, WorkerDiverged):
+            before_any = self._next == self._num_recorded and not self._has_diverged
+            return before_any and news.ordinal < self._num_recorded
+        return news.ordinal == self._next

@@ -1,0 +1,58 @@
+"""What is asked of an agent, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import msgspec
+
+from gspo.tasks.environments import Task
+from gspo_services.tasks.environments import UnscoredError, UnscoredReason, score_of
+
+AgentFailure = Literal[
+    UnscoredReason, "deadline", "raised", "memory", "hung", "crashed", "unknown_function", "not_started", "too_large",
+    "bad_message", "no_result", "unreachable", "refused", "closed",
+]  # fmt: skip
+"""Why an episode has no reward. hung: its code blocked the event loop. crashed: its process ended, perhaps by the fault of
+another episode in it. bad_message: its process said what no worker says. refused: its service answered with an error."""
+
+
+class AgentTask(msgspec.Struct, frozen=True, kw_only=True):
+    """One episode for an agent to solve."""
+
+    task: Task
+    seed: int
+    base_url: str
+    """The policy as an OpenAI-compatible server."""
+    api_key: str
+    """Tells the server which episode asks."""
+    model: str
+    deadline_s: Annotated[float, msgspec.Meta(gt=0)]
+    """Wall-clock seconds for the episode; waiting for a free place and starting a worker do not count."""
+
+
+class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How an episode ended."""
+
+    reward: float | None
+    """Finite; None when there is a failure."""
+    components: dict[str, float] = {}
+    """The parts of the reward by name, without their weights."""
+    failure: AgentFailure | None = None
+    detail: str = ""
+    """The failure for people, with file and line of the user's code."""
+
+
+def failed(reason: AgentFailure, detail: str) -> AgentResult:
+    """An episode without a reward."""
+    return AgentResult(reward=None, failure=reason, detail=detail)
+
+
+def scored(value: float | Mapping[str, float], weights: Mapping[str, float] | None) -> AgentResult:
+    """The result of an episode that returned ``value``."""
+    try:
+        score = score_of(value, weights)
+    except UnscoredError as error:
+        return failed(error.reason, str(error))
+    return AgentResult(reward=score.reward, components=score.components)

@@ -1,0 +1,57 @@
+"""Tasks out of rows of programs."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gspo.tasks.environments import Task
+from gspo_services.tasks.environments.layouts import LayoutName, ProgramRow
+from gspo_services.tasks.environments.programs import PACKED_TESTS_BYTES, FiledTests, Problem, digest_of, packed_tests
+from gspo_services.tasks.environments.rows import plain_task
+
+
+def program_task(row: ProgramRow, path: str, place: str, layout: LayoutName) -> Task:
+    """{"prompt", "place", "problem"} and what the row says of "name", "rating", "difficulty" and "date".
+
+    ``place`` is "line 3" or "row 3". Tests that are too large for a task stay in the file.
+    Raises: ValueError when the rest is too large for a task.
+    """
+    tests, packed = packed_tests(row.tests)
+    in_file = None
+    if len(packed) > PACKED_TESTS_BYTES:
+        number = int(place.rpartition(" ")[2])
+        in_file, packed = FiledTests(path=path, row=number, layout=layout, digest=digest_of(row.tests)), ""
+    problem = Problem(
+        tests=tests,
+        packed=packed,
+        in_file=in_file,
+        function=row.function,
+        checker=row.checker,
+        time_limit_s=row.time_limit_s,
+        memory_bytes=row.memory_bytes,
+        solution=row.solution,
+        solution_language=row.solution_language,
+    )
+    prompt = row.statement
+    if row.starter_code.strip():
+        prompt += f"\n\n```python\n{row.starter_code.rstrip()}\n```"
+    task: Task = {"prompt": prompt, "place": f"{path}, {place}", "problem": msgspec.to_builtins(problem)}
+    if row.name:
+        task["name"] = row.name
+    if row.rating is not None:
+        task["rating"] = row.rating
+    if row.difficulty:
+        task["difficulty"] = row.difficulty
+    if row.date is not None:
+        task["date"] = row.date.isoformat()
+    return plain_task(task)
+
+
+def content_of_program_task(task: Task) -> object:
+    """The task without where it lies: tests that stayed in a file are known by their digest."""
+    content = {key: value for key, value in task.items() if key != "place"}
+    problem = content["problem"]
+    assert isinstance(problem, dict)
+    if isinstance(filed := problem.get("in_file"), dict):
+        content["problem"] = {**problem, "in_file": filed["digest"]}
+    return content

@@ -1,0 +1,7 @@
+"""Rows of public sets, as their own loaders read them, and of our own."""
+
+from gspo_services.tasks.environments.layouts.kept_rows import KeptRows
+from gspo_services.tasks.environments.layouts.program_rows import ProgramRow
+from gspo_services.tasks.environments.layouts.recognising import LAYOUTS, LayoutName, program_row
+
+__all__ = ["LAYOUTS", "KeptRows", "LayoutName", "ProgramRow", "program_row"]

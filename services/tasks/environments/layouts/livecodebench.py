@@ -1,0 +1,57 @@
+"""Rows of LiveCodeBench: code_generation and code_generation_lite.
+
+Columns as in LiveCodeBench/LiveCodeBench, lcb_runner/benchmarks/code_generation.py (class CodeGenerationProblem and
+load_code_generation_dataset): question_title, question_content, platform, question_id, contest_id, contest_date,
+starter_code, difficulty, public_test_cases and private_test_cases (JSON lists of {"input", "output", "testtype"}), metadata
+(JSON, with "func_name" where a function is called). In code_generation_lite private_test_cases is packed: base64 of zlib of
+a pickle of the JSON text. A functional test has one argument a line, each as JSON, and its result as JSON
+(lcb_runner/evaluation/testing_util.py, grade_call_based).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gspo_services.tasks.environments.layouts.pickled_text import pickled_text
+from gspo_services.tasks.environments.layouts.program_rows import ProgramRow, column, date_in, json_in, read_tests, text_in
+from gspo_services.tasks.environments.programs import unzipped
+
+LIVECODEBENCH_COLUMNS: Final = frozenset({"question_content", "public_test_cases", "private_test_cases"})
+
+
+def livecodebench_row(record: Mapping[str, Any]) -> ProgramRow:
+    """The problem of a row. Raises: ValueError with the column and what is wrong."""
+    public = json_in(record, "public_test_cases")
+    private = _private(record)
+    metadata = json_in(record, "metadata") if record.get("metadata") else {}
+    if not isinstance(metadata, dict):
+        raise ValueError(f'column "metadata" is {repr(metadata)[:100]}, not a map')
+    function = metadata.get("func_name") or ""
+    tests = [*read_tests(public, "public_test_cases", public=True), *read_tests(private, "private_test_cases")]
+    if not function and any(test.get("testtype") == "functional" for test in [*public, *private]):
+        raise ValueError('its tests are functional, and column "metadata" has no func_name')
+    return ProgramRow(
+        statement=text_in(record, "question_content"),
+        tests=tests,
+        starter_code=text_in(record, "starter_code", needed=False),
+        function=str(function),
+        name=text_in(record, "question_id", needed=False),
+        difficulty=text_in(record, "difficulty", needed=False),
+        date=date_in(record, "contest_date"),
+    )
+
+
+def _private(record: Mapping[str, Any]) -> Any:
+    value = column(record, "private_test_cases")
+    if not isinstance(value, str) or value.lstrip()[:1] in ("[", "{", ""):
+        return json_in(record, "private_test_cases") if value != "" else []
+    try:
+        return json.loads(pickled_text(unzipped(base64.b64decode(value, validate=True))))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f'column "private_test_cases" does not unpack ({error}): it should be JSON, or base64 of zlib of a pickled '
+            "text of JSON; load the row again from its source"
+        ) from error

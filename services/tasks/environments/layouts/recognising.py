@@ -1,0 +1,49 @@
+"""Which layout a row has, by its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from gspo_services.tasks.environments.layouts.apps import APPS_COLUMNS, apps_row
+from gspo_services.tasks.environments.layouts.codeforces import CODEFORCES_COLUMNS, codeforces_row
+from gspo_services.tasks.environments.layouts.livecodebench import LIVECODEBENCH_COLUMNS, livecodebench_row
+from gspo_services.tasks.environments.layouts.plain import OWN_COLUMNS, own_row
+from gspo_services.tasks.environments.layouts.program_rows import ProgramRow
+
+LayoutName = Literal["", "own", "livecodebench", "apps", "codeforces"]
+"""How rows are laid out; "" recognises them by their columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramLayout:
+    """Columns that tell a layout, and how its rows are read."""
+
+    columns: frozenset[str]
+    read: Callable[[Mapping[str, Any]], ProgramRow]
+
+
+LAYOUTS: Mapping[LayoutName, ProgramLayout] = MappingProxyType(
+    {
+        "own": ProgramLayout(columns=OWN_COLUMNS, read=own_row),
+        "livecodebench": ProgramLayout(columns=LIVECODEBENCH_COLUMNS, read=livecodebench_row),
+        "apps": ProgramLayout(columns=APPS_COLUMNS, read=apps_row),
+        "codeforces": ProgramLayout(columns=CODEFORCES_COLUMNS, read=codeforces_row),
+    }
+)
+
+
+def program_row(record: Mapping[str, Any], layout: LayoutName) -> ProgramRow:
+    """The problem of a row. Raises: ValueError with what is wrong, or with the known layouts when the row has none of
+    them."""
+    if layout:
+        return LAYOUTS[layout].read(record)
+    for known in LAYOUTS.values():
+        if known.columns <= record.keys():
+            return known.read(record)
+    expected = "; ".join(f"{name}: {', '.join(sorted(known.columns))}" for name, known in LAYOUTS.items())
+    raise ValueError(
+        f"its columns ({', '.join(sorted(map(str, record)))[:300]}) are those of no layout that is known ({expected})"
+    )

@@ -1,0 +1,5 @@
+"""The environment of mathematics."""
+
+from gspo_services.tasks.environments.maths.environment import Mathematics, MathOptions
+
+__all__ = ["MathOptions", "Mathematics"]

@@ -1,0 +1,83 @@
+"""POSTs JSON to services of users, which are checked like any peer."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import aiohttp
+
+from gspo_services.tasks.json_rewards.reading import MAX_ANSWER_BYTES
+
+_CONNECT_S: Final = 10.0
+_SHOWN_CHARS: Final = 500
+
+UnansweredReason = Literal["unreachable", "refused"]
+
+
+class UnansweredError(Exception):
+    """A service gave no answer that could hold a reward."""
+
+    def __init__(self, reason: UnansweredReason, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.reason: UnansweredReason = reason
+        """unreachable: the connection failed. refused: the service answered with an error, or the URL is none."""
+        self.status = status
+        """The HTTP status, where there is one."""
+
+
+class JsonClient:
+    """The connections to services. There is no limit on requests at a time: whoever calls has one."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    async def close(self) -> None:
+        """Close all connections; requests under way end with an error, and there are no more."""
+        self._closed = True
+        if self._session is not None:
+            await self._session.close()
+
+    async def post(self, url: str, body: bytes) -> bytes:
+        """The body of the answer with status 200, and not more than one byte above MAX_ANSWER_BYTES of it.
+
+        waits for:    the service's answer, without a limit of its own
+        unblocked by: the answer; a cancellation, which closes the connection
+        Raises: UnansweredError.
+        """
+        try:
+            return await self._post(url, body)
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+            raise UnansweredError("unreachable", f"{url}: {str(error) or type(error).__name__}") from error
+        except (aiohttp.ClientError, ValueError) as error:
+            raise UnansweredError("refused", f"{url}: {type(error).__name__}: {error}") from error
+
+    async def _post(self, url: str, body: bytes) -> bytes:
+        if self._closed:
+            raise UnansweredError("unreachable", f"{url}: the client is closed")
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        async with self._session.post(
+            url, data=body, headers={"Content-Type": "application/json"},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S), allow_redirects=False,
+        ) as response:  # fmt: skip
+            answer = bytearray()
+            async for piece in response.content.iter_chunked(MAX_ANSWER_BYTES):
+                answer += piece
+                if len(answer) > MAX_ANSWER_BYTES:
+                    break
+            if 300 <= response.status < 400:
+                place = response.headers.get("Location", "nowhere")[:_SHOWN_CHARS]
+                text = (
+                    f"{url} answered {response.status} and points to {place}: name that place, redirections are not followed"
+                )
+                raise UnansweredError("refused", text, response.status)
+            if response.status != 200:
+                shown = answer[:_SHOWN_CHARS].decode(errors="replace")
+                raise UnansweredError("refused", f"{url} answered {response.status}: {shown}", response.status)
+            return bytes(answer[: MAX_ANSWER_BYTES + 1])

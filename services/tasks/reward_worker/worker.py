@@ -1,0 +1,176 @@
+"""The process that computes rewards: it reads jobs from stdin and writes results to the former stdout, one at a time.
+
+Each message is a 4-byte big-endian length and that many bytes of msgpack. First the worker reports whether it is cut off
+from the network. It answers each job twice: when it has found the function (its import may take seconds, once), and with the
+result of the call. A job whose arguments are null only asks for the first answer. The process itself limits memory, files
+and CPU time; the parent enforces the wall-clock limit by a kill.
+
+All async functions run in one event loop, one after the other, so that a client of a judge can keep its connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import math
+import os
+import queue
+import resource
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, BinaryIO
+
+import msgpack
+
+from gspo_services.shared.runtime.importing import import_named
+from gspo_services.tasks.reward_worker.failures import described, import_failure
+from gspo_services.tasks.reward_worker.isolation import isolate
+
+LENGTH = struct.Struct(">I")
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+MAX_DETAIL_CHARS = 500
+MAX_COMPONENTS = 64
+
+
+def write_message(stream: BinaryIO, message: dict[str, Any]) -> None:
+    """Write one message and flush it."""
+    body = msgpack.packb(message)
+    stream.write(LENGTH.pack(len(body)) + body)
+    stream.flush()
+
+
+def read_message(stream: BinaryIO) -> dict[str, Any] | None:
+    """The next message, or None at the end of the stream."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(head)
+    message: dict[str, Any] = msgpack.unpackb(stream.read(length))
+    return message
+
+
+def find_function(path: str) -> Callable[..., Any]:
+    """The function at "package.module:function". Raises: ValueError when there is none, or its module raises."""
+    module_name, colon, function_name = path.partition(":")
+    if not (module_name and colon and function_name):
+        raise ValueError(f'"{path}" is not of the form "package.module:function"')
+    try:
+        found = vars(import_named(module_name)).get(function_name)
+    except Exception as error:
+        raise ValueError(f'cannot import "{module_name}": {import_failure(error)}') from error
+    if not callable(found):
+        raise ValueError(f'"{module_name}" has no function called "{function_name}"')
+    return found  # type: ignore[no-any-return]
+
+
+def grade(function: Callable[..., Any], arguments: dict[str, Any], loop: asyncio.Runner) -> dict[str, Any]:
+    """Call ``function``; an async one runs in ``loop``.
+
+    Returns {"reward": float}, {"components": {name: float}}, or {"failure": reason, "detail": text}.
+    """
+    try:
+        value = function(**arguments)
+        if inspect.isawaitable(value):
+            value = loop.run(_awaited(value), context=contextvars.copy_context())
+    except MemoryError:
+        return {"failure": "memory", "detail": "the job needed more memory than a worker may have"}
+    # This is the user's code, and its failure is data: also one that leaves, or cancels itself.
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
+        return {"failure": "raised", "detail": described(error)}
+    if not isinstance(value, dict):
+        number = _finite(value)
+        return _not_finite("the reward", value) if number is None else {"reward": number}
+    if not all(isinstance(name, str) for name in value) or len(value) > MAX_COMPONENTS:
+        return _not_finite(f"expected up to {MAX_COMPONENTS} components by name: the reward", value)
+    components = {name: _finite(part) for name, part in value.items()}
+    wrong = next((name for name, number in components.items() if number is None), None)
+    return {"components": components} if wrong is None else _not_finite(f'component "{wrong}" of the reward', value[wrong])
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    try:
+        return await value
+    finally:
+        # What a job leaves running would take its time from the next one.
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+def _finite(value: Any) -> float | None:
+    """``value`` as a float; None when it is no finite number."""
+    try:
+        number = float(value) if isinstance(value, (bool, int, float)) else math.nan
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _not_finite(what: str, value: Any) -> dict[str, Any]:
+    shown = repr(value) if isinstance(value, bool | int | float | str | None) else f"a {type(value).__name__}"
+    return {"failure": "not_finite", "detail": f"{what} is {shown[:MAX_DETAIL_CHARS]}: expected a finite number"}
+
+
+def use_scratch(folder: str) -> None:
+    """Let the next job's temporary files be in ``folder``, which is removed after it."""
+    os.environ["TMPDIR"] = os.environ["GSPO_SCRATCH"] = folder
+    tempfile.tempdir = None
+
+
+def limit_cpu_of_next_job(cpu_s: int) -> None:
+    """Let the process use ``cpu_s`` more seconds; after that the kernel ends it (SIGXCPU)."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    _set_soft_limit(resource.RLIMIT_CPU, math.ceil(usage.ru_utime + usage.ru_stime) + cpu_s)
+
+
+def _set_soft_limit(limit: int, value: int) -> None:
+    """Set a limit of this process, as far as its hard limit allows."""
+    _, hard = resource.getrlimit(limit)
+    resource.setrlimit(limit, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def _take_stdout() -> BinaryIO:
+    """The pipe to the parent, where reward code cannot print: its output goes to /dev/null."""
+    results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return results
+
+
+def _read_jobs(jobs: queue.Queue[dict[str, Any]]) -> None:
+    """Pass on jobs; end the process when the parent is gone, even during a job that hangs."""
+    while True:
+        job = read_message(sys.stdin.buffer)
+        if job is None:
+            os._exit(0)
+        jobs.put(job)
+
+
+def main(memory_bytes: int, cpu_s: int, *, network: bool, file_bytes: int) -> None:
+    """Serve jobs until the parent goes away."""
+    results = _take_stdout()
+    write_message(results, {"not_isolated": isolate(memory_bytes, network=network, file_bytes=file_bytes)})
+    jobs: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=1)
+    threading.Thread(target=_read_jobs, args=(jobs,), name="read-jobs", daemon=True).start()
+    # Jobs run in the main thread: math-verify's own time limit is a signal, which no other thread receives.
+    loop = asyncio.Runner()
+    while True:
+        job = jobs.get()
+        try:
+            function = find_function(job["function"])
+        except ValueError as error:
+            write_message(results, {"failure": "unknown_function", "detail": str(error)})
+            continue
+        write_message(results, {"found": True})
+        if job["arguments"] is None:
+            continue
+        limit_cpu_of_next_job(cpu_s)
+        if job["scratch"]:
+            use_scratch(job["scratch"])
+        write_message(results, grade(function, job["arguments"], loop))

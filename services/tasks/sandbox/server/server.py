@@ -1,0 +1,181 @@
+"""The HTTP server of sandboxes: who gets a box, and when."""
+
+import asyncio
+import hmac
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import msgspec
+import structlog
+from aiohttp import WSCloseCode, web
+
+from gspo_services.shared.runtime.http_listener import listen
+from gspo_services.shared.runtime.plain_text import one_line
+from gspo_services.tasks.sandbox import Box, Sandbox, SandboxError
+from gspo_services.tasks.sandbox.server.boxes import BoxBounds, BoxConversation
+from gspo_services.tasks.sandbox.server.metrics import SandboxMetrics
+from gspo_services.tasks.sandbox.wire import BOX_PATH, INFO_PATH, MAX_MESSAGE_BYTES, VERSION, SandboxInfo
+
+log = structlog.get_logger()
+
+MOST_WAIT_S: Final = 20.0
+"""A client that has waited so long is told to come again: perhaps another server has room by then."""
+RETRY_S: Final = 1
+RETRY_STOPPING_S: Final = 5
+DRAINING: Final = "this server stops: ask another one"
+SPARE_CONNECTIONS: Final = 64
+"""For those that are told why they get no box."""
+
+
+class NoBox(Exception):
+    """A request that gets no box."""
+
+    def __init__(self, status: int, reason: str, text: str, retry_s: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+        self.reason = reason
+        self.retry_s = retry_s
+
+
+class SandboxServer:
+    """Gives boxes to whoever has the key, as many at a time as there are places. Call ``start``, and ``stop`` at the end.
+
+    produces:     boxes, each on a WebSocket
+    waits for:    clients; a place
+    unblocked by: the end of another client's box; MOST_WAIT_S; ``stop``
+    """
+
+    def __init__(
+        self, sandbox: Sandbox, metrics: SandboxMetrics, bounds: BoxBounds, *, places: int, max_waiting: int, key: str = ""
+    ) -> None:
+        """``places``: as many as ``sandbox`` has. ``key``: empty for a server that everybody may use who reaches it."""
+        self._sandbox = sandbox
+        self._metrics = metrics
+        self._bounds = bounds
+        self._places = places
+        self._max_waiting = max_waiting
+        self._key = key.encode()
+        self._num_used = 0
+        self._num_waiting = 0
+        self._draining = False
+        self._waits: set[asyncio.Timeout] = set()
+        self._sockets: set[web.WebSocketResponse] = set()
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+        self._runner: web.ServerRunner | None = None
+        metrics.places.set(places)
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen; gives the address. Raises: EndpointError when the port is taken or the address is not of this host."""
+        most = self._places + self._max_waiting + SPARE_CONNECTIONS
+        self._runner = await listen(self._serve, host, port, most)
+        address: tuple[str, int] = self._runner.addresses[0][:2]
+        return address
+
+    async def stop(self, budget_s: float) -> None:
+        """Give no more boxes, wait for those in use, and cut off what takes longer than ``budget_s``."""
+        self._draining = True
+        for wait in self._waits:
+            wait.reschedule(asyncio.get_running_loop().time())
+        try:
+            async with asyncio.timeout(budget_s):
+                await self._none_open.wait()
+        except TimeoutError:
+            log.warning("sandbox_drain_incomplete", boxes=len(self._sockets), budget_s=budget_s)
+            for socket in list(self._sockets):
+                await socket.close(code=WSCloseCode.GOING_AWAY, message=b"the server stops")
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await self._route(request)
+        except NoBox as refused:
+            self._metrics.turned_away.labels(reason=refused.reason).inc()
+            headers = {} if refused.retry_s is None else {"Retry-After": str(refused.retry_s)}
+            return web.Response(status=refused.status, text=f"{refused}\n", headers=headers)
+
+    async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path not in (BOX_PATH, INFO_PATH):
+            served = f"{BOX_PATH} and {INFO_PATH} are, version {VERSION}"
+            raise NoBox(404, "path", f"{one_line(request.path, 100)} is not served: {served}")
+        if request.method != "GET":
+            raise NoBox(405, "path", f"{request.path} takes GET only")
+        said = request.headers.get("Authorization", "").removeprefix("Bearer ").encode(errors="surrogateescape")
+        if self._key and not hmac.compare_digest(said, self._key):
+            raise NoBox(401, "key", "the key is missing or wrong: set GSPO_SANDBOX_KEY to what it is at this server")
+        if request.path == INFO_PATH:
+            return web.Response(body=msgspec.json.encode(self._info()), content_type="application/json")
+        if request.headers.get("Upgrade", "").lower() != "websocket":
+            raise NoBox(426, "request", f"{BOX_PATH} is a WebSocket: send Upgrade: websocket")
+        async with self._place() as box:
+            return await self._converse(request, box)
+
+    async def _converse(self, request: web.BaseRequest, box: Box) -> web.StreamResponse:
+        # No heartbeat: a client between two requests does not read. One that vanished is found by ``idle_s``.
+        socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, compress=False, timeout=1.0)
+        try:
+            await socket.prepare(request)
+        except web.HTTPException as error:
+            raise NoBox(400, "request", f"no WebSocket handshake: {error.text or error.reason}") from error
+        self._sockets.add(socket)
+        try:
+            await BoxConversation(socket, box, self._bounds, self._metrics).run()
+        except* ConnectionError:
+            pass  # The client has gone between its request and our answer.
+        finally:
+            self._sockets.discard(socket)
+            await socket.close()
+        return socket
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[Box]:
+        """A box. Raises: NoBox when there is none soon."""
+        if self._draining:
+            raise NoBox(503, "draining", DRAINING, RETRY_STOPPING_S)
+        if self._num_waiting >= self._max_waiting and self._num_used >= self._places:
+            raise NoBox(429, "busy", f"all {self._places} places are taken and {self._num_waiting} wait", RETRY_S)
+        began = time.monotonic()
+        opened = self._sandbox.box()
+        self._count(waiting=1)
+        try:
+            async with asyncio.timeout(MOST_WAIT_S) as end:
+                self._waits.add(end)
+                box = await opened.__aenter__()
+        except TimeoutError as error:
+            if self._draining:
+                raise NoBox(503, "draining", DRAINING, RETRY_STOPPING_S) from error
+            raise NoBox(429, "busy", f"no place within {MOST_WAIT_S:g} s", RETRY_S) from error
+        except SandboxError as error:
+            log.error("box_not_started", error=str(error))
+            raise NoBox(503, "failed", f"no box can be started: {one_line(str(error))}", RETRY_STOPPING_S) from error
+        finally:
+            self._waits.discard(end)
+            self._count(waiting=-1)
+        self._metrics.wait_seconds.observe(time.monotonic() - began)
+        self._count(used=1)
+        try:
+            yield box
+        finally:
+            try:
+                await opened.__aexit__(None, None, None)
+            finally:
+                self._count(used=-1)
+
+    def _count(self, *, used: int = 0, waiting: int = 0) -> None:
+        self._num_used += used
+        self._num_waiting += waiting
+        self._metrics.used.set(self._num_used)
+        self._metrics.waiting.set(self._num_waiting)
+        if self._num_used or self._num_waiting:
+            self._none_open.clear()
+        else:
+            self._none_open.set()
+
+    def _info(self) -> SandboxInfo:
+        return SandboxInfo(
+            version=VERSION, places=self._places, used=self._num_used, waiting=self._num_waiting,
+            max_wall_s=self._bounds.max_wall_s, max_memory_bytes=self._bounds.max_memory_bytes,
+        )  # fmt: skip

@@ -1,6 +1,0 @@
-"""The trackers that ``gspo`` sends a run to, each through its own client, which is loaded only when it is used."""
-
-from services.tracking.clients.registry import CLIENTS, Client, find_client
-from services.tracking.clients.tracker import Tracker, TrackerRun
-
-__all__ = ["CLIENTS", "Client", "Tracker", "TrackerRun", "find_client"]

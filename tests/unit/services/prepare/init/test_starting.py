@@ -1,0 +1,243 @@
+"""``gspo init``: whatever is asked for fits together, writes over nothing, and passes ``gspo check``."""
+
+import io
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_services.prepare.check.command import main as check
+from gspo_services.prepare.init.answers import KINDS, PLACES
+from gspo_services.prepare.init.command import _parser, answers_of, main
+from gspo_services.prepare.init.plan import size_in_name
+from gspo_services.prepare.init.project import make_project, write_project
+from gspo_services.shared.placement import Machine, placement_of
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import load_settings
+from tests.support.checking.projects import write_weights
+from tests.support.checking.shapes import QWEN3_06B, QWEN3_8B, QWEN3_30B, TINY
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def model(folder: Path, config: dict[str, Any]) -> str:
+    """A model's directory with config.json and the headers of weights."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def rows(path: Path, number: int, prompt: str = "question", answer: str = "answer") -> Path:
+    path.write_text("".join(json.dumps({prompt: f"{index}?" * 5, answer: str(index)}) + "\n" for index in range(number)))
+    return path
+
+
+@pytest.mark.parametrize("place", list(PLACES))
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_every_kind_on_every_hardware_is_a_sound_configuration(
+    kind: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = model(tmp_path / "m", QWEN3_06B if place != "laptop" else TINY)
+    assert main(["p", "--kind", kind, "--hardware", place, "--model", known]) == 0
+    assert "gspo check run.toml" in capsys.readouterr().out
+    settings = load_settings(Path("p/run.toml"), (), {})
+    assert settings.sampling.max_turn_tokens < settings.sampling.max_tokens <= settings.learner.token_budget
+    assert settings.model.dtype == settings.learner.dtype == ("float32" if place == "laptop" else "bfloat16")
+    named = [] if place == "laptop" else ["--gpu", "H100", "--gpus", "1" if place == "gpu" else "8"]
+    status = check(["p/run.toml", "--no-code", "--elsewhere", "--json", *named])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    # What concerns the values alone: there is no complaint about any of them.
+    complaints = {finding["check"] for finding in findings if finding["status"] in ("warn", "fail")}
+    assert (status, complaints - {"lag"}) == (0, set())
+    assert not [finding for finding in findings if finding["check"] == "unused"]
+
+
+def test_the_files_of_each_kind_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with_rows = {"run.toml", "data/train.jsonl", "data/eval.jsonl"}
+    expected = {
+        "reward": with_rows | {"my_reward.py"},
+        "agent": with_rows | {"my_agent.py"},
+        "environment": {"run.toml", "my_environment.py"},
+        "maths": with_rows,
+    }
+    for kind, files in expected.items():
+        assert main([kind, "--kind", kind]) == 0
+        assert {str(path.relative_to(kind)) for path in Path(kind).rglob("*") if path.is_file()} == files
+        for path in Path(kind).glob("*.py"):
+            compile(path.read_text(), path.name, "exec")
+    assert "gspo model tiny models/tiny" in capsys.readouterr().out
+
+
+def test_nothing_is_written_over_and_nothing_is_left_of_an_attempt(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("p").mkdir()
+    Path("p/my_reward.py").write_text("mine")
+    assert main(["p"]) == 2
+    said = capsys.readouterr()
+    assert "p has my_reward.py already" in said.err
+    assert "choose another directory" in said.err
+    assert [path.name for path in Path("p").iterdir()] == ["my_reward.py"]
+    assert Path("p/my_reward.py").read_text() == "mine"
+
+
+def test_a_directory_that_cannot_be_written_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("p").mkdir()
+    Path("p/data").write_text("a file where a folder must be")
+    assert main(["p"]) == 2
+    assert "nothing was written" in capsys.readouterr().err
+    assert [path.name for path in Path("p").iterdir()] == ["data"]
+    assert main(["p/data/deeper"]) == 2
+
+
+def test_rows_of_ones_own_are_split_and_their_columns_found(tmp_path: Path) -> None:
+    rows(tmp_path / "mine.jsonl", 100, "problem", "solution")
+    assert main(["p", "--data", "mine.jsonl"]) == 0
+    options = tomllib.loads(Path("p/run.toml").read_text())["environment"]["options"]
+    assert (options["prompt_column"], options["answer_column"]) == ("problem", "solution")
+    train, held_out = (
+        [json.loads(line) for line in Path(f"p/data/{name}.jsonl").read_text().splitlines()] for name in ("train", "eval")
+    )
+    assert (len(train), len(held_out)) == (90, 10)
+    assert not {row["problem"] for row in train} & {row["problem"] for row in held_out}
+    assert load_settings(Path("p/run.toml"), (), {}).evaluation.num_tasks == 10
+
+
+def test_files_of_ones_own_for_both_splits_are_named_and_not_copied(tmp_path: Path) -> None:
+    rows(tmp_path / "a.jsonl", 10)
+    rows(tmp_path / "b.jsonl", 4)
+    assert main(["p", "--data", "a.jsonl", "--eval-data", "b.jsonl"]) == 0
+    options = tomllib.loads(Path("p/run.toml").read_text())["environment"]["options"]
+    assert (options["train_path"], options["eval_path"]) == (str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl"))
+    assert not Path("p/data").exists()
+    # Ten rows are no batch of 32 groups.
+    assert load_settings(Path("p/run.toml"), (), {}).batch.groups_per_batch == 8
+
+
+def test_long_prompts_have_room(tmp_path: Path) -> None:
+    (tmp_path / "long.jsonl").write_text('{"prompt": "%s", "answer": "1"}\n' % ("word " * 3000) * 4)
+    assert main(["p", "--data", "long.jsonl", "--hardware", "gpu", "--model", model(tmp_path / "m", QWEN3_06B)]) == 0
+    sampling = load_settings(Path("p/run.toml"), (), {}).sampling
+    assert sampling.max_tokens - sampling.max_turn_tokens >= 5000
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "part"),
+    [
+        (b"", (), "has no row"),
+        (b"{\n", (), "line 1: not JSON"),
+        (b"\xff\xfe\n", (), "line 1: not JSON"),
+        (b"[1]\n", (), "line 1: a JSON object is needed, found list"),
+        (b'{"a": 1}\n{"a": 2}\n', (), "which column has the prompt? There are a: --prompt-column NAME"),
+        (b'{"prompt": "1"}\n{"x": 1}\n', (), "row 1 has no column 'prompt'"),
+        (b'{"prompt": "1"}\n', (), "1 row: give at least two"),
+        (b'{"prompt": "1"}\n{"prompt": "2"}\n', ("--kind", "maths"), "--answer-column NAME"),
+    ],
+)
+def test_rows_that_cannot_be_used_are_named(
+    content: bytes, words: tuple[str, ...], part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.jsonl").write_bytes(content)
+    assert main(["p", "--data", "bad.jsonl", *words]) == 2
+    assert part in capsys.readouterr().err
+    assert not Path("p").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("--data", "nowhere.jsonl"), "No such file"),
+        (("--data", "x.csv"), "no .jsonl file"),
+        (("--eval-data", "x.jsonl"), "--data is not"),
+        (("--kind", "environment", "--data", "x.jsonl"), "tasks of its own"),
+        (("--hardware", "gpu", "--gpu", "GTX"), "use one of A100"),
+        (("--hardware", "node", "--gpus", "1"), "needs 2 at least"),
+    ],
+)
+def test_words_that_do_not_go_together_are_refused(
+    words: tuple[str, ...], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["p", *words]) == 2
+    assert part in capsys.readouterr().err
+    assert not Path("p").exists()
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = model(tmp_path / "m", QWEN3_30B)
+    assert main(["p", "--hardware", "gpu", "--gpu", "4090", "--model", known]) == 2
+    assert "--hardware node --gpus N" in capsys.readouterr().err
+
+
+def test_on_two_gpus_one_trains_with_offload_and_the_other_generates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = model(tmp_path / "m", QWEN3_8B)
+    assert main(["p", "--hardware", "node", "--gpus", "2", "--gpu", "H100", "--model", known]) == 0
+    settings = load_settings(Path("p/run.toml"), (), {})
+    assert (settings.learner.num_ranks, settings.learner.offload) == (1, "optimizer")
+    assert "gspo run run.toml" in capsys.readouterr().out
+    placement = placement_of(settings, Machine(gpus=("0", "1"), cores=tuple(range(8))))
+    assert (placement.learner.gpus, [place.gpus for place in placement.rollouts]) == (("0",), [("1",)])
+
+
+class Person:
+    """Types these lines, and then nothing."""
+
+    def __init__(self, *lines: str) -> None:
+        self.typed = iter(lines)
+        self.asked: list[str] = []
+
+    def __call__(self, question: str) -> str:
+        self.asked.append(question)
+        try:
+            return next(self.typed)
+        except StopIteration:
+            raise EOFError from None
+
+
+def test_a_person_is_asked_for_what_is_left_open() -> None:
+    person, told = Person("3", "nowhere", "node", "x", "4", "", ""), list[str]()
+    answers = answers_of(_parser().parse_args(["p"]), person, told.append)
+    assert (answers.kind, answers.place, answers.num_gpus, answers.gpu_name) == ("environment", "node", 4, "H100")
+    assert answers.model == "models/Qwen3-8B"
+    assert "'nowhere' is none of them: type a name or a number" in told
+    assert "'x' is no number from 1 up" in told
+
+
+def test_a_person_who_leaves_gets_nothing_written() -> None:
+    with pytest.raises(EOFError):
+        answers_of(_parser().parse_args(["p"]), Person("1"), lambda text: None)
+
+
+def test_without_a_terminal_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert main(["p"]) == 0
+    assert load_settings(Path("p/run.toml"), (), {}).model.path == Path("models/tiny")
+
+
+def test_a_model_that_is_here_is_found_from_the_project(tmp_path: Path) -> None:
+    model(tmp_path / "models" / "small", TINY)
+    assert main(["p", "--model", "models/small"]) == 0
+    assert load_settings(Path("p/run.toml"), (), {}).model.path == tmp_path / "models" / "small"
+
+
+def test_odd_names_are_quoted_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = model(tmp_path / 'a "b" \\ \x7f', TINY)
+    write_weights(Path(odd) / "model.safetensors", 256_384)
+    assert main(["p q", "--model", odd]) == 0
+    assert load_settings(Path("p q/run.toml"), (), {}).model.path == Path(odd)
+    assert "cd 'p q'" in capsys.readouterr().out
+    answers = answers_of(_parser().parse_args(["r", "--model", "m\udc80"]), None, lambda text: None)
+    with pytest.raises(ConfigurationError, match="not text in UTF-8"):
+        write_project(make_project(answers, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("Qwen3-0.6B", 0.6e9), ("/models/Qwen3-30B-A3B", 30e9), ("llama-3.1-8b-instruct", 8e9), ("models/mine", None)],
+)
+def test_a_name_tells_the_size(name: str, size: float | None) -> None:
+    assert size_in_name(name) == size

@@ -1,0 +1,162 @@
+"""Rows in the layouts of public sets, as their own loaders read them. The rows are ours."""
+
+import base64
+import json
+import pickle  # noqa: TID251
+import zlib
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from gspo_services.tasks.environments import create_environment
+from gspo_services.tasks.environments.layouts import ProgramRow, program_row
+from gspo_services.tasks.environments.programs import CheckerProgram, ProgramTest
+
+
+def packed(tests: object) -> str:
+    """As code_generation_lite has its private tests."""
+    return base64.b64encode(zlib.compress(pickle.dumps(json.dumps(tests)))).decode()
+
+
+STDIN = {"input": "1 2\n", "output": "3\n", "testtype": "stdin"}
+HIDDEN = {"input": "4 5\n", "output": "9\n", "testtype": "stdin"}
+LIVE: dict[str, Any] = {
+    "question_title": "Sum", "question_content": "Add two numbers.", "platform": "atcoder", "question_id": "abc1_a",
+    "contest_id": "abc1", "contest_date": "2024-02-03T00:00:00", "starter_code": "", "difficulty": "easy",
+    "public_test_cases": json.dumps([STDIN]), "private_test_cases": packed([HIDDEN]), "metadata": "{}",
+}  # fmt: skip
+CALL = {"input": "[1, 2]\n3", "output": "6", "testtype": "functional"}
+LIVE_FUNCTION = {
+    **LIVE, "platform": "leetcode", "starter_code": "class Solution:\n    def total(self, a, b):\n        ",
+    "public_test_cases": json.dumps([CALL]), "private_test_cases": json.dumps([CALL]),
+    "metadata": json.dumps({"func_name": "total"}),
+}  # fmt: skip
+APPS: dict[str, Any] = {
+    "problem_id": 7, "question": "Add two numbers.", "solutions": json.dumps(["print(3)", "print(1 + 2)"]),
+    "input_output": json.dumps({"inputs": ["1 2\n", ["4", "5"]], "outputs": ["3\n", ["9"]]}), "difficulty": "interview",
+    "url": "", "starter_code": "",
+}  # fmt: skip
+TACO = {
+    **APPS, "name": "SUM", "time_limit": "2.0 seconds", "memory_limit": "256.0 megabytes", "date": "2021-03-04",
+    "difficulty": "EASY", "solutions": json.dumps([]), "starter_code": "def total(a, b):\n\t",
+    "input_output": json.dumps({"fn_name": "total", "inputs": [[[1, 2], 3]], "outputs": [[6]]}),
+}  # fmt: skip
+FORCES: dict[str, Any] = {
+    "id": "1/A", "contest_start": 1268409600, "time_limit": 1.0, "memory_limit": 64.0, "title": "Factors",
+    "description": "Find two factors.", "input_format": "A number.", "output_format": "Two numbers.",
+    "interaction_format": None, "note": None, "examples": [{"input": "6", "output": "2 3"}],
+    "rating": 1000, "official_tests": [{"input": "6\n", "output": "2 3\n"}, {"input": "4\n", "output": "2 2\n"}],
+    "official_tests_complete": True, "input_mode": "stdio", "generated_checker": "print(1)", "generated_tests": 12,
+}  # fmt: skip
+
+
+def test_a_row_of_livecodebench_with_packed_private_tests() -> None:
+    assert program_row(LIVE, "") == ProgramRow(
+        statement="Add two numbers.",
+        tests=[ProgramTest(input="1 2\n", output="3\n", public=True), ProgramTest(input="4 5\n", output="9\n")],
+        name="abc1_a",
+        difficulty="easy",
+        date=date(2024, 2, 3),
+    )
+
+
+def test_a_row_of_livecodebench_that_names_a_function() -> None:
+    row = program_row(LIVE_FUNCTION, "")
+    assert (row.function, row.starter_code) == ("total", LIVE_FUNCTION["starter_code"])
+    assert [test.public for test in row.tests] == [True, False]
+    assert row.tests[1] == ProgramTest(input="[1, 2]\n3", output="6")
+
+
+def test_rows_of_apps_and_taco() -> None:
+    assert program_row(APPS, "") == ProgramRow(
+        statement="Add two numbers.",
+        tests=[ProgramTest(input="1 2\n", output="3\n"), ProgramTest(input="4\n5", output="9")],
+        solution="print(3)",
+        name="7",
+        difficulty="interview",
+    )
+    assert program_row(TACO, "") == ProgramRow(
+        statement="Add two numbers.",
+        tests=[ProgramTest(input="[1, 2]\n3", output="[6]", or_first=True)],
+        function="total",
+        starter_code="def total(a, b):\n\t",
+        time_limit_s=2.0,
+        memory_bytes=256 << 20,
+        name="SUM",
+        difficulty="EASY",
+        date=date(2021, 3, 4),
+    )
+
+
+def test_a_row_of_codeforces_with_its_checker() -> None:
+    assert program_row(FORCES, "") == ProgramRow(
+        statement="# Factors\n\nFind two factors.\n\n## Input\nA number.\n\n## Output\nTwo numbers.\n\n"
+        "## Example 1\nInput:\n6\nOutput:\n2 3",
+        tests=[ProgramTest(input="6", output="2 3", public=True), ProgramTest(input="4\n", output="2 2\n")],
+        checker=CheckerProgram(source="print(1)", language="python", kind="prints"),
+        time_limit_s=1.0,
+        memory_bytes=64 << 20,
+        name="1/A",
+        rating=1000,
+        date=date(2010, 3, 12),
+    )
+
+
+DAMAGED = LIVE["private_test_cases"]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({**LIVE, "private_test_cases": DAMAGED[:40]}, 'column "private_test_cases" does not unpack'),
+        ({**LIVE, "private_test_cases": "!" + DAMAGED}, 'column "private_test_cases" does not unpack'),
+        (
+            {**LIVE, "private_test_cases": base64.b64encode(zlib.compress(pickle.dumps([HIDDEN]))).decode()},
+            "expected one text and nothing else",
+        ),
+        ({**LIVE, "private_test_cases": packed({"input": "1"})}, 'column "private_test_cases" is dict, not a list of tests'),
+        ({**LIVE, "public_test_cases": "["}, 'column "public_test_cases" is not JSON'),
+        ({**LIVE, "public_test_cases": "[]", "private_test_cases": "[]"}, "it has no tests"),
+        ({**LIVE_FUNCTION, "metadata": "{}"}, 'its tests are functional, and column "metadata" has no func_name'),
+        ({**APPS, "input_output": ""}, 'column "input_output" is empty'),
+        ({**APPS, "input_output": '{"inputs": ["1"], "outputs": []}'}, "has 1 inputs and 0 outputs"),
+        ({**APPS, "input_output": '{"inputs": []}'}, 'has no lists "inputs" and "outputs"'),
+        ({**APPS, "input_output": '{"inputs": [{}], "outputs": ["1"]}'}, "test 1: {} is neither text nor a list of lines"),
+        ({**TACO, "time_limit": "long"}, """column "time_limit" is 'long': expected an amount such as"""),
+        ({**FORCES, "interaction_format": "ask"}, "it is interactive"),
+        ({**FORCES, "input_mode": "file"}, "only problems that read standard input"),
+        ({**FORCES, "official_tests": [], "generated_checker": ""}, "its 12 generated tests lie in another file"),
+    ],
+)
+def test_a_bad_row_is_named_with_file_line_and_column(tmp_path: Path, row: dict[str, Any], says: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row))
+    with pytest.raises(ValueError, match=r"rows.jsonl, line 1: ") as refusal:
+        create_environment("contest", {"train_path": str(path)}).tasks("train")
+    assert says in str(refusal.value)
+
+
+def test_a_parquet_file_of_a_public_set_loads_as_it_is(tmp_path: Path) -> None:
+    """Dates may be dates there, and lists are lists."""
+    path = tmp_path / "test.parquet"
+    day = datetime(2024, 2, 3)
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([{**LIVE, "contest_date": day}, {**LIVE_FUNCTION, "contest_date": day}]), path
+    )
+    source = create_environment("code", {"eval_path": str(path), "since": "2024-02-01"}).tasks("eval")
+    tasks: list[dict[str, Any]] = [source.task(index) for index in range(source.num_tasks or 0)]
+    assert [task["date"] for task in tasks] == ["2024-02-03"] * 2
+    assert tasks[1]["place"] == f"{path}, row 2"
+    assert tasks[1]["prompt"].endswith("```python\nclass Solution:\n    def total(self, a, b):\n```")
+
+
+def test_a_layout_that_is_named_is_not_guessed(tmp_path: Path) -> None:
+    both = {**LIVE, "prompt": "Ours?", "tests": [{"input": "", "output": ""}]}
+    assert program_row(both, "").statement == "Ours?"
+    assert program_row(both, "livecodebench").statement == "Add two numbers."
+    with pytest.raises(ValueError, match='no column "input_output"'):
+        program_row(both, "apps")

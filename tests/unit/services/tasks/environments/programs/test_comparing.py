@@ -1,0 +1,60 @@
+"""Outputs and results that say the same."""
+
+import pytest
+
+from gspo_services.tasks.environments.programs.comparing import same_output, same_value
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "same"),
+    [
+        ("3\n", "3", True),
+        ("a b \n c\n\n", "a b\nc", True),
+        ("1 2 3", "1\n2\n3\n", True),
+        ("1.5", "1.50", True),
+        ("1.5", "1.5000001", True),
+        ("1.5", "1.51", False),
+        ("1000000.0", "1000000.5", True),
+        ("0.0001", "0.0002", False),
+        ("3", "3.0", True),
+        ("3", "3.0000001", False),
+        ("10000000000000001", "10000000000000002", False),
+        ("1e3", "1000", True),
+        ("yes", "Yes", False),
+        ("1 2", "1 2 3", False),
+        ("", "\n", True),
+        ("", "0", False),
+        ("0.0", "nan", False),
+        ("nan", "nan", True),
+        ("1", "1_0", False),
+        ("1", "1e999999", False),
+        ("0.0", "1" * 5000, False),
+    ],
+)
+def test_outputs_are_compared_by_lines_then_tokens_then_numbers(expected: str, actual: str, same: bool) -> None:
+    assert same_output(expected, actual, 1e-6) is same
+
+
+def test_without_a_tolerance_numbers_may_only_be_written_otherwise() -> None:
+    assert same_output("0.50 2", "0.5 2.0", 0.0)
+    assert not same_output("0.5", "0.5000000001", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "same"),
+    [
+        ([1, 2.5], [1, 2.5000001], True),
+        ([1, 2], [2, 1], False),
+        (1, True, False),
+        (True, True, True),
+        (1.0, True, False),
+        (2.0, 2, True),
+        (2, 2.0, False),
+        ({"a": [1.5]}, {"a": [1.5000001]}, True),
+        ({"a": 1}, {"b": 1}, False),
+        ("1", 1, False),
+        (None, None, True),
+    ],
+)
+def test_results_of_functions_have_the_same_types_and_values(expected: object, actual: object, same: bool) -> None:
+    assert same_value(expected, actual, 1e-6) is same

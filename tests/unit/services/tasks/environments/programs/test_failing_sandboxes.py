@@ -1,0 +1,156 @@
+"""A sandbox that fails, and jobs that are none: nothing is worth 0 for them."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from gspo.tasks.environments import RewardJob
+from gspo_services.tasks.environments import RewardPool
+from gspo_services.tasks.environments.programs import TOOLCHAINS
+from gspo_services.tasks.sandbox import Box, RunOutcome, SandboxError, SandboxLimits
+
+TASK = {"place": "rows.jsonl, line 7", "problem": {"tests": [{"input": "", "output": "7"}]}}
+
+
+class EchoBox:
+    """Every program prints 7."""
+
+    def __init__(self, failure: Exception | None) -> None:
+        self._failure = failure
+
+    async def put(self, files: Mapping[str, bytes]) -> None:
+        """Nothing is kept."""
+
+    async def prepare(self, command: list[str], limits: SandboxLimits) -> RunOutcome:
+        return await self.run(command, limits)
+
+    async def run(self, command: list[str], limits: SandboxLimits, stdin: bytes = b"") -> RunOutcome:
+        if self._failure is not None:
+            raise self._failure
+        return RunOutcome(exit_code=0, signal=None, limit=None, stdout=b"7\n", stderr=b"", wall_s=0.1, cpu_s=0.1)
+
+
+class SlowSandbox:
+    """The first runs are ended by the clock."""
+
+    def __init__(self, num_slow: int) -> None:
+        self.num_slow = num_slow
+        self.walls: list[float] = []
+
+    @asynccontextmanager
+    async def box(self) -> AsyncIterator[Box]:
+        yield SlowBox(self)
+
+
+class SlowBox(EchoBox):
+    """See ``SlowSandbox``."""
+
+    def __init__(self, sandbox: SlowSandbox) -> None:
+        super().__init__(None)
+        self._sandbox = sandbox
+
+    async def run(self, command: list[str], limits: SandboxLimits, stdin: bytes = b"") -> RunOutcome:
+        outcome = await super().run(command, limits, stdin)
+        self._sandbox.walls.append(limits.wall_s)
+        slow = len(self._sandbox.walls) <= self._sandbox.num_slow
+        return replace(outcome, limit="wall", exit_code=None, wall_s=limits.wall_s) if slow else outcome
+
+
+class FailingSandbox:
+    """The first boxes fail."""
+
+    def __init__(self, num_failures: int) -> None:
+        self.num_boxes = 0
+        self._num_failures = num_failures
+
+    @asynccontextmanager
+    async def box(self) -> AsyncIterator[Box]:
+        self.num_boxes += 1
+        yield EchoBox(SandboxError("the sandbox has ended") if self.num_boxes <= self._num_failures else None)
+
+
+def job(**changes: Any) -> RewardJob:
+    arguments: dict[str, Any] = {
+        "task": TASK, "source": "print(7)", "language": "python", "toolchains": msgspec.to_builtins(dict(TOOLCHAINS)),
+        "rules": {},
+    }  # fmt: skip
+    return RewardJob(grader="programs", arguments={**arguments, **changes}, weights={"solved": 1.0})
+
+
+async def test_a_box_that_fails_is_replaced_once() -> None:
+    sandbox = FailingSandbox(1)
+    async with RewardPool(sandbox=sandbox) as pool:
+        result = await pool.grade(job())
+    assert (result.reward, result.failure, sandbox.num_boxes) == (1.0, None, 2)
+
+
+async def test_what_the_clock_has_ended_runs_once_more_with_more_time() -> None:
+    """It may have waited for a processor."""
+    sandbox = SlowSandbox(1)
+    async with RewardPool(sandbox=sandbox) as pool:
+        result = await pool.grade(job(rules={"test_s": 2.0}))
+    assert (result.reward, sandbox.walls) == (1.0, [6.0, 24.0])
+    async with RewardPool(sandbox=SlowSandbox(2)) as pool:
+        result = await pool.grade(job(rules={"test_s": 2.0}))
+    assert (result.reward, result.components["limit_wall"]) == (0.0, 1.0)
+
+
+async def test_a_solution_that_the_clock_has_ended_is_tried_again_for_the_next_program() -> None:
+    task = {**TASK, "problem": {**TASK["problem"], "solution": "print(7)"}}  # type: ignore[dict-item]
+    async with RewardPool(sandbox=SlowSandbox(2)) as pool:
+        first = await pool.grade(job(task=task, rules={"try_solution": True}))
+        second = await pool.grade(job(task=task, rules={"try_solution": True}))
+    assert (first.reward, first.failure) == (None, "bad_task")
+    assert "its own solution fails (limit_wall" in first.detail
+    assert (second.reward, second.failure) == (1.0, None)
+
+
+async def test_a_sandbox_that_fails_twice_scores_nobody() -> None:
+    sandbox = FailingSandbox(2)
+    async with RewardPool(sandbox=sandbox) as pool:
+        result = await pool.grade(job())
+    assert (result.reward, result.failure, result.detail) == (None, "sandbox", "the sandbox has ended")
+    assert sandbox.num_boxes == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "says"),
+    [
+        ({"task": {}}, "bad_job", 'the task has no "problem"'),
+        ({"task": {"problem": {"tests": [{"input": "", "output": 7}]}}}, "bad_job", "Expected `str`, got `int`"),
+        ({"rules": {"test_s": 0}}, "bad_job", "test_s"),
+        ({"language": "cobol"}, "bad_task", 'rows.jsonl, line 7: its solution is in "cobol", which is not known'),
+        (
+            {"task": {**TASK, "problem": {"tests": []}}},
+            "bad_task",
+            "rows.jsonl, line 7: it has no tests: add them, or leave the row out",
+        ),
+        (
+            {"language": "cpp", "task": {**TASK, "problem": {**TASK["problem"], "function": "f"}}},  # type: ignore[dict-item]
+            "bad_task",
+            "it calls the function f, and functions are called in Python alone, not in cpp",
+        ),
+    ],
+)
+async def test_a_job_or_task_that_is_none_scores_nobody(changes: dict[str, Any], reason: str, says: str) -> None:
+    async with RewardPool(sandbox=FailingSandbox(0)) as pool:
+        result = await pool.grade(job(**changes))
+    assert (result.reward, result.failure) == (None, reason)
+    assert says in result.detail
+
+
+async def test_without_a_sandbox_or_with_another_grader_there_is_no_reward() -> None:
+    async with RewardPool() as pool:
+        result = await pool.grade(job())
+    assert (result.reward, result.failure) == (None, "sandbox")
+    async with RewardPool(sandbox=FailingSandbox(0)) as pool:
+        result = await pool.grade(RewardJob(grader="essays", arguments={}))
+    assert (result.reward, result.failure, result.detail) == (
+        None,
+        "bad_job",
+        'there is no grader "essays": expected "programs"',
+    )
