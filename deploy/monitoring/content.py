@@ -191,7 +191,7 @@ FLEET = Dashboard(
             Panel("Waits for the device", "percentunit", "Share of time. One waits while the other works; that is no fault.",
                   (Query(rate("gspo_learner_device_wait_seconds_total"), "learner"),
                    Query(rate("gspo_rollout_device_wait_seconds_total"), "rollout"))),
-            Panel("Turns", "/s", "Turns that began. Many short ones: docs/guide/everyday/turns.md.",
+            Panel("Turns", "/s", "Turns that began. Many short ones: docs/guide/colocate.md.",
                   (Query(rate("gspo_learner_device_turns_total"), "learner"),
                    Query(rate("gspo_rollout_device_turns_total"), "rollout"))),
         )),

@@ -1,4 +1,4 @@
-"""The second program of docs/guide/everyday/python.md: a real run from a script. ``make test-demo``."""
+"""The second program of docs/guide/python.md: a real run from a script. ``make test-demo``."""
 
 import subprocess
 import sys

@@ -42,8 +42,8 @@ of a run is touched, and no model is loaded. One line for each check:
   warn  it can run, but not well; with the way out
   fail  it cannot work; with the way out
 
-and how it is known: read (in files and settings), tried (done here), estimated (a formula; docs/guide/everyday/start.md says
-which, and how wide it is).
+and how it is known: read (in files and settings), tried (done here), estimated (a formula; docs/guide/models-and-gpus.md
+says which, and how wide it is).
 
   gspo check my.toml
   gspo check my.toml --gpu H100 --gpus 8                 estimate for these GPUs instead of this machine

@@ -24,8 +24,8 @@ HEAD: Final = """\
 # Settings
 
 Every key of a configuration file. This page is generated from the code: `make docs-settings`.
-[configuration.md](guide/configuration.md) says how a run is configured. `gspo check CONFIG --explain` shows the same for a
-configuration, with its values and where each came from.
+[models-and-gpus.md](guide/models-and-gpus.md#the-file) says how a run is configured. `gspo check CONFIG --explain` shows
+the same for a configuration, with its values and where each came from.
 
 "Read by" names the processes that use a key; "commands" are the other `gspo` commands, such as `gspo run` and `gspo replay`.
 """
@@ -63,7 +63,7 @@ def _cells(key: Key, read_by: str) -> str:
 
 def _markdown(text: str) -> str:
     """Double backticks become single ones, and pages of the documentation become links."""
-    return re.sub(r"\bdocs/([\w/]+\.md)", r"[\1](\1)", text.replace("``", "`"))
+    return re.sub(r"\bdocs/([\w/-]+\.md)", r"[\1](\1)", text.replace("``", "`"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What docs/guide/everyday/python.md shows works as shown."""
+"""What docs/guide/python.md shows works as shown."""
 
 import textwrap
 from itertools import takewhile
@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.processes.small_run import write_small_run
 
-PAGE = Path(__file__).parents[3] / "docs" / "guide" / "everyday" / "python.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guide" / "python.md"
 
 
 def shown(first_line: str) -> str:

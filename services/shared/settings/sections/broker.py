@@ -47,7 +47,7 @@ class Broker(Section):
     time, and serves rollouts between two of them."""
     database: SecretStr | None = None
     """A PostgreSQL database that has every commit before it is acknowledged, so that a standby can take over (see
-    docs/guide/everyday/standby.md): postgresql://user@host1,host2/name, or host=... dbname=.... Its password may be in it,
+    docs/guide/brokers.md): postgresql://user@host1,host2/name, or host=... dbname=.... Its password may be in it,
     in PGPASSWORD or in a password file; it is never shown. Not set: the ledger is in run.directory alone."""
     database_schema: str = Field("gspo", pattern=r"^[a-z][a-z0-9_]{0,50}$")
     """Begins the name of the schema with the run's log in that database. Each run needs one of its own."""

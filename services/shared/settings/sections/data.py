@@ -6,7 +6,7 @@ from gspo_services.shared.settings.sections.section import Section
 
 
 class DataSection(Section):
-    """Which groups are worth training on, and which tasks are sampled next. See docs/guide/data/sampling.md."""
+    """Which groups are worth training on, and which tasks are sampled next. See docs/guide/data.md."""
 
     dynamic_sampling: bool = False
     """Leave out groups whose rewards are all equal, and sample other prompts in their place while the batch fills: they have

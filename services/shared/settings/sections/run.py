@@ -22,7 +22,7 @@ class Run(Section):
     take_turns: bool = False
     """For one GPU that holds the learner or the server, but not both: they take turns. Between its turns the learner keeps
     its states in the host's memory, and the server loads the weights again from rollout.weights_directory. See
-    docs/guide/everyday/turns.md."""
+    docs/guide/colocate.md."""
     max_restarts: int = Field(5, ge=0)
     """``gspo run`` restarts a process that ends early. It gives up when one ends more often than this within 5 minutes."""
     log_bytes: int = Field(64 * 2**20, ge=2**16)

@@ -10,7 +10,7 @@ from gspo_services.shared.settings.sections.section import Port, PositiveSeconds
 class SandboxSection(Section):
     """Where programs of the policy run: in bubblewrap beside each rollout, or on servers (``gspo sandbox``).
 
-    See docs/guide/everyday/sandbox.md.
+    See docs/guide/sandbox.md.
     """
 
     urls: list[str] = Field([])

@@ -5,7 +5,7 @@ from gspo_services.shared.settings.sections.section import Section
 
 
 class ScheduleSection(Section):
-    """Settings that change within one run, by batch: docs/guide/everyday/schedules.md has the forms and examples. Each key
+    """Settings that change within one run, by batch: docs/guide/schedules.md has the forms and examples. Each key
     names the setting that it changes, whose own value is the first one."""
 
     max_turn_tokens: Schedule | None = None
