@@ -10,6 +10,21 @@ ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
 MAX_FILES = 30
+# What newcomers ask, the page that README.md sends them to, and a word of the answer there.
+QUESTIONS = {
+    "Where is a stale group dropped?": ("docs/code.md", "a stale group is dropped"),
+    "Where is the clip range computed?": ("docs/code.md", "the clip range"),
+    "Where does a rollout verify weights?": ("docs/code.md", "a rollout verifies weights"),
+    "Where is max_lag enforced?": ("docs/code.md", "`max_lag`"),
+    "Where do I add a tracker?": ("docs/code.md", "| a tracker |"),
+    "Where do I add a field of a message?": ("docs/code.md", "PROTOCOL_VERSION"),
+    "Where do I add a setting?": ("docs/code.md", "make docs-settings"),
+    "How do I write an environment?": ("docs/guide/tasks-and-agents.md", "class Echo(Environment)"),
+    "How do I write a reward?": ("docs/guide/rewards.md", "def grade(completion, task)"),
+    "How is a recorded call answered again?": ("docs/guide/tasks-and-agents.md", "gets the recorded answer"),
+    "How do several brokers share a batch?": ("docs/guide/brokers.md", "merges the shares"),
+    "How do I resume, and from what?": ("docs/guide/operations.md", "same `gspo run` command resumes"),
+}
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]+`")
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
@@ -55,6 +70,12 @@ def test_the_index_lists_every_page() -> None:
     listed = {(DOCS / target.partition("#")[0]).resolve() for target in links(index)}
     missing = sorted(name_of(page) for page in DOCS.rglob("*.md") if page not in listed | {index})
     assert missing == [], "add a line for it to docs/README.md"
+
+
+@pytest.mark.parametrize(("page", "answer"), QUESTIONS.values(), ids=QUESTIONS)
+def test_a_newcomers_question_is_answered_by_a_page_that_the_readme_links_to(page: str, answer: str) -> None:
+    assert page in {target.partition("#")[0] for target in links(ROOT / "README.md")}
+    assert answer in " ".join((ROOT / page).read_text(encoding="utf-8").split())
 
 
 def test_every_image_is_shown_by_a_page() -> None:
