@@ -2,13 +2,14 @@
 
 import json
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gspo_services.learner.start.parallelism import (
+    AUTOEP_PRESETS,
     Parallelism,
     autoep_config,
     offload_config,
@@ -109,21 +110,39 @@ def test_offload_names_what_deepspeed_keeps_in_host_memory() -> None:
     assert both == {"offload_optimizer": host, "offload_param": host}
 
 
-def test_the_table_in_the_docs_agrees_with_the_code() -> None:
-    rows = re.findall(r"^\| `(.+?)` \| (.+?) \|$", DOCS.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert len(rows) >= 10
-    types = {field.name: field.type for field in fields(Parallelism)}
-    for settings, verdict in rows:
-        changes: dict[str, Any] = {}
-        learner: dict[str, str] = {}
-        for setting in settings.split(", "):
-            name, value = setting.split(" = ")
-            if name in types:
-                changes[name] = {"int": int, "str": str, "bool": lambda text: text == "true"}[types[name]](value)
-            else:
-                learner[name] = value
-        found = refusal(replace(PLAN, **changes), **learner)
-        if verdict == "works":
-            assert found == "", settings
-        else:
-            assert verdict.removeprefix("refused: ") in found, (settings, found)
+DENSE = {"expert_parallel": 1, "model_type": "qwen3", "num_experts": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "learner", "part"),
+    [
+        ({}, {"zero_stage": 0}, ""),
+        ({}, {"zero_stage": 1}, ""),
+        ({}, {"zero_stage": 2}, ""),
+        ({}, {"dtype": "bfloat16"}, ""),
+        ({}, {"offload": "optimizer"}, ""),
+        ({}, {"offload": "optimizer", "zero_stage": 1}, ""),
+        ({}, {"offload": "optimizer_and_parameters"}, ""),
+        (DENSE, {}, ""),
+        ({}, {"dtype": "bfloat16", "zero_stage": 0}, "use zero_stage 1 or higher"),
+        ({}, {"offload": "optimizer", "zero_stage": 0}, "use zero_stage 1 or higher"),
+        ({}, {"offload": "optimizer_and_parameters", "zero_stage": 2}, "use zero_stage 3, or offload = optimizer"),
+        ({"num_ranks": 3}, {}, "does not divide learner.num_ranks (3); use one of 1, 3"),
+        ({"num_experts": 7}, {}, "does not divide the model's experts (7); use one of 1, 7"),
+        (DENSE | {"routing_replay": True}, {}, "needs a mixture of experts; set objective.routing_replay = false"),
+    ],
+)
+def test_a_combination_works_or_is_refused_with_the_way_out(
+    changes: dict[str, Any], learner: dict[str, Any], part: str
+) -> None:
+    found = refusal(replace(PLAN, **changes), **learner)
+    assert part in found
+    assert bool(found) == bool(part)
+
+
+def test_the_docs_name_the_models_whose_experts_ranks_can_share() -> None:
+    (row,) = [
+        line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("| `expert_parallel` above 1 |")
+    ]
+    named = re.findall(r"`(\w+)` model", row)
+    assert sorted(named) == sorted(AUTOEP_PRESETS)
