@@ -1,5 +1,8 @@
 """Staleness and engine noise: sequence lag, and the clip range that widens with both.
 
+Lag is staleness: policy versions between sampling and training. A run bounds it by ``batch.max_lag`` (prime-rl:
+max_off_policy_steps, AReaL: max_head_offpolicyness).
+
 The clip range of sequence i with lag d_i, for a unit of n tokens (the whole sequence in GSPO):
 
     k * g(d_i) * (log(1 - eps_low), log(1 + eps_high))   widened on both sides by   z * sigma / sqrt(n)

@@ -104,7 +104,8 @@ class BatchSection(Section):
     mini_batches: int = Field(4, ge=1)
     """Optimizer steps per batch, each on groups_per_batch / mini_batches whole groups. The paper uses 4."""
     max_lag: int = Field(2, ge=0)
-    """How old a trained token may be, in policy versions behind the learner. 0: generation and training take turns."""
+    """How old a trained token may be, in policy versions behind the learner: its staleness (prime-rl: max_off_policy_steps,
+    AReaL: max_head_offpolicyness). 0: generation and training take turns."""
 
     @model_validator(mode="after")
     def _divisible(self) -> "BatchSection":
