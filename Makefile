@@ -31,7 +31,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-calculator demo-agent demo-code demo-verifiers demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
-	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-sandbox bench-pipeline bench-update bench-trl bench-weights bench-parts \
+	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-sandbox bench-pipeline bench-trl bench-weights bench-parts \
 	bench-stalls bench-fleet test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-adapters test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
 	gpu-report gpu-pack setup-gpu lock-gpu \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images sbom chart push-chart push-manifests clean
@@ -129,9 +129,6 @@ bench-fleet: setup ## one broker against fleets of 10 and 100 rollouts without e
 bench-parts: setup ## a batch of 128 x 16 x 32,768 tokens from the ledger to two ranks: memory, and time beside a raw copy
 	$(BIN)/python -m benchmarks.batch_parts --json runs/batch_parts.json
 
-bench-slow-learner: setup ## ten minutes with a learner that is far too slow: what waits, and what waiting costs
-	$(BIN)/python -m benchmarks.slow_learner --batches 10 --train-s 60
-
 bench-resume: setup ## how long broker and learner take to resume, by the size of their state
 	$(BIN)/python -m benchmarks.learner_resume --directory runs/resume
 
@@ -142,10 +139,7 @@ bench-step: $(PARITY)/.installed models/tiny/config.json ## the learner's step, 
 	$(PARITY)/bin/python -m benchmarks.learner_step --json runs/learner_step.json
 
 bench-logprobs: setup ## memory of log-probs, by tokens and vocabulary
-	$(BIN)/python -m benchmarks.logprob_memory --plot docs/evidence/images/logprob_memory.png --json runs/logprob_memory.json
-
-bench-update: setup ## what a weight update costs SGLang in the middle of its answers; about 5 minutes
-	$(BIN)/python -m benchmarks.pipeline.update_cost --json runs/update_cost.json
+	$(BIN)/python -m benchmarks.logprob_memory --json runs/logprob_memory.json
 
 bench-agents: setup ## what an agent's episode costs beside an environment's, and 200 agents that wait in a tool
 	$(BIN)/python -m benchmarks.agent_cost

@@ -14,11 +14,6 @@ from math import nan
 from pathlib import Path
 from statistics import fmean
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
-
 BEHAVIOUR = ("objective.clip_calibration=off", "objective.noise_z=0")
 CALIBRATED = ("objective.clip_calibration=widen", "batch.max_lag=2")
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -57,13 +52,12 @@ TARGET = 0.85
 
 
 def main() -> None:
-    """Run, measure, print, plot."""
+    """Run, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("examples/arithmetic.toml"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--batches", type=int, default=40)
     parser.add_argument("--directory", type=Path, default=Path("runs/clip"))
-    parser.add_argument("--plot", type=Path, default=Path("runs/clip/clip.png"))
     arguments = parser.parse_args()
     outcomes = [
         run(arguments.config, arguments.directory, variant, seed, arguments.batches)
@@ -74,7 +68,6 @@ def main() -> None:
     print(table(outcomes))
     print()
     print(table_by_lag(outcomes))
-    plot(outcomes, arguments.plot)
     record = arguments.directory / "clip.json"
     record.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
 
@@ -151,22 +144,6 @@ def table_by_lag(outcomes: list[Outcome]) -> str:
         cells = " | ".join(f"{young:.2f} / {old:.2f} ({number})" for young, old, number in each.clipped_by_lag)
         lines.append(f"| {each.variant} | {each.seed} | {cells} | {each.mean_reward:.3f} |")
     return "\n".join(lines)
-
-
-def plot(outcomes: list[Outcome], path: Path) -> None:
-    """Plot the clip fraction by batch, mean over seeds, smoothed over 3 batches."""
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for (variant, _), style in zip(VARIANTS.items(), ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1))), strict=True):
-        runs = [outcome.clip_fractions for outcome in outcomes if outcome.variant == variant]
-        means = [fmean(values) for values in zip(*runs, strict=True)]
-        smooth = [fmean(means[max(0, index - 1) : index + 2]) for index in range(len(means))]
-        axes.plot(range(1, len(smooth) + 1), smooth, linestyle=style, label=variant)
-    axes.set_xlabel("batch")
-    axes.set_ylabel("clipped share of the tokens")
-    axes.set_ylim(0, 1)
-    axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

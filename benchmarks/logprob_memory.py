@@ -1,6 +1,6 @@
 """Peak memory of log-probs, forward and backward: the learner's chunks compared with log_softmax and gather.
 
-make bench-logprobs        # or: python -m benchmarks.logprob_memory --json logprob_memory.json --plot logprob_memory.png
+make bench-logprobs        # or: python -m benchmarks.logprob_memory --json logprob_memory.json
 
 Hidden states [T, H] and an output embedding [V, H] are float32 with H = 64, so that memory that depends on T x V stands
 out. The figure is the peak growth of the resident set beyond hidden states and embedding, each in its own process. Both
@@ -145,40 +145,13 @@ def report(figures: dict[str, Any]) -> list[str]:
     return [*lines, "", f"Bounded besides the gradients, whatever T and V: {verdict}. {figures['seconds']:.0f} s."]
 
 
-def plot(figures: dict[str, Any], path: Path) -> None:
-    """Plot peak memory over tokens, a colour per vocabulary; dashed: log_softmax and gather."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.5))
-    for index, vocabulary in enumerate(sorted({row["vocabulary"] for row in figures["rows"]})):
-        own = [row for row in figures["rows"] if row["vocabulary"] == vocabulary]
-        for way, style in (("chunks", "-o"), ("log_softmax", "--s")):
-            points = [(row["tokens"], row[way]["bytes"] / MIB) for row in own if row[way]]
-            label = f"{vocabulary:,}" if way == "chunks" else None
-            axes.plot(*zip(*points, strict=True), style, color=f"C{index}", label=label, markersize=4)
-    axes.set(xscale="log", yscale="log", xlabel="tokens of a micro-batch", ylabel="peak growth, MiB")
-    axes.set_title("Log-probs, forward and backward: chunks (solid), log_softmax and gather (dashed)", fontsize=9)
-    sizes = sorted({row["tokens"] for row in figures["rows"]})
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axes.minorticks_off()
-    axes.legend(title="vocabulary", fontsize=8)
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
 def main() -> int:
-    """Measure, print, plot; 1 if the chunks are not bounded."""
+    """Measure and print; 1 if the chunks are not bounded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     parser.add_argument("--vocabularies", type=int, nargs="+", default=list(VOCABULARIES))
     parser.add_argument("--limit-gib", type=float, default=4.0, help="most that log_softmax may take (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="also write the figures there")
-    parser.add_argument("--plot", type=Path, help="draw them there")
     parser.add_argument("--measure", nargs=3, metavar=("WAY", "TOKENS", "VOCABULARY"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -201,8 +174,6 @@ def main() -> int:
     print("\n".join(report(figures)))
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    if arguments.plot:
-        plot(figures, arguments.plot)
     return 0 if figures["holds"] else 1
 
 

@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--theirs", nargs="+", help="settings of TRL to try (default: all for the task)")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--json", type=Path, help="(default: runs/against-trl-TASK.json)")
-    parser.add_argument("--plot", type=Path, help="(default: the task's picture in docs/evidence/images)")
+    parser.add_argument("--plot", type=Path, help="(default: runs/against-trl.png, and for counting the picture in docs)")
     arguments = parser.parse_args()
     task = TASKS[arguments.task]
     for tried, known in ((arguments.ours, task.ours), (arguments.theirs, task.theirs)):

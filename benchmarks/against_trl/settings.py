@@ -46,7 +46,7 @@ TASKS: Final[dict[TaskName, Task]] = {
         num_batches=30,
         ours=OURS,
         theirs=THEIRS,
-        plot=Path("docs/evidence/images/against-trl.png"),
+        plot=Path("runs/against-trl.png"),
     ),
     "counting": Task(
         config=Path(__file__).with_name("counting.toml"),

@@ -1,4 +1,4 @@
-"""Run all cases and write tables, JSON and plots."""
+"""Run all cases and write tables and JSON."""
 
 import json
 import math
@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.autoscaling import plots, scenarios
-from benchmarks.autoscaling.control import Run
+from benchmarks.autoscaling import scenarios
 from benchmarks.autoscaling.measures import Outcome, Row
 from benchmarks.autoscaling.scenarios import Case
 
@@ -27,14 +26,12 @@ COLUMNS = {
     "batches_per_hour": ("batches per hour", "{:.0f}"),
     "pod_hours_per_batch": ("pod hours per batch", "{:.2f}"),
 }
-MAP_LAGS = (2, 4, 8)
 TABLES: dict[str, Callable[[], list[Case]]] = {
     "As deployed, in all jobs and weathers": scenarios.jobs,
     "Signals, base job": lambda: scenarios.compared(scenarios.BASE),
     "Signals, 2 % of episodes 10x as long": lambda: scenarios.compared(scenarios.JOBS["2 % of episodes 10x as long"]),
     "One change at a time, base job": scenarios.sensitivity,
 }
-DRAWN = ("base", "spot: half at once", "spot: 5 % lost per hour", "2 % of episodes 10x as long")
 
 
 def rows_of(pool: Executor, cases: Sequence[Case], seeds: Sequence[int]) -> list[Row]:
@@ -55,10 +52,6 @@ def _measure(job: tuple[Case, int]) -> Outcome:
     return case.outcome(seed)
 
 
-def _simulated(case: Case) -> tuple[str, Run]:
-    return case.name, case.run(0)
-
-
 def table(rows: Sequence[Row]) -> str:
     """Return Markdown: medians, and quartiles in brackets where they differ."""
     heads = ["", "fluid size", *(head for head, _ in COLUMNS.values())]
@@ -77,29 +70,15 @@ def _said(form: str, value: float) -> str:
     return form.format(value) if math.isfinite(value) else "never" if math.isinf(value) else "-"
 
 
-def run_all(directory: Path, *, seeds: Sequence[int], jobs: int, large: bool) -> None:
-    """Write everything to ``directory``: tables.md, results.json and autoscaling_*.png; print progress."""
+def run_all(directory: Path, *, seeds: Sequence[int], jobs: int) -> None:
+    """Write everything to ``directory``: tables.md and results.json; print progress."""
     directory.mkdir(parents=True, exist_ok=True)
     result: dict[str, list[Row]] = {}
     with ProcessPoolExecutor(jobs) as pool:
-        slow = pool.submit(_measure, (scenarios.large(), 0)) if large else None
         for title, cases in TABLES.items():
             result[title] = rows_of(pool, cases(), seeds)
             print(f"{title}: done", flush=True)
             _write(directory, result, len(seeds))
-        sizes = {lag: rows_of(pool, scenarios.map_cases(lag), seeds[:1]) for lag in MAP_LAGS}
-        plots.draw_map(sizes, directory / "autoscaling_map.png")
-        result |= {f"Fixed fleets, max_lag {lag}": rows for lag, rows in sizes.items()}
-        compared = dict(pool.map(_simulated, scenarios.compared(scenarios.BASE)[:4]))
-        plots.draw_signals(compared, directory / "autoscaling_signals.png")
-        weathers = dict(pool.map(_simulated, [case for case in scenarios.jobs() if case.name in DRAWN]))
-        plots.draw_weathers(weathers, directory / "autoscaling_weathers.png")
-        if slow is not None:
-            case = scenarios.large()
-            result["Thousands of rollouts"] = [
-                Row(name=case.name, fluid_size=case.config.fluid_size(), outcomes=(slow.result(),))
-            ]
-        _write(directory, result, len(seeds))
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"{used.ru_utime + used.ru_stime:.0f} s of CPU; {directory}")
 

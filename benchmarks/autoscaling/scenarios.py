@@ -115,20 +115,3 @@ def sensitivity() -> list[Case]:
     }
     cases = [Case(name=name, config=BASE, signal=signal, behavior=behavior) for name, signal in signals.items()]
     return cases + [Case(name=name, config=BASE, signal=Wanted(), behavior=rules) for name, rules in behaviors.items()]
-
-
-def map_cases(max_lag: int) -> list[Case]:
-    """Return fixed fleets from 0.4 to 2 times the fluid size, to show how size affects wait and lag."""
-    config = replace(BASE, max_lag=max_lag)
-    sizes = sorted(
-        {round(config.fluid_size() * share) for share in (0.4, 0.6, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2)}
-    )
-    return [replace(_fixed(str(size), config, size), hours=2.0) for size in sizes]
-
-
-def large() -> Case:
-    """Return a job for some four thousand rollouts, which begins with half of them."""
-    config = replace(BASE, groups_per_batch=7680, step_s=240.0, lengths=Lengths(mean=4000.0, most=16384))
-    return Case(
-        name="7,680 groups a batch", config=config, signal=Wanted(), behavior=deployed(6144), replicas=2048, hours=1.25
-    )

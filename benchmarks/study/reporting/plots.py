@@ -29,13 +29,9 @@ def draw_all(results: Results, probes: Sequence[dict[str, Any]], directory: Path
     directory.mkdir(parents=True, exist_ok=True)
     drawn = []
     choices: list[tuple[str, Callable[[], Any], bool]] = [
-        ("objectives", lambda: _objectives(results), bool(results.rows("a"))),
-        ("collapse", lambda: _collapse(results), bool(results.rows("a-collapse"))),
         ("volatility", lambda: _volatility(probes), bool(probes)),
-        ("precision", lambda: _precision(results), bool(results.rows("c"))),
         ("staleness", lambda: _staleness(results), bool(results.rows("d-short"))),
         ("settled", lambda: _settled(results), bool(results.rows("f"))),
-        ("groups", lambda: _groups(results), bool(results.rows("e"))),
         ("paper", lambda: _paper(results), bool(results.rows("g"))),
     ]
     for name, draw, present in choices:
@@ -94,44 +90,6 @@ def _figure(columns: int, width: float = 12.0, height: float = 4.2) -> tuple[Any
     return figure, list(axes[0])
 
 
-def _objectives(results: Results) -> Any:
-    figure, (tokens, seconds, clips) = _figure(3, 14.0)
-    for index, row in enumerate(results.rows("a")):
-        runs = list(results.at("a", row, "2e-4").values())
-        tokens.plot(*_curve(runs, lambda run, at: run.tokens[at] / 1e3), label=row, **_style(index))
-        seconds.plot(*_curve(runs, lambda run, at: run.cpu[at]), **_style(index))
-        length = min(len(run.clip) for run in runs)
-        shares = [interval([run.clip[batch] for run in runs]).mean for batch in range(length)]
-        if any(shares):
-            clips.plot(range(1, length + 1), shares, color=COLOURS[index], linewidth=1.5)
-    tokens.set(xlabel="action tokens trained on (thousands)", ylabel="held-out reward, mean over seeds")
-    seconds.set(xlabel="CPU seconds (sampling and training)", ylabel="held-out reward, mean over seeds")
-    clips.set(xlabel="batch", ylabel="clipped share of tokens", yscale="log")
-    for share, label in ((0.15, "paper, GSPO: 15 %"), (0.0013, "paper, GRPO: 0.13 %")):
-        clips.axhline(share, color="#555555", linestyle=":", linewidth=1)
-        clips.annotate(label, (1, share * 1.06), fontsize=8, color="#555555")
-    tokens.legend(fontsize=8, loc="lower right")
-    figure.suptitle("Long answers, lag 0, learning rate 2e-4", fontsize=11)
-    return figure
-
-
-def _collapse(results: Results) -> Any:
-    rows = results.rows("a-collapse")
-    figure, panels = _figure(len(rows), 3.4 * len(rows), 3.6)
-    for axes, row in zip(panels, rows, strict=True):
-        for index, rate in enumerate(results.columns("a-collapse")):
-            for run in results.at("a-collapse", row, rate).values():
-                at, rewards = zip(*run.evals, strict=True)
-                axes.plot(at, rewards, linewidth=1.2, label=f"learning rate {rate}", **_style(index))
-        axes.set(xlabel="batch", ylim=(0, 1), title=row)
-    panels[0].set_ylabel("held-out reward")
-    handles, labels = panels[0].get_legend_handles_labels()
-    named = dict(zip(labels, handles, strict=True))
-    panels[0].legend(named.values(), named.keys(), fontsize=8)
-    figure.suptitle("Long answers, lag 0: one line per seed", fontsize=11)
-    return figure
-
-
 def _volatility(probes: Sequence[dict[str, Any]]) -> Any:
     figure, (changed, ratios) = _figure(2)
     rates = sorted({probe["learning_rate"] for probe in probes} - {0.0})
@@ -175,28 +133,6 @@ def _volatility(probes: Sequence[dict[str, Any]]) -> Any:
     return figure
 
 
-def _precision(results: Results) -> Any:
-    figure, (reward, clip) = _figure(2, 13.0)
-    columns, rows = results.columns("c"), results.rows("c")
-    for index, row in enumerate(rows):
-        places = [place + 0.12 * (index - (len(rows) - 1) / 2) for place in range(len(columns))]
-        exact = results.at("c", row, columns[0])
-        differences = []
-        for column in columns:
-            found = results.at("c", row, column)
-            differences.append(interval([found[seed].area - exact[seed].area for seed in found if seed in exact]))
-        _points(reward, index, row, places[1:], differences[1:])
-        _points(clip, index, row, places, [results.mean("c", row, column, lambda run: run.mean_clip) for column in columns])
-    for axes in (reward, clip):
-        axes.set_xticks(range(len(columns)), columns, rotation=25, ha="right", fontsize=9)
-        axes.set_xlabel("what the sampler computes with")
-    reward.axhline(0, color="#555555", linewidth=0.8)
-    reward.set_ylabel("held-out reward less that with an exact sampler")
-    clip.set(ylabel="clipped share of tokens", ylim=(0, None))
-    reward.legend(fontsize=8, loc="lower left")
-    return figure
-
-
 def _staleness(results: Results) -> Any:
     """Plot short answers above and long ones below: reward, its difference to the fixed clip range, and clipping."""
     figure, panels = plt.subplots(2, 3, figsize=(15.0, 8.4), constrained_layout=True)
@@ -226,26 +162,6 @@ def _staleness(results: Results) -> Any:
         panels[line, 1].axhline(0, color="#555555", linewidth=0.8)
         panels[line, 1].set_ylim(-0.45, 0.35)
     panels[0, 0].legend(fontsize=7, loc="lower left")
-    return figure
-
-
-def _groups(results: Results) -> Any:
-    figure, (sizes, weights) = _figure(2)
-    rows = [row for row in results.rows("e") if row.startswith("group")]
-    numbers = [int(row.split()[-1]) for row in rows]
-    differences = [results.paired("e", row, "group of 8", ["arithmetic"], lambda run: run.area) for row in rows]
-    _points(sizes, 0, "mean over the run", numbers, differences)
-    sizes.axhline(0, color="#555555", linewidth=0.8)
-    sizes.set(
-        xscale="log", xlabel="trajectories per prompt (256 per batch)", ylabel="held-out reward less that of groups of 8"
-    )
-    sizes.set_xticks(numbers, [str(number) for number in numbers])
-    sizes.minorticks_off()
-    for index, row in enumerate(row for row in results.rows("e") if row.endswith("weighted")):
-        runs = list(results.at("e", row, "countdown").values())
-        weights.plot(*_curve(runs, lambda run, at: run.tokens[at] / 1e3), label=row, **_style(index))
-    weights.set(xlabel="action tokens trained on (thousands)", ylabel="held-out reward, mean over seeds")
-    weights.legend(fontsize=8)
     return figure
 
 

@@ -1,28 +1,43 @@
-"""Write tables into docs/evidence/study.md and plots into docs/evidence/images/study, from the condensed results alone."""
+"""Write every table into the folder of results, those of docs/evidence/study.md there too, and its plots; without runs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.study.reporting import settled, tables
 from benchmarks.study.reporting.paper import paper
 from benchmarks.study.reporting.plots import draw_all
-from benchmarks.study.results import Results, load_probes, load_summaries
+from benchmarks.study.results import RESULTS, Results, load_probes, load_summaries
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "docs" / "evidence" / "study.md"
 GSPO = "GSPO 3e-4/4e-4"
 IMAGES = ROOT / "docs" / "evidence" / "images" / "study"
+ALL_TABLES = RESULTS / "tables.md"
 
+_HEAD = """# All tables of the study
+
+Written by `python -m benchmarks.study --plots`. docs/evidence/study.md explains the questions, the columns and the answers.
+"""
 _PLACE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def write_report() -> None:
-    """Draw the plots and put every table in its place. Raises: ValueError for a place without a table."""
+    """Draw the plots, write all tables, and fill those of the page. Raises: ValueError for a place without a table."""
     results, probes = Results(load_summaries()), load_probes()
-    made: dict[str, Callable[[], str]] = {
+    made = tables_of(results, probes)
+    drawn = draw_all(results, probes, IMAGES)
+    ALL_TABLES.write_text(one_below_the_other(made))
+    DOCUMENT.write_text(fill(DOCUMENT.read_text(), made))
+    print(f"{len(made)} tables in {ALL_TABLES}, {len(drawn)} plots in {IMAGES}")
+
+
+def tables_of(results: Results, probes: Sequence[dict[str, Any]]) -> dict[str, Callable[[], str]]:
+    """Return what makes each table, by its name in the page."""
+    return {
         "objectives": lambda: tables.objectives(results, "a", "2e-4", GSPO),
         "collapse": lambda: tables.objectives(results, "a-collapse", "1e-3", GSPO),
         "collapse-middle": lambda: tables.objectives(results, "a-collapse", "5e-4", GSPO),
@@ -38,10 +53,8 @@ def write_report() -> None:
         "staleness-wider": lambda: tables.staleness(results, "d-wider"),
         "staleness-wider-clip": lambda: tables.staleness_more(results, "d-wider", "clip"),
         "staleness-oldest-clip": lambda: tables.staleness_more(results, "d-oldest", "clip"),
-        "staleness-long-batches": lambda: tables.staleness_more(results, "d-long", "batches"),
         "staleness-oldest": lambda: tables.staleness(results, "d-oldest"),
         "staleness-batches": lambda: tables.staleness_more(results, "d-short", "batches"),
-        "staleness-final": lambda: tables.staleness_more(results, "d-short", "final"),
         "staleness-clip": lambda: tables.staleness_more(results, "d-short", "clip"),
         "staleness-clip-long": lambda: tables.staleness_more(results, "d-long", "clip"),
         "eps": lambda: tables.wider_eps(results),
@@ -52,13 +65,11 @@ def write_report() -> None:
         "settled-by-lag": lambda: settled.by_lag(results),
         "paper": lambda: paper(results),
     }
-    drawn = draw_all(results, probes, IMAGES)
-    if DOCUMENT.is_file():
-        DOCUMENT.write_text(fill(DOCUMENT.read_text(), made))
-    else:
-        for name, table in made.items():
-            print(f"\n{name}\n\n{table()}")
-    print(f"{len(drawn)} plots in {IMAGES}")
+
+
+def one_below_the_other(made: dict[str, Callable[[], str]]) -> str:
+    """Return the file of all tables."""
+    return "\n".join([_HEAD, *(f"## {name}\n\n{table()}\n" for name, table in made.items())])
 
 
 def fill(text: str, made: dict[str, Callable[[], str]]) -> str:

@@ -71,9 +71,8 @@ def staleness(results: Results, question: str) -> str:
 
 
 def staleness_more(results: Results, question: str, measure: str) -> str:
-    """Clip ranges by lag: "final" reward, "batches" to the target, or the "clip" fraction."""
+    """Clip ranges by lag: "batches" to the target, or the "clip" fraction."""
     measures: dict[str, Callable[[list[RunSummary]], str]] = {
-        "final": lambda found: f"{interval([run.final for run in found]).mean:.2f}",
         "batches": lambda found: reached(found, lambda run, index: run.evals[index][0], 0),
         "clip": lambda found: percent(interval([run.mean_clip for run in found]).mean),
     }

@@ -35,12 +35,7 @@ from benchmarks.against_trl.report import (
     verdict,
 )
 from benchmarks.against_trl.settings import TASKS
-from benchmarks.against_trl.sizes import Row, Shape, make_model
-from benchmarks.against_trl.sizes import table as sizes_table
 from benchmarks.against_trl.theirs import read_theirs
-from gspo_services.prepare.tiny_models.tiny import build_model
-from gspo_services.prepare.tiny_models.tokenizer import build_tokenizer
-from gspo_services.rollout.tokenizer import ChatTokenizer
 from gspo_services.shared.settings.configuration import load_settings
 from gspo_services.tasks.environments.registry import create_environment
 
@@ -315,40 +310,3 @@ def test_cpu_seconds_of_a_batch_leave_out_the_start_and_the_end() -> None:
     assert CpuSeconds(looks=looks).of_a_batch() == {"agent": 2.5, "learner": 1.5}
     assert CpuSeconds(looks=looks[:3]).of_a_batch() == {}
     assert CpuSeconds().of_a_batch() == {}
-
-
-def test_a_shape_is_a_width_of_whole_pairs_of_heads_and_a_number_of_layers() -> None:
-    assert Shape.parse("256x4") == Shape(hidden_size=256, num_layers=4)
-    for text, reason in (
-        ("256", "is no shape"),
-        ("256x0", "is no shape"),
-        ("x4", "is no shape"),
-        ("40x2", "multiple of 32"),
-    ):
-        with pytest.raises(ValueError, match=reason):
-            Shape.parse(text)
-
-
-def test_a_wider_model_keeps_the_tokenizer_and_is_what_was_asked_for(tmp_path: Path) -> None:
-    like = tmp_path / "tiny"
-    tokenizer = build_tokenizer()
-    build_model(tokenizer).save_pretrained(like)
-    tokenizer.save_pretrained(like)
-    parameters = make_model(tmp_path / "wide", Shape(hidden_size=96, num_layers=1), like, seed=0)
-    config = json.loads((tmp_path / "wide" / "config.json").read_text())
-    assert (config["hidden_size"], config["num_hidden_layers"], config["moe_intermediate_size"]) == (96, 1, 96)
-    assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (6, 3, 16)
-    embeddings, experts, router = 2 * 264 * 96, 8 * 3 * 96 * 96, 8 * 96
-    attention = 96 * 96 * 2 + 2 * 96 * 48
-    norms = 3 * 96 + 2 * 16
-    assert parameters == embeddings + experts + router + attention + norms
-    messages = [{"role": "user", "content": "12+7="}]
-    assert ChatTokenizer(tmp_path / "wide").prompt_ids(messages) == ChatTokenizer(like).prompt_ids(messages)
-
-
-def test_sizes_are_compared_by_the_median_of_the_later_batches() -> None:
-    ours = replace(a_run(), batch_ends_s=(20.0, 22.0, 24.0, 27.0, 31.0))
-    theirs = replace(a_run("trl"), batch_ends_s=(9.0, 10.0, 12.0, 16.0, 20.0), cpu_s={"trl": 7.0})
-    row = Row(shape=Shape(hidden_size=256, num_layers=4), parameters=7_000_000, ours=ours, theirs=theirs)
-    assert row.ratio == pytest.approx(3.5 / 4.0)
-    assert sizes_table([row]).splitlines()[2] == "| 256 x 4 | 7,000,000 | 3.50 | 4.00 | 0.88 | 1.50 | 7.00 |"

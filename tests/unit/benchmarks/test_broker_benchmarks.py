@@ -22,7 +22,6 @@ from benchmarks.broker_intake.load import CHUNKS_PER_TRAJECTORY
 from benchmarks.broker_intake.raw import RawStore
 from benchmarks.broker_intake.staged_broker import Stages
 from benchmarks.broker_resume import GROUP_SIZE, GROUPS_PER_BATCH, write_ledger
-from benchmarks.slow_learner import MIB, Outcome, Sample
 from gspo_services.broker.store.reader import LEDGER_FILE
 from gspo_services.broker.store.store import Store
 from gspo_services.runs.audit.audit import audit_run
@@ -98,18 +97,3 @@ def test_a_ledger_that_is_made_passes_the_audit_and_leaves_as_many_batches_unche
     assert contents.next_batch_checkpointed == 1
     assert [row.index for row in contents.batches][-1] == 1
     assert len(contents.groups) == GROUPS_PER_BATCH
-
-
-def test_growth_of_memory_is_counted_from_the_first_batch_on() -> None:
-    def sample(time_s: float, broker_mib: int, trained: float) -> Sample:
-        return Sample(
-            time_s=time_s, broker_bytes=broker_mib * MIB, rollout_bytes=MIB, unacknowledged=int(time_s), episodes=1,
-            queue_messages=7 - time_s, queue_bytes=2048, groups=3, groups_allowed=4, chunks=10, trained=trained, dropped=0,
-        )  # fmt: skip
-
-    outcome = Outcome(
-        rollouts=1, train_s=1.0, samples=[sample(0, 10, 0), sample(1, 60, 1), sample(2, 70, 1), sample(3, 62, 2)]
-    )
-    summary = outcome.summary()
-    assert (summary["broker_mib_after_first_batch"], summary["broker_mib_most"], summary["broker_mib_last"]) == (60, 70, 62)
-    assert (summary["unacknowledged_most"], summary["queue_messages_most"], summary["queue_kib_most"]) == (3, 7, 2)

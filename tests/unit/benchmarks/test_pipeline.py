@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,6 @@ from benchmarks.pipeline.processes import Use, process_use, role_of
 from benchmarks.pipeline.report import Comparison, HalfFigures, RunFigures, goal_word, half_figures, tables
 from benchmarks.pipeline.run import pinned_specs
 from benchmarks.pipeline.timeline import Span, draw, learner_spans, rollout_spans, share
-from benchmarks.pipeline.update_cost import Pass, Prefill, Sizes, prefill_of, process_cpu_s, summary
 from benchmarks.pipeline.workload import Cores, Workload, choose_cores, run_files, write_config
 from gspo_services.cli.run.processes import process_specs
 
@@ -334,55 +332,3 @@ def test_every_answer_has_a_reward_and_letters_pay() -> None:
     assert environment.step({}, "ab..").done
     with pytest.raises(ValueError, match="must not be larger"):
         Letters(LettersOptions(shortest=40, longest=20))
-
-
-# --- the cost of a weight update to SGLang -----------------------------------------------------------------------------
-
-LOG = """\
-[2026-11-21 19:20:31] Prefill batch, #new-seq: 1, #new-token: 156, #cached-token: 0, token usage: 0.04, #running-req: 0
-[2026-11-21 19:20:32] Decode batch, #running-req: 8, #token: 912, token usage: 0.01, gen throughput (token/s): 88.1
-[2026-11-21 19:20:33] Prefill batch, #new-seq: 7, #new-token: 7, #cached-token: 1092, token usage: 0.04, #running-req: 1
-"""
-
-
-def test_what_was_prefilled_is_read_from_sglangs_log() -> None:
-    assert prefill_of(LOG) == Prefill(batches=2, new_tokens=163, cached_tokens=1092)
-    assert prefill_of("") == Prefill()
-
-
-def test_a_process_has_used_what_its_own_clock_says() -> None:
-    before = time.process_time()
-    used = process_cpu_s(os.getpid())
-    assert before <= used <= time.process_time()
-
-
-def test_the_first_answers_end_one_after_the_other_and_the_others_have_their_full_length() -> None:
-    sizes = Sizes(at_a_time=64, turn_tokens=64)
-    assert [sizes.limit(number) for number in (0, 31, 63, 64, 127)] == [1, 32, 64, 64, 64]
-    assert Sizes(at_a_time=64, turn_tokens=8).limit(0) == 1
-
-
-def a_pass(updates: int, scheduler_s: float, new_tokens: int) -> Pass:
-    parts = {"stop_s": [0.01] * updates, "load_s": [0.05] * updates, "checksums_s": [0.03] * updates}
-    cpu_s = {"scheduler": scheduler_s, "server": 0.5 + 0.1 * updates, "client": 0.2}
-    prefill = Prefill(batches=10, new_tokens=new_tokens)
-    return Pass(updates=updates, prefill=prefill, cpu_s=cpu_s, action_tokens=1000, **parts)
-
-
-def test_an_update_costs_what_passes_with_it_take_more_for_each() -> None:
-    passes = [a_pass(0, 1.0, 500), a_pass(2, 3.0, 4500), a_pass(0, 1.2, 520), a_pass(2, 3.2, 4700), a_pass(0, 1.4, 500)]
-    assert summary("one", passes) == {
-        "server": "one",
-        "prefilled tokens": 500,
-        "prefill passes": 10,
-        "scheduler, us a token": 1200,
-        "with updates, us a token": 3100,
-        "tokens again": 2050,
-        "scheduler, ms an update": 950,
-        "of that stop": 10,
-        "load": 50,
-        "checksums": 30,
-        "server and client, ms": 100,
-    }
-    with pytest.raises(ValueError, match="one: 3 passes without updates and 0 with some"):
-        summary("one", passes[::2])
