@@ -113,7 +113,7 @@ study: setup ## GSPO and related objectives on one task, several seeds, with tab
 	$(BIN)/python -m benchmarks.study --jobs 2 --again
 
 bench-dynamic-sampling: setup ## the demo with and without dynamic sampling, three seeds: batches and tokens to 0.85
-	$(BIN)/python -m benchmarks.data.dynamic_sampling
+	$(BIN)/python -m benchmarks.dynamic_sampling
 
 bench-loss: setup ## time and memory of the loss and its backward, compared with plain policy gradient
 	$(BIN)/python benchmarks/loss_cost.py

@@ -64,16 +64,6 @@ class Run:
         cpu_s = sum(self.cpu_s.values())
         return f"{self.seconds / self.batches:.2f} s a batch, {cpu_s:.2f} CPU s a batch, to {TARGET}: {target}"
 
-    def seconds_of_a_later_batch(self, first: int) -> float:
-        """Return the median over the batches from number ``first`` (counted from 1) to the last but one, end to end.
-
-        Raises: ValueError when there is none.
-        """
-        ends = self.batch_ends_s[first - 1 :]
-        if len(ends) < 2:
-            raise ValueError(f"first is {first}, the run has {self.batches} batches: run at least {first + 1}")
-        return median(after - before for before, after in pairwise(ends))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:

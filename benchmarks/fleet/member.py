@@ -29,8 +29,6 @@ from gspo_services.rollout.brokers import Beats
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.logs import configure_logging
 
-SOCKETS_PER_ROLLOUT: Final = 3
-"""Of libzmq: the DEALER, and both ends of its monitor."""
 LOOK_S: Final = 0.05
 
 

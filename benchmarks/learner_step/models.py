@@ -26,7 +26,6 @@ class Shape:
 TINY = Shape("tiny")
 """The shape of the demonstration's models/tiny."""
 MEDIUM = Shape("medium", vocabulary=4096, hidden=256, layers=8, heads=4, experts=16, expert_hidden=224)
-SHAPES = (TINY, MEDIUM)
 
 
 def build(shape: Shape, dtype: str, *, attention: str = "sdpa") -> Any:

@@ -119,13 +119,6 @@ class RunConfig:
         """The task and 12 hexadecimal digits."""
         return f"{self.task}-{_digest(_told(self))}"
 
-    @property
-    def family_id(self) -> str:
-        """An id that is the same for every seed of one setting."""
-        told = _told(self)
-        told.pop("seed")
-        return f"{self.task}-{_digest(told)}"
-
     def as_dict(self) -> dict[str, Any]:
         """Every field, for a record."""
         return asdict(self)

@@ -97,14 +97,6 @@ def test_a_mean_reward_up_to_where_nothing_was_evaluated_is_refused() -> None:
         mean_reward(points, 0)
 
 
-def test_seconds_of_a_later_batch_leave_out_the_first_ones() -> None:
-    run = replace(a_run(), batch_ends_s=(9.0, 13.0, 14.0, 16.0, 19.0))
-    assert run.seconds_of_a_later_batch(2) == pytest.approx(1.5 + 0.5)
-    assert run.seconds_of_a_later_batch(3) == pytest.approx(2.5)
-    with pytest.raises(ValueError, match="first is 5, the run has 5 batches: run at least 6"):
-        run.seconds_of_a_later_batch(5)
-
-
 def test_a_run_says_what_it_took_in_one_line() -> None:
     assert str(a_run(s_per_batch=3.0)) == "3.00 s a batch, 1.50 CPU s a batch, to 0.85: 12.0 s, 1024 samples"
     assert str(a_run(reached=False)).endswith("to 0.85: -")

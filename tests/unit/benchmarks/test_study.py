@@ -51,13 +51,6 @@ def test_an_id_is_the_same_in_every_process_and_follows_from_what_differs_from_t
     assert replace(config, eps_low=4e-4).run_id != config.run_id
 
 
-def test_the_family_of_a_run_is_shared_by_its_seeds_alone() -> None:
-    config = RunConfig(task="countdown", seed=0, num_batches=24)
-    assert replace(config, seed=7).family_id == config.family_id
-    assert replace(config, seed=7).run_id != config.run_id
-    assert replace(config, lag=1).family_id != config.family_id
-
-
 def test_a_batch_that_cannot_be_split_into_whole_groups_is_refused() -> None:
     with pytest.raises(ValueError, match="multiple of group_size x num_mini_batches = 32"):
         RunConfig(task="countdown", seed=0, num_batches=1, num_sequences=48)
@@ -391,7 +384,7 @@ def test_the_page_and_the_file_of_all_tables_have_what_the_kept_results_give() -
     made = tables_of(Results(load_summaries()), load_probes())
     assert ALL_TABLES.read_text() == one_below_the_other(made)
     page = DOCUMENT.read_text()
-    assert page.count("<!-- table: ") >= 8
+    assert page.count("<!-- table: ") >= 7
     assert page == fill(page, made)
 
 

@@ -1,6 +1,6 @@
 """The demo with and without dynamic sampling, on several seeds: batches and tokens to a held-out reward of 0.85.
 
-make bench-dynamic-sampling    # or: python -m benchmarks.data.dynamic_sampling --seeds 0 1 2 --batches 24
+make bench-dynamic-sampling    # or: python -m benchmarks.dynamic_sampling --seeds 0 1 2 --batches 24
 
 A directory that holds a finished run is only measured. Batches and tokens do not depend on how busy the machine is.
 """

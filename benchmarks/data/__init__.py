@@ -1,1 +1,0 @@
-"""What choices about the data do to a run."""

@@ -1,1 +1,0 @@
-"""What each rank of a learner takes while it loads its model."""
