@@ -96,7 +96,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[ChatMessage]
     """Messages that the policy reads next (observation tokens); empty exactly when the episode is done."""
     reward: float | RewardJob
-    """For this turn alone; finite. The episode's return is the sum over its turns."""
+    """For this turn alone: a finite number, also one of NumPy. The episode's return is the sum over its turns."""
     done: bool
 
 

@@ -17,13 +17,13 @@ from gspo_protocol.errors import ProtocolError
 from gspo_protocol.limits import MAX_STATE_BYTES
 from gspo_protocol.messages import Finish, Lease, Plain
 from gspo_protocol.messages.base import require_components, require_plain, require_rewards
-from gspo_protocol.messages.work import Components
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.sglang import EngineError, EngineRefused, GenerateRequest, SamplingParameters
 from gspo_services.rollout.tokenizer import ChatTokenizer, Messages, TokenizerError
 from gspo_services.rollout.trajectory import Trajectory
 from gspo_services.rollout.work import EpisodeFailed, EpisodeIntake, PolicyEngine
 from gspo_services.tasks.environments import RewardPool
+from gspo_services.tasks.worker.reward_value import UnscoredError, UnscoredReason, number_of, require_count
 
 log = structlog.get_logger()
 
@@ -174,31 +174,43 @@ class EnvironmentLoop:
                 raise EpisodeFailed(f"no reward: {result.failure}: {result.detail}")
             if result.components:
                 await self._keep_components(trajectory, result.components)
-            return step, self._reward(trajectory, result.reward)
-        return step, self._reward(trajectory, step.reward)
+            return step, self._within_limits(trajectory, result.reward)
+        with _user_code("step", trajectory):
+            reward = self._read(step.reward)
+        return step, self._within_limits(trajectory, reward)
 
     async def _keep_components(self, trajectory: Trajectory, components: Mapping[str, float]) -> None:
-        """Raises: EpisodeFailed for what the broker would not take."""
+        """Raises: EpisodeFailed when the components of all turns together are too many, or too large."""
         journal = trajectory.graded(components)
+        total = trajectory.components
         try:
-            # Of all turns together: that is what the end of the episode says.
-            msgspec.convert(trajectory.components, Components)
-            require_components("components", trajectory.components)
+            require_count(len(total))
+            require_components("components", total)
+        except UnscoredError as error:
+            raise self._unscored(error.reason, error) from error
         except ValueError as error:
-            self.metrics.reward_failures.labels(failure="not_finite").inc()
-            raise EpisodeFailed(f"no reward: its components are refused: {error}") from error
+            raise self._unscored("not_finite", error) from error
         await self.broker.send(journal)
 
-    def _reward(self, trajectory: Trajectory, reward: object) -> float:
-        """The turn's reward, if the broker will take it after those of the turns before."""
+    def _read(self, reward: object) -> float:
+        """What the environment's step returned as its reward. Raises: EpisodeFailed when it is none."""
         try:
-            value = float(reward)  # type: ignore[arg-type]
-            require_rewards("turn_rewards", [*trajectory.turn_rewards, value])
-        except (TypeError, ValueError, OverflowError) as error:
-            self.metrics.reward_failures.labels(failure="not_finite").inc()
-            shown = reward if isinstance(reward, float) else type(reward).__name__
-            raise EpisodeFailed(f"no reward: environment step returned {shown}: {error}") from error
-        return value
+            return number_of(reward, "the reward of the environment's step")
+        except UnscoredError as error:
+            raise self._unscored(error.reason, error) from error
+
+    def _within_limits(self, trajectory: Trajectory, reward: float) -> float:
+        """The turn's reward. Raises: EpisodeFailed when the broker will not take it after those of the turns before."""
+        try:
+            require_rewards("turn_rewards", [*trajectory.turn_rewards, reward])
+        except ValueError as error:
+            raise self._unscored("not_finite", error) from error
+        return reward
+
+    def _unscored(self, reason: UnscoredReason, error: ValueError) -> EpisodeFailed:
+        """The failure of an episode without a reward, which is counted."""
+        self.metrics.reward_failures.labels(failure=reason).inc()
+        return EpisodeFailed(f"no reward: {error}")
 
     def _observation(self, lease: Lease, trajectory: Trajectory, step: Step) -> list[int]:
         """Tokens of the environment's messages; empty when they and an answer do not fit."""
@@ -245,6 +257,8 @@ def _user_code(what: str, trajectory: Trajectory) -> Iterator[None]:
     """The environment is the user's code: any error in it fails this episode and is reported with it."""
     try:
         yield
+    except EpisodeFailed:
+        raise
     except Exception as error:
         log.exception("environment_failed", call=what, trajectory_id=trajectory.trajectory_id)
         raise EpisodeFailed(f"environment {what} failed: {type(error).__name__}: {error}") from error

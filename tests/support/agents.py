@@ -34,12 +34,6 @@ async def addresses(episode: Episode) -> "dict[str, float]":
     return {"seed": episode.seed, "in_time": float(0 < episode.remaining_s <= 60)}
 
 
-async def number_like(episode: Episode) -> Any:
-    return {"nan": float("nan"), "infinite": float("inf"), "huge": 10**400, "nothing": None, "object": object()}[
-        str(episode.task["value"])
-    ]
-
-
 async def nap(episode: Episode) -> float:
     await asyncio.sleep(0.5)
     return float(os.getpid())

@@ -6,14 +6,11 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from typing import Final, Literal, TypeVar
 
-import msgspec
 import structlog
 
 from gspo_protocol.codec import Array
 from gspo_protocol.messages import Finish, Lease
-from gspo_protocol.messages.base import require_components, require_rewards
 from gspo_protocol.messages.journal import entries_in
-from gspo_protocol.messages.work import Components
 from gspo_services.rollout.endpoint import CallAnswer, CallDelta, CallRefused, CallRequest
 from gspo_services.rollout.episodes.answers import answer_key, answer_of
 from gspo_services.rollout.episodes.budget import Budget
@@ -140,14 +137,7 @@ class EpisodeCalls:
         rewards = [0.0] * self.log.num_turns
         rewards[kept[-1]] = reward
         try:
-            require_rewards("turn_rewards", rewards)
-            msgspec.convert(dict(components), Components)
-            require_components("components", components)
-        except ValueError as error:
-            raise EpisodeFailed(f"no reward: {error}") from error
-        self._count_unrepeated(len(discarded))
-        await self._writer.finish(
-            Finish(
+            finish = Finish(
                 trajectory_id=self.log.trajectory_id,
                 epoch=self.log.epoch,
                 num_tokens=self.log.num_tokens,
@@ -156,7 +146,10 @@ class EpisodeCalls:
                 discarded_turns=discarded,
                 components=dict(components),
             )
-        )
+        except ValueError as error:
+            raise EpisodeFailed(f"no reward: {error}") from error
+        self._count_unrepeated(len(discarded))
+        await self._writer.finish(finish)
         self._shared.metrics.episodes.labels(outcome=reason).inc()
 
     def _count_unrepeated(self, num_turns: int) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from gspo.tasks.environments import Plain
 from gspo_protocol.messages.base import require_plain
+from gspo_protocol.messages.work import Components
 
 LENGTH: Final = struct.Struct(">I")
 MAX_FRAME_BYTES: Final = 4 * 1024 * 1024
@@ -80,7 +81,7 @@ class WorkerDone(_Said, frozen=True, kw_only=True, tag="done"):
 
     episode: Number
     reward: float | None
-    components: Annotated[dict[str, float], msgspec.Meta(max_length=64)] | None
+    components: Components | None
     failure: Annotated[str, msgspec.Meta(max_length=20)] | None
     detail: Text
     spent: bool

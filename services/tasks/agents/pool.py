@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import structlog
@@ -23,10 +23,11 @@ from gspo_services.tasks.agents.options import AgentPoolOptions
 from gspo_services.tasks.agents.output import UserOutput
 from gspo_services.tasks.agents.results import AgentFailure, AgentResult, AgentTask, failed, scored
 from gspo_services.tasks.agents.worker import UserWorker
+from gspo_services.tasks.worker.reward_value import UnscoredReason
 
 log = structlog.get_logger(__name__)
 
-_WORKERS_REASONS: tuple[AgentFailure, ...] = ("deadline", "raised", "memory", "not_finite")
+_WORKERS_REASONS: tuple[AgentFailure, ...] = ("deadline", "raised", "memory", *get_args(UnscoredReason))
 """Failures that a worker may report."""
 
 

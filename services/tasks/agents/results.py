@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from gspo.tasks.environments import Task
-from gspo_services.tasks.environments import UnscoredError, UnscoredReason, score_of
+from gspo_services.tasks.environments import score_of
+from gspo_services.tasks.worker.reward_value import UnscoredError, UnscoredReason
 
 AgentFailure = Literal[
     UnscoredReason, "deadline", "raised", "memory", "hung", "crashed", "unknown_function", "not_started", "too_large",
@@ -49,8 +50,8 @@ def failed(reason: AgentFailure, detail: str) -> AgentResult:
     return AgentResult(reward=None, failure=reason, detail=detail)
 
 
-def scored(value: float | Mapping[str, float], weights: Mapping[str, float] | None) -> AgentResult:
-    """The result of an episode that returned ``value``."""
+def scored(value: float | dict[str, float], weights: Mapping[str, float] | None) -> AgentResult:
+    """The result of an episode with this reward or these components."""
     try:
         score = score_of(value, weights)
     except UnscoredError as error:

@@ -11,7 +11,7 @@ from gspo_services.tasks.environments.registry import (
 )
 from gspo_services.tasks.environments.reward_pool import FailureReason, RewardPool, RewardPoolOptions
 from gspo_services.tasks.environments.reward_results import RewardPart
-from gspo_services.tasks.environments.scoring import Score, UnscoredError, UnscoredReason, score_of
+from gspo_services.tasks.environments.scoring import Score, score_of
 from gspo_services.tasks.environments.shop import TOOLS, Shop, ShopOptions, tool_result
 from gspo_services.tasks.environments.sources import MixedTasks
 
@@ -27,8 +27,6 @@ __all__ = [
     "Score",
     "Shop",
     "ShopOptions",
-    "UnscoredError",
-    "UnscoredReason",
     "create_environment",
     "create_task_set",
     "draw_problem",

@@ -31,9 +31,10 @@ from gspo_services.tasks.environments.reward_results import (
     RewardResult,
     no_reward,
 )
-from gspo_services.tasks.environments.scoring import UnscoredError, score_of
+from gspo_services.tasks.environments.scoring import score_of
 from gspo_services.tasks.reward_worker.worker import MAX_MESSAGE_BYTES
 from gspo_services.tasks.sandbox import Sandbox
+from gspo_services.tasks.worker.reward_value import UnscoredError
 
 if TYPE_CHECKING:
     from gspo_services.tasks.environments.reward_service import RewardService

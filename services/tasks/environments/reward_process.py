@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgpack
 import msgspec
 import structlog
 
+from gspo_protocol.messages.work import Components
 from gspo_services.shared.runtime.lifecycle import module_command
 from gspo_services.shared.runtime.stray_processes import MARK, ended_as, kill_marked, new_mark
 from gspo_services.tasks.environments.reward_results import FailureReason, RewardPoolOptions
 from gspo_services.tasks.reward_worker.isolation import MAX_FILE_BYTES, worker_environment
 from gspo_services.tasks.reward_worker.worker import LENGTH, MAX_MESSAGE_BYTES
+from gspo_services.tasks.worker.reward_value import UnscoredReason
 
 log = structlog.get_logger(__name__)
 
 _LAST_MOMENT_S: Final = 1.0
+_ENDED_AS_IT_SHOULD: Final = (None, "raised", "unknown_function", *get_args(UnscoredReason))
+"""Failures of a job after which its worker takes the next one."""
 
 
 class RewardAnswer(msgspec.Struct, forbid_unknown_fields=True):
@@ -28,9 +33,15 @@ class RewardAnswer(msgspec.Struct, forbid_unknown_fields=True):
     not_isolated: str | None = None
     found: bool | None = None
     reward: float | None = None
-    components: dict[str, float] | None = None
+    components: Components | None = None
     failure: FailureReason | None = None
     detail: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError for a number that no worker sends. Unlike JSON, msgpack has NaN and infinities."""
+        for number in (self.reward or 0.0, *(self.components or {}).values()):
+            if not math.isfinite(number):
+                raise ValueError(f"a reward is {number}")
 
     @property
     def value(self) -> float | dict[str, float] | None:
@@ -62,7 +73,7 @@ class RewardProcess:
         finished = False
         try:
             answer = await self._answer(request, deadline_s)
-            finished = answer.failure in (None, "raised", "not_finite", "unknown_function")
+            finished = answer.failure in _ENDED_AS_IT_SHOULD
             return answer
         finally:
             if not finished or self._num_jobs >= self._options.max_jobs_per_worker:

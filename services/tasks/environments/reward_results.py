@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from gspo_services.tasks.environments.scoring import UnscoredReason
+from gspo_services.tasks.worker.reward_value import UnscoredReason
 
 FailureReason = Literal[
     UnscoredReason, "deadline", "cpu_time", "memory", "crashed", "raised", "unknown_function", "bad_job", "too_large",

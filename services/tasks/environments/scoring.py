@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-UnscoredReason = Literal["not_finite", "missing_component"]
+from gspo_services.tasks.worker.reward_value import UnscoredError
 
 
 class Score(NamedTuple):
@@ -17,45 +17,30 @@ class Score(NamedTuple):
     """By name, without their weights; empty for a reward that came as one number."""
 
 
-class UnscoredError(ValueError):
-    """There is no reward in what was returned."""
-
-    def __init__(self, reason: UnscoredReason, text: str) -> None:
-        super().__init__(text)
-        self.reason = reason
-
-
-def score_of(value: float | Mapping[str, float], weights: Mapping[str, float] | None) -> Score:
-    """The weighted sum of components, or the number itself.
+def score_of(value: float | dict[str, float], weights: Mapping[str, float] | None) -> Score:
+    """The weighted sum of components, or the number itself. ``value`` has been read by ``reward_value.value_of``.
 
     Without ``weights`` each component counts once. With them each weighted component must be there, and one without a weight
-    is reported and does not count. Raises: UnscoredError.
+    is reported and does not count. Raises: UnscoredError, also when the sum is not finite.
     """
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         if weights:
             raise UnscoredError("missing_component", f"the reward is one number; components with weights: {_named(weights)}")
-        return Score(_finite("the reward", value), {})
-    components = {name: _finite(f'component "{name}" of the reward', part) for name, part in value.items()}
-    if not components:
-        raise UnscoredError("missing_component", "the reward has no components")
-    counted = dict.fromkeys(components, 1.0) if weights is None else weights
-    missing = [name for name in counted if name not in components]
+        return Score(value, {})
+    counted = dict.fromkeys(value, 1.0) if weights is None else weights
+    missing = [name for name in counted if name not in value]
     if missing:
-        raise UnscoredError("missing_component", f"the reward lacks {_named(missing)}; it has {_named(components)}")
-    reward = math.fsum(weight * components[name] for name, weight in counted.items())
-    return Score(_finite("the weighted sum of the reward's components", reward), components)
-
-
-def _finite(what: str, value: object) -> float:
-    if isinstance(value, bool | int | float):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if math.isfinite(number):
-            return number
-    shown = repr(value)[:200] if isinstance(value, bool | int | float | str | None) else f"a {type(value).__name__}"
-    raise UnscoredError("not_finite", f"{what} is {shown}: expected a finite number")
+        raise UnscoredError("missing_component", f"the reward lacks {_named(missing)}; it has {_named(value)}")
+    try:
+        reward = math.fsum(weight * value[name] for name, weight in counted.items())
+    except (OverflowError, ValueError):
+        # It is too large on the way, or has infinities of both signs.
+        reward = math.nan
+    if not math.isfinite(reward):
+        raise UnscoredError(
+            "not_finite", f"the weighted sum of the reward's components is {reward}: give smaller components or weights"
+        )
+    return Score(reward, value)
 
 
 def _named(names: Mapping[str, float] | list[str]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
+from gspo_services.tasks.worker.reward_value import value_of
+
 MAX_ANSWER_BYTES: Final = 64 * 1024
-MAX_COMPONENTS: Final = 64
 
 UnreadableReason = Literal["too_large", "not_finite", "no_result"]
 
@@ -20,10 +21,11 @@ class UnreadableError(ValueError):
         self.reason: UnreadableReason = reason
 
 
-def reward_in(body: bytes, what: str) -> Any:
-    """What ``body`` gives as a reward, still to be scored: the value itself, or the one of {"reward": ...}.
+def reward_in(body: bytes, what: str) -> float | dict[str, float]:
+    """The reward in ``body``, or its components, still to be weighted: the value itself, or the one of {"reward": ...}.
 
-    Raises: UnreadableError, which names ``what`` the body is, when it is too large or not JSON.
+    Raises: UnreadableError, which names ``what`` the body is, when it is too large or not JSON; UnscoredError when it is not
+    a reward.
     """
     if len(body) > MAX_ANSWER_BYTES:
         raise UnreadableError("too_large", f"{what} has more than {MAX_ANSWER_BYTES} bytes")
@@ -35,6 +37,4 @@ def reward_in(body: bytes, what: str) -> Any:
         raise UnreadableError(reason, f"{what} is not JSON: {error}: {body[:100]!r}") from error
     if isinstance(value, dict) and list(value) == ["reward"]:
         value = value["reward"]
-    if isinstance(value, dict) and len(value) > MAX_COMPONENTS:
-        raise UnreadableError("too_large", f"{what} has {len(value)} components, {MAX_COMPONENTS} allowed")
-    return value
+    return value_of(value)

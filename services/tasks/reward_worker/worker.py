@@ -29,11 +29,10 @@ import msgpack
 from gspo_services.shared.runtime.importing import import_named
 from gspo_services.tasks.reward_worker.failures import described, import_failure
 from gspo_services.tasks.reward_worker.isolation import isolate
+from gspo_services.tasks.worker.reward_value import outcome_of
 
 LENGTH = struct.Struct(">I")
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-MAX_DETAIL_CHARS = 500
-MAX_COMPONENTS = 64
 
 
 def write_message(stream: BinaryIO, message: dict[str, Any]) -> None:
@@ -70,25 +69,18 @@ def find_function(path: str) -> Callable[..., Any]:
 def grade(function: Callable[..., Any], arguments: dict[str, Any], loop: asyncio.Runner) -> dict[str, Any]:
     """Call ``function``; an async one runs in ``loop``.
 
-    Returns {"reward": float}, {"components": {name: float}}, or {"failure": reason, "detail": text}.
+    Returns what ``outcome_of`` makes of its value, or {"failure": reason, "detail": text}.
     """
     try:
         value = function(**arguments)
         if inspect.isawaitable(value):
             value = loop.run(_awaited(value), context=contextvars.copy_context())
+        return outcome_of(value)
     except MemoryError:
         return {"failure": "memory", "detail": "the job needed more memory than a worker may have"}
     # This is the user's code, and its failure is data: also one that leaves, or cancels itself.
     except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
         return {"failure": "raised", "detail": described(error)}
-    if not isinstance(value, dict):
-        number = _finite(value)
-        return _not_finite("the reward", value) if number is None else {"reward": number}
-    if not all(isinstance(name, str) for name in value) or len(value) > MAX_COMPONENTS:
-        return _not_finite(f"expected up to {MAX_COMPONENTS} components by name: the reward", value)
-    components = {name: _finite(part) for name, part in value.items()}
-    wrong = next((name for name, number in components.items() if number is None), None)
-    return {"components": components} if wrong is None else _not_finite(f'component "{wrong}" of the reward', value[wrong])
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:
@@ -100,20 +92,6 @@ async def _awaited(value: Awaitable[Any]) -> Any:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-
-
-def _finite(value: Any) -> float | None:
-    """``value`` as a float; None when it is no finite number."""
-    try:
-        number = float(value) if isinstance(value, (bool, int, float)) else math.nan
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _not_finite(what: str, value: Any) -> dict[str, Any]:
-    shown = repr(value) if isinstance(value, bool | int | float | str | None) else f"a {type(value).__name__}"
-    return {"failure": "not_finite", "detail": f"{what} is {shown[:MAX_DETAIL_CHARS]}: expected a finite number"}
 
 
 def use_scratch(folder: str) -> None:

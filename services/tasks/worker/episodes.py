@@ -10,7 +10,7 @@ from typing import Any
 
 from .failures import described
 from .frames import FrameSocket
-from .outcome import outcome_of
+from .reward_value import outcome_of
 
 
 class RecordOverPipe:

@@ -9,8 +9,9 @@ from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.tasks.environments.programs.grading import ProgramGrader
 from gspo_services.tasks.environments.programs.problems import FiledTests, ProgramTest, TaskFault
 from gspo_services.tasks.environments.reward_results import RewardResult, no_reward
-from gspo_services.tasks.environments.scoring import UnscoredError, score_of
+from gspo_services.tasks.environments.scoring import score_of
 from gspo_services.tasks.sandbox import Sandbox, SandboxError
+from gspo_services.tasks.worker.reward_value import UnscoredError
 
 
 class SandboxedJobs:

@@ -33,6 +33,7 @@ from tests.support.episodes import (
     run_episode,
     whole,
 )
+from tests.support.rewards.values import GOOD, WRONG
 
 
 @pytest.fixture(scope="module")
@@ -405,12 +406,39 @@ async def test_a_reward_job_gets_the_task_of_its_lease(tokenizer: ChatTokenizer,
     assert rewards.num_graded == 1
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf"), 1e300, -1.1e6, 10**400, "much", [1.0]])
-async def test_a_reward_that_cannot_be_trained_on_fails_the_episode(
-    reward: Any, tokenizer: ChatTokenizer, stop_id: int
+@pytest.mark.parametrize(("value", "reward"), GOOD.values(), ids=GOOD)
+async def test_the_reward_of_a_step_may_be_any_finite_number(
+    value: Any, reward: float, tokenizer: ChatTokenizer, stop_id: int
+) -> None:
+    loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id), reward=value)
+    await run_episode(loop, a_new_lease())
+    assert loop.broker.finish.turn_rewards == [reward]  # type: ignore[attr-defined]
+
+
+# None makes the double give a reward of its own.
+NOT_NUMBERS = {name: value for name, (value, *_) in WRONG.items() if value is not None} | {"components": {"a": 1.0}}
+
+
+@pytest.mark.parametrize("value", NOT_NUMBERS.values(), ids=NOT_NUMBERS)
+async def test_a_reward_of_a_step_that_is_not_a_finite_number_fails_the_episode(
+    value: Any, tokenizer: ChatTokenizer, stop_id: int
+) -> None:
+    registry = CollectorRegistry()
+    engine = an_engine(tokenizer, stop_id)
+    loop = an_environment_loop(tokenizer, engine=engine, reward=value, metrics=RolloutMetrics(registry))
+    with pytest.raises(
+        EpisodeFailed, match=r"no reward: the reward of the environment's step is .*: expected a finite number"
+    ):
+        await run_episode(loop, a_new_lease())
+    assert registry.get_sample_value("gspo_rollout_reward_failures_total", {"failure": "not_finite"}) == 1.0
+
+
+@pytest.mark.parametrize("reward", [1e300, -1.1e6])
+async def test_a_reward_that_is_too_large_to_be_trained_on_fails_the_episode(
+    reward: float, tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
     loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id), reward=reward)
-    with pytest.raises(EpisodeFailed, match=r"no reward: environment step returned (nan|-?inf|1e.300|-1.*|int|str|list): "):
+    with pytest.raises(EpisodeFailed, match=r"no reward: turn_rewards has a sum .* 1e.06 allowed \(MAX_REWARD\)"):
         await run_episode(loop, a_new_lease())
 
 
@@ -420,26 +448,47 @@ async def test_rewards_that_are_too_large_together_fail_the_episode(tokenizer: C
         await run_episode(loop, a_new_lease())
 
 
-async def test_components_that_no_metric_can_have_fail_the_episode(tokenizer: ChatTokenizer, stop_id: int) -> None:
-    class NamingRewards(ScriptedRewards):
-        def __init__(self, named: dict[str, float]) -> None:
-            super().__init__()
-            self._named = named
+class NamingRewards(ScriptedRewards):
+    """Each turn's reward has ``per_turn`` components of new names, of this value."""
 
-        async def grade(self, job: Any) -> Any:
-            return msgspec.structs.replace(await super().grade(job), components=self._named)
+    def __init__(self, per_turn: int, value: float) -> None:
+        super().__init__()
+        self._per_turn = per_turn
+        self._value = value
 
-    wrong: list[tuple[dict[str, float], str]] = [
-        ({"a b": 1.0}, "matching regex"),
-        ({str(number): 1.0 for number in range(17)}, "length <= 16"),
-        ({"large": 1.1e6}, "up to 1e.06"),
-    ]
-    for named, words in wrong:
-        loop = an_environment_loop(
-            tokenizer, engine=an_engine(tokenizer, stop_id), rewards=NamingRewards(named), slow_reward=True
-        )
-        with pytest.raises(EpisodeFailed, match=f"no reward: its components are refused: .*{words}"):
-            await run_episode(loop, a_new_lease())
+    async def grade(self, job: Any) -> Any:
+        result = await super().grade(job)
+        names = [f"turn{self.num_graded}.{number}" for number in range(self._per_turn)]
+        return msgspec.structs.replace(result, components=dict.fromkeys(names, self._value))
+
+
+async def test_sixteen_components_of_all_turns_together_are_taken(tokenizer: ChatTokenizer, stop_id: int) -> None:
+    loop = an_environment_loop(
+        tokenizer, engine=an_engine(tokenizer, stop_id), rewards=NamingRewards(8, 0.5), slow_reward=True, turns=2
+    )
+    await run_episode(loop, a_new_lease())
+    assert len(loop.broker.finish.components) == 16  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reason", "words"),
+    [
+        (NamingRewards(9, 0.5), "bad_component", r"18 components, 16 allowed \(MAX_COMPONENTS\)"),
+        (NamingRewards(1, 1.1e6), "not_finite", r"up to 1e.06 \(MAX_REWARD\)"),
+    ],
+    ids=["many", "large"],
+)
+async def test_too_many_or_too_large_components_of_all_turns_fail_the_episode(
+    rewards: NamingRewards, reason: str, words: str, tokenizer: ChatTokenizer, stop_id: int
+) -> None:
+    registry = CollectorRegistry()
+    loop = an_environment_loop(
+        tokenizer, engine=an_engine(tokenizer, stop_id), rewards=rewards, slow_reward=True, turns=2,
+        metrics=RolloutMetrics(registry),
+    )  # fmt: skip
+    with pytest.raises(EpisodeFailed, match=f"no reward: .*{words}"):
+        await run_episode(loop, a_new_lease())
+    assert registry.get_sample_value("gspo_rollout_reward_failures_total", {"failure": reason}) == 1.0
 
 
 async def test_an_episode_ends_with_the_last_turn_that_a_batch_of_the_run_has_room_for(

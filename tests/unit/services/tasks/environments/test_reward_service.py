@@ -57,7 +57,7 @@ async def test_a_service_gets_the_arguments_and_its_components_are_weighted() ->
         (200, "<html>", "no_result", "<html>"),
         (200, "", "no_result", "is not JSON"),
         (200, "1" * 70_000, "too_large", "65536"),
-        (200, '{"reward": {' + ", ".join(f'"c{n}": 0' for n in range(65)) + "}}", "too_large", "65 components"),
+        (200, '{"reward": {' + ", ".join(f'"c{n}": 0' for n in range(17)) + "}}", "bad_component", "17 components"),
         (201, '{"reward": 1}', "refused", "answered 201"),
         (307, "", "refused", "answered 307 and points to /elsewhere: name that place"),
         (400, "no such task", "refused", "answered 400: no such task"),
