@@ -23,7 +23,6 @@ Beyond the oldest measured lag the line goes on for one version and then stays.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +43,8 @@ MAX_VARIANCES: Final = 4.0
 BISECTIONS: Final = 40
 MAX_LAGS: Final = 1024
 """Different lags that are kept; beyond, the sequences of older ones count as this lag."""
+TOO_LARGE: Final = 1e100
+"""A measurement from here on is refused: the squares of larger ones may overflow. float32 log-ratios stay below."""
 FORMAT: Final = 1
 
 
@@ -130,7 +131,8 @@ class LagCalibration:
     def update(self, sequences: Iterable[Measured]) -> None:
         """Take in the sequences of one batch; those without action tokens are left out.
 
-        Raises: ValueError, before anything is changed, for a number that is not finite, or negative where it cannot be.
+        Raises: ValueError, before anything is changed, for a number that is not finite, is negative where it cannot be, or
+        reaches TOO_LARGE.
         """
         batch = [sequence for sequence in sequences if sequence.num_tokens > 0]
         for sequence in batch:
@@ -166,9 +168,9 @@ class LagCalibration:
 
 def _require(sequence: Measured) -> None:
     require_number("lag", sequence.lag, low=0.0)
-    require_number("num_tokens", sequence.num_tokens, low=0.0)
-    require_number("mean", sequence.mean, low=-math.inf)
-    require_number("token_variance", sequence.token_variance, low=0.0)
+    require_number("num_tokens", sequence.num_tokens, low=0.0, high=TOO_LARGE)
+    require_number("mean", sequence.mean, low=-TOO_LARGE, high=TOO_LARGE)
+    require_number("token_variance", sequence.token_variance, low=0.0, high=TOO_LARGE)
 
 
 def _estimate(by_lag: Mapping[int, Sequence[Measured]]) -> Calibration:
@@ -198,11 +200,11 @@ def _of_one_lag(kept: Sequence[Measured]) -> tuple[float, float, float]:
     def excess(between: float) -> float:
         """The spread over the expected one, squared: 1 where ``between`` fits."""
         allowed = (between + token / num_tokens).clamp(min=torch.finfo(torch.float64).tiny)
-        return (MAD_TO_DEVIATION * _median(distance / allowed.sqrt())) ** 2
+        return _square(MAD_TO_DEVIATION * _median(distance / allowed.sqrt()))
 
     if token > 0 and excess(0.0) <= 1:
         return location, 0.0, token * excess(0.0)
-    low, high = 0.0, (MAD_TO_DEVIATION * _median(distance)) ** 2
+    low, high = 0.0, _square(MAD_TO_DEVIATION * _median(distance))
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if excess(middle) > 1 else (low, middle)
@@ -216,6 +218,11 @@ def _token_variance(num_tokens: Tensor, variances: Tensor) -> float:
     bounded = variances[several].clamp(max=MAX_VARIANCES * _median(variances[several]))
     freedom = num_tokens[several] - 1
     return float((bounded * freedom).sum() / freedom.sum())
+
+
+def _square(value: float) -> float:
+    # ``value**2`` raises OverflowError where this is infinite, which is what a spread over almost no noise is.
+    return value * value
 
 
 def _median(values: Tensor) -> float:

@@ -137,8 +137,9 @@ def calibrated_clip_range(
     z: how many deviations of drift and noise the bounds lie further out. Raises: ValueError as ``clip_range``.
     """
     plain = clip_range(lag_S, eps_low=eps_low, eps_high=eps_high, noise_z=z, scale=scale)
-    _, between_S, token_S = (values.to(plain.log_lo_S.dtype) for values in calibration.at(plain.lag_S))
-    return replace(plain, measured_S=(z * z * between_S, z * z * token_S))
+    # In float64, before float32 can make a huge variance infinite: 0 times that is NaN.
+    _, between_S, token_S = ((z * z * values).to(plain.log_lo_S.dtype) for values in calibration.at(plain.lag_S))
+    return replace(plain, measured_S=(between_S, token_S))
 
 
 def objective_clip_range(

@@ -38,6 +38,16 @@ def test_the_margin_is_z_deviations_of_what_was_measured_for_the_lag_and_length(
     assert bounds(DRIFT, 1.0, 0.0) == bounds(DRIFT, 1.0, 1.0), "an empty unit counts as one token"
 
 
+@pytest.mark.parametrize(("z", "expected"), [(0.0, (math.log1p(-3e-4), math.log1p(4e-4))), (1.0, (-math.inf, math.inf))])
+def test_a_variance_beyond_float32_clips_nothing_and_with_z_0_is_the_papers_clip(
+    z: float, expected: tuple[float, float]
+) -> None:
+    huge = Calibration(*torch.tensor([[0.0], [1e200], [1e90]], dtype=torch.float64))
+    clip = calibrated_clip_range(torch.zeros(1), huge, z=z, **EPS)  # type: ignore[arg-type]
+    low, high = clip.bounds(torch.tensor([0]), torch.tensor([7.0]))
+    assert (low.item(), high.item()) == pytest.approx(expected)
+
+
 def test_an_objective_asks_for_its_calibrated_clip_range() -> None:
     objective = replace(WIDEN, noise_z=2.0)
     lag_S = torch.tensor([1.0], dtype=torch.float64)

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gspo.calibration import NOTHING_MEASURED, Calibration, LagCalibration, Measured
@@ -106,6 +106,8 @@ measured = st.builds(
 
 
 @given(st.lists(st.lists(measured, max_size=8), max_size=6), st.floats(0, 100))
+@example([[Measured(0.0, 100.0, mean, 1e-305) for mean in (10.0, 0.0, -10.0)]], 0.0)
+@example([[Measured(float(lag), 9e99, mean, 9e99) for mean in (9e99, 0.0, -9e99)] for lag in (0, 1, 1023)], 1024.0)
 def test_whatever_was_measured_the_estimates_are_finite_and_survive_being_saved(
     batches: list[list[Measured]], lag: float
 ) -> None:
@@ -134,6 +136,9 @@ def test_bad_numbers_are_refused_before_anything_changes() -> None:
         Measured(0.0, math.inf, 0.0, 0.0),
         Measured(0.0, 5.0, math.nan, 0.0),
         Measured(0.0, 5.0, 0.0, -1.0),
+        Measured(0.0, 1e100, 0.0, 0.0),
+        Measured(0.0, 5.0, -1.1e100, 0.0),
+        Measured(0.0, 5.0, 0.0, 1e100),
     ):
         with pytest.raises(ValueError, match="give a finite number"):
             calibration.update([Measured(0.0, 5.0, 0.0, 0.0), bad])
