@@ -162,7 +162,7 @@ async def test_an_agent_whose_call_is_cut_off_by_a_stop_has_not_failed(agents: A
         ("raise", "agent: raised: .*KeyError.*the user's own mistake", "raised"),
         ("nan", "agent: not_finite: .*nan", "not_finite"),
         ("text", "agent: not_finite: .*good", "not_finite"),
-        ("many", "no reward: .*16", None),
+        ("many", r"agent: bad_component: .*16 allowed", "bad_component"),
         ("huge", "no reward: .*allowed", None),
         ("wait", "agent: deadline: not done after 3.0 s", "deadline"),
     ],

@@ -103,7 +103,7 @@ def test_a_seed_belongs_to_the_task_and_the_run(tries: Try) -> None:
         ("odd task", "task 0 (train) cannot be leased: ValueError: task holds a object", False),
         ("no field", "environment start failed: KeyError: 'wrod'", True),
         ("raise", "environment step failed: ZeroDivisionError: the user's own mistake", True),
-        ("nan", "no reward: environment step returned nan", False),
+        ("nan", "no reward: the reward of the environment's step is nan (float): expected a finite number", False),
         ("odd state", "the environment's state is not plain data", False),
     ],
 )
