@@ -23,5 +23,5 @@ def import_named(name: str) -> ModuleType:
 
 def _explained(error: ModuleNotFoundError) -> str:
     if error.name is None:
-        return str(error)
+        return str(error)  # The user's module has raised it itself, with words of its own.
     return f"there is no module {error.name} on the import path or in the working directory"

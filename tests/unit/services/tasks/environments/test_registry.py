@@ -124,3 +124,9 @@ def test_a_class_and_a_function_in_the_working_directory_are_found_and_hide_no_m
     mine = "class Mine(Environment):\n    pass\n\ndef reward():\n    return 0.5\n"
     source = f"from gspo.tasks.environments import Environment\n\n{mine}"
     assert found_in(tmp_path, source) == ["Mine 0.5", "False"]
+
+
+def test_what_a_users_module_says_about_a_missing_package_is_repeated(tmp_path: Path) -> None:
+    refusal, _ = found_in(tmp_path, "raise ModuleNotFoundError('install the package chess first')\n")
+    assert 'environment "mine:Mine"' in refusal
+    assert "install the package chess first" in refusal
