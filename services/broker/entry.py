@@ -277,10 +277,7 @@ def tasks_of(settings: Settings) -> dict[str, TaskSource]:
 
 def _open_store(settings: Settings, fingerprint: str) -> Store:
     try:
-        store = Store(settings.ledger_directory / LEDGER_FILE, fingerprint=fingerprint, run_id=uuid.uuid4().hex[:12])
-        if store.kept is not None:
-            log.warning("ledger_brought_forward", kept=str(store.kept))
-        return store
+        return Store(settings.ledger_directory / LEDGER_FILE, fingerprint=fingerprint, run_id=uuid.uuid4().hex[:12])
     except (StoreMismatch, StoreUnavailable) as error:
         raise ConfigurationError(f"run.directory is {settings.run.directory}: {error}") from error
 

@@ -13,7 +13,6 @@ from gspo_services.broker.store.damage import (
 )
 from gspo_services.broker.store.mark import MARK_FILE, Mark, MarkFile
 from gspo_services.broker.store.reader import EmptyDatabase, NoLedger, OtherSchema, Reader, StoreCorrupt, reading_file
-from gspo_services.broker.store.schema import SCHEMA_VERSION
 
 WAY_ON = (
     "Nothing was written: copy the directory away before anything else. Then put back a backup of the ledger with what "
@@ -45,8 +44,7 @@ def inspect(ledger: Path) -> Loss:
     if not has_content(ledger):
         return loss_without_ledger(evidence)
     try:
-        # A ledger of the schema before says the same of itself as a whole; it is brought forward when it is whole.
-        with reading_file(ledger, also=SCHEMA_VERSION - 1) as connection:
+        with reading_file(ledger) as connection:
             return loss_of(evidence, recorded(Reader(ledger, connection), evidence))
     except OtherSchema:
         return Loss()

@@ -111,8 +111,8 @@ def reading(directory: Path) -> Iterator[sqlite3.Connection]:
 
 
 @contextmanager
-def reading_file(path: Path, also: int = SCHEMA_VERSION) -> Iterator[sqlite3.Connection]:
-    """The same for a ledger's file, which is there. ``also``: another schema that the reader understands."""
+def reading_file(path: Path) -> Iterator[sqlite3.Connection]:
+    """The same for a ledger's file, which is there."""
     with TemporaryDirectory(prefix="gspo-ledger-") as scratch:
         connection = _transaction_on(path)
         if connection is None:
@@ -124,7 +124,7 @@ def reading_file(path: Path, also: int = SCHEMA_VERSION) -> Iterator[sqlite3.Con
         if connection is None:
             raise NoLedger(f"{path}: cannot be opened, and neither can a copy of it; is there room in {scratch}?")
         try:
-            _require_schema(path, connection, also)
+            _require_schema(path, connection)
             _give_way(connection, path.with_name(path.name + WAL_SUFFIX))
             yield connection
         except sqlite3.OperationalError as error:
@@ -168,14 +168,18 @@ def _transaction_on(path: Path) -> sqlite3.Connection | None:
     return connection
 
 
-def _require_schema(path: Path, connection: sqlite3.Connection, also: int) -> None:
+def other_schema(version: int) -> str:
+    """Why this release cannot use a ledger whose schema number is ``version``, and what can."""
+    writer = "a newer" if version > SCHEMA_VERSION else "an older"
+    return f"schema {version}, this release reads {SCHEMA_VERSION}: {writer} release has written it; use that release"
+
+
+def _require_schema(path: Path, connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version == 0:
         raise EmptyDatabase(f"{path}: an empty database, not a ledger")
-    if version not in (SCHEMA_VERSION, also):
-        newer = ", or start its broker once with this one, which brings it forward" * (version == SCHEMA_VERSION - 1)
-        text = f"schema {version}, this release reads {SCHEMA_VERSION}: use the release that began the run"
-        raise OtherSchema(f"{path}: {text}{newer}")
+    if version != SCHEMA_VERSION:
+        raise OtherSchema(f"{path}: {other_schema(version)}")
 
 
 class Reader:

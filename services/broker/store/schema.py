@@ -26,8 +26,8 @@ from gspo_services.broker.rows import (
     VersionRow,
 )
 
-SCHEMA_VERSION: Final = 7
-"""7 has the tables of 6: since then the row of a lease may be behind its chunks, which a release of 6 would not notice."""
+SCHEMA_VERSION: Final = 1
+"""Raised with each change of a table or of what a column means: a ledger with another number is refused."""
 DROPPED: Final = "SELECT drop_reason, count(*) FROM groups WHERE status = 'dropped' GROUP BY drop_reason"
 TASK_PASSES: Final = """
 SELECT task_index, passed FROM (

@@ -20,9 +20,8 @@ from gspo_services.broker.store.commits import Commit, first_commit, write_commi
 from gspo_services.broker.store.inspection import require_whole
 from gspo_services.broker.store.lock import LedgerLock, LockHeldError, lock_path
 from gspo_services.broker.store.mark import MARK_FILE, Mark, MarkFile, read_mark
-from gspo_services.broker.store.migration import bring_forward, other_schema
 from gspo_services.broker.store.payload import CHUNK_COLUMNS, StoredChunk
-from gspo_services.broker.store.reader import Reader, StoreMismatch
+from gspo_services.broker.store.reader import Reader, StoreMismatch, other_schema
 from gspo_services.broker.store.schema import CREATE, LOG_KEY, SCHEMA_VERSION, TABLES, row_checksum
 from gspo_services.broker.store.shared_log import (
     CommitLog,
@@ -82,8 +81,6 @@ class Store(Reader):
         self.path = path
         self.mark_error = ""
         """Why the newest commit's mark could not be written; empty when it was."""
-        self.kept: Path | None = None
-        """The ledger as it was before it was brought forward to this release's schema; None when it had it."""
         self._log = log
         self._mark: MarkFile | None = None
         self._marked_before = 0
@@ -91,7 +88,6 @@ class Store(Reader):
         try:
             if self._lock is not None and log is None:
                 require_whole(path)
-                self.kept = self._brought_forward()
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=2.0)
         except sqlite3.OperationalError as error:
             self._unlock()
@@ -143,19 +139,6 @@ class Store(Reader):
             text = f"{self.path}: cannot be written: {lock_path(self.path)}: {error.strerror}; {way_out}"
             raise StoreUnavailable(text) from error
 
-    def _brought_forward(self) -> Path | None:
-        """Raises: StoreMismatch when the ledger of an earlier release cannot be one of this release, and stays as it is."""
-        try:
-            return bring_forward(self.path)
-        except ValueError as error:
-            raise StoreMismatch(
-                f"{self.path}: is of an earlier release and was not brought forward: {error}; continue with that release"
-            ) from error
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise
-            return None  # Not a ledger, or damaged: whoever opens it says so.
-
     def _unlock(self) -> None:
         if self._lock is not None:
             self._lock.release()
@@ -180,7 +163,7 @@ class Store(Reader):
             self._write_meta(LOG_KEY, "database")
         self._connection.execute("COMMIT")
         if version not in (0, SCHEMA_VERSION):
-            raise StoreMismatch(f"{self.path}: {other_schema(version)}")
+            raise StoreMismatch(f"{self.path}: {other_schema(version)}, or choose another run.directory for a new run")
         if self._log is None and LOG_KEY in self.meta():
             raise StoreMismatch(
                 f"{self.path}: its commits go to a database first, which commits of its own would contradict: set "

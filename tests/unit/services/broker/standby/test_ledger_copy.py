@@ -14,7 +14,7 @@ from gspo_services.broker.store import LEDGER_FILE, LedgerDiverged, RowChanges, 
 from tests.support.postgres.fixtures import SynchronousDatabase
 from tests.support.postgres.logs import opened_log
 
-RUN = LoggedRun(run_id="run", fingerprint="f", ledger_schema=6, format=1)
+RUN = LoggedRun(run_id="run", fingerprint="f", ledger_schema=1, format=1)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_ledger_that_contradicts_the_log_is_refused_and_the_text_says_what_to_
     with pytest.raises(LedgerDiverged, match=r"commit 3 has digest .*, and the log has one with digest other: .* Move"):
         with a_copy(tmp_path / "leader", log):
             pass
-    another = LoggedRun(run_id="another", fingerprint="f", ledger_schema=6, format=1)
+    another = LoggedRun(run_id="another", fingerprint="f", ledger_schema=1, format=1)
     with pytest.raises(LedgerDiverged, match="is of run run, the log of run another: move ledger"):
         with a_copy(tmp_path / "leader", log, another):
             pass

@@ -4,6 +4,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -177,13 +178,24 @@ def test_another_runs_file_is_refused_with_both_fingerprints(tmp_path: Path) -> 
         assert store.contents() == LedgerContents()
 
 
-def test_another_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("other", "writer"), [(SCHEMA_VERSION + 1, "a newer"), (SCHEMA_VERSION - 2, "an older")])
+def test_a_ledger_of_another_schema_is_refused_with_both_numbers_and_stays_as_it_is(
+    other: int, writer: str, tmp_path: Path
+) -> None:
     path = tmp_path / "ledger.sqlite3"
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    with pytest.raises(StoreMismatch, match=f"schema 99, this release uses {SCHEMA_VERSION}"):
+    open_store(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {other}")
+        before = list(connection.iterdump())
+    with pytest.raises(StoreMismatch) as caught:
         open_store(path)
+    assert str(caught.value) == (
+        f"{path}: schema {other}, this release reads {SCHEMA_VERSION}: {writer} release has written it; use that release, or "
+        "choose another run.directory for a new run"
+    )
+    with closing(sqlite3.connect(path)) as connection:
+        assert list(connection.iterdump()) == before
+        assert connection.execute("PRAGMA user_version").fetchone() == (other,)
 
 
 def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
