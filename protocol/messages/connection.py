@@ -15,8 +15,8 @@ from gspo_protocol.messages.base import (
 )
 
 
-# Hello, Welcome and Refused ignore fields of later releases. So a peer of one is told that its release is another, and reads
-# that it is refused. Their own fields stay: releases before refuse any that they do not know.
+# Hello, Welcome and Refused ignore fields that they do not know, and keep those that they have: so peers of neighbouring
+# releases can tell each other that their releases differ, and which one is older.
 class Hello(Message, frozen=True, tag="hello", forbid_unknown_fields=False):
     """Any peer -> broker or weight server: the first message of each connection, and again after a reconnect.
 
@@ -81,6 +81,8 @@ class Refused(Message, frozen=True, tag="refused", forbid_unknown_fields=False):
     fatal: bool = False
     retry_s: Annotated[float, Meta(ge=0.0, le=limits.MAX_RETRY_S)] = 0.0
     session: Session = ""
+    protocol_version: Count | None = None
+    """The sender's, in the refusal of a peer of another release; None in any other refusal."""
 
 
 class Ack(Message, frozen=True, tag="ack"):

@@ -193,7 +193,7 @@ def one_of_each() -> list[tuple[Message, Arrays]]:
         (Hello(protocol_version=1, role="rollout", peer="r0", session="s", first_seq=3, fingerprint="f"), {}),
         (Welcome(protocol_version=1, run_id="run", policy_version=2, weights_endpoint="tcp://x:1", next_batch=1), {}),
         (Goodbye(reason="drained"), {}),
-        (Refused(reason="no", message_type="chunk", fatal=True), {}),
+        (Refused(reason="no", message_type="hello", fatal=True, protocol_version=2), {}),
         (Ack(next_seq=9), {}),
         (LeaseRequest(request_id=1, capacity=4, policy_version=2), {}),
         (a_lease(num_entries=2), lease_arrays(num_entries=2)),

@@ -116,8 +116,7 @@ class Ledger:
         self.peers.listen(now)
         sender = SessionKey(hello.peer, hello.session)
         if hello.protocol_version != PROTOCOL_VERSION:
-            reason = f"hello: {other_release(hello.role, hello.peer, hello.protocol_version, 'broker')}"
-            return [refused(sender, reason, "hello", fatal=True)]
+            return [Reply(to=sender, message=other_release(hello, "broker"))]
         if hello.fingerprint and hello.fingerprint != self.state.config.fingerprint:
             # Before it has a session: another run's process must not take the place of one of this run's.
             reason = (

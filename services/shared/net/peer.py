@@ -19,13 +19,12 @@ from gspo_protocol.codec import Array, Frame, decode, encode, message_type
 from gspo_protocol.delivery import Outbox
 from gspo_protocol.limits import PROTOCOL_VERSION
 from gspo_protocol.messages import FOR_ONE_LIFE, SEQUENCED, Ack, AnyMessage, Goodbye, Hello, Message, Refused, Role, Welcome
-from gspo_protocol.releases import advice
 from gspo_protocol.sessions import connection_identity, session_tag
 from gspo_services.shared.net.addresses import Addresses
 from gspo_services.shared.net.channel import DealerChannel, Incoming
 from gspo_services.shared.net.liveness import Liveness
 from gspo_services.shared.net.security import PLAINTEXT, Security
-from gspo_services.shared.net.welcome import require_expected
+from gspo_services.shared.net.welcome import require_expected, update_advice
 from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.runtime.errors import OccupiedError, ReplacedError, ServiceError
 from gspo_services.shared.runtime.logs import OccasionalLog
@@ -306,7 +305,7 @@ class PeerClient:
     async def _on_refused(self, refused: Refused) -> None:
         if refused.fatal:
             failure = ReplacedError if REPLACED in refused.reason else ServiceError
-            more = advice(refused.reason, self._role, self._peer, self._spec.binds)
+            more = update_advice(refused, self._role, self._peer, self._spec.binds)
             raise failure(f"{self._spec.name} channel: {self.endpoint} refused this process: {refused.reason}{more}")
         if refused.reason.startswith(UNKNOWN_SESSION):
             # Every message under way is refused so. One Hello answers them all; it is repeated while no Welcome comes.

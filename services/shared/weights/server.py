@@ -144,10 +144,10 @@ class ChunkServer(ABC):
             self._refused()
             return Refused(reason=f"hello: {objection}", message_type="hello", fatal=True)
         if hello.protocol_version != PROTOCOL_VERSION:
-            reason = f"hello: {other_release(hello.role, hello.peer, hello.protocol_version, self._spec.binds)}"
+            refusal = other_release(hello, self._spec.binds)
             self._refused()
-            log.warning("message_refused", channel=self._spec.name, peer=hello.peer, error=reason)
-            return Refused(reason=reason, message_type="hello", fatal=True)
+            log.warning("message_refused", channel=self._spec.name, peer=hello.peer, error=refusal.reason)
+            return refusal
         if len(self._peers) >= MAX_PEERS:
             self._peers.clear()  # A bound without a clock: peers say hello again at their next request.
         self._peers.add((incoming.peer, incoming.key))

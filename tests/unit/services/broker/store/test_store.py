@@ -190,8 +190,8 @@ def test_a_ledger_of_another_schema_is_refused_with_both_numbers_and_stays_as_it
     with pytest.raises(StoreMismatch) as caught:
         open_store(path)
     assert str(caught.value) == (
-        f"{path}: schema {other}, this release reads {SCHEMA_VERSION}: {writer} release has written it; use that release, or "
-        "choose another run.directory for a new run"
+        f"{path}: schema {other}, this release reads {SCHEMA_VERSION}: {writer} release has written it; use that release, "
+        "or choose another run.directory for a new run"
     )
     with closing(sqlite3.connect(path)) as connection:
         assert list(connection.iterdump()) == before

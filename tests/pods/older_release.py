@@ -1,4 +1,4 @@
-"""A process that speaks the previous protocol version: `PATH broker|rollout ARGUMENTS`, as `gspo` has them."""
+"""A process that speaks an older protocol version: `PATH broker|rollout ARGUMENTS`, as `gspo` has them."""
 
 import runpy
 import sys
