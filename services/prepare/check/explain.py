@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -46,10 +46,12 @@ def _as_json(configuration: Configuration) -> str:
     return text if text.replace("\n", "").isprintable() else json.dumps(json.loads(text), indent=2)
 
 
-def explanation(configuration: Configuration, words: Sequence[str], width: int) -> Iterator[str]:
+def explanation(
+    configuration: Configuration, words: Sequence[str], width: int, renamed: Mapping[str, str] = RENAMED
+) -> Iterator[str]:
     """Lines of at most ``width`` characters about keys and sections; about everything without ``words``."""
     plain = configuration.settings.model_dump(mode="json")
-    chosen = [key for word in (words or section_names()) for key in _keys_of(word)]
+    chosen = [key for word in (words or section_names()) for key in _keys_of(word, renamed)]
     previous = ""
     for key in dict.fromkeys(chosen):
         section, _, name = key.partition(".")
@@ -62,14 +64,14 @@ def explanation(configuration: Configuration, words: Sequence[str], width: int) 
         yield ""
 
 
-def _keys_of(word: str) -> list[str]:
+def _keys_of(word: str, renamed: Mapping[str, str]) -> list[str]:
     """The keys that a word names: one, or those of a section. Raises: ConfigurationError with the closest one."""
     if word in all_keys():
         return [word]
     if word in section_names():
         return [f"{word}.{name}" for name in key_names(word)]
-    if word in RENAMED:
-        raise ConfigurationError(f"{word} is now {RENAMED[word]}")
+    if word in renamed:
+        raise ConfigurationError(f"--explain {word}: the key is called {renamed[word]} now")
     section, _, name = word.partition(".")
     if name and section in section_names():
         raise ConfigurationError(f"--explain {word[:100]}: unknown key; {close_match(name, key_names(section))}")

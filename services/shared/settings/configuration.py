@@ -61,9 +61,16 @@ def load_settings(path: Path | None, overrides: Sequence[str] = (), environment:
 
 
 def load_configuration(
-    path: Path | None, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
+    path: Path | None,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] = os.environ,
+    *,
+    renamed: Mapping[str, str] = RENAMED,
 ) -> Configuration:
-    """``load_settings``, with the source of each value. Raises: ConfigurationError as ``load_settings`` does."""
+    """``load_settings``, with the source of each value. ``renamed``: new names of keys by their old ones.
+
+    Raises: ConfigurationError as ``load_settings`` does.
+    """
     given = _Given(_read_toml(path) if path is not None else {})
     origin = str(path) if path is not None else "defaults"
     for section, table in given.plain.items():
@@ -75,7 +82,7 @@ def load_configuration(
             given.put(keys, _value(value), f"environment {name}")
     for override in overrides:
         _put_override(given, override)
-    return Configuration(settings=validated(given.plain, origin, given.sources), sources=given.sources)
+    return Configuration(settings=validated(given.plain, origin, given.sources, renamed), sources=given.sources)
 
 
 def override_settings(settings: Settings, overrides: Sequence[str]) -> Settings:
@@ -105,13 +112,13 @@ def _put_override(given: _Given, override: str) -> None:
     given.put(key.strip().split("."), _value(value.strip()), f"--set {override}")
 
 
-def validated(plain: Any, origin: str, sources: Mapping[str, str] = {}) -> Settings:
+def validated(plain: Any, origin: str, sources: Mapping[str, str] = {}, renamed: Mapping[str, str] = RENAMED) -> Settings:
     """Settings from tables of plain values. ``sources`` of single keys are named where they differ from ``origin``.
 
     Raises: ConfigurationError naming the origin, and each wrong key with its value and the way out.
     """
     require_plain(plain, origin)
-    _require_new_names(plain, origin, sources)
+    _require_new_names(plain, origin, sources, renamed)
     try:
         return Settings.model_validate(plain)
     except ValidationError as error:
@@ -119,12 +126,16 @@ def validated(plain: Any, origin: str, sources: Mapping[str, str] = {}) -> Setti
         raise ConfigurationError(f"{origin}: " + "\n".join(lines)) from error
 
 
-def _require_new_names(plain: Any, origin: str, sources: Mapping[str, str]) -> None:
-    for old, new in RENAMED.items():
+def _require_new_names(plain: Any, origin: str, sources: Mapping[str, str], renamed: Mapping[str, str]) -> None:
+    """Raises: ConfigurationError with each renamed key, its value, where it is set, and its new name."""
+    lines = []
+    for old, new in renamed.items():
         section, _, key = old.partition(".")
         table = plain.get(section) if isinstance(plain, dict) else None
         if isinstance(table, dict) and key in table:
-            raise ConfigurationError(f"{sources.get(old, origin)[:200]}: {old} is now {new}")
+            lines.append(f"{sources.get(old, origin)[:200]}: {old} is {repr(table[key])[:200]}: the key is called {new} now")
+    if lines:
+        raise ConfigurationError("\n".join(lines))
 
 
 def require_plain(plain: Any, origin: str, key: str = "", depth: int = 0) -> None:

@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,11 +19,8 @@ from pydantic.fields import FieldInfo
 from gspo.settings import Range
 from gspo_services.shared.settings.sections import EvaluationSet, Settings
 
-RENAMED: Final = {
-    "objective.band_growth": "objective.clip_range_growth",
-    "rollout.reward_workers": "reward.workers",
-}
-"""Keys of former configuration files, by what they are called now. An old key is an error that names the new one."""
+RENAMED: Final[Mapping[str, str]] = {}
+"""Keys that a release has renamed, section.old to section.new. An old name is an error that says the new one."""
 
 _NAMES: Final[dict[Any, str]] = {
     bool: "true or false", int: "integer", float: "number", str: "text", Path: "path", SecretStr: "secret text",

@@ -7,6 +7,7 @@ import pytest
 
 from gspo_services.prepare.check.command import main
 from gspo_services.prepare.check.explain import explanation
+from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings.configuration import load_configuration
 from gspo_services.shared.settings.keys import all_keys, section_names
 
@@ -78,7 +79,6 @@ def test_no_line_is_wider_than_the_terminal(config: Path, width: int) -> None:
         ("batch.", "unknown key or section; did you mean 'batch'?"),
         ("zzz", "unknown key or section; known: agent, batch, broker"),
         ("", "unknown key or section; known: agent"),
-        ("objective.band_growth", "objective.band_growth is now objective.clip_range_growth"),
         ("x" * 10_000, "unknown key or section"),
     ],
 )
@@ -91,6 +91,12 @@ def test_an_unknown_key_is_answered_with_a_close_one(
     assert said.err.startswith("gspo check: ")
     assert part in said.err
     assert len(said.err) < 400
+
+
+def test_a_renamed_key_is_answered_with_its_new_name(config: Path) -> None:
+    found = load_configuration(config, (), {})
+    with pytest.raises(ConfigurationError, match=r"^--explain batch\.lag: the key is called batch\.max_lag now$"):
+        list(explanation(found, ["batch.lag"], 80, {"batch.lag": "batch.max_lag"}))
 
 
 def test_a_broken_configuration_is_refused_before_it_is_explained(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """Configuration: what is wrong is named with its key, its value and the way out."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -9,11 +9,10 @@ from pydantic import ValidationError
 
 from gspo.settings import Objective
 from gspo_services.shared.runtime.errors import ConfigurationError
-from gspo_services.shared.settings.configuration import load_configuration, load_settings, override_settings
+from gspo_services.shared.settings.configuration import load_configuration, load_settings
 from gspo_services.shared.settings.fingerprint import run_fingerprint
 from gspo_services.shared.settings.keys import RENAMED, all_keys
 from gspo_services.shared.settings.run_settings import read_run_settings, write_run_settings
-from gspo_services.shared.settings.sections import Settings
 
 ROOT = Path(__file__).parents[5]
 
@@ -254,33 +253,37 @@ def test_the_ranges_of_several_objective_keys_are_judged_at_once(tmp_path: Path)
         assert part in message
 
 
-OLD, NEW = "objective.band_growth", "objective.clip_range_growth"
+NEW_NAMES = {"objective.band_growth": "objective.clip_range_growth", "rollout.reward_workers": "reward.workers"}
 
 
-def test_an_old_key_in_each_of_the_four_places_is_answered_with_the_new_one(tmp_path: Path) -> None:
+def renamed(path: Path | None, overrides: Sequence[str] = (), **environment: str) -> str:
+    """What is said about a configuration with the old names of NEW_NAMES."""
+    with pytest.raises(ConfigurationError) as caught:
+        load_configuration(path, overrides, environment, renamed=NEW_NAMES)
+    return str(caught.value)
+
+
+def test_a_renamed_key_is_answered_with_where_it_is_set_its_value_and_its_new_name(tmp_path: Path) -> None:
     path = written(tmp_path, "[objective]\nband_growth = 0.5\n")
-    (tmp_path / "settings.json").write_text('{"objective": {"band_growth": 0.5}}')
-    environment = "GSPO_OBJECTIVE__BAND_GROWTH"
-    places: dict[str, Callable[[], object]] = {
-        str(path): lambda: load_settings(path, (), {}),
-        f"environment {environment}": lambda: load_settings(None, (), {environment: "0.5"}),
-        f"--set {OLD}=0.5": lambda: load_settings(None, [f"{OLD}=0.5"], {}),
-        str(tmp_path / "settings.json"): lambda: read_run_settings(tmp_path),
-    }
-    for origin, load in places.items():
-        with pytest.raises(ConfigurationError) as caught:
-            load()
-        assert str(caught.value) == f"{origin}: {OLD} is now {NEW}"
+    says = "objective.band_growth is 0.5: the key is called objective.clip_range_growth now"
+    assert renamed(path) == f"{path}: {says}"
+    variable = "GSPO_OBJECTIVE__BAND_GROWTH"
+    assert renamed(None, **{variable: "0.5"}) == f"environment {variable}: {says}"
+    assert renamed(None, ["objective.band_growth=0.5"]) == f"--set objective.band_growth=0.5: {says}"
 
 
-def test_an_old_key_is_refused_when_a_recorded_run_is_overridden() -> None:
-    with pytest.raises(ConfigurationError, match=f"^--set {OLD}=1: {OLD} is now {NEW}$"):
-        override_settings(Settings(), [f"{OLD}=1"])
+def test_all_renamed_keys_are_said_at_once_also_beside_their_new_names(tmp_path: Path) -> None:
+    path = written(tmp_path, '[rollout]\nreward_workers = "two"\n[objective]\nclip_range_growth = 0.1\n')
+    assert renamed(path, ["objective.band_growth=1"]) == (
+        "--set objective.band_growth=1: objective.band_growth is 1: the key is called objective.clip_range_growth now\n"
+        f"{path}: rollout.reward_workers is 'two': the key is called reward.workers now"
+    )
 
 
-def test_the_number_of_reward_workers_has_moved_to_the_section_of_rewards(tmp_path: Path) -> None:
-    assert "rollout.reward_workers is now reward.workers" in refusal("[rollout]\nreward_workers = 2\n", tmp_path)
-    assert load_settings(written(tmp_path, "[reward]\nworkers = 2\n"), (), {}).reward.workers == 2
+def test_a_name_that_was_never_renamed_is_an_unknown_key(tmp_path: Path) -> None:
+    path = written(tmp_path, "[objective]\nband_growth = 0.5\n")
+    with pytest.raises(ConfigurationError, match=r"objective\.band_growth: unknown key"):
+        load_configuration(path, (), {}, renamed={"objective.band": "objective.clip_range_growth"})
 
 
 @pytest.mark.parametrize(
@@ -364,21 +367,6 @@ def test_a_refusal_names_the_override_or_the_variable_that_set_the_value(tmp_pat
     assert "batch.max_lag is -2 (--set batch.max_lag=-2): " in message
     assert "batch.group_size is 1 (environment GSPO_BATCH__GROUP_SIZE): " in message
     assert "run.sed: unknown key (environment GSPO_RUN__SED); did you mean 'seed'?" in message
-
-
-@pytest.mark.parametrize("mode", ["truncate", "reject"])
-def test_the_record_of_a_run_whose_mismatch_mode_had_no_effect_can_be_read(mode: str, tmp_path: Path) -> None:
-    (tmp_path / "settings.json").write_text(f'{{"objective": {{"anchor": "behaviour", "mismatch_mode": "{mode}"}}}}')
-    objective = read_run_settings(tmp_path).objective
-    assert (objective.anchor, objective.weight_mode) == ("behaviour", "off")
-    (tmp_path / "settings.json").write_text(f'{{"objective": {{"anchor": "proximal", "mismatch_mode": "{mode}"}}}}')
-    assert read_run_settings(tmp_path).objective.weight_mode == mode
-
-
-def test_the_record_of_a_run_that_named_its_weight_path_can_be_read(tmp_path: Path) -> None:
-    former = '{"rollout": {"weights_path": "group", "max_running": 3}, "learner": {"weights_group_backend": "gloo"}}'
-    (tmp_path / "settings.json").write_text(former)
-    assert read_run_settings(tmp_path).rollout.max_running == 3
 
 
 DEEP = 60
