@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from gspo_protocol.messages import Chunk, GroupSampling, Segment, VersionRun
 from gspo_services.broker.metrics import BrokerMetrics
 from gspo_services.broker.retention import Retention
-from gspo_services.broker.rows import BatchRow, BatchStats, CheckpointedRow, GroupRow, Row, TrajectoryRow
+from gspo_services.broker.rows import BatchRow, BatchStats, CheckpointedRow, GroupRow, LengthStats, Row, TrajectoryRow
 from gspo_services.broker.store import LEDGER_FILE, RowChanges, Store, stored_chunk
 from gspo_services.shared.runtime.clock import MonotonicClock
 
@@ -114,6 +114,7 @@ def rows_of(index: int) -> list[Row]:
     stats = BatchStats(
         num_groups=1, num_trajectories=GROUP_SIZE, num_tokens=GROUP_SIZE * LENGTH, num_action_tokens=0, mean_reward=0.5,
         mean_lag=0.0, max_lag=0, num_zero_variance_groups=0,
+        lengths=LengthStats(mean=LENGTH, p95=LENGTH, max=LENGTH, cut_off=0.0),
     )  # fmt: skip
     members = [
         TrajectoryRow(

@@ -37,10 +37,9 @@ class AnswerMetrics:
     def observe(self, batch: BatchRow) -> None:
         """``batch`` is the last one."""
         lengths = batch.stats.lengths
-        if lengths is not None:
-            for statistic, tokens in (("mean", lengths.mean), ("p95", lengths.p95), ("longest", lengths.max)):
-                self.tokens.labels(statistic).set(tokens)
-            self.cut_off.set(lengths.cut_off)
+        for statistic, tokens in (("mean", lengths.mean), ("p95", lengths.p95), ("longest", lengths.max)):
+            self.tokens.labels(statistic).set(tokens)
+        self.cut_off.set(lengths.cut_off)
         for difficulty in DIFFICULTIES:
             self.pass_rate.labels(difficulty).set(batch.stats.pass_rates.get(difficulty, math.nan))
         line = sampling_line(batch)

@@ -142,8 +142,7 @@ class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
     """Groups whose rewards are all equal: no advantage, no gradient."""
     components: dict[str, float] = {}
     """Mean of each component of the rewards, over the trajectories that have it."""
-    lengths: LengthStats | None = None
-    """None in batches that an earlier release assembled."""
+    lengths: LengthStats
     num_left_out_groups: int = 0
     """Groups without signal that were left out while the batch filled..."""
     num_left_out_tokens: int = 0

@@ -76,16 +76,13 @@ class Happenings:
         return Happening(text=text, is_problem=True)
 
     def _evaluation(self, row: Row) -> Happening:
-        (reward,), (error,), (finished,) = (
-            column([row], key) for key in ("eval/reward", "eval/reward_error", "num_finished")
-        )
-        (failed,) = column([row], "num_failed")
+        (reward,), (error,), (failed,) = (column([row], key) for key in ("eval/reward", "eval/reward_error", "num_failed"))
         lost = f"; {failed:.0f} tasks failed" if failed > 0 else ""
         if math.isnan(reward):
             return Happening(
                 text=f"evaluation after {row.get('batch')} batches: no task was finished{lost}", is_problem=True
             )
-        half = half_interval(reward, error, finished)
+        half = half_interval(error)
         best, self._best = reward > self._best, max(reward, self._best)
         mark = ", the best so far" if best and self._best > -math.inf else ""
         text = f"evaluation after {row.get('batch')} batches: {reward:.3f} ± {half:.3f}{mark}{_blur(row, 'eval/')}{lost}"

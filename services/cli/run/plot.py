@@ -147,10 +147,7 @@ def _reward(axes: Any, recorded: RecordedCurves) -> None:
         row for row, reward in zip(recorded.evals, column(recorded.evals, "eval/reward"), strict=True) if reward == reward
     ]
     rewards = column(shown, "eval/reward")
-    errors = [
-        half_interval(*values)
-        for values in zip(rewards, column(shown, "eval/reward_error"), column(shown, "num_finished"), strict=True)
-    ]
+    errors = [half_interval(error) for error in column(shown, "eval/reward_error")]
     if rewards:
         # To the right: how much newer than the evaluated weights the tokens are on average.
         newer = [value if value >= 0.5 else 0.0 for value in column(shown, "eval/versions_newer")]
@@ -193,9 +190,6 @@ def _length(axes: Any, recorded: RecordedCurves) -> None:
     axes.set_title("Answer length (tokens)")
     index, batches = recorded.index, recorded.batches
     means = column(batches, "length/mean")
-    if not _known(means):  # Of an earlier release.
-        tokens, answers = column(batches, "num_action_tokens"), column(batches, "num_trajectories")
-        means = [number / count if count else math.nan for number, count in zip(tokens, answers, strict=True)]
     p95, longest = column(batches, "length/p95"), column(batches, "length/max")
     if _known(p95):
         axes.fill_between(index, rolling(means, mean), rolling(p95, mean), color=BLUE, alpha=0.14, linewidth=0)

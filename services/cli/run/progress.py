@@ -47,7 +47,7 @@ class RunProgress:
         return median(steps) * left if len(steps) >= 2 and left > 0 else None
 
     def lengths(self) -> str:
-        """The lengths of the last batch's answers; empty before the first, and in runs of an earlier release."""
+        """The lengths of the last batch's answers; empty before the first."""
         (average,), (p95,) = column([self.last_batch], "length/mean"), column([self.last_batch], "length/p95")
         (longest,), (cut_off,) = column([self.last_batch], "length/max"), column([self.last_batch], "length/cut_off")
         if math.isnan(average):

@@ -48,14 +48,9 @@ def quantile(share: float) -> Callable[[list[float]], float]:
     return measure
 
 
-def half_interval(reward: float, error: float, num_finished: float) -> float:
-    """Half of the 95 % interval around the mean reward of an evaluation.
+def half_interval(error: float) -> float:
+    """Half of the 95 % interval around the mean reward of an evaluation; 0 where there is none.
 
-    ``error``: its standard error; NaN in runs of an earlier release. Then rewards from 0 to 1 have at most that of a coin,
-    and others no interval (0).
+    ``error``: the mean's standard error; NaN where fewer than two tasks finished.
     """
-    if not math.isnan(error):
-        return _Z95 * error
-    if num_finished > 1 and 0 <= reward <= 1:
-        return _Z95 * math.sqrt(reward * (1 - reward) / num_finished)
-    return 0.0
+    return 0.0 if math.isnan(error) else _Z95 * error

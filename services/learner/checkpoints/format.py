@@ -38,7 +38,7 @@ from gspo_services.learner.checkpoints.digests import FileDigest, find_damage, t
 from gspo_services.learner.checkpoints.layout import layout_problem
 from gspo_services.shared.runtime.errors import ServiceError
 
-_FORMAT: Final = 3
+_FORMAT: Final = 1
 METADATA = "checkpoint.json"
 ENGINE = "engine"
 LATEST = "latest"
@@ -66,17 +66,17 @@ class CheckpointState:
     mismatch: dict[str, float]
     """``MismatchTracker.state_dict()``"""
     adaptive_clip: dict[str, float] = field(default_factory=dict)
-    """``AdaptiveClip.state_dict()``; empty when the run has none, and in older checkpoints."""
+    """``AdaptiveClip.state_dict()``; empty when the run has none."""
     calibration: dict[str, Any] = field(default_factory=dict)
-    """``LagCalibration.state_dict()``; empty in older checkpoints."""
+    """``LagCalibration.state_dict()``; empty: it begins anew."""
 
 
 class _State(msgspec.Struct, forbid_unknown_fields=True):
     policy_version: Version
     batch_position: Count
     mismatch: dict[str, float]
-    adaptive_clip: dict[str, float] = {}
-    calibration: dict[str, Any] = {}
+    adaptive_clip: dict[str, float]
+    calibration: dict[str, Any]
 
 
 class _Metadata(msgspec.Struct):
@@ -242,7 +242,7 @@ def _agree(engine: CheckpointEngine, problem: CheckpointError | None) -> None:
 def read_metadata(path: Path) -> dict[str, Any]:
     """The metadata of a checkpoint, compared with its own digest; the other files are not looked at.
 
-    Raises: DamagedCheckpoint when it is not there or not what was written; CheckpointError for an older format.
+    Raises: DamagedCheckpoint when it is not there or not what was written; CheckpointError for another format.
     """
     file = path / METADATA
     try:

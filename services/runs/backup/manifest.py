@@ -13,13 +13,11 @@ import msgspec
 from gspo_services.shared.runtime.errors import ServiceError
 
 MANIFEST: Final = "backup.json"
-FORMAT: Final = 2
-FORMATS: Final = (1, FORMAT)
-"""Those that are read. Format 1 is of one broker."""
+FORMAT: Final = 1
 
 
 class BackupDamaged(ServiceError):
-    """A backup lacks a file, or a file is not what was copied. The text names it and the way out."""
+    """A backup lacks a file, a file is not what was copied, or this release cannot read it. The text has the way out."""
 
 
 class BackupFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +39,9 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     """Batches assembled."""
     positions: list[int]
     """The numbers of batches that its checkpoints cover: what --batch can be."""
-    one_moment: bool = True
+    one_moment: bool
     """Whether the ledgers of several brokers are of one moment; otherwise they are only restored as of a checkpoint."""
-    num_brokers: int = 1
+    num_brokers: int
     new_bytes: int
     """Bytes that were copied; the other files are hard links to those of an earlier backup."""
     files: dict[str, BackupFile]
@@ -53,18 +51,24 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(file.num_bytes for file in self.files.values())
 
 
+class _Format(msgspec.Struct):
+    """What the manifest of any release has."""
+
+    format: int
+
+
 def read_manifest(backup: Path) -> BackupManifest:
-    """Raises: BackupDamaged."""
+    """Raises: BackupDamaged, also for a backup of another release."""
     path = backup / MANIFEST
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=BackupManifest)
+        content = path.read_bytes()
+        # First: a backup of another release may lack fields, and is not damaged.
+        found = msgspec.json.decode(content, type=_Format).format
+        if found == FORMAT:
+            return msgspec.json.decode(content, type=BackupManifest)
     except (OSError, ValueError, RecursionError) as error:
         raise BackupDamaged(f"{path} cannot be read: {error}; use another backup") from error
-    if manifest.format not in FORMATS:
-        raise BackupDamaged(
-            f"{path} has format {manifest.format}, this release reads {FORMATS[0]} to {FORMAT}: use the release that made it"
-        )
-    return manifest
+    raise BackupDamaged(f"{path} has format {found}, this release reads {FORMAT}: use the release that made it")
 
 
 def list_backups(destination: Path) -> list[tuple[Path, BackupManifest]]:

@@ -115,22 +115,19 @@ def _whole(shares: Sequence[RecordedBatch]) -> RecordedBatch:
 def _stats(parts: Sequence[BatchStats]) -> BatchStats:
     """Means over trajectories; 95 % of all answers are no longer than the longest of the shares' own such numbers."""
     weights = [part.num_trajectories for part in parts]
-    lengths = [part.lengths for part in parts if part.lengths is not None]
-    merged_lengths = None
-    if len(lengths) == len(parts):
-        merged_lengths = LengthStats(
-            mean=_mean([each.mean for each in lengths], weights),
-            p95=max(each.p95 for each in lengths),
-            max=max(each.max for each in lengths),
-            cut_off=_mean([each.cut_off for each in lengths], weights),
-        )
+    lengths = [part.lengths for part in parts]
     return BatchStats(
         **{name: sum(getattr(part, name) for part in parts) for name in EVERYWHERE},
         mean_reward=_mean([part.mean_reward for part in parts], weights),
         mean_lag=_mean([part.mean_lag for part in parts], weights),
         max_lag=max(part.max_lag for part in parts),
         components=_means([part.components for part in parts], weights),
-        lengths=merged_lengths,
+        lengths=LengthStats(
+            mean=_mean([each.mean for each in lengths], weights),
+            p95=max(each.p95 for each in lengths),
+            max=max(each.max for each in lengths),
+            cut_off=_mean([each.cut_off for each in lengths], weights),
+        ),
         pass_rates=_means([part.pass_rates for part in parts], weights),
     )
 

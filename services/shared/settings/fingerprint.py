@@ -25,10 +25,8 @@ def run_fingerprint(settings: Settings) -> str:
         # The members of a group are compared, and different rollouts may grade them.
         "reward": {"on_deadline": plain["reward"]["on_deadline"]},
         "batch": plain["batch"],
+        "num_brokers": plain["broker"]["num_brokers"],
     }
-    # Runs of one broker have the fingerprint that they had before there could be several.
-    if plain["broker"]["num_brokers"] != 1:
-        agreed["num_brokers"] = plain["broker"]["num_brokers"]
     agent = plain["agent"]
     if agent["function"] or agent["command"] or agent["url"]:
         agreed["agent"] = {key: value for key, value in agent.items() if key in _OF_AGENTS}

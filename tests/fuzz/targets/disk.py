@@ -254,8 +254,8 @@ def checkpoint_seeds() -> list[bytes]:
     def signed(metadata: dict[str, Any]) -> bytes:
         return json.dumps(metadata | {"digest": text_digest(json.dumps(metadata, sort_keys=True))}).encode()
 
-    state = {"policy_version": 3, "batch_position": 2, "mismatch": {"sum": 0.5}, "adaptive_clip": {}}
-    metadata = {"format": 3, "state": state, "layout": {"num_ranks": 1}, "weights_digest": "ab", "files": {}}
+    state = {"policy_version": 3, "batch_position": 2, "mismatch": {"sum": 0.5}, "adaptive_clip": {}, "calibration": {}}
+    metadata = {"format": 1, "state": state, "layout": {"num_ranks": 1}, "weights_digest": "ab", "files": {}}
     random_state = json.dumps(present_random_state()).encode()
     parts = (signed(metadata), NAME.encode() + b"\n", b"17\n", random_state)
     of_random = {"num_bytes": len(random_state), "digest": text_digest(random_state.decode())}

@@ -11,7 +11,16 @@ import numpy as np
 
 from gspo.diagnostics import LAG_BUCKETS
 from gspo_protocol.messages import Chunk, GroupSampling, Segment, VersionRun
-from gspo_services.broker.rows import BatchRow, BatchStats, EvaluationRow, GroupRow, TrainedRow, TrajectoryRow, VersionRow
+from gspo_services.broker.rows import (
+    BatchRow,
+    BatchStats,
+    EvaluationRow,
+    GroupRow,
+    LengthStats,
+    TrainedRow,
+    TrajectoryRow,
+    VersionRow,
+)
 from gspo_services.broker.store import LEDGER_FILE, MARK_FILE, RowChanges, Store, chunk_checksum, row_checksum, stored_chunk
 from gspo_services.broker.store.schema import TABLES
 from gspo_services.shared.settings import write_run_settings
@@ -92,6 +101,7 @@ def _batch(index: int) -> BatchRow:
         mean_lag=1.0,
         max_lag=2,
         num_zero_variance_groups=0,
+        lengths=LengthStats(mean=ANSWER, p95=ANSWER, max=ANSWER, cut_off=0.0),
     )
     return BatchRow(
         index=index,

@@ -18,7 +18,7 @@ from gspo_services.broker.store.store import RowChanges
 from gspo_services.cli.main import main
 from gspo_services.runs.audit.audit import audit_run
 from gspo_services.runs.backup.backup import back_up
-from gspo_services.runs.backup.manifest import MANIFEST, BackupDamaged, list_backups
+from gspo_services.runs.backup.manifest import FORMAT, MANIFEST, BackupDamaged, list_backups
 from gspo_services.runs.backup.restore import restore
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
 from gspo_services.shared.settings import read_run_settings
@@ -248,6 +248,14 @@ def test_a_damaged_file_of_a_backup_is_named_and_nothing_is_restored(run: Path, 
     (path / MANIFEST).write_text("{}")
     with pytest.raises(BackupDamaged, match="cannot be read"):
         restore(path, tmp_path / "again", None, nothing)
+
+
+@pytest.mark.parametrize("more", [{}, {"shape": "another"}])
+def test_a_backup_of_another_format_is_refused_with_both_formats(tmp_path: Path, more: dict[str, str]) -> None:
+    (tmp_path / MANIFEST).write_text(json.dumps({"format": FORMAT + 1, **more}))
+    with pytest.raises(BackupDamaged, match=rf"has format {FORMAT + 1}, this release reads {FORMAT}: use the release that"):
+        restore(tmp_path, tmp_path / "again", None, nothing)
+    assert not (tmp_path / "again").exists()
 
 
 def test_a_damaged_archive_is_found_by_the_backup(run: Path, tmp_path: Path) -> None:

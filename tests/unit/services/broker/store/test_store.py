@@ -12,7 +12,16 @@ import pytest
 
 from gspo_protocol.messages import Chunk, Segment, VersionRun
 from gspo_services.broker.database import DatabaseLog
-from gspo_services.broker.rows import BatchRow, BatchStats, CheckpointedRow, GroupRow, LedgerContents, TaskRow, TrajectoryRow
+from gspo_services.broker.rows import (
+    BatchRow,
+    BatchStats,
+    CheckpointedRow,
+    GroupRow,
+    LedgerContents,
+    LengthStats,
+    TaskRow,
+    TrajectoryRow,
+)
 from gspo_services.broker.store.payload import join, merge_runs, merge_segments, stored_chunk
 from gspo_services.broker.store.reader import StoreCorrupt, StoreMismatch
 from gspo_services.broker.store.schema import SCHEMA_VERSION
@@ -160,6 +169,7 @@ def test_a_batch_whose_tokens_do_not_match_its_rows_is_an_error(tmp_path: Path) 
         mean_lag=0.0,
         max_lag=0,
         num_zero_variance_groups=1,
+        lengths=LengthStats(mean=4.0, p95=4, max=4, cut_off=0.0),
     )
     batch = BatchRow(index=0, policy_version=1, group_ids=(0,), stats=stats, samplings=(SAMPLING,))
     with open_store(tmp_path / "ledger.sqlite3") as store:

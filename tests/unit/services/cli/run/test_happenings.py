@@ -30,14 +30,14 @@ def test_evaluations_come_with_their_interval_and_the_best_is_named() -> None:
     news = Happenings(max_lag=2)
     rows = [
         an_eval(0, 0.5, **{"eval/reward_error": 0.1}),
-        an_eval(5, 0.25),
-        an_eval(10, 0.75, num_failed=2),
+        an_eval(5, 0.25, **{"eval/reward_error": None}),
+        an_eval(10, 0.75, num_failed=2, **{"eval/reward_error": 0.05}),
         an_eval(15, None),
     ]
     assert texts(news.of_rows(rows)) == [
         "evaluation after 0 batches: 0.500 ± 0.196, the best so far",
-        "evaluation after 5 batches: 0.250 ± 0.085",
-        "evaluation after 10 batches: 0.750 ± 0.085, the best so far; 2 tasks failed",
+        "evaluation after 5 batches: 0.250 ± 0.000",
+        "evaluation after 10 batches: 0.750 ± 0.098, the best so far; 2 tasks failed",
         "! evaluation after 15 batches: no task was finished",
     ]
 

@@ -113,7 +113,7 @@ def test_weights_that_changed_on_disk_are_noticed(tmp_path: Path) -> None:
         load_checkpoint(BigramEngine(), path)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "3", '{"format": 3}', '{"format": "new"}', "[" * 100_000, None])
+@pytest.mark.parametrize("content", ["{", "[]", "3", '{"format": 1}', '{"format": "new"}', "[" * 100_000, None])
 def test_a_directory_without_sound_metadata_is_damaged(tmp_path: Path, content: str | None) -> None:
     path = save_checkpoint(BigramEngine(), tmp_path, state(1))
     if content is None:
@@ -167,13 +167,13 @@ def test_if_there_are_more_ranks_than_before_they_take_the_random_states_in_turn
     assert random.random() == expected
 
 
-@pytest.mark.parametrize("other", [1, 2, 4])
+@pytest.mark.parametrize("other", [2, 3])
 def test_a_checkpoint_of_another_format_is_refused_with_both_formats_and_is_not_damaged(tmp_path: Path, other: int) -> None:
     path = save_checkpoint(BigramEngine(), tmp_path, state(1))
     metadata = json.loads((path / "checkpoint.json").read_text())
     del metadata["digest"]
     (path / "checkpoint.json").write_text(json.dumps(metadata | {"format": other}))
-    with pytest.raises(CheckpointError, match=f"has format {other}; this learner reads 3: continue the run with") as caught:
+    with pytest.raises(CheckpointError, match=f"has format {other}; this learner reads 1: continue the run with") as caught:
         load_checkpoint(BigramEngine(), path)
     assert not isinstance(caught.value, DamagedCheckpoint)
 

@@ -22,6 +22,7 @@ def fingerprint(*overrides: str) -> str:
         "reward.on_deadline=zero",
         "batch.group_size=3",
         "batch.max_lag=7",
+        "broker.num_brokers=2",
     ],
 )
 def test_what_changes_the_data_changes_the_fingerprint(override: str) -> None:
