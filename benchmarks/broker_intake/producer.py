@@ -2,7 +2,7 @@
 
     python -m benchmarks.broker_intake.producer ENDPOINT NAME CHUNK_TOKENS gathered|alone|ready [KEYS]
 
-``alone``: each chunk in a message of its own, as rollouts of former releases send them. ``ready``: the messages are made
+``alone``: each chunk in a message of its own. ``ready``: the messages are made
 beforehand, so that the broker is what limits the rate; each has one chunk of each of many trajectories, because episodes
 that go on at an engine's pace seldom have two ready at once.
 

@@ -2,10 +2,10 @@
 
 Three ways, on the same versions, beside a plain fetch of the same bytes, which all of them need:
 
-all     as it was before the copy was patched in place: every changed tensor hashed, the engine's checksums computed from all
-        tensors, and all changed tensors written to a file
+all     without a look at the changes: every changed tensor hashed, the engine's checksums computed from all tensors, and all
+        changed tensors written to a file
 files   the copy is patched, its changes are checked, and the engine gets links to it: it then loads all of it
-patch   as before, and the changes are written for an engine that patches its parameters
+patch   as files, and the changes are written for an engine that patches its parameters
 
 Bytes are counted where they are read or written in bulk. CPU seconds are those of all threads of this process.
 """
@@ -155,7 +155,7 @@ def _apply(replica: Replica, delta: Delta, payload: bytes) -> None:
 
 
 def _all(name: Hash, replica: Replica, delta: Delta, payload: bytes, loads: Path, counted: Counted) -> None:
-    """The former way: it had no digest of changes, so the time of these is in this figure too: some 1 % of it."""
+    """Without the digests of changes, which this way does not need: their time is in this figure too, some 1 % of it."""
     with mock.patch.object(replicas, "ROLLING_SHARE", 0):
         _apply(replica, delta, payload)
     for index in replica.unloaded():

@@ -59,7 +59,7 @@ def is_held(directory: Path) -> bool:
 def _brokers_of(directory: Path) -> tuple[int, int]:
     """How many brokers share the run, and which of them ``directory`` belongs to; (1, 0) where nothing says it.
 
-    What else settings.json says does not matter here: it may be of an earlier release.
+    What else settings.json says does not matter here: it may be of another release.
     """
     try:
         broker = json.loads((directory / SETTINGS_FILE).read_text(encoding="utf-8"))["broker"]

@@ -29,8 +29,8 @@ class ChunkHeader(msgspec.Struct, frozen=True, array_like=True):
     state: Plain | None
     turn_done: bool
     turn_rewards: list[float]
-    peer: str = ""
-    """The rollout that made it; empty in ledgers of before it was kept."""
+    peer: str
+    """The rollout that made it."""
 
 
 class StoredChunk(NamedTuple):

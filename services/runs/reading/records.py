@@ -121,7 +121,7 @@ class RecordedChunk:
     epoch: int
     """Of the lease under which it came."""
     peer: str
-    """The rollout that made it; empty in ledgers of before it was kept."""
+    """The rollout that made it."""
     turn_done: bool
     version_runs: tuple[VersionRun, ...]
 
@@ -132,7 +132,7 @@ class RecordedLease:
 
     epoch: int
     peer: str
-    """The rollout that had it; empty in ledgers of before that was kept."""
+    """The rollout that had it."""
     start: int
     num_tokens: int
     num_chunks: int
