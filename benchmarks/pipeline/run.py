@@ -13,13 +13,12 @@ from rich.console import Console
 from benchmarks.pipeline.processes import ProcessWatch
 from benchmarks.pipeline.workload import Cores, RunFiles
 from gspo_services.cli.run.command import run_processes
-from gspo_services.cli.run.metrics_reader import batch_rows
 from gspo_services.cli.run.processes import process_specs
 from gspo_services.cli.run.supervisor import ProcessSpec
+from gspo_services.runs.metrics import read_metrics
 from gspo_services.shared.settings import forwarded_arguments
 
 PINNED: Final = "benchmarks.pipeline.pinned"
-METRICS_FILE: Final = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ async def run_pinned(files: RunFiles, cores: Cores, stop: asyncio.Event, limit_s
             os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
             await run_processes(files.settings, specs, Console(file=output, width=160), stop, look="plain")
             watching.cancel()
-    return RunRecord(directory=directory, rows=batch_rows(directory / METRICS_FILE), watch=watch)
+    return RunRecord(directory=directory, rows=read_metrics(directory).batches, watch=watch)
 
 
 def pinned_specs(specs: list[ProcessSpec], cores: Cores) -> list[ProcessSpec]:

@@ -1,6 +1,6 @@
 """metrics.jsonl in the run's directory: one line per event, for people and plots.
 
-The broker is its only writer; ``gspo plot`` reads it (``gspo_services.cli.run.metrics_reader``).
+The broker is its only writer; ``gspo_services.runs.metrics`` reads it.
 
 The lines are durable in the store first; the file is brought up to date from there, so that neither a crash nor a full disk
 loses or repeats a line.

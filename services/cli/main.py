@@ -127,11 +127,15 @@ def _act_on_backups(arguments: argparse.Namespace) -> int:
 
 def _plot(directory: Path) -> int:
     from gspo_services.cli.run import summary_table, write_plot
+    from gspo_services.runs.metrics import read_metrics
     from gspo_services.shared.runtime.console import PlainConsole
 
-    path = write_plot(directory)
+    metrics = read_metrics(directory)
+    path = write_plot(metrics)
     console = PlainConsole()
-    console.print(summary_table(directory))
+    console.print(summary_table(metrics))
+    for damage in metrics.damage:
+        console.print(f"note: {damage}", soft_wrap=True)
     console.print(str(path), soft_wrap=True)
     return 0
 

@@ -153,7 +153,7 @@ def test_a_script_of_the_project_opens_a_run(commands: Path, project: Path) -> N
         "print(Run.open('run').evaluations()[0].reward)"
     )
     (project / "run").mkdir()
-    line = {"event": "eval", "batch": 0, "policy_version": 1, "eval/reward": 0.25, "num_finished": 4, "num_failed": 0}
+    line = {"record": 1, "event": "eval", "batch": 0, "policy_version": 1, "eval/reward": 0.25, "num_finished": 4}
     (project / "run" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     (project / "script.py").write_text(code)
     done = subprocess.run(
@@ -161,7 +161,7 @@ def test_a_script_of_the_project_opens_a_run(commands: Path, project: Path) -> N
         timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["gspo_services.runs.scripting.run", "gspo_services.runs.record.record", "0.25"]
+    assert done.stdout.split() == ["gspo_services.runs.scripting.run", "gspo_services.runs.metrics.events", "0.25"]
 
 
 def test_a_run_trains_on_the_rewards_of_the_project(commands: Path, shadowing_project: Path, model: Path) -> None:

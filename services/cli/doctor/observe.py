@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.broker.store import LEDGER_FILE, NoLedger, StoreCorrupt, reading, refusing_damage
 from gspo_services.cli.doctor.damage import Holder, find_damage, find_holder
 from gspo_services.cli.operator import NoAnswer, TurnedAway, operator
@@ -131,7 +132,7 @@ async def observe(settings: Settings, now: datetime, *, answer_s: float = ANSWER
         no_ledger=no_ledger,
         damage="; ".join(filter(None, (_read(unread, each, find_damage, "") for each in ledgers.values()))),
         holders={name: holder for name, each in ledgers.items() if (holder := find_holder(each)) is not None},
-        batch_ages_s=_read(unread, directory / "metrics.jsonl", partial(batch_ages, now=now), []),
+        batch_ages_s=_read(unread, directory / METRICS_FILE, partial(batch_ages, now=now), []),
         free_bytes=free_bytes(settings),
         unread=unread,
     )

@@ -14,7 +14,7 @@ from gspo_services.cli.run.plot import write_plot
 from gspo_services.cli.run.processes import process_specs, tracker_specs
 from gspo_services.cli.run.report import summary_table
 from gspo_services.cli.run.supervisor import ProcessSpec, Supervisor
-from gspo_services.prepare.ports import PortClaims, moved_ports
+from gspo_services.runs.metrics import read_metrics
 from gspo_services.shared.placement import machine_of, placement_of, require_pythons
 from gspo_services.shared.runtime.clock import Clock, MonotonicClock
 from gspo_services.shared.runtime.console import PlainConsole
@@ -154,11 +154,12 @@ class Watcher:
 
 def _report(directory: Path, console: PlainConsole, look: Look) -> None:
     try:
+        metrics = read_metrics(directory)
         if look == "quiet":
-            write_plot(directory)
+            write_plot(metrics)
             return
-        console.print(summary_table(directory))
-        console.print(f"metrics: {directory / 'metrics.jsonl'}", soft_wrap=True)
-        console.print(f"plot:    {write_plot(directory)}", soft_wrap=True)
+        console.print(summary_table(metrics))
+        console.print(f"metrics: {metrics.path}", soft_wrap=True)
+        console.print(f"plot:    {write_plot(metrics)}", soft_wrap=True)
     except (OSError, ValueError) as error:
         console.print(f"no report, or not all of it: {error}", soft_wrap=True)

@@ -130,7 +130,9 @@ class Display:
         bar = Text("━" * filled, style="green") + Text("─" * (width - filled))
         grid.add_row("batches", bar, f"{done}/{total}" + (f", ends in {duration(left_s)}" if left_s is not None else ""))
         best = self.progress.best
-        held_out = f"{number(status['eval_reward'])} held out" + (f", best {best[0]:.3f} at {best[1]}" if best else "")
+        held_out = f"{number(status['eval_reward'])} held out" + (
+            f", best {best.reward:.3f} at {best.batch}" if best else ""
+        )
         grid.add_row("reward", f"{number(status['train_reward'])} training", held_out)
         lengths, _, cut_off = self.progress.lengths().partition("; ")
         grid.add_row("answers", lengths or "-", cut_off)

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gspo_services.cli.run.metrics_reader import Row, column
-from gspo_services.cli.run.smoothing import half_interval
 from gspo_services.cli.run.supervisor import Child
-from gspo_services.runs.record import set_scores_of_line
+from gspo_services.runs.metrics import HeldOut, Row, best_evaluation, held_out, number, set_scores
 from gspo_services.runs.track import Cursor
 
 
@@ -32,7 +30,7 @@ class Happenings:
         self._checkpointed: int | None = None
         self._late: set[str] = set()
         self._dropped = 0
-        self._best = -math.inf
+        self._best: HeldOut | None = None
         self._errors: dict[str, str] = {}
 
     def skip(self, rows: Sequence[Row]) -> None:
@@ -62,9 +60,9 @@ class Happenings:
                     found.append(Happening(text=f"batches were given back: {row.get('batches')}"))
                 case "batch" if row.get("again"):
                     found.append(Happening(text=f"batch {row.get('batch')} was trained again after a restart"))
-        for reason, number in dropped.items():
-            self._dropped += number
-            groups = "1 group was" if number == 1 else f"{number} groups were"
+        for reason, groups_lost in dropped.items():
+            self._dropped += groups_lost
+            groups = "1 group was" if groups_lost == 1 else f"{groups_lost} groups were"
             found.append(Happening(text=f"{groups} dropped: {reason} ({self._dropped} in all)", is_problem=True))
         return found
 
@@ -76,26 +74,26 @@ class Happenings:
         return Happening(text=text, is_problem=True)
 
     def _evaluation(self, row: Row) -> Happening:
-        (reward,), (error,), (failed,) = (column([row], key) for key in ("eval/reward", "eval/reward_error", "num_failed"))
+        found, failed = held_out(row), number(row, "num_failed")
         lost = f"; {failed:.0f} tasks failed" if failed > 0 else ""
-        if math.isnan(reward):
-            return Happening(
-                text=f"evaluation after {row.get('batch')} batches: no task was finished{lost}", is_problem=True
-            )
-        half = half_interval(error)
-        best, self._best = reward > self._best, max(reward, self._best)
-        mark = ", the best so far" if best and self._best > -math.inf else ""
-        text = f"evaluation after {row.get('batch')} batches: {reward:.3f} ± {half:.3f}{mark}{_blur(row, 'eval/')}{lost}"
+        if found is None:
+            return Happening(text=f"evaluation after {row['batch']} batches: no task was finished{lost}", is_problem=True)
+        interval = "" if math.isnan(found.half_interval) else f" ± {found.half_interval:.3f}"
+        mark = ", the best so far" if self._is_best(found) else ""
+        text = f"evaluation after {found.batch} batches: {found.reward:.3f}{interval}{mark}{_blur(row, 'eval/')}{lost}"
         return Happening(text=text)
+
+    def _is_best(self, found: HeldOut) -> bool:
+        self._best = best_evaluation(filter(None, (self._best, found)))
+        return self._best is found
 
     def _best_of_set(self, row: Row) -> list[Happening]:
         """The score by which the best checkpoint is chosen, if it is the best so far; the set's own line says the rest."""
-        (score,) = column([row], "eval/score")
-        if math.isnan(score) or score <= self._best:
+        found = held_out(row)
+        if found is None or math.isnan(number(row, "eval/score")) or not self._is_best(found):
             return []
-        self._best = score
-        name = f"{row['set']}/{row.get('metric')}"
-        return [Happening(text=f"{name} after {row.get('batch')} batches is the best so far: {score:.4g}")]
+        name = found.metric.removeprefix("eval/")
+        return [Happening(text=f"{name} after {found.batch} batches is the best so far: {found.score:.4g}")]
 
     def of_processes(self, children: Sequence[Child]) -> list[Happening]:
         """Restarts, and processes that are given up."""
@@ -145,15 +143,13 @@ class Happenings:
 
 def _set_evaluated(row: Row) -> list[Happening]:
     """The result of a named set."""
-    scores = set_scores_of_line(row)
-    if scores is None:
-        return []
+    scores = set_scores(row)
     parts = []
     for metric, (value, low, high) in scores.metrics.items():
         known = [_shown(end) for end in (low, high) if not math.isnan(end)]
         interval = f" ({' to '.join(known)})" if len(known) == 2 else f" (beyond {known[0]})" if known else ""
         parts.append(f"{metric} {'-' if math.isnan(value) else _shown(value)}{interval}")
-    (tokens,) = column([row], f"eval/{scores.name}/num_action_tokens")
+    tokens = number(row, f"eval/{scores.name}/num_action_tokens")
     cost = "" if math.isnan(tokens) else f"; {tokens:,.0f} tokens sampled"
     lost = f"; {scores.num_failed} samples failed" if scores.num_failed else ""
     blur = _blur(row, f"eval/{scores.name}/")
@@ -163,7 +159,7 @@ def _set_evaluated(row: Row) -> list[Happening]:
 
 def _blur(row: Row, prefix: str) -> str:
     """Whether the tokens are newer than the weights that the evaluation is named after; less than half a version is not."""
-    (newer,) = column([row], f"{prefix}versions_newer")
+    newer = number(row, f"{prefix}versions_newer")
     return f" (its tokens are {newer:.1f} versions newer on average)" if newer >= 0.5 else ""
 
 

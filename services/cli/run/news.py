@@ -6,17 +6,14 @@ from contextlib import suppress
 from typing import Any, Final
 
 from gspo_services.cli.run.display import Display
-from gspo_services.cli.run.happenings import Happenings
-from gspo_services.cli.run.metrics_reader import Row
+from gspo_services.cli.run.happenings import Happening, Happenings
 from gspo_services.cli.run.supervisor import Child
 from gspo_services.runs.ledgers import ledger_directory
-from gspo_services.runs.track import CursorFile, MetricsFollower, Sample, SampleReader
+from gspo_services.runs.metrics import Row, RunFollower
+from gspo_services.runs.track import CursorFile, Sample, SampleReader
 from gspo_services.shared.colocate import LOCK_FILE, turn_holder
 from gspo_services.shared.settings import Settings
 
-METRICS_FILE: Final = "metrics.jsonl"
-OF_EACH_BROKER: Final = ("dropped", "left_out_limit", "set_aside", "released")
-"""Of several brokers the first one's rows tell of batches and evaluations; these are about one broker's share."""
 SAMPLED: Final = 16
 """One after another of so many held-out tasks is shown, one at each evaluation."""
 
@@ -26,8 +23,7 @@ class News:
 
     def __init__(self, settings: Settings) -> None:
         directory = settings.run.directory
-        ledgers = [ledger_directory(directory, number) for number in range(settings.broker.num_brokers)]
-        self._follower, *self._others = (MetricsFollower(each / METRICS_FILE) for each in ledgers)
+        self._follower = RunFollower([ledger_directory(directory, each) for each in range(settings.broker.num_brokers)])
         self._samples = SampleReader(directory, settings.model.path)
         self._cursors = {name: CursorFile(directory, name) for name in settings.trackers.to}
         self._happenings = Happenings(settings.batch.max_lag)
@@ -42,6 +38,7 @@ class News:
         display.turn = turn_holder(self._lock_file) if self._lock_file is not None else ""
         rows = self._new_rows(display)
         happened = self._happenings.of_rows(rows)
+        self._follower.tell_damage(lambda text: happened.append(Happening(text=text, is_problem=True)))
         happened += self._happenings.of_processes(children)
         if status is not None:
             happened += self._happenings.of_status(status)
@@ -54,7 +51,7 @@ class News:
         for each in happened:
             display.tell(each, elapsed_s)
         for row in rows:
-            if row.get("event") == "eval" and isinstance(row.get("batch"), int):
+            if row["event"] == "eval":
                 sample = await asyncio.to_thread(self._sample, row["batch"])
                 if sample is not None:
                     display.tell_sample(sample, elapsed_s)
@@ -62,13 +59,8 @@ class News:
     def _new_rows(self, display: Display) -> list[Row]:
         rows: list[Row] = []
         with suppress(OSError):
-            while found := self._follower.read():
-                rows += found
+            rows.extend(self._follower.rows())
         display.progress.take(rows)
-        for follower in self._others:
-            with suppress(OSError):
-                while found := follower.read():
-                    rows += [row for row in found if row.get("event") in OF_EACH_BROKER]
         if not self._is_first:
             return rows
         # What was there when the command was started is no news.

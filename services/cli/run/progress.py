@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Final
 
-from gspo_services.cli.run.metrics_reader import Row, column
+from gspo_services.runs.metrics import HeldOut, Row, best_evaluation, held_out, number
 
 RECENT: Final = 20
 """Batches whose times say how long the next ones will take."""
@@ -17,22 +17,20 @@ class RunProgress:
     """Learns from rows in their order."""
 
     def __init__(self) -> None:
-        self.best: tuple[float, int] | None = None
-        """The highest evaluation, and how many batches its weights were trained on."""
+        self.best: HeldOut | None = None
+        """The evaluation with the highest reward."""
         self.last_batch: Row = {}
         self._times: deque[tuple[int, float]] = deque(maxlen=RECENT + 1)
 
     def take(self, rows: Sequence[Row]) -> None:
         """Learn from new rows."""
         for row in rows:
-            (batch,), (time_s,) = column([row], "batch"), column([row], "time_s")
-            if row.get("event") == "batch" and not math.isnan(batch):
+            if row["event"] == "batch":
                 self.last_batch = row
-                self._times.append((int(batch), time_s))
-            elif row.get("event") == "eval" and not math.isnan(batch):
-                (reward,) = column([row], "eval/reward")
-                if not math.isnan(reward) and (self.best is None or reward > self.best[0]):
-                    self.best = (reward, int(batch))
+                self._times.append((row["batch"], number(row, "time_s")))
+            elif row["event"] == "eval":
+                found = filter(None, (self.best, held_out(row)))
+                self.best = best_evaluation(found, lambda each: each.reward)
 
     def seconds_left(self, status: dict[str, Any]) -> float | None:
         """How long the batches that are left will take at the present rate; None before the third one."""
@@ -47,9 +45,10 @@ class RunProgress:
         return median(steps) * left if len(steps) >= 2 and left > 0 else None
 
     def lengths(self) -> str:
-        """The lengths of the last batch's answers; empty before the first."""
-        (average,), (p95,) = column([self.last_batch], "length/mean"), column([self.last_batch], "length/p95")
-        (longest,), (cut_off,) = column([self.last_batch], "length/max"), column([self.last_batch], "length/cut_off")
+        """The lengths of the last batch's answers; empty before the first, and in runs of an earlier release."""
+        average, p95, longest, cut_off = (
+            number(self.last_batch, f"length/{name}") for name in ("mean", "p95", "max", "cut_off")
+        )
         if math.isnan(average):
             return ""
         return f"{average:.0f} mean, {p95:.0f} p95, {longest:.0f} longest; {100 * cut_off:.0f} % cut off"
@@ -57,7 +56,7 @@ class RunProgress:
 
 def pass_rates(batch: Row) -> str:
     """How the last batch's tasks did, by how they did before; empty where nothing is known."""
-    found = [(name, column([batch], f"pass_rate/{name}")[0]) for name in ("new", "never", "seldom", "often", "always")]
+    found = [(name, number(batch, f"pass_rate/{name}")) for name in ("new", "never", "seldom", "often", "always")]
     return ", ".join(f"{name} {100 * rate:.0f} %" for name, rate in found if not math.isnan(rate))
 
 

@@ -4,7 +4,7 @@ import json
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -12,6 +12,7 @@ from gspo_protocol.messages import Count, Version
 from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.runs.audit.findings import Findings
 from gspo_services.runs.audit.order import Order
+from gspo_services.runs.metrics import MetricsFollower
 
 UNRECORDED_TRAININGS: Final = """
 SELECT batch, policy_version FROM trained EXCEPT
@@ -100,32 +101,28 @@ def audit_record(connection: sqlite3.Connection, findings: Findings, directory: 
         findings.add("not in the record", f"batch {batch} was set aside")
     path = directory / METRICS_FILE
     last = connection.execute("SELECT coalesce(max(record), 0) FROM records").fetchone()[0]
-    try:
-        num_lines = _audit_file(connection, findings, path)
-    except FileNotFoundError:
+    if not path.exists():
         return [f"{path.name} is not there; the broker writes it again from the ledger"] if last else []
-    if num_lines < last:
-        return [f"{path.name} is {last - num_lines} lines behind the ledger: the broker brings it up to date when it runs"]
+    compared = _audit_file(connection, findings, path)
+    if compared < last:
+        return [f"{path.name} is {last - compared} lines behind the ledger: the broker brings it up to date when it runs"]
     return []
 
 
 def _audit_file(connection: sqlite3.Connection, findings: Findings, path: Path) -> int:
-    """Compare line by line, to the end of the ledger's snapshot. Returns the number of lines compared."""
-    stored = iter(connection.execute("SELECT record, line FROM records ORDER BY record"))
+    """Compare the lines with the ledger's by their numbers, to the end of its snapshot. Returns the last one compared."""
+    follower = MetricsFollower(path)
+    lines = follower.rows()
+    line = next(lines, None)
     compared = 0
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            row = next(stored, None)
-            if row is None or not line.endswith(b"\n"):
-                break
-            compared = number
-            if _parsed(line) != {"record": row[0], **json.loads(row[1])}:
-                findings.add("metrics.jsonl differs", f"{path.name}:{number}: not record {row[0]} of the ledger")
+    for record, text in connection.execute("SELECT record, line FROM records ORDER BY record"):
+        if line is None:
+            break
+        compared = record
+        if line != {"record": record, **json.loads(text)}:
+            findings.add("metrics.jsonl differs", f"{path.name}: record {record} is missing, or is not the ledger's")
+        if line["record"] <= record:
+            line = next(lines, None)
+    if follower.damage is not None:
+        findings.add("metrics.jsonl differs", str(follower.damage))
     return compared
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None

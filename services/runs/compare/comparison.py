@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gspo_services.runs.compare.curves import AXES, Axis, Curve, held_out, interval, positions, training
 from gspo_services.runs.compare.runs import ComparedRun, SeedGroup, by_seed, differing, open_compared
-from gspo_services.runs.record import number
+from gspo_services.runs.metrics import HeldOut, best_evaluation, column, known, or_none
 from gspo_services.shared.runtime.errors import ConfigurationError
 
 LAST_BATCHES: Final = 10
@@ -63,17 +63,17 @@ def compare_runs(directories: Sequence[Path]) -> Comparison:
 
 def _measures(target: float) -> dict[str, Callable[[ComparedRun], float]]:
     def mean_of(key: str) -> Callable[[ComparedRun], float]:
-        return lambda run: interval([number(row, key) for row in run.record.batches])[0]
+        return lambda run: interval(column(run.metrics.batches, key))[0]
 
     found: dict[str, Callable[[ComparedRun], float]] = {
-        "best held-out reward": lambda run: max((each.reward for each in run.record.evaluations), default=math.nan),
-        "last held-out reward": lambda run: run.record.evaluations[-1].reward if run.record.evaluations else math.nan,
+        "best held-out reward": _best_reward,
+        "last held-out reward": lambda run: run.metrics.evaluations[-1].reward if run.metrics.evaluations else math.nan,
         f"training reward, last {LAST_BATCHES} batches": lambda run: interval(
-            [number(row, "train/reward") for row in run.record.batches[-LAST_BATCHES:]]
+            column(run.metrics.batches[-LAST_BATCHES:], "train/reward")
         )[0],
         "batches trained": lambda run: float(run.num_trained),
-        "tokens trained on": lambda run: sum(_known([number(row, "num_tokens") for row in run.record.batches])),
-        "seconds": lambda run: max(_known([number(row, "time_s") for row in run.record.batches]), default=math.nan),
+        "tokens trained on": lambda run: sum(known(column(run.metrics.batches, "num_tokens"))),
+        "seconds": lambda run: max(known(column(run.metrics.batches, "time_s")), default=math.nan),
         "tokens/s, mean over batches": mean_of("tokens_per_s"),
         "lag (versions)": mean_of("lag/mean"),
         "clip fraction": mean_of("clip_fraction/all"),
@@ -90,12 +90,12 @@ def _of_sets(runs: Sequence[ComparedRun]) -> dict[str, Callable[[ComparedRun], f
 
     def last_of(name: str, metric: str) -> Callable[[ComparedRun], float]:
         def last(run: ComparedRun) -> float:
-            known = [each.metrics[metric][0] for each in run.record.sets if each.name == name and metric in each.metrics]
-            return known[-1] if known else math.nan
+            values = [each.metrics[metric][0] for each in run.metrics.sets if each.name == name and metric in each.metrics]
+            return values[-1] if values else math.nan
 
         return last
 
-    pairs = dict.fromkeys((each.name, metric) for run in runs for each in run.record.sets for metric in each.metrics)
+    pairs = dict.fromkeys((each.name, metric) for run in runs for each in run.metrics.sets for metric in each.metrics)
     return {f"last {name}/{metric}": last_of(name, metric) for name, metric in pairs}
 
 
@@ -105,21 +105,26 @@ def _measured(group: SeedGroup, of: Callable[[ComparedRun], float]) -> GroupMeas
     return GroupMeasure(mean=mean, half=half, values=values)
 
 
+def _best_reward(run: ComparedRun) -> float:
+    best = best_evaluation(run.metrics.evaluations, _reward)
+    return math.nan if best is None else best.reward
+
+
+def _reward(evaluation: HeldOut) -> float:
+    return evaluation.reward
+
+
 def _target(runs: Sequence[ComparedRun]) -> float:
     """The lowest of the runs' best evaluations: all runs have come there."""
-    best = [max((each.reward for each in run.record.evaluations), default=math.nan) for run in runs]
+    best = [_best_reward(run) for run in runs]
     return math.nan if any(math.isnan(value) for value in best) else min(best, default=math.nan)
 
 
 def _reached(run: ComparedRun, axis: Axis, target: float) -> float:
-    first = next((each for each in run.record.evaluations if each.reward >= target), None)
+    first = next((each for each in run.metrics.evaluations if each.reward >= target), None)
     if first is None:
         return math.nan
     return first.time_s if axis == "seconds" else positions(run, axis).get(first.batch, math.nan)
-
-
-def _known(values: Sequence[float]) -> list[float]:
-    return [value for value in values if not math.isnan(value)]
 
 
 def as_plain(comparison: Comparison) -> dict[str, Any]:
@@ -135,13 +140,13 @@ def as_plain(comparison: Comparison) -> dict[str, Any]:
                         "seed": run.seed,
                         "batches_trained": run.num_trained,
                         "batches_wanted": run.num_batches,
-                        "damaged_lines": run.record.num_damaged,
+                        "damaged_lines": run.metrics.num_damaged,
                     }
                     for run in group.runs
                 ],
                 "measures": {
-                    name: {"mean": _plain(found[place].mean), "half_interval": _plain(found[place].half),
-                           "values": [_plain(value) for value in found[place].values]}
+                    name: {"mean": or_none(found[place].mean), "half_interval": or_none(found[place].half),
+                           "values": [or_none(value) for value in found[place].values]}
                     for name, found in comparison.measures.items()
                 },
                 "curves": {
@@ -167,7 +172,3 @@ def _plain_curve(curve: Curve) -> dict[str, Any]:
         "high": curve.high.tolist(),
         "runs": [{"x": x.tolist(), "y": y.tolist()} for x, y in curve.runs],
     }
-
-
-def _plain(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gspo_services.runs.compare.runs import ComparedRun
-from gspo_services.runs.record import number
-from gspo_services.shared.eval_metrics import t_quantile
+from gspo_services.runs.metrics import column, known, mean, number, rolling
+from gspo_services.shared.eval_metrics import mean_interval
 
 Axis = Literal["batches", "tokens", "seconds"]
 AXES: Final[tuple[Axis, ...]] = ("batches", "tokens", "seconds")
@@ -39,26 +39,23 @@ def held_out(runs: Sequence[ComparedRun], axis: Axis) -> Curve:
 
 
 def training(runs: Sequence[ComparedRun], axis: Axis) -> Curve:
-    """The training reward, as the mean over a window of a twentieth of the run."""
+    """The training reward, as a rolling mean."""
     return _curve([_training(run, axis) for run in runs])
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean, and half of its 95 % interval (Student's t); NaN for the latter with fewer than two values."""
-    known = [value for value in values if not math.isnan(value)]
-    if not known:
+    some = known(values)
+    if not some:
         return math.nan, math.nan
-    mean = sum(known) / len(known)
-    if len(known) < 2:
-        return mean, math.nan
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - 1))
-    return mean, t_quantile(len(known) - 1) * deviation / math.sqrt(len(known))
+    found = mean_interval(some)
+    return found.value, math.nan if found.high is None else found.high - found.value
 
 
 def _held_out(run: ComparedRun, axis: Axis) -> tuple[Floats, Floats]:
     position = positions(run, axis)
     found = []
-    for each in run.record.evaluations:
+    for each in run.metrics.evaluations:
         x = each.time_s if axis == "seconds" else position.get(each.batch, math.nan)
         found.append((x, each.reward))
     return _sorted(found)
@@ -66,28 +63,23 @@ def _held_out(run: ComparedRun, axis: Axis) -> tuple[Floats, Floats]:
 
 def _training(run: ComparedRun, axis: Axis) -> tuple[Floats, Floats]:
     position = positions(run, axis)
-    found = [(position.get(int(row["batch"]) + 1, math.nan), number(row, "train/reward")) for row in run.record.batches]
+    found = [(position.get(int(row["batch"]) + 1, math.nan), number(row, "train/reward")) for row in run.metrics.batches]
     x, y = _sorted(found)
-    width = max(1, len(y) // 20)
-    if width == 1:
-        return x, y
-    totals = np.concatenate([[0.0], np.cumsum(y)])
-    return x[width - 1 :], (totals[width:] - totals[:-width]) / width
+    return x, np.array(rolling(y.tolist(), mean), np.float64)
 
 
 def positions(run: ComparedRun, axis: Axis) -> dict[int, float]:
     """The place on ``axis`` of the weights after so many batches. Tokens are those trained on; batches that are missing in
     the record count none."""
-    rows = run.record.batches
+    rows = run.metrics.batches
     after = [int(row["batch"]) + 1 for row in rows]
     if axis == "batches":
-        first = {each.batch: float(each.batch) for each in run.record.evaluations}
+        first = {each.batch: float(each.batch) for each in run.metrics.evaluations}
         return first | {index: float(index) for index in after}
     if axis == "tokens":
-        tokens = [number(row, "num_tokens") for row in rows]
-        totals = accumulate(0.0 if math.isnan(value) else value for value in tokens)
+        totals = accumulate(0.0 if math.isnan(value) else value for value in column(rows, "num_tokens"))
         return {0: 0.0, **dict(zip(after, totals, strict=True))}
-    return {index: number(row, "time_s") for index, row in zip(after, rows, strict=True)}
+    return dict(zip(after, column(rows, "time_s"), strict=True))
 
 
 def _sorted(points: Sequence[tuple[float, float]]) -> tuple[Floats, Floats]:
@@ -108,10 +100,10 @@ def _curve(runs: Sequence[tuple[Floats, Floats]]) -> Curve:
         return Curve(x=x, mean=y, low=y, high=y, runs=tuple(some))
     begin, end = max(x[0] for x, _ in some), min(x[-1] for x, _ in some)
     grid = _grid([x for x, _ in some], begin, end)
-    values = np.stack([np.interp(grid, x, y) for x, y in some])
-    mean = values.mean(axis=0)
-    half = t_quantile(len(some) - 1) * values.std(axis=0, ddof=1) / math.sqrt(len(some))
-    return Curve(x=grid, mean=mean, low=mean - half, high=mean + half, runs=tuple(some))
+    values = np.stack([np.interp(grid, x, y) for x, y in some], axis=1)
+    found = [mean_interval(row) for row in values.tolist()]
+    middle, low, high = np.array(found, np.float64).reshape(-1, 3).T
+    return Curve(x=grid, mean=middle, low=low, high=high, runs=tuple(some))
 
 
 def _grid(axes: Sequence[Floats], begin: float, end: float) -> Floats:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from gspo_services.runs.ledgers import is_held
-from gspo_services.runs.record import RunRecord, read_record, training_settings
+from gspo_services.runs.metrics import RunMetrics, read_metrics
 from gspo_services.shared.runtime.errors import ConfigurationError
-from gspo_services.shared.settings import read_run_settings
+from gspo_services.shared.settings import read_run_settings, training_settings
 
 _LENGTH = ("run", "num_batches")
 _SEED = ("run", "seed")
@@ -25,7 +25,7 @@ class ComparedRun:
     """One run. It may be unfinished, or going on."""
 
     directory: Path
-    record: RunRecord
+    metrics: RunMetrics
     settings: Value
     """Every setting that is no place, by section and key, with defaults; empty when they are not known."""
     num_batches: int | None
@@ -37,7 +37,7 @@ class ComparedRun:
 
     @property
     def num_trained(self) -> int:
-        return len(self.record.batches)
+        return len(self.metrics.batches)
 
     @property
     def seed(self) -> int | None:
@@ -63,12 +63,10 @@ class SeedGroup:
 
 def open_compared(directory: Path) -> ComparedRun:
     """Read what there is of a run. Raises: ConfigurationError when it has no metrics.jsonl."""
-    record = read_record(directory)
-    notes: list[str] = []
-    if record.num_damaged:
-        notes.append(f"{record.path}: {record.num_damaged} damaged lines are left out")
-    if not record.batches and not record.evaluations:
-        notes.append(f"{record.path}: no batch and no evaluation yet")
+    metrics = read_metrics(directory)
+    notes = [str(each) for each in metrics.damage]
+    if not metrics.batches and not metrics.evaluations:
+        notes.append(f"{metrics.path}: no batch and no evaluation yet")
     plain: dict[str, Any] = {}
     try:
         plain = read_run_settings(directory).model_dump(mode="json")
@@ -78,7 +76,7 @@ def open_compared(directory: Path) -> ComparedRun:
     num_batches = settings.get(_LENGTH)
     return ComparedRun(
         directory=directory,
-        record=record,
+        metrics=metrics,
         settings=settings,
         num_batches=num_batches if isinstance(num_batches, int) else None,
         is_live=is_held(directory),

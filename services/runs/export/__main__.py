@@ -12,7 +12,7 @@ from gspo_services.broker.rows import VersionRow
 from gspo_services.broker.store import LEDGER_FILE, NoLedger, Reader, ReaderGaveWay, StoreCorrupt, reading, refusing_damage
 from gspo_services.runs.audit import read_checkpoints
 from gspo_services.runs.export.choosing import ChosenCheckpoint, choose, wanted_checkpoint
-from gspo_services.runs.record import NoRecord, RunRecord, read_record
+from gspo_services.runs.metrics import NoMetrics, RunMetrics, read_metrics
 from gspo_services.shared.runtime.errors import (
     EXIT_CONFIGURATION,
     EXIT_FAILED,
@@ -95,8 +95,8 @@ def _export(arguments: argparse.Namespace) -> None:
     """Raises: ConfigurationError, ServiceError, OSError, and what reading a ledger raises."""
     wanted = wanted_checkpoint(arguments.checkpoint)
     settings = _settings(arguments.run)
-    directory, record = settings.run.directory, _record(settings.run.directory)
-    evaluations = [] if record is None else record.evaluations
+    directory, metrics = settings.run.directory, _metrics(settings.run.directory)
+    evaluations = [] if metrics is None else metrics.evaluations
     choice = choose(directory, read_checkpoints(directory), evaluations, wanted)
     named = directory if directory.name not in ("", "..") else directory.resolve()
     suffix = "-adapter" if arguments.adapter else ""
@@ -126,7 +126,7 @@ def _export(arguments: argparse.Namespace) -> None:
         facts = CardFacts(
             settings=settings,
             choice=choice,
-            record=record,
+            metrics=metrics,
             num_parameters=weights.num_parameters,
             published=published is not None or None,
             adapter=arguments.adapter,
@@ -146,16 +146,17 @@ def _export(arguments: argparse.Namespace) -> None:
             raise ConfigurationError(
                 f"--adapter: {weights.path} holds all weights of the model, not adapters: leave it out to export the model"
             )
-    _say(destination, choice)
+    _say(destination, choice, metrics)
 
 
-def _say(destination: Path, choice: ChosenCheckpoint) -> None:
+def _say(destination: Path, choice: ChosenCheckpoint, metrics: RunMetrics | None) -> None:
     checkpoint, evaluation = choice.checkpoint, choice.evaluation
     reward = "not evaluated" if evaluation is None else f"held-out reward {evaluation.reward:.4g}"
     text = f"{destination}: policy version {checkpoint.policy_version}, after {checkpoint.batch_position} batches, {reward}"
     sys.stdout.write(one_line(text) + "\n")
-    if choice.remark:
-        sys.stdout.write(one_line(f"note: {choice.remark}") + "\n")
+    damage = () if metrics is None else metrics.damage
+    for note in filter(None, (choice.remark, *map(str, damage))):
+        sys.stdout.write(one_line(f"note: {note}") + "\n")
 
 
 def _settings(run: Path) -> Settings:
@@ -167,10 +168,10 @@ def _settings(run: Path) -> Settings:
     return load_settings(run, [])
 
 
-def _record(directory: Path) -> RunRecord | None:
+def _metrics(directory: Path) -> RunMetrics | None:
     try:
-        return read_record(directory)
-    except NoRecord:
+        return read_metrics(directory)
+    except NoMetrics:
         return None  # A learner's own directory on another machine has none.
 
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from gspo_services.runs.export.choosing import ChosenCheckpoint
 from gspo_services.runs.export.versions import gspo_version, versions
-from gspo_services.runs.record import HeldOut, RunRecord, is_place, number
+from gspo_services.runs.metrics import HeldOut, RunMetrics, number
 from gspo_services.shared.runtime.plain_text import one_line
-from gspo_services.shared.settings import Settings
+from gspo_services.shared.settings import Settings, is_place
 
 PAPER: Final = "https://arxiv.org/abs/2507.18071"
 _SECRET: Final = re.compile(r"(?i)key|token|secret|password|credential|authorization")
@@ -31,7 +31,7 @@ class CardFacts:
 
     settings: Settings
     choice: ChosenCheckpoint
-    record: RunRecord | None
+    metrics: RunMetrics | None
     """None: the run has no metrics.jsonl."""
     num_parameters: int
     published: bool | None
@@ -132,17 +132,17 @@ def _objective(settings: Settings) -> str:
 
 
 def _evaluation(facts: CardFacts) -> str:
-    record, checkpoint = facts.record, facts.choice.checkpoint
-    if record is None or not record.evaluations:
+    metrics, checkpoint = facts.metrics, facts.choice.checkpoint
+    if metrics is None or not metrics.evaluations:
         return "The run has no evaluation on held-out tasks.\n"
     tasks = facts.settings.evaluation.num_tasks
     header = f"Mean reward on {tasks} held-out tasks, the same each time, sampled as in training:\n"
-    training = {int(row["batch"]) + 1: number(row, "train/reward") for row in record.batches}
+    training = {int(row["batch"]) + 1: number(row, "train/reward") for row in metrics.batches}
     rows = [
         "| batches | policy version | held-out reward | training reward | tasks finished | |",
         "|---|---|---|---|---|---|",
     ]
-    for each in _thinned(record.evaluations, checkpoint.policy_version):
+    for each in _thinned(metrics.evaluations, checkpoint.policy_version):
         here = "this model" if each == facts.choice.evaluation else ""
         reward = training.get(each.batch)
         trained = "" if reward is None or reward != reward else f"{reward:.4g}"

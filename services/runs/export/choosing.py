@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from gspo_services.runs.audit import Checkpoint
-from gspo_services.runs.record import HeldOut
+from gspo_services.runs.metrics import HeldOut, best_evaluation
 from gspo_services.shared.runtime.errors import ConfigurationError
 
 BEST: Final = "best"
@@ -73,22 +73,21 @@ def evaluation_of(checkpoint: Checkpoint, evaluations: Sequence[HeldOut]) -> Hel
 def _best(directory: Path, checkpoints: Sequence[Checkpoint], evaluations: Sequence[HeldOut]) -> ChosenCheckpoint:
     """The highest score (``evaluation.best_by``, or ``eval/reward``), and of equal ones the earliest: it has moved least
     from the starting model."""
-    judged = [(found, each) for each in checkpoints if (found := evaluation_of(each, evaluations)) is not None]
-    if not judged:
+    judged = {found: each for each in checkpoints if (found := evaluation_of(each, evaluations)) is not None}
+    evaluation, top = best_evaluation(judged), best_evaluation(evaluations)
+    if evaluation is None or top is None:
         raise ConfigurationError(
             f"--checkpoint is {BEST}: none of the checkpoints in {directory} was evaluated; they are after these batches: "
             f"{_positions(checkpoints)}; evaluated were the weights after these: {_batches(evaluations)}. Give a number. "
             "Checkpoints are evaluated where learner.checkpoint_every_batches is a multiple of evaluation.every_batches"
         )
-    evaluation, checkpoint = min(judged, key=lambda pair: (-pair[0].score, pair[0].batch))
-    top = max(evaluations, key=lambda each: (each.score, -each.batch))
     remark = ""
     if top.score > evaluation.score:
         remark = (
             f"the best evaluation ({top.metric}) was {top.score:.4g}, after {top.batch} batches, and no checkpoint is there "
             f"of those weights: this is the best of {_positions(checkpoints)}"
         )
-    return ChosenCheckpoint(checkpoint=checkpoint, evaluation=evaluation, remark=remark)
+    return ChosenCheckpoint(checkpoint=judged[evaluation], evaluation=evaluation, remark=remark)
 
 
 def _positions(checkpoints: Sequence[Checkpoint]) -> str:

@@ -1,6 +1,6 @@
 """Reads a run's files as typed records, of a live or an ended run: nothing is written, and nothing is loaded as a whole."""
 
-from gspo_services.runs.reading.lines import MetricsLines, read_lines
+from gspo_services.runs.reading.lines import MetricsLines
 from gspo_services.runs.reading.process_log import ProcessEvent, process_events
 from gspo_services.runs.reading.records import (
     RecordedBatch,
@@ -28,5 +28,4 @@ __all__ = [
     "SharedRun",
     "open_run",
     "process_events",
-    "read_lines",
 ]

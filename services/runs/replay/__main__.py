@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.broker.store import NoLedger
 from gspo_services.learner.start import is_rank, run_ranks
 from gspo_services.shared.runtime.config_arguments import add_override_argument
@@ -22,7 +23,6 @@ from gspo_services.shared.runtime.plain_text import indented_lines
 from gspo_services.shared.settings import SCHEDULED, Learner, Settings, override_settings, read_run_settings, require_model
 
 RESULT_FILE: Final = "replay.json"
-RECORD_FILE: Final = "metrics.jsonl"
 WITHOUT_EFFECT: Final = ("model.path=", "learner.record_tokens=")
 """Settings that change no weight."""
 RESCHEDULES: Final = ("schedule.", "run.num_batches=", *(f"{setting}=" for setting in SCHEDULED.values()))
@@ -198,7 +198,7 @@ def _train(plan: Plan) -> None:
     broker = None
     if os.environ.get("RANK", "0") == "0":
         run = RecordedRun(plan.source, plan.settings, rescheduled=plan.rescheduled)
-        broker = RecordedBroker(run, plan.end, plan.out / RECORD_FILE, stop, _show)
+        broker = RecordedBroker(run, plan.end, plan.out / METRICS_FILE, stop, _show)
     engine = LearnerEngine.create(
         plan.settings.model.path, engine_settings_of(plan.settings, "cuda" if torch.cuda.is_available() else "cpu")
     )

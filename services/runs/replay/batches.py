@@ -151,6 +151,7 @@ class RecordedBroker(BrokerPort):
         self._run = run
         self._end = end
         self._record = record
+        self._num_lines = 0
         self._stop = stop
         self._report = report
         self._answers: Iterator[Answer] | None = None
@@ -214,5 +215,6 @@ class RecordedBroker(BrokerPort):
         self._report(line)
 
     def _append(self, line: dict[str, Any]) -> None:
+        self._num_lines += 1
         with self._record.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps({"record": self._num_lines, **line}) + "\n")

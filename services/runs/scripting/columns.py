@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from gspo_services.runs.metrics import BatchMetrics, HeldOut
 from gspo_services.runs.reading import RecordedGroup
-from gspo_services.runs.record import HeldOut
-from gspo_services.runs.scripting.events import BatchMetrics
 
 Columns = dict[str, list[Any]]
 Kind = Literal["batches", "evaluations", "trajectories"]

@@ -2,6 +2,7 @@
 
 import subprocess
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,11 +11,19 @@ from typing import Any, Final, Self
 
 from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.broker.store import LEDGER_FILE
-from gspo_services.runs.ledgers import is_held
+from gspo_services.runs.ledgers import is_held, other_ledgers
+from gspo_services.runs.metrics import (
+    BatchMetrics,
+    Event,
+    HeldOut,
+    RunFollower,
+    RunMetrics,
+    batch_metrics,
+    read_metrics,
+    typed,
+)
 from gspo_services.runs.reading import OpenRun, RecordedGroup, RecordedTokens, RecordedTrajectory, open_run
-from gspo_services.runs.record import HeldOut, read_record
 from gspo_services.runs.scripting.columns import Columns, Kind, batch_columns, evaluation_columns, trajectory_columns
-from gspo_services.runs.scripting.events import BatchMetrics, Event, Tail, batch_metrics
 from gspo_services.runs.scripting.processes import ask_to_stop, interrupt, last_lines, log_path, overrides_of, start_run
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
 from gspo_services.shared.settings import Settings, load_settings, override_settings, read_run_settings, require_model
@@ -96,17 +105,18 @@ class TrainingRun:
     def watch(self, *, history: bool = True, timeout_s: float | None = None) -> Iterator[Event]:
         """Each batch, evaluation and other event until the run has ended. ``history``: those that there are already, first.
 
-        Raises: TimeoutError when it has not after ``timeout_s``; RunFailed when a run that this script started failed.
+        Raises: TimeoutError when it has not after ``timeout_s``; RunFailed when a run that this script started failed;
+        ConfigurationError when metrics.jsonl cannot be read.
         """
-        tail = Tail(self.directory)
+        follower = RunFollower((self.directory, *other_ledgers(self.directory)))
         if not history:
-            for _ in tail.new():
+            for _ in _events(follower):
                 pass
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         ended = False
         quiet_since: float | None = None
         while True:
-            yield from tail.new()
+            yield from _events(follower)
             if ended:
                 break
             now = time.monotonic()
@@ -155,7 +165,7 @@ class TrainingRun:
     @property
     def _is_over(self) -> bool:
         try:
-            return len(self.metrics()) >= self.settings.run.num_batches
+            return len(read_metrics(self.directory).batches) >= self.settings.run.num_batches
         except ConfigurationError:
             return False
 
@@ -171,12 +181,17 @@ class TrainingRun:
 
     def metrics(self) -> list[BatchMetrics]:
         """The trained batches, in order; a batch that was trained again once, as it was last. Raises: ConfigurationError."""
-        found = (batch_metrics(row) for row in read_record(self.directory).batches)
-        return [each for each in found if each is not None]
+        return [batch_metrics(row) for row in self._read().batches]
 
     def evaluations(self) -> list[HeldOut]:
         """The finished evaluations on held-out tasks, by batches trained. Raises: ConfigurationError."""
-        return read_record(self.directory).evaluations
+        return self._read().evaluations
+
+    def _read(self) -> RunMetrics:
+        found = read_metrics(self.directory)
+        for each in found.damage:
+            warnings.warn(str(each), stacklevel=3)
+        return found
 
     def groups(self, *, split: str | None = None, status: str | None = None) -> Iterator[RecordedGroup]:
         """Prompts with the trajectories that were sampled for them, from the ledger, page by page: of a run that goes on, as
@@ -236,3 +251,15 @@ class TrainingRun:
                 "Run.frame needs pandas: pip install pandas; or use Run.columns, which gives the same as lists"
             ) from error
         return DataFrame(self.columns(kind, split=split))
+
+
+def _events(follower: RunFollower) -> Iterator[Event]:
+    """What is new, typed. Warns once of the damage of each file. Raises: ConfigurationError."""
+    try:
+        for row in follower.rows():
+            event = typed(row)
+            if event is not None:
+                yield event
+    except OSError as error:
+        raise ConfigurationError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    follower.tell_damage(warnings.warn)

@@ -2,7 +2,6 @@
 
 from gspo_services.runs.track.clients import find_client
 from gspo_services.runs.track.cursor import Cursor, CursorFile
-from gspo_services.runs.track.follower import MetricsFollower, Row
 from gspo_services.runs.track.samples import Sample, SampleReader
 
-__all__ = ["Cursor", "CursorFile", "MetricsFollower", "Row", "Sample", "SampleReader", "find_client"]
+__all__ = ["Cursor", "CursorFile", "Sample", "SampleReader", "find_client"]

@@ -4,12 +4,12 @@ Batches and evaluations are complete in broker 0's metrics.jsonl. What a broker 
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.runs.ledgers import other_ledgers
-from gspo_services.runs.track.follower import MetricsFollower, Row
+from gspo_services.runs.metrics import MetricsFollower, Row
 
 
 class OtherBrokers:
@@ -31,21 +31,26 @@ class OtherBrokers:
         for file in self._files:
             yield from file.until(batch)
 
+    def tell_damage(self, tell: Callable[[str], None]) -> None:
+        """Tell of each file's damage once."""
+        for file in self._files or ():
+            file.follower.tell_damage(tell)
+
 
 class _Lines:
     def __init__(self, path: Path) -> None:
-        self._follower = MetricsFollower(path)
+        self.follower = MetricsFollower(path)
         self._read: deque[Row] = deque()
 
     def until(self, batch: int) -> Iterator[Row]:
         while self._read or self._read_on():
-            index = self._read[0].get("batch") if self._read[0].get("event") == "batch" else None
-            if isinstance(index, int) and index > batch:
+            index = self._read[0]["batch"] if self._read[0]["event"] == "batch" else None
+            if index is not None and index > batch:
                 return
             yield self._read.popleft()
             if index == batch:
                 return
 
     def _read_on(self) -> bool:
-        self._read.extend(self._follower.read())
+        self._read.extend(self.follower.read())
         return bool(self._read)

@@ -6,10 +6,11 @@ measure at each step.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from gspo_services.runs.metrics import Row, number
 from gspo_services.runs.track.names import tracker_names, usable
 
 COUNTED: Final = ("dropped", "set_aside", "batch_skipped", "released")
@@ -34,13 +35,13 @@ class Point:
 class Translation:
     """Turns the rows of one run into points; rows must come in order, from the first one."""
 
-    def __init__(self, others_until: Callable[[int], Iterable[Mapping[str, Any]]] = lambda batch: ()) -> None:
+    def __init__(self, others_until: Callable[[int], Iterable[Row]] = lambda batch: ()) -> None:
         """``others_until``: further rows of the run's other brokers, up to a batch; they only count."""
         self._others_until = others_until
         self._last: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
 
-    def point(self, row: Mapping[str, Any]) -> Point | None:
+    def point(self, row: Row) -> Point | None:
         """The point of a row; None for one that only counts, and for a batch that was trained again: its first training
         stays, so that no step is doubled.
         """
@@ -48,9 +49,7 @@ class Translation:
         if event not in ("batch", "eval", "evaluation"):
             self._count(str(event), row)
             return None
-        batch, record = row.get("batch"), row.get("record")
-        if type(batch) is not int or type(record) is not int:
-            return None
+        batch, record = row["batch"], row["record"]
         kind = f"evaluation/{row.get('set')}" if event == "evaluation" else event
         if batch <= self._last.get(kind, -1):
             self._counts["events/trained_again"] += event == "batch"
@@ -58,29 +57,20 @@ class Translation:
         self._last[kind] = batch
         # What is not the set's own, such as the version, would come twice where several sets are evaluated.
         keys = [key for key in row if event != "evaluation" or key.startswith("eval/")]
-        values = {name: float(row[key]) for key, name in tracker_names(keys, event).items() if is_number(row[key])}
+        measures = {name: number(row, key) for key, name in tracker_names(keys, event).items()}
+        # None is a measure that there was nothing to make of.
+        values = {name: value for name, value in measures.items() if not math.isnan(value)}
         if event == "batch":
             for other in self._others_until(batch):
                 self._count(str(other.get("event")), other)
             values |= {name: float(number) for name, number in self._counts.items()}
         values[RECORD] = float(record)
-        time = row.get("time")
-        at = float(time) if isinstance(time, int | float) and is_number(time) else 0.0
+        at = 0.0 if math.isnan(time := number(row, "time")) else time
         return Point(record=record, event=event, batch=batch, time=at, values=values)
 
-    def _count(self, event: str, row: Mapping[str, Any]) -> None:
+    def _count(self, event: str, row: Row) -> None:
         if event not in COUNTED:
             return
         self._counts[f"events/{event}"] += 1
         if event == "dropped":
             self._counts[usable(f"events/dropped_{row.get('reason')}")] += 1
-
-
-def is_number(value: object) -> bool:
-    """Whether a tracker can draw it. None is a measure that there was nothing to make of."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(float(value))
-    except OverflowError:
-        return False

@@ -11,9 +11,9 @@ import msgspec
 import structlog
 
 from gspo_services.broker.metrics_file import METRICS_FILE
+from gspo_services.runs.metrics import MetricsFollower
 from gspo_services.runs.track.clients import Tracker
 from gspo_services.runs.track.cursor import Cursor, CursorFile
-from gspo_services.runs.track.follower import MetricsFollower
 from gspo_services.runs.track.others import OtherBrokers
 from gspo_services.runs.track.points import Point, Translation
 from gspo_services.runs.track.samples import SampleReader, SampleTable
@@ -53,6 +53,7 @@ class TrackerSession:
         self._open = open_tracker
         self._samples = samples
         self._problem = ""
+        self._told: set[str] = set()
 
     def follow(self, stop: threading.Event) -> None:
         """Send what there is and what comes, until ``stop``; then what there is by then.
@@ -95,7 +96,8 @@ class TrackerSession:
         sent = _foreign(tracker.last_record)
         sent = self.cursor.record if sent is None else sent
         follower = MetricsFollower(self._directory / METRICS_FILE)
-        translation = Translation(OtherBrokers(self._directory).until)
+        others = OtherBrokers(self._directory)
+        translation = Translation(others.until)
         while True:
             last_time = stop.is_set()
             rows = follower.read()
@@ -111,10 +113,17 @@ class TrackerSession:
             if rows:
                 done = msgspec.structs.replace(self.cursor, record=max(follower.last, sent), behind=0, error="")
                 self._note(done)
-            elif last_time:
+                continue
+            follower.tell_damage(self._tell)
+            others.tell_damage(self._tell)
+            if last_time:
                 return
-            else:
-                stop.wait(POLL_S)
+            stop.wait(POLL_S)
+
+    def _tell(self, damage: str) -> None:
+        if damage not in self._told:  # A tracker that is opened again gets the same file.
+            self._told.add(damage)
+            log.warning("lines_left_out", damage=damage)
 
     def _samples_of(self, point: Point) -> SampleTable | None:
         if point.event != "eval" or not self._samples.most:

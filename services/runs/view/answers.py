@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.broker.store import NoLedger, StoreCorrupt
-from gspo_services.runs.reading import OpenRun, RunFacts, read_lines
+from gspo_services.runs.ledgers import other_ledgers
+from gspo_services.runs.metrics import RunFollower
+from gspo_services.runs.reading import OpenRun, RunFacts
 from gspo_services.runs.view.groups import Learned, chosen_groups, groups_of_batch
 from gspo_services.runs.view.learner_numbers import LearnerNumbers
 from gspo_services.runs.view.overview import Curves
@@ -141,13 +144,16 @@ def _overview(run: WatchedRun) -> dict[str, Any]:
             facts = plain_facts(opened.facts())
             run.curves.read(opened.lines(), opened.other_lines())
     except (NoLedger, StoreCorrupt, OSError) as problem:
+        if not (run.directory / METRICS_FILE).is_file():
+            raise
         error = str(problem)
-        try:
-            # Anew each time: what is written there has no numbers that could be trusted.
-            curves = Curves()
-            curves.take(read_lines(run.directory))
-        except OSError:
-            raise problem from None
+        # Anew each time: what the page keeps is what the ledger said.
+        curves = Curves()
+        follower = RunFollower((run.directory, *other_ledgers(run.directory)))
+        curves.take(follower.rows())
+        damage: list[str] = []
+        follower.tell_damage(damage.append)
+        error = "\n".join([error, *damage])
     processes = run.timeline.events()
     return {
         "name": run.name,

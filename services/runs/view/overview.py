@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from gspo_services.runs.metrics import Row, number, or_none, set_scores
 from gspo_services.runs.reading import MetricsLines
-from gspo_services.runs.record import set_scores_of_line
 
 LAGS: Final = ("lag_0", "lag_1", "lag_2", "lag_3_4", "lag_5_up")
 MEASURES: Final = {
@@ -66,7 +66,7 @@ class Curves:
                 self._event(str(line["event"]), line)
         self._lasts = lasts
 
-    def take(self, lines: Iterable[Mapping[str, Any]]) -> None:
+    def take(self, lines: Iterable[Row]) -> None:
         """Take in lines that were not taken yet."""
         for line in lines:
             record, event = line.get("record"), line.get("event")
@@ -74,25 +74,26 @@ class Curves:
             batch = line.get("batch")
             if event == "batch" and isinstance(batch, int):
                 # Of a batch that was trained again the last one counts.
-                self._columns[batch] = [number(line.get(source)) for source in MEASURES.values()]
+                self._columns[batch] = [_plain(line, source) for source in MEASURES.values()]
             elif event == "eval" and isinstance(batch, int):
                 names = ("batch", "policy_version", "eval/reward", "num_finished", "num_failed", "time")
-                self.evaluations[batch] = {name.rpartition("/")[2]: number(line.get(name)) for name in names}
-            elif event == "evaluation" and (scores := set_scores_of_line(dict(line))) is not None:
-                shown = {name: [number(each) for each in found] for name, found in scores.metrics.items()}
+                self.evaluations[batch] = {name.rpartition("/")[2]: _plain(line, name) for name in names}
+            elif event == "evaluation":
+                scores = set_scores(line)
+                shown = {name: [or_none(each) for each in found] for name, found in scores.metrics.items()}
                 self.sets[scores.name] = {
                     "set": scores.name, "batch": scores.batch, "policy_version": scores.policy_version, "metrics": shown,
-                    "num_action_tokens": number(line.get(f"eval/{scores.name}/num_action_tokens")),
+                    "num_action_tokens": _plain(line, f"eval/{scores.name}/num_action_tokens"),
                 }  # fmt: skip
             elif event in EVENTS:
                 self._event(str(event), line)
 
-    def _event(self, event: str, line: Mapping[str, Any]) -> None:
+    def _event(self, event: str, line: Row) -> None:
         reason = str(line.get("reason", ""))[:200]
         if event == "dropped":
             self.dropped[reason] = self.dropped.get(reason, 0) + 1
         fields = ("time", "batch", "group_id", "policy_version")
-        self.events.append({"event": event, "reason": reason, **{name: number(line.get(name)) for name in fields}})
+        self.events.append({"event": event, "reason": reason, **{name: _plain(line, name) for name in fields}})
         if len(self.events) > MOST_EVENTS:
             del self.events[: MOST_EVENTS // 4]
 
@@ -119,11 +120,8 @@ class Curves:
         }
 
 
-def number(value: object) -> float | None:
-    """A finite number, or None for anything else: a line may have been written by anybody."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
+def _plain(line: Row, key: str) -> float | None:
+    return or_none(number(line, key))
 
 
 def _mean(values: list[float | None]) -> float | None:

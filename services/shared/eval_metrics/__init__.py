@@ -2,6 +2,7 @@
 
 from gspo_services.shared.eval_metrics.counting import majority_at_k, pass_at_k
 from gspo_services.shared.eval_metrics.intervals import (
+    Z_975,
     Interval,
     difference_interval,
     mean_interval,
@@ -26,6 +27,7 @@ from gspo_services.shared.eval_metrics.rating import Attempts, Rating, elo_ratin
 __all__ = [
     "FORMS",
     "MAX_SAMPLES",
+    "Z_975",
     "Attempts",
     "Estimate",
     "Interval",

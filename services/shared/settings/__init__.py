@@ -25,6 +25,7 @@ from gspo_services.shared.settings.keys import (
     section_names,
     value_text,
 )
+from gspo_services.shared.settings.places import is_place, training_settings
 from gspo_services.shared.settings.run_settings import SETTINGS_FILE, read_run_settings, write_run_settings
 from gspo_services.shared.settings.sections import (
     ONLY_SET,
@@ -75,6 +76,7 @@ __all__ = [
     "critical_batches",
     "curves",
     "forwarded_arguments",
+    "is_place",
     "is_private",
     "key_names",
     "load_configuration",
@@ -86,6 +88,7 @@ __all__ = [
     "require_model",
     "run_fingerprint",
     "section_names",
+    "training_settings",
     "value_at",
     "value_text",
     "write_run_settings",

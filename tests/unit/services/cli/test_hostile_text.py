@@ -19,6 +19,7 @@ from gspo_services.cli.run.report import summary_table
 from gspo_services.cli.run.supervisor import last_error
 from gspo_services.prepare.check.command import main as check
 from gspo_services.runs.audit.audit import audit_run
+from gspo_services.runs.metrics import read_metrics
 from gspo_services.shared.runtime.console import PlainConsole
 from gspo_services.shared.runtime.plain_text import indented_lines, one_line
 from tests.support.processes.small_run import write_small_run
@@ -172,15 +173,19 @@ def test_the_report_of_a_run_takes_what_its_metrics_file_says(text: str, tmp_pat
         for number, value in enumerate([0.5, 1.7e308, -1.7e308, text, None, True, 10**400, [text]])
     ]
     rows += [{"event": "eval", "batch": text, "eval/reward": 0.5}, {"event": text}, {"event": "dropped", "reason": text}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert_harmless(output := shown(lambda console: console.print(summary_table(tmp_path))), output.count("\n") + 1)
-    assert write_plot(tmp_path).stat().st_size > 0
+    texts = (json.dumps({"record": number, **row}) + "\n" for number, row in enumerate(rows, start=1))
+    (tmp_path / "metrics.jsonl").write_text("".join(texts))
+    found = read_metrics(tmp_path)
+    assert_harmless(output := shown(lambda console: console.print(summary_table(found))), output.count("\n") + 1)
+    assert write_plot(found).stat().st_size > 0
 
 
 def test_lines_of_a_metrics_file_end_at_new_lines_only(tmp_path: Path) -> None:
     row = {"event": "batch", "batch": 0, "note": HOSTILE["new_lines"]}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n" + json.dumps(row) + "\n")
-    assert "batches trained" in shown(lambda console: console.print(summary_table(tmp_path)))
+    texts = (json.dumps({"record": 1, **row}, ensure_ascii=False), json.dumps({"record": 2, **row}))
+    (tmp_path / "metrics.jsonl").write_text("\n".join(texts) + "\n")
+    found = read_metrics(tmp_path)
+    assert (len(found.batches), found.damage) == (1, ())
 
 
 def test_the_end_of_a_log_is_read_whatever_it_says(text: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from gspo_services.broker.store.reader import LEDGER_FILE, NoLedger
 from gspo_services.runs.audit.audit import audit_run
 from gspo_services.runs.audit.findings import KEPT
+from gspo_services.runs.metrics.follower import MOST_LINE_BYTES
 from tests.support.processes.small_run import write_checkpoint, write_small_run
 
 
@@ -170,7 +171,7 @@ PLANTED: list[tuple[str, str, str]] = [
     ("UPDATE checkpointed SET next_batch = 2", "checkpoint missing", "the newest one there covers 1"),
     ("DELETE FROM records WHERE line LIKE '%dropped%'", "not in the record", "the drop of group 0"),
     ("UPDATE records SET line = '{}' WHERE line LIKE '%\"batch\": 2%'", "not in the record", "batch 2 into version 5"),
-    ("UPDATE records SET line = '{\"event\": 1}' WHERE record = 1", "metrics.jsonl differs", "metrics.jsonl:1"),
+    ("UPDATE records SET line = '{\"event\": 1}' WHERE record = 1", "metrics.jsonl differs", "metrics.jsonl: record 1 is"),
 ]
 
 
@@ -213,6 +214,12 @@ def a_changed_line(run: Path) -> None:
     (run / "metrics.jsonl").write_text("\n".join([*lines[:1], lines[2], *lines[2:]]) + "\n")
 
 
+def an_endless_line(run: Path) -> None:
+    path = run / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b"y" * (MOST_LINE_BYTES + 1), b"\n", *lines[2:]]))
+
+
 @pytest.mark.parametrize(
     ("damage", "name"),
     [
@@ -222,11 +229,24 @@ def a_changed_line(run: Path) -> None:
         (a_checkpoint_of_other_batches, "checkpoint of another run"),
         (a_checkpoint_that_nobody_acknowledged, "training not acknowledged"),
         (a_changed_line, "metrics.jsonl differs"),
+        (an_endless_line, "metrics.jsonl differs"),
     ],
 )
 def test_damage_to_the_files_is_named(run: Path, damage: Callable[[Path], None], name: str) -> None:
     damage(run)
     assert name in audit_run(run).findings.counts
+
+
+def test_damaged_lines_of_metrics_differ_alone(run: Path) -> None:
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[0], lines[1][:9], *lines[2:]]) + "\n")
+    assert audit_run(run).findings.texts == {
+        "metrics.jsonl differs": [
+            "metrics.jsonl: record 2 is missing, or is not the ledger's",
+            f"{path}: 2 damaged lines are left out; the first is line 2: its number is 1, and the line before it has 1",
+        ]
+    }
 
 
 def test_only_the_damage_is_named(run: Path) -> None:

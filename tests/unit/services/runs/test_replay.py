@@ -171,7 +171,8 @@ def test_published_weights_are_compared_with_those_of_the_run_and_recorded(run: 
     driven.train(0, 1.0)
     driven.train(1, 2.0)
     assert driven.broker.comparisons == {1: "same", 2: "different"}
-    assert [json.loads(line) for line in driven.record.read_text().splitlines()] == driven.lines
+    numbered = [{"record": number, **line} for number, line in enumerate(driven.lines, start=1)]
+    assert [json.loads(line) for line in driven.record.read_text().splitlines()] == numbered
     assert [(line["event"], line["batch"], line["weights"]) for line in driven.lines] == [
         ("batch", 0, "same"),
         ("batch", 1, "different"),

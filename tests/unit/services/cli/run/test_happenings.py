@@ -14,7 +14,7 @@ def a_child(name: str, **changes: Any) -> Child:
 
 
 def an_eval(batch: int, reward: float | None, **fields: Any) -> dict[str, Any]:
-    return {"event": "eval", "batch": batch, "eval/reward": reward, "num_finished": 100, "num_failed": 0, **fields}
+    return {"event": "eval", "batch": batch, "policy_version": 1, "eval/reward": reward, "num_failed": 0, **fields}
 
 
 def a_status(checkpointed: int = 0, newest: int = 9, **versions: int) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def test_evaluations_come_with_their_interval_and_the_best_is_named() -> None:
     ]
     assert texts(news.of_rows(rows)) == [
         "evaluation after 0 batches: 0.500 ± 0.196, the best so far",
-        "evaluation after 5 batches: 0.250 ± 0.000",
-        "evaluation after 10 batches: 0.750 ± 0.098, the best so far; 2 tasks failed",
+        "evaluation after 5 batches: 0.250",
+        "evaluation after 10 batches: 0.750, the best so far; 2 tasks failed",
         "! evaluation after 15 batches: no task was finished",
     ]
 

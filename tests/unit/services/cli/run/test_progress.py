@@ -40,8 +40,10 @@ def test_only_recent_batches_say_how_fast_it_goes() -> None:
 def test_the_best_evaluation_is_remembered_with_its_batch() -> None:
     progress = RunProgress()
     rewards = [(0, 0.1), (5, 0.8), (10, 0.8), (15, None), (20, 0.3)]
-    progress.take([{"event": "eval", "batch": batch, "eval/reward": reward, "time_s": 1.0} for batch, reward in rewards])
-    assert progress.best == (0.8, 5)
+    line = {"event": "eval", "policy_version": 1, "time_s": 1.0}
+    progress.take([{**line, "batch": batch, "eval/reward": reward} for batch, reward in rewards])
+    assert progress.best is not None
+    assert (progress.best.reward, progress.best.batch) == (0.8, 5)
 
 
 def test_lengths_are_those_of_the_last_batch_or_nothing() -> None:

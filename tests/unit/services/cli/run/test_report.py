@@ -5,10 +5,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from gspo_services.cli.run.metrics_reader import batch_rows, column, read_rows
 from gspo_services.cli.run.report import summary_table
+from gspo_services.runs.metrics import column, read_metrics
 from gspo_services.shared.runtime.console import PlainConsole
 
 
@@ -20,25 +18,26 @@ def a_batch(index: int, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def an_eval(batch: int, reward: float) -> dict[str, Any]:
-    return {"event": "eval", "batch": batch, "eval/reward": reward}
+def an_eval(batch: int, reward: float, version: int = 1) -> dict[str, Any]:
+    return {"event": "eval", "batch": batch, "policy_version": version, "eval/reward": reward}
 
 
-def recorded(directory: Path, *rows: dict[str, Any], tail: str = "") -> Path:
-    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + tail)
+def recorded(directory: Path, *rows: dict[str, Any]) -> Path:
+    numbered = ({"record": number, **row} for number, row in enumerate(rows, start=1))
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in numbered))
     return directory
 
 
 def table(directory: Path) -> dict[str, list[str]]:
     """The other columns by the first, as a person reads them."""
     output = StringIO()
-    PlainConsole(file=output, width=200).print(summary_table(directory))
+    PlainConsole(file=output, width=200).print(summary_table(read_metrics(directory)))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.getvalue().splitlines() if "│" in line]
     return {name: cells for name, *cells in rows}
 
 
 def test_the_table_shows_first_last_and_best(tmp_path: Path) -> None:
-    rows = [a_batch(0), an_eval(0, 0.25), a_batch(1), a_batch(2, reward_mean=0.15), an_eval(3, 0.75), an_eval(3, 0.5)]
+    rows = [a_batch(0), an_eval(0, 0.25), a_batch(1), a_batch(2, reward_mean=0.15), an_eval(3, 0.75), an_eval(3, 0.5, 2)]
     dropped = {"event": "dropped", "reason": "too_old", "num_tokens": [5, 6]}
     shown = table(recorded(tmp_path, *rows, dropped))
     assert shown["held-out reward"] == ["0.25", "0.5", "0.75"]
@@ -57,28 +56,6 @@ def test_an_unmeasured_value_is_a_dash_and_a_gap_and_never_zero(tmp_path: Path) 
     assert shown["tokens/s"] == ["200", "200", "200"]
     assert shown["entropy (nats/token)"] == ["-", "-", "-"]
     assert shown["held-out reward"] == ["-", "-", "-"]
-    values = column(batch_rows(tmp_path / "metrics.jsonl"), "tokens_per_s")
+    values = column(read_metrics(tmp_path).batches, "tokens_per_s")
     assert values[0] != values[0]
     assert values[1] == 200.0
-
-
-def test_a_batch_that_was_trained_again_counts_once_as_it_was_trained_last(tmp_path: Path) -> None:
-    recorded(tmp_path, a_batch(0), a_batch(1), a_batch(2), a_batch(1, reward_mean=0.9, again=True))
-    rows = batch_rows(tmp_path / "metrics.jsonl")
-    assert [row["batch"] for row in rows] == [0, 1, 2]
-    assert rows[1]["reward_mean"] == 0.9
-
-
-def test_a_last_line_that_a_crash_cut_is_left_out_and_any_other_is_an_error(tmp_path: Path) -> None:
-    recorded(tmp_path, a_batch(0), tail='{"event": "ba')
-    assert len(read_rows(tmp_path / "metrics.jsonl", "batch")) == 1
-    recorded(tmp_path, a_batch(0), tail='{"event": "ba\n{"event": "eval"}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl:2: not JSON"):
-        read_rows(tmp_path / "metrics.jsonl", "batch")
-    recorded(tmp_path, a_batch(0), tail="[1]\n{}\n")
-    with pytest.raises(ValueError, match=r"metrics\.jsonl:2: expected a JSON object"):
-        read_rows(tmp_path / "metrics.jsonl", "batch")
-
-
-def test_a_run_without_metrics_has_no_rows(tmp_path: Path) -> None:
-    assert read_rows(tmp_path / "metrics.jsonl", "batch") == []

@@ -82,7 +82,7 @@ def test_a_live_unfinished_damaged_or_empty_run_is_compared_with_a_note(tmp_path
     (empty / "metrics.jsonl").write_text("")
     (empty / "settings.json").write_text('{"of": "another release"}')
     comparison = compare_runs([whole, damaged, empty])
-    assert any("b/metrics.jsonl: 1 damaged lines are left out" in note for note in comparison.notes)
+    assert f"{damaged}/metrics.jsonl: 1 damaged line is left out; the first is line 3: not JSON" in comparison.notes
     assert any("c/metrics.jsonl: no batch and no evaluation yet" in note for note in comparison.notes)
     assert any("settings are not compared: " in note and "c/settings.json" in note for note in comparison.notes)
     assert comparison.differences[("learner", "learning_rate")] == ["1e-06", "1e-05", "-"]

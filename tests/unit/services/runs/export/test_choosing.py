@@ -7,7 +7,7 @@ import pytest
 
 from gspo_services.runs.audit import Checkpoint
 from gspo_services.runs.export.choosing import choose, wanted_checkpoint
-from gspo_services.runs.record import HeldOut
+from gspo_services.runs.metrics import HeldOut
 from gspo_services.shared.runtime.errors import ConfigurationError
 
 RUN = Path("runs/a")

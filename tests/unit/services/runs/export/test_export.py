@@ -57,7 +57,8 @@ def run(tmp_path: Path, start: Path, trained: Any) -> Path:
         {"event": "eval", "batch": 10, "policy_version": 11, "eval/reward": 0.75, "num_finished": 64, "num_failed": 0},
         {"event": "eval", "batch": 20, "policy_version": 21, "eval/reward": 0.5, "num_finished": 63, "num_failed": 1},
     ]
-    (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"event": "ba')
+    texts = (json.dumps({"record": number, **line}) + "\n" for number, line in enumerate(lines, start=1))
+    (directory / "metrics.jsonl").write_text("".join(texts) + '{"event": "ba')
     write_model_checkpoint(directory, trained, 11, 10)
     write_model_checkpoint(directory, tiny_qwen3_moe(seed=8), 21, 20)
     return directory
@@ -71,8 +72,13 @@ def test_the_best_checkpoint_becomes_a_model_that_transformers_loads_bit_for_bit
     run: Path, tmp_path: Path, trained: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = files(run)
+    path = run / "metrics.jsonl"
+    path.write_text("no line\n" + path.read_text())
     assert export_command([str(run), "--checkpoint", "best", "--to", str(tmp_path / "best")]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'best'}: policy version 11, after 10 batches, held-out reward 0.75\n"
+    assert capsys.readouterr().out == (
+        f"{tmp_path / 'best'}: policy version 11, after 10 batches, held-out reward 0.75\n"
+        f"note: {path}: 1 damaged line is left out; the first is line 1: not JSON\n"
+    )
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "best", dtype="auto")
     expected = trained.state_dict()
     assert set(model.state_dict()) == set(expected)

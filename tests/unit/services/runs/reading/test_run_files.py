@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gspo_services.broker.store import LEDGER_FILE, NoLedger, OtherSchema, StoreCorrupt
-from gspo_services.runs.reading import open_run, process_events, read_lines
+from gspo_services.runs.metrics import MetricsFollower
+from gspo_services.runs.reading import open_run, process_events
 from tests.support.broker.ledger import LEARNER, LedgerHarness
 from tests.support.processes.small_run import FIRST, write_small_run
 
@@ -101,15 +102,12 @@ def test_tokens_have_versions_and_kinds(run: Path) -> None:
                 assert int(tokens.versions_T[actions_T].min()) == trajectory.min_version
 
 
-def test_lines_are_those_of_the_file_and_a_batch_that_was_trained_again_has_its_last(run: Path) -> None:
+def test_lines_are_those_of_the_file(run: Path) -> None:
     with open_run(run) as reading:
         lines = list(reading.lines().after())
-        assert lines == list(read_lines(run))
+        assert lines == list(MetricsFollower(run / "metrics.jsonl").rows())
         assert list(reading.lines().after(lines[1]["record"])) == lines[2:]
         assert {line["event"] for line in reading.lines().after(0, "dropped")} == {"dropped"}
-        batches = list(reading.lines().batches())
-    assert [line["batch"] for line in batches] == [0, 1, 2]
-    assert [line["policy_version"] for line in batches] == [2, 4, 5]
 
 
 def test_reading_changes_nothing(run: Path) -> None:

@@ -8,11 +8,9 @@ import pytest
 from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.broker.store import LEDGER_FILE
 from gspo_services.broker.store.lock import LedgerLock
-from gspo_services.cli.run.metrics_reader import event_rows
-from gspo_services.runs.ledgers import is_held
+from gspo_services.runs.ledgers import is_held, other_ledgers
+from gspo_services.runs.metrics import RunFollower, read_metrics
 from gspo_services.runs.reading import OpenRun, SharedRun, open_run
-from gspo_services.runs.record import read_record
-from gspo_services.runs.scripting.events import BatchMetrics, Tail
 from gspo_services.runs.scripting.run import TrainingRun
 from gspo_services.runs.view.overview import Curves
 from tests.support.processes.small_run import write_shared_run, write_small_run
@@ -69,13 +67,12 @@ def test_a_batch_has_the_groups_and_counts_of_all_its_shares(run: Path, tmp_path
 
 
 def test_what_happened_to_one_brokers_share_is_told_too(run: Path) -> None:
-    assert len(event_rows(run, "dropped")) == 9
-    record = read_record(run)
-    assert sum(row["event"] == "dropped" for row in record.others) == 9
-    assert len(record.batches) == 3
-    events = list(Tail(run).new())
-    assert sum(isinstance(event, BatchMetrics) for event in events) == 4  # One was trained again.
-    assert len(events) == 4 + 9
+    metrics = read_metrics(run)
+    assert sum(row["event"] == "dropped" for _, row in metrics.events) == 9
+    assert len(metrics.batches) == 3
+    rows = list(RunFollower((run, *other_ledgers(run))).rows())
+    assert sum(row["event"] == "batch" for row in rows) == 4  # One was trained again.
+    assert len(rows) == 4 + 9
     curves = Curves()
     with open_run(run) as shared:
         assert isinstance(shared, OpenRun)
@@ -100,4 +97,4 @@ def test_a_script_sees_one_run_and_that_any_broker_is_alive(run: Path) -> None:
 def test_lines_of_a_broker_that_is_away_are_left_out(run: Path, tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text((run / "settings.json").read_text())
     (tmp_path / METRICS_FILE).write_text(json.dumps({"event": "dropped", "record": 1, "reason": "stale"}) + "\n")
-    assert len(event_rows(tmp_path, "dropped")) == 1
+    assert [batch for batch, _ in read_metrics(tmp_path).events] == [0]

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from gspo_services.broker.store.reader import LEDGER_FILE
 from gspo_services.runs import BatchMetrics, HeldOut, Run, RunEvent
 from gspo_services.runs.scripting import TrainingRun
 from gspo_services.runs.scripting import run as run_module
-from gspo_services.runs.scripting.events import Tail
 from gspo_services.runs.scripting.processes import overrides_of
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import load_settings
@@ -149,26 +147,6 @@ def start_again(directory: Path, tmp_path: Path) -> None:
     (model / "config.json").write_text("{}")
     (tmp_path / "run.toml").write_text("")
     Run.start(tmp_path / "run.toml", {"run.directory": directory, "model.path": model})
-
-
-def test_a_line_comes_once_also_when_the_broker_writes_the_file_again(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-
-    def line(record: int) -> str:
-        return json.dumps({"record": record, "event": "dropped", "group_id": record}) + "\n"
-
-    def records(found: Iterator[object]) -> list[int]:
-        return [event.values["record"] for event in found if isinstance(event, RunEvent)]
-
-    tail = Tail(tmp_path)
-    assert records(tail.new()) == []
-    path.write_text(line(1) + line(2) + "damaged\n" + line(3)[:10])
-    assert records(tail.new()) == [1, 2]
-    path.write_text(line(1) + line(2) + line(3))
-    path.write_text(line(1))
-    assert records(tail.new()) == []
-    path.write_text(line(1) + line(2) + line(3) + line(4))
-    assert records(tail.new()) == [3, 4]
 
 
 def test_overrides_reach_the_settings_as_they_are(tmp_path: Path) -> None:

@@ -82,10 +82,3 @@ def test_events_are_counted_up_to_the_next_batch() -> None:
     events = {name: value for name, value in found[1].values.items() if name.startswith("events/")}
     assert events == {"events/dropped": 2.0, "events/dropped_stale": 2.0, "events/set_aside": 1.0}
     assert len(found) == 2
-
-
-def test_rows_without_a_place_are_left_out() -> None:
-    assert (
-        points({"record": 1, "event": "batch"}, {"record": 2, "event": "eval", "batch": "3"}, {"event": "batch", "batch": 1})
-        == []
-    )

@@ -13,7 +13,7 @@ from gspo_services.broker.metrics import BrokerMetrics
 from gspo_services.cli.run import write_plot
 from gspo_services.cli.run.happenings import Happenings
 from gspo_services.runs.compare import compare_runs
-from gspo_services.runs.record import read_record
+from gspo_services.runs.metrics import read_metrics
 from gspo_services.runs.track.points import Translation
 from gspo_services.runs.view.overview import Curves
 from tests.support.broker.ledger_training import R1, harness
@@ -24,12 +24,12 @@ BOTH = SetTerms(
 )
 
 
-def lines(*rewards: float) -> list[dict[str, Any]]:
+def lines(*rewards: float, first: int = 1) -> list[dict[str, Any]]:
     """Those of one real evaluation of two tasks with two samples each."""
     world = harness(evaluation_sets=(BOTH,))
     for lease, reward in zip(world.lease(R1, 4, 1), rewards, strict=True):
         world.episode(R1, lease, 1, reward)
-    return [{"record": number, "time": 5.0, "time_s": 9.0, **line} for number, line in enumerate(world.lines, start=1)]
+    return [{"record": number, "time": 5.0, "time_s": 9.0, **line} for number, line in enumerate(world.lines, start=first)]
 
 
 def test_the_console_says_each_metric_its_interval_and_what_is_the_best_so_far() -> None:
@@ -45,12 +45,12 @@ def test_the_console_says_each_metric_its_interval_and_what_is_the_best_so_far()
 
 def test_the_record_has_each_set_and_the_score_of_the_best_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines(1.0, 0.0, 1.0, 1.0)))
-    record = read_record(tmp_path)
-    (found,) = record.sets
-    assert (found.name, found.batch, found.metrics["avg@2"][0]) == ("aime", 0, 0.75)
-    assert found.metrics["avg@2"][1] < 0.75 < found.metrics["avg@2"][2]
-    assert [(each.score, each.metric, each.reward) for each in record.evaluations] == [(0.75, "eval/aime/avg@2", 0.75)]
-    assert (record.others, record.num_damaged) == ([], 0)
+    found = read_metrics(tmp_path)
+    (scores,) = found.sets
+    assert (scores.name, scores.batch, scores.metrics["avg@2"][0]) == ("aime", 0, 0.75)
+    assert scores.metrics["avg@2"][1] < 0.75 < scores.metrics["avg@2"][2]
+    assert [(each.score, each.metric, each.reward) for each in found.evaluations] == [(0.75, "eval/aime/avg@2", 0.75)]
+    assert (found.events, found.damage) == ([], ())
 
 
 def test_trackers_get_a_point_of_each_set_at_its_batch_once() -> None:
@@ -67,7 +67,7 @@ def test_trackers_get_a_point_of_each_set_at_its_batch_once() -> None:
 def test_runs_are_compared_by_the_last_value_of_each_metric(tmp_path: Path) -> None:
     one, other = write_run(tmp_path / "a", [0.0, 0.5], learning_rate=1e-5), write_run(tmp_path / "b", [0.0, 0.5])
     with (one / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines(1.0, 0.0, 1.0, 1.0))
+        file.writelines(json.dumps(line) + "\n" for line in lines(1.0, 0.0, 1.0, 1.0, first=9))
     measured = compare_runs([one, other]).measures["last aime/avg@2"]
     assert measured[0].mean == 0.75
     assert math.isnan(measured[1].mean)
@@ -96,7 +96,7 @@ def test_prometheus_has_a_series_for_each_set_and_metric() -> None:
 def test_the_picture_has_a_curve_for_each_metric_that_is_a_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "a", [0.0, 0.5])
     with (run / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines(1.0, 0.0, 1.0, 1.0))
+        file.writelines(json.dumps(line) + "\n" for line in lines(1.0, 0.0, 1.0, 1.0, first=9))
     from matplotlib.figure import Figure
 
     legends: list[list[str]] = []
@@ -107,6 +107,6 @@ def test_the_picture_has_a_curve_for_each_metric_that_is_a_share(tmp_path: Path,
         save(figure, *arguments, **options)
 
     monkeypatch.setattr(Figure, "savefig", noting)
-    assert write_plot(run).stat().st_size > 1000
+    assert write_plot(read_metrics(run)).stat().st_size > 1000
     assert "aime avg@2" in legends[0]
     assert "aime elo" not in legends[0]

@@ -8,7 +8,6 @@ LEAST: Final = 12
 """Fewer values are drawn as they are."""
 WINDOWS: Final = 20
 """So many windows side by side cover a run."""
-_Z95: Final = 1.96
 
 
 def window(num_values: int) -> int:
@@ -46,11 +45,3 @@ def quantile(share: float) -> Callable[[list[float]], float]:
         return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
     return measure
-
-
-def half_interval(error: float) -> float:
-    """Half of the 95 % interval around the mean reward of an evaluation; 0 where there is none.
-
-    ``error``: the mean's standard error; NaN where fewer than two tasks finished.
-    """
-    return 0.0 if math.isnan(error) else _Z95 * error

@@ -1,0 +1,46 @@
+"""metrics.jsonl of a run: read whole or followed, as rows, typed events and curves. A damaged line costs itself alone."""
+
+from gspo_services.runs.metrics.events import (
+    BatchMetrics,
+    Event,
+    HeldOut,
+    RunEvent,
+    SetScores,
+    batch_metrics,
+    best_evaluation,
+    held_out,
+    set_scores,
+    typed,
+)
+from gspo_services.runs.metrics.follower import Damage, MetricsFollower, RunFollower
+from gspo_services.runs.metrics.rows import Row, column, known, number, or_none
+from gspo_services.runs.metrics.run_metrics import NoMetrics, RunMetrics, read_metrics
+from gspo_services.runs.metrics.smoothing import mean, quantile, rolling, window
+
+__all__ = [
+    "BatchMetrics",
+    "Damage",
+    "Event",
+    "HeldOut",
+    "MetricsFollower",
+    "NoMetrics",
+    "Row",
+    "RunEvent",
+    "RunFollower",
+    "RunMetrics",
+    "SetScores",
+    "batch_metrics",
+    "best_evaluation",
+    "column",
+    "held_out",
+    "known",
+    "mean",
+    "number",
+    "or_none",
+    "quantile",
+    "read_metrics",
+    "rolling",
+    "set_scores",
+    "typed",
+    "window",
+]

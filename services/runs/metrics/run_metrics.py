@@ -1,0 +1,86 @@
+"""What the metrics.jsonl files of a run say: finished, going on, interrupted, or with damaged lines."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gspo_services.broker.metrics_file import METRICS_FILE
+from gspo_services.runs.ledgers import other_ledgers
+from gspo_services.runs.metrics.events import HeldOut, SetScores, held_out, set_scores
+from gspo_services.runs.metrics.follower import OF_THE_RUN, Damage, MetricsFollower
+from gspo_services.runs.metrics.rows import Row, count
+from gspo_services.shared.runtime.errors import ConfigurationError
+
+
+class NoMetrics(ConfigurationError):
+    """There is no metrics.jsonl, or it cannot be read; the text has the reason and the way out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMetrics:
+    """The lines of a run."""
+
+    path: Path
+    """The file of the first broker."""
+    batches: list[Row]
+    """One row for each trained batch, in their order; the last one where a batch was trained again."""
+    evaluations: list[HeldOut]
+    """By batches trained, then version. Evaluations in which no task was finished are not among them."""
+    sets: list[SetScores]
+    """Of named sets, in the order of the file; the last one where a set was evaluated again after the same batches."""
+    events: list[tuple[int, Row]]
+    """What else happened at every broker, and trainings of a batch once more, each with the batch that it is about; if it
+    names none, with the one before it."""
+    damage: tuple[Damage, ...]
+    """What is left out, of each file that has damaged lines."""
+
+    @property
+    def num_damaged(self) -> int:
+        return sum(each.num_lines for each in self.damage)
+
+
+def read_metrics(directory: Path) -> RunMetrics:
+    """Read the metrics.jsonl of the run in ``directory``. A last line that is still being written is not damaged.
+
+    Raises: NoMetrics.
+    """
+    path = directory / METRICS_FILE
+    if not path.exists():
+        what = "the broker writes it when it starts" if directory.is_dir() else "there is no such directory"
+        raise NoMetrics(f"{path}: not there: {what}")
+    batches: dict[int, Row] = {}
+    evaluations: dict[tuple[int, int], HeldOut] = {}
+    sets: dict[tuple[str, int], SetScores] = {}
+    events: list[tuple[int, Row]] = []
+    followers = [MetricsFollower(each / METRICS_FILE) for each in (directory, *other_ledgers(directory))]
+    for follower in followers:
+        batch = 0
+        for row in _rows(follower):
+            event, named = row["event"], count(row, "batch")
+            batch = row["batch"] if event == "batch" else batch
+            if event not in OF_THE_RUN:
+                events.append((batch if named is None else named, row))
+            elif follower is not followers[0]:
+                continue
+            elif event == "batch":
+                batches[batch] = row
+                events += [(batch, row)] if row.get("again") else []
+            elif event == "evaluation":
+                scores = set_scores(row)
+                sets[scores.name, scores.batch] = scores
+            elif (found := held_out(row)) is not None:
+                evaluations[found.batch, found.policy_version] = found
+    return RunMetrics(
+        path=path,
+        batches=[batches[index] for index in sorted(batches)],
+        evaluations=[evaluations[key] for key in sorted(evaluations)],
+        sets=list(sets.values()),
+        events=events,
+        damage=tuple(follower.damage for follower in followers if follower.damage is not None),
+    )
+
+
+def _rows(follower: MetricsFollower) -> list[Row]:
+    try:
+        return list(follower.rows())
+    except OSError as error:
+        raise NoMetrics(f"{follower.path}: cannot be read: {error.strerror}") from error
