@@ -104,7 +104,7 @@ class MetricsFollower:
         while not rows or self._offset < end:
             piece = file.readline(self._most)
             is_end = piece.endswith(b"\n")
-            if not piece or not (is_end or self._in_long_line or len(piece) == self._most):
+            if not is_end and len(piece) < self._most:
                 break
             self._offset += len(piece)
             self._at_line_start = is_end

@@ -52,7 +52,8 @@ def _row(number: int) -> dict[str, Any]:
         case 3:
             return {**row, "event": "dropped", "reason": "stale", "num_tokens": [number]}
         case 7:
-            return {**row, "event": "eval", "batch": number, "eval/reward": 1 / number, "num_finished": 9, "num_failed": 0}
+            row |= {"event": "eval", "batch": number, "policy_version": number, "eval/reward": 1 / number}
+            return row | {"num_finished": 9, "num_failed": 0}
         case 8:
             again = True
             number -= 2

@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,35 +54,46 @@ def test_a_half_line_that_the_broker_overwrites_is_never_seen(tmp_path: Path) ->
     assert records(follower) == [2, 3]
 
 
-def test_a_file_that_was_replaced_is_read_again_without_what_is_known(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(line(1) + line(2))
-    follower = MetricsFollower(path)
-    assert records(follower) == [1, 2]
-    other = tmp_path / "new"
-    other.write_text(line(1, longer="x" * 50) + line(2) + line(3))
+def replaced(path: Path, text: str) -> None:
+    other = path.with_name("new")
+    other.write_text(text)
     other.replace(path)
-    assert records(follower) == [3]
 
 
-def test_a_file_that_was_replaced_by_a_shorter_one_is_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(line(1) + line(2, longer="x" * 500))
-    follower = MetricsFollower(path)
-    assert records(follower) == [1, 2]
-    path.write_text(line(1) + line(2) + line(3))
-    assert records(follower) == [3]
+AFTERWARDS = {
+    "replaced by a longer one": (replaced, line(1, longer="x" * 50) + line(2) + line(3), [3]),
+    "replaced by one with lines in the same places": (replaced, line(4) + line(5) + line(6), [4, 5, 6]),
+    "written anew with longer lines": (Path.write_text, line(3, longer="x" * 500) + line(4), [3, 4]),
+    "written anew and shorter": (Path.write_text, line(3), [3]),
+    "cut": (Path.write_text, line(1), []),
+    "emptied": (Path.write_text, "", []),
+}
 
 
-def test_a_file_that_was_cut_is_read_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("change", "text", "new"), AFTERWARDS.values(), ids=AFTERWARDS)
+def test_a_file_that_is_another_one_is_read_again_without_what_is_known(
+    change: Callable[[Path, str], object], text: str, new: list[int], tmp_path: Path
+) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1) + line(2))
     follower = MetricsFollower(path)
     assert records(follower) == [1, 2]
-    path.write_text(line(1))
-    assert records(follower) == []
-    path.write_text(line(1) + line(2) + line(3))
-    assert records(follower) == [3]
+    change(path, text)
+    assert records(follower) == new
+    with path.open("a") as file:
+        file.write(line(9))
+    assert records(follower) == [9]
+    assert follower.damage is None
+
+
+def test_a_file_that_was_cut_within_an_endless_line_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(line(1) + "y" * 1000)
+    follower = MetricsFollower(path, most_line_bytes=100)
+    assert records(follower) == [1]
+    path.write_text(line(1) + line(2))
+    assert records(follower) == [2]
+    assert follower.damage is None
 
 
 def test_a_file_that_was_rotated_under_the_broker_begins_with_a_hole(tmp_path: Path) -> None:

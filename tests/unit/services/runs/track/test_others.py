@@ -46,7 +46,8 @@ def drops(run: Path) -> list[float]:
 def test_what_another_broker_dropped_counts_at_its_batch(run: Path) -> None:
     write_rows(run, 3)
     written(run / "broker-1", a_batch(0), DROP, DROP, a_batch(1), a_batch(2), DROP)
-    written(run / "broker-2", DROP, a_batch(0), a_batch(1), {"event": "eval", "batch": 1}, a_batch(2))
+    an_eval = {"event": "eval", "batch": 1, "policy_version": 2, "eval/reward": 0.5}
+    written(run / "broker-2", DROP, a_batch(0), a_batch(1), an_eval, a_batch(2))
     assert drops(run) == [1, 3, 3]
 
 
