@@ -71,9 +71,9 @@ def files(directory: Path) -> dict[str, bytes]:
 def test_the_best_checkpoint_becomes_a_model_that_transformers_loads_bit_for_bit(
     run: Path, tmp_path: Path, trained: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = files(run)
     path = run / "metrics.jsonl"
     path.write_text("no line\n" + path.read_text())
+    before = files(run)
     assert export_command([str(run), "--checkpoint", "best", "--to", str(tmp_path / "best")]) == 0
     assert capsys.readouterr().out == (
         f"{tmp_path / 'best'}: policy version 11, after 10 batches, held-out reward 0.75\n"
