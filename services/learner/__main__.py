@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Final
 
@@ -107,7 +107,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     # torch and DeepSpeed take seconds to import: only when the configuration is known to be good.
     import torch
 
-    from gspo_services.learner.broker import BrokerThread
+    from gspo_services.learner.broker import BrokerPort, BrokerThread, NoBroker
     from gspo_services.learner.checkpoints import CheckpointScrub
     from gspo_services.learner.engine import LearnerEngine, LearnerTurns, init_distributed
     from gspo_services.learner.lost_rank import lost_ranks_named
@@ -138,10 +138,10 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         if os.environ.get("LOCAL_RANK", "0") == "0"
         else nullcontext()
     )
-    broker = (
+    broker: AbstractContextManager[BrokerPort] = (
         BrokerThread(settings, session=new_session(), clock=clock, health=health, metrics=metrics)
         if rank == 0
-        else nullcontext()
+        else nullcontext(NoBroker())
     )
     turns = None
     if settings.run.take_turns:

@@ -6,7 +6,6 @@ run's directory before it ends, and rank 0 looks for it when a collective fails:
 breaks.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,8 @@ log = structlog.get_logger()
 MAX_TEXT: Final = 1024
 REPORT_S: Final = 10.0
 """How long the report may wait for the broker's acknowledgement. Without it, it counts as an end without a word."""
-NOTES: Final = "batch-failed-rank-*.json"
+NOTE: Final = "batch-failed-rank-{rank}.json"
+NOTES: Final = NOTE.format(rank="*")
 
 
 class _Note(msgspec.Struct):
@@ -34,15 +34,16 @@ class _Note(msgspec.Struct):
 
 
 class BatchFailures:
-    """Watches the training of batches on one rank. ``broker`` is None on all ranks but 0."""
+    """Watches the training of batches on one rank."""
 
-    def __init__(self, broker: BrokerPort | None, directory: Path) -> None:
+    def __init__(self, broker: BrokerPort, directory: Path, *, rank: int) -> None:
         self._broker = broker
         self._directory = directory
+        self._rank = rank
 
     def begin(self) -> None:
         """Remove what an earlier life has left."""
-        if self._broker is not None:
+        if self._rank == 0:
             self._take_note(None)
 
     @contextmanager
@@ -63,7 +64,7 @@ class BatchFailures:
     def _report(self, index: int, error: Exception) -> None:
         lost = isinstance(error, LostRankError) or means_lost_rank(error)
         reason = f"{type(error).__name__}: {error}"[:MAX_TEXT]
-        if self._broker is None:
+        if self._rank > 0:
             if not lost:
                 self._leave_note(_Note(index=index, reason=reason))
             return
@@ -76,7 +77,7 @@ class BatchFailures:
             log.error("batch_failure_not_reported", batch=index, error="the broker did not acknowledge it")
 
     def _leave_note(self, note: _Note) -> None:
-        path = self._directory / NOTES.replace("*", os.environ.get("RANK", "0"))
+        path = self._directory / NOTE.format(rank=self._rank)
         part = path.with_suffix(".part")
         part.write_bytes(msgspec.json.encode(note))
         part.rename(path)

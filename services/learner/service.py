@@ -1,5 +1,6 @@
 """The learner's training loop: batches in, policy versions out. Collectives happen only here, in the main thread."""
 
+import logging
 import threading
 import uuid
 from collections.abc import Mapping
@@ -48,6 +49,7 @@ FLUSH_S: Final = 10.0
 NOT_YET: Final = -1
 STOPPED: Final = -2
 GIVEN_UP: Final = 1
+_SILENT: Final = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 class LearnerService:
@@ -62,7 +64,7 @@ class LearnerService:
         self,
         settings: Settings,
         engine: LearnerEngine,
-        broker: BrokerPort | None,
+        broker: BrokerPort,
         *,
         clock: Clock,
         health: Health,
@@ -74,7 +76,7 @@ class LearnerService:
         life: str = "",
         turns: Turns | None = None,
     ) -> None:
-        """``broker`` is None on all ranks but 0. ``train`` makes a batch's optimizer steps. ``background`` writes
+        """``broker`` is a ``NoBroker`` on all ranks but 0. ``train`` makes a batch's optimizer steps. ``background`` writes
         checkpoints if the settings want that; None: a thread. ``life`` names this life of the learner; empty: at random.
         ``turns``: on the engine's device; None: it is the learner's alone."""
         self._turns = AlwaysMine() if turns is None else turns
@@ -83,11 +85,13 @@ class LearnerService:
         self._settings = settings
         self._engine = engine
         self._broker = broker
+        # What all ranks see alike is logged by one of them.
+        self._log = log if engine.rank == 0 else _SILENT
         self._clock = clock
         self._health = health
         self._metrics = metrics
         self._stop = stop
-        self._copies = VersionCopies(engine, settings, has_copies=broker is not None)
+        self._copies = VersionCopies(engine, settings, has_copies=engine.rank == 0)
         self._mismatch = MismatchTracker()
         self._next_batch = 0
         self._policy_version = 0
@@ -105,10 +109,11 @@ class LearnerService:
             self._root,
             keep=settings.learner.keep_checkpoints,
             background=background,
-            versions=None if broker is None else self._versions,
-            scores=dict if broker is None or not settings.learner.keep_best_checkpoint else broker.scores,
+            versions=self._versions,
+            scores=broker.scores if settings.learner.keep_best_checkpoint else dict,
         )
-        self._failures, self._saved_batch = BatchFailures(broker, settings.run.directory), 0
+        self._failures = BatchFailures(broker, settings.run.directory, rank=engine.rank)
+        self._saved_batch = 0
         """The batch position of the newest checkpoint, also while it is being saved."""
         self._saving_since = 0.0
         target = settings.objective.adaptive_clip_target
@@ -163,10 +168,9 @@ class LearnerService:
             if self._adaptive_clip is not None and state.adaptive_clip:
                 self._adaptive_clip.load_state_dict(state.adaptive_clip)
             log.info("resumed", checkpoint=str(resumed.path), next_batch=self._next_batch)
-        if self._broker is not None:
-            if self._next_batch < self._newest_trained:
-                log.info("trains_again", first=self._next_batch, next_new=self._newest_trained)
-            self._broker.tell(Resume(next_batch=self._next_batch))
+        if self._next_batch < self._newest_trained:
+            self._log.info("trains_again", first=self._next_batch, next_new=self._newest_trained)
+        self._broker.tell(Resume(next_batch=self._next_batch))
         self._metrics.next_batch.set(self._next_batch)
 
     def _wait_for_broker(self) -> int:
@@ -176,7 +180,7 @@ class LearnerService:
         Raises: ServiceError, on all ranks, when stopped.
         """
         while True:
-            welcome = self._broker.wait_welcome(POLL_S) if self._broker is not None else None
+            welcome = self._broker.wait_welcome(POLL_S)
             answer = NOT_YET if welcome is None else welcome.trained_batches
             if stop_anywhere(self._engine, self._stop.is_set()) and welcome is None:
                 answer = STOPPED
@@ -184,23 +188,22 @@ class LearnerService:
             if answer == STOPPED:
                 raise ServiceError("stopped before the broker answered")
             if answer != NOT_YET:
-                if welcome is not None and self._broker is not None:
+                if welcome is not None:
                     require_own_directory(self._root, welcome)
                     self._versions.begin(welcome, *self._broker.welcomes())
                 return answer
-            self._health.not_ready("rank 0 waits for the broker" if self._broker is None else self._broker.reason_to_wait)
+            self._health.not_ready(self._broker.reason_to_wait)
 
     def _next(self) -> Answer | None:
         """What the next batch consists of, or that it is to be skipped, or the end of the run, on every rank; None: stop."""
-        if self._broker is not None:
-            self._broker.tell(BatchRequest(index=self._next_batch, policy_version=self._policy_version))
+        self._broker.tell(BatchRequest(index=self._next_batch, policy_version=self._policy_version))
         return self._arrival()
 
     def _arrival(self) -> Answer | None:
         """What rank 0 receives next, on every rank; None: stop. Collective."""
         waited_until = last_log = self._clock.now()
         while True:
-            arrived = self._broker.take(POLL_S) if self._broker is not None else None
+            arrived = self._broker.take(POLL_S)
             directive, stop = share(self._engine, arrived, self._stop.is_set())
             now = self._clock.now()
             self._metrics.wait_seconds.inc(now - waited_until)
@@ -208,8 +211,8 @@ class LearnerService:
             if stop or directive is not None:
                 return None if stop else directive
             self._advance_saving()
-            if self._broker is not None and now - last_log >= WAITING_LOG_S:
-                log.info("waiting_for_batch", batch=self._next_batch, waiting_for=self._broker.reason_to_wait)
+            if now - last_log >= WAITING_LOG_S:
+                self._log.info("waiting_for_batch", batch=self._next_batch, waiting_for=self._broker.reason_to_wait)
                 last_log = now
 
     def _train(self, assembled: AssembledBatch) -> None:
@@ -243,9 +246,8 @@ class LearnerService:
         self._next_batch = skipped.index + 1
         self._publish()
         self._metrics.next_batch.set(self._next_batch)
-        if self._broker is not None:
-            log.warning("batch_skipped", batch=skipped.index, reason=skipped.reason)
-            self._broker.tell(Trained(index=skipped.index, policy_version=self._policy_version, metrics={}, skipped=True))
+        self._log.warning("batch_skipped", batch=skipped.index, reason=skipped.reason)
+        self._broker.tell(Trained(index=skipped.index, policy_version=self._policy_version, metrics={}, skipped=True))
         self._save_if_due()
 
     def _save_if_due(self) -> None:
@@ -255,8 +257,6 @@ class LearnerService:
 
     def _report(self, index: int, metrics: Mapping[str, float], *, num_tokens: int, items: int) -> None:
         self._health.progress()
-        if self._broker is None:
-            return
         self._metrics.batches.inc()
         self._metrics.tokens.inc(num_tokens)
         self._metrics.trajectories.inc(items)
@@ -265,7 +265,8 @@ class LearnerService:
         self._metrics.publish_seconds.observe(metrics["publish_s"])
         self._metrics.set_diagnostics(metrics)
         self._broker.tell(Trained(index=index, policy_version=self._policy_version, metrics=dict(metrics)))
-        log.info("batch_trained", batch=index, policy_version=self._policy_version, train_s=round(metrics["train_s"], 3))
+        train_s = round(metrics["train_s"], 3)
+        self._log.info("batch_trained", batch=index, policy_version=self._policy_version, train_s=train_s)
 
     def _publish(self) -> None:
         """Copy the weights to publish them as a policy version, while training continues. Collective.
@@ -277,10 +278,9 @@ class LearnerService:
         if self._next_batch < self._newest_trained:
             self._health.progress()
             return
-        if self._broker is not None:
-            # Before the copy: there is never more than one beside the weights that are served.
-            with self._profile.phase("publish"):
-                self._broker.wait_announced()
+        # Before the copy: there is never more than one beside the weights that are served.
+        with self._profile.phase("publish"):
+            self._broker.wait_announced()
         with self._profile.phase("export"):
             copied = self._copies.copy()
         with self._profile.phase("publish"):
@@ -288,7 +288,7 @@ class LearnerService:
             # Every rank names its checkpoints by it.
             number = int(self._engine.broadcast(torch.tensor([number], dtype=torch.int64))[0])
             self._policy_version = number
-            if self._broker is not None and copied is not None:
+            if copied is not None:
                 self._versions.reserve(number, self._next_batch)
                 note_digest = partial(self._versions.note_digest, number)
                 self._broker.publish(number, copied, self._next_batch, self._engine.vocabulary, note_digest)
@@ -311,8 +311,7 @@ class LearnerService:
         self._saved_batch = self._next_batch
         if not self._settings.learner.checkpoint_in_background:
             self._finish_saving()
-        if self._broker is not None:
-            self._metrics.checkpoint_seconds.observe(self._clock.now() - self._saving_since)
+        self._metrics.checkpoint_seconds.observe(self._clock.now() - self._saving_since)
 
     def _advance_saving(self, wait_s: float = 0.0) -> None:
         """Publish the checkpoint once every rank has written it and the broker has the reports of its batches; then tell
@@ -323,12 +322,12 @@ class LearnerService:
         state = self._saver.pending
         if state is None:
             return
-        acknowledged = self._broker is None or self._broker.acknowledged(state.batch_position)
+        acknowledged = self._broker.acknowledged(state.batch_position)
         path = self._saver.advance(may_publish=acknowledged, wait_s=wait_s)
-        if path is not None and self._broker is not None:
+        if path is not None:
             self._metrics.checkpoint_write_seconds.observe(self._clock.now() - self._saving_since)
             self._broker.tell(Checkpointed(next_batch=state.batch_position, policy_version=state.policy_version))
-            log.info("checkpoint_saved", path=str(path), next_batch=state.batch_position)
+            self._log.info("checkpoint_saved", path=str(path), next_batch=state.batch_position)
 
     def _finish_saving(self) -> None:
         """Return when no checkpoint is being saved. Collective.
@@ -340,7 +339,7 @@ class LearnerService:
         patience_s = FLUSH_S
         last_log = self._clock.now()
         while self._saver.pending is not None:
-            heard = self._broker is None or self._broker.acknowledged(self._saved_batch) or self._broker.flush(POLL_S)
+            heard = self._broker.acknowledged(self._saved_batch) or self._broker.flush(POLL_S)
             self._advance_saving(wait_s=POLL_S)
             if self._saver.pending is None:
                 return
@@ -361,14 +360,13 @@ class LearnerService:
             self._checkpoint()
             self._finish_saving()
             export_model(self._engine, destination, tokenizer_from=model.path, dtype=DTYPES[model.dtype])
-        if self._broker is not None:
-            log.info("run_complete", reason=end.reason, export=str(destination))
+        self._log.info("run_complete", reason=end.reason, export=str(destination))
         self._flush()
         self._serve_until_stopped()
 
     def _flush(self) -> None:
         """Wait for the broker once. What it does not get now it learns from the next learner's Resume."""
-        if self._broker is not None and not self._broker.flush(FLUSH_S):
+        if not self._broker.flush(FLUSH_S):
             log.warning("broker_did_not_acknowledge", waited_s=FLUSH_S)
 
     def _serve_until_stopped(self) -> None:
@@ -379,5 +377,4 @@ class LearnerService:
         # Not ``stop.wait``: the signal's handler calls ``set`` in this same thread, and both take the same lock.
         while not stop_anywhere(self._engine, self._stop.is_set()):
             self._health.progress()
-            if self._broker is not None:
-                self._broker.take(POLL_S)
+            self._broker.take(POLL_S)

@@ -2,6 +2,7 @@
 
 from gspo_services.learner.broker.assembly import AssembledBatch, Assembly, assemble
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
+from gspo_services.learner.broker.no_broker import NoBroker
 from gspo_services.learner.broker.port import BrokerPort, ToBroker
 from gspo_services.learner.broker.shares import merged_answers, versions_apart
 from gspo_services.learner.broker.thread import BrokerThread
@@ -13,6 +14,7 @@ __all__ = [
     "BatchAnnounced",
     "BrokerPort",
     "BrokerThread",
+    "NoBroker",
     "PartArrived",
     "ToBroker",
     "assemble",

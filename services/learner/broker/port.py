@@ -11,7 +11,8 @@ ToBroker = Resume | BatchRequest | Trained | BatchFailed | Checkpointed
 
 
 class BrokerPort(ABC):
-    """Rank 0's broker: a connected one (``BrokerClient``), or one that stands in for it. Its methods block."""
+    """A rank's broker: rank 0's is connected (``BrokerClient``) or stands in for a connected one, the other ranks have
+    ``NoBroker``. Its methods block."""
 
     @property
     @abstractmethod

@@ -177,6 +177,7 @@ def _train(plan: Plan) -> None:
     import torch
     from prometheus_client import CollectorRegistry
 
+    from gspo_services.learner.broker import NoBroker
     from gspo_services.learner.engine import LearnerEngine
     from gspo_services.learner.metrics import LearnerMetrics
     from gspo_services.learner.service import LearnerService
@@ -195,10 +196,10 @@ def _train(plan: Plan) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, interrupt)
     clock = MonotonicClock()
-    broker = None
+    recorded = None
     if os.environ.get("RANK", "0") == "0":
         run = RecordedRun(plan.source, plan.settings, rescheduled=plan.rescheduled)
-        broker = RecordedBroker(run, plan.end, plan.out / METRICS_FILE, stop, _show)
+        recorded = RecordedBroker(run, plan.end, plan.out / RECORD_FILE, stop, _show)
     engine = LearnerEngine.create(
         plan.settings.model.path, engine_settings_of(plan.settings, "cuda" if torch.cuda.is_available() else "cpu")
     )
@@ -206,7 +207,7 @@ def _train(plan: Plan) -> None:
         LearnerService(
             plan.settings,
             engine,
-            broker,
+            NoBroker() if recorded is None else recorded,
             clock=clock,
             health=Health(clock, float("inf")),
             metrics=LearnerMetrics(CollectorRegistry()),
@@ -216,8 +217,8 @@ def _train(plan: Plan) -> None:
         engine.close()
     if interrupted.is_set():
         raise ServiceError(f"interrupted; {plan.out} holds what was trained until then")
-    if broker is not None:
-        _write_result(plan, broker.comparisons)
+    if recorded is not None:
+        _write_result(plan, recorded.comparisons)
 
 
 def _show(line: dict[str, Any]) -> None:

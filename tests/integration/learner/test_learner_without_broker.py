@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from gspo_protocol.messages import BatchRequest, Checkpointed, Resume, Trained, Welcome
+from gspo_services.learner.broker.no_broker import NoBroker
 from gspo_services.learner.broker.port import ToBroker
 from gspo_services.learner.checkpoints.format import CheckpointError
 from gspo_services.learner.checkpoints.saving import Background
@@ -73,7 +75,7 @@ def without_broker(engine: ServingBigram, directory: Path) -> LearnerService:
     return LearnerService(
         Settings(run=Run(directory=directory)),
         engine,  # type: ignore[arg-type]
-        None,
+        NoBroker(),
         clock=clock,
         health=Health(clock, 60.0),
         metrics=LearnerMetrics(CollectorRegistry()),
@@ -89,9 +91,12 @@ def test_ranks_keep_meeting_while_the_first_waits_for_the_broker(tmp_path: Path)
     engine.rounds_of_the_first = 2
     # Rank 0 makes the directory of a checkpoint; this rank needs one to write into.
     (tmp_path / "checkpoints" / ".partial-version-0000000041-batch-0000000000").mkdir(parents=True)
-    without_broker(engine, tmp_path).run()
+    with capture_logs() as lines:
+        without_broker(engine, tmp_path).run()
     assert engine.broadcasts == []
     assert engine.rounds_of_the_first == 0
+    # The checkpoint that all ranks saved is in rank 0's log.
+    assert [line["event"] for line in lines] == ["stopping"]
 
 
 def test_a_stop_while_the_broker_is_away_ends_every_rank(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from gspo_protocol.messages import BatchFailed
 from gspo_services.learner.batch_failures import BatchFailures
+from gspo_services.learner.broker.no_broker import NoBroker
 from gspo_services.learner.broker.port import ToBroker
 from gspo_services.learner.engine import MissingGradientError, NonFiniteLossError
 from gspo_services.shared.runtime.errors import ServiceError
@@ -38,13 +39,13 @@ def fail(failures: BatchFailures, error: BaseException, index: int = 3) -> None:
 
 def test_an_error_of_training_is_reported_and_raised_again(tmp_path: Path) -> None:
     broker = Listening()
-    fail(BatchFailures(broker, tmp_path), NonFiniteLossError("the loss is nan"))
+    fail(BatchFailures(broker, tmp_path, rank=0), NonFiniteLossError("the loss is nan"))
     assert broker.told == [BatchFailed(index=3, reason="NonFiniteLossError: the loss is nan", raised=True)]
 
 
 def test_a_long_error_is_cut(tmp_path: Path) -> None:
     broker = Listening()
-    fail(BatchFailures(broker, tmp_path), ValueError("x" * 10_000))
+    fail(BatchFailures(broker, tmp_path, rank=0), ValueError("x" * 10_000))
     (report,) = broker.told
     assert isinstance(report, BatchFailed)
     assert len(report.reason) == 1024
@@ -53,19 +54,19 @@ def test_a_long_error_is_cut(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", [MissingGradientError("no gradient for a layer"), KeyboardInterrupt()])
 def test_what_is_not_the_batchs_fault_is_not_reported(error: BaseException, tmp_path: Path) -> None:
     broker = Listening()
-    fail(BatchFailures(broker, tmp_path), error)
+    fail(BatchFailures(broker, tmp_path, rank=0), error)
     assert broker.told == []
 
 
 def test_a_rank_that_is_lost_without_a_word_is_no_report_of_an_error(tmp_path: Path) -> None:
     broker = Listening()
-    fail(BatchFailures(broker, tmp_path), RuntimeError(GLOO))
+    fail(BatchFailures(broker, tmp_path, rank=0), RuntimeError(GLOO))
     assert broker.told == [BatchFailed(index=3, reason=f"RuntimeError: {GLOO}", raised=False)]
 
 
 def test_another_ranks_error_is_reported_by_rank_0(tmp_path: Path) -> None:
     broker = Listening()
-    other, first = BatchFailures(None, tmp_path), BatchFailures(broker, tmp_path)
+    other, first = BatchFailures(NoBroker(), tmp_path, rank=1), BatchFailures(broker, tmp_path, rank=0)
     first.begin()
     fail(other, ValueError("token 70000 of 65536"))
     fail(first, RuntimeError(GLOO))
@@ -75,7 +76,7 @@ def test_another_ranks_error_is_reported_by_rank_0(tmp_path: Path) -> None:
 
 def test_a_note_on_another_batch_or_of_an_earlier_life_says_nothing(tmp_path: Path) -> None:
     broker = Listening()
-    other, first = BatchFailures(None, tmp_path), BatchFailures(broker, tmp_path)
+    other, first = BatchFailures(NoBroker(), tmp_path, rank=1), BatchFailures(broker, tmp_path, rank=0)
     fail(other, ValueError("of an earlier life"))
     first.begin()
     fail(first, RuntimeError(GLOO))
@@ -86,9 +87,9 @@ def test_a_note_on_another_batch_or_of_an_earlier_life_says_nothing(tmp_path: Pa
 
 
 def test_a_rank_that_lost_another_leaves_no_note(tmp_path: Path) -> None:
-    fail(BatchFailures(None, tmp_path), RuntimeError(GLOO))
+    fail(BatchFailures(NoBroker(), tmp_path, rank=1), RuntimeError(GLOO))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_broker_that_cannot_be_told_does_not_hide_the_error(tmp_path: Path) -> None:
-    fail(BatchFailures(Listening(broken=True), tmp_path), ValueError("the error"))
+    fail(BatchFailures(Listening(broken=True), tmp_path, rank=0), ValueError("the error"))

@@ -1,0 +1,43 @@
+"""The broker of the ranks that are not rank 0: it has nothing for them and wants nothing of them."""
+
+from collections.abc import Callable
+
+from gspo_protocol.messages import Welcome
+from gspo_services.learner.broker.batches import Answer
+from gspo_services.learner.broker.port import BrokerPort, ToBroker
+from gspo_services.learner.weights import WeightCopy
+
+
+class NoBroker(BrokerPort):
+    """Answers at once: what rank 0 receives reaches these ranks in collectives (``services/learner/share.py``)."""
+
+    reason_to_wait = "rank 0 waits for the broker"
+
+    def wait_welcome(self, timeout_s: float) -> Welcome | None:
+        return None
+
+    def tell(self, message: ToBroker) -> None:
+        """Rank 0 tells the broker the same."""
+
+    def take(self, timeout_s: float) -> Answer | None:
+        return None
+
+    def publish(
+        self,
+        policy_version: int,
+        weights: WeightCopy,
+        trained_batches: int,
+        vocabulary: int,
+        note_digest: Callable[[str], None],
+    ) -> None:
+        raise AssertionError("only rank 0 has copies of the weights, and only it can publish them")
+
+    def wait_announced(self) -> None:
+        """Nothing is published here."""
+
+    def acknowledged(self, next_batch: int) -> bool:
+        """Only rank 0 can know of a report that is missing."""
+        return True
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
