@@ -3,32 +3,29 @@
 import math
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 
 from gspo_services.broker.ledger import DIFFICULTIES, sampling_line
 from gspo_services.broker.rows import BatchRow
+from gspo_services.shared.runtime.process_metrics import MetricTable, gauge
 
 LIMITS: Final = {"turn": "sampling/max_turn_tokens", "sequence": "sampling/max_tokens"}
 
 
-class AnswerMetrics:
+class AnswerMetrics(MetricTable):
     """Registered once in ``registry``; NaN until there is a batch, and for a difficulty that the last one has no task of."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
-            return Gauge(f"gspo_broker_{name}", text, labels, registry=registry)
+    prefix = "gspo_broker_"
+    tokens = gauge("answer_tokens", "Sampled tokens of the last batch's trajectories: mean, 95 % and longest", "statistic")
+    cut_off = gauge("answers_cut_off_ratio", "Share of the last batch's trajectories that a limit on tokens ended")
+    pass_rate = gauge(
+        "pass_rate_ratio", "Share of the last batch with a positive reward, by how its tasks did before", "difficulty"
+    )
+    temperature = gauge("sampling_temperature", "Mean temperature of the last batch's groups")
+    limits = gauge("sampling_limit_tokens", "Largest limits of the last batch's groups: of a turn, of a sequence", "limit")
 
-        self.tokens = gauge(
-            "answer_tokens", "Sampled tokens of the last batch's trajectories: mean, 95 % and longest", ("statistic",)
-        )
-        self.cut_off = gauge("answers_cut_off_ratio", "Share of the last batch's trajectories that a limit on tokens ended")
-        self.pass_rate = gauge(
-            "pass_rate_ratio", "Share of the last batch with a positive reward, by how its tasks did before", ("difficulty",)
-        )
-        self.temperature = gauge("sampling_temperature", "Mean temperature of the last batch's groups")
-        self.limits = gauge(
-            "sampling_limit_tokens", "Largest limits of the last batch's groups: of a turn, of a sequence", ("limit",)
-        )
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
         tokens = [self.tokens.labels(statistic) for statistic in ("mean", "p95", "longest")]
         rates = [self.pass_rate.labels(difficulty) for difficulty in DIFFICULTIES]
         for unknown in (self.cut_off, self.temperature, *tokens, *rates, *(self.limits.labels(limit) for limit in LIMITS)):

@@ -2,19 +2,20 @@
 
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from gspo_services.broker.answer_metrics import AnswerMetrics
 from gspo_services.broker.ledger import ALLOWED, STATES, Ledger, groups_by_state
 from gspo_services.broker.quotas import QUOTAS
 from gspo_services.shared.net import AUTHENTICATOR_REASONS, AuthenticatorCounters
-from gspo_services.shared.runtime.process_metrics import register_process
+from gspo_services.shared.runtime.process_metrics import MetricTable, counter, gauge, histogram, register_process
 
 REFUSAL_REASONS: Final = ("undecodable", "unknown_session", "fatal", "refused", "unsendable")
+DROP_REASONS: Final = ("stale", "failed")
 LENGTH_BUCKETS: Final = (16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 SILENT: Final = "silent"
 """Status of a rollout that was not heard from for broker.lease_s: its leases have been taken back."""
@@ -22,129 +23,104 @@ ROLLOUT_STATUSES: Final = (*STATES, SILENT)
 COMMIT_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 
-class BrokerMetrics:
+class BrokerMetrics(MetricTable):
     """The broker's metrics, registered once in ``registry``; ``observe`` copies the gauges from the ledger."""
 
+    prefix = "gspo_broker_"
+    messages = counter("messages_total", "Messages received, by type", "type")
+    refused = counter("refused_total", "Messages refused, by type and reason", "type", "reason")
+    offences = counter(
+        "offences_total", "What was held against peers, by reason (docs/guide/security.md)", "reason", zeros=QUOTAS
+    )
+    limited = gauge(
+        "limited_peers",
+        "Peers and keys that have used up their quota, by what follows (docs/guide/security.md)",
+        "standing",
+        zeros=("slowed", "shut_out"),
+    )
+    refused_connections = counter(
+        "refused_connections_total",
+        "Connections refused or ignored, by reason (docs/guide/security.md)",
+        "reason",
+        zeros=AUTHENTICATOR_REASONS,
+    )
+    connections = counter("connections_total", "Connections accepted (TCP) and admitted (their handshake passed)", "outcome")
+    messages_dropped = counter(
+        "messages_dropped_total", "Messages dropped because their sender had too many waiting, by channel", "channel"
+    )
+    chunks = counter("chunks_total", "Chunks stored")
+    tokens = counter("tokens_total", "Tokens stored")
+    leases_granted = counter("leases_granted_total", "Leases granted")
+    leases_ended = counter("leases_ended_total", "LeaseEnded sent: expired, fenced, refused or dropped")
+    dropped = counter("dropped_groups_total", "Groups dropped, by reason", "reason", zeros=DROP_REASONS)
+    left_out = counter("left_out_groups_total", "Left out by dynamic sampling, for want of a signal: groups")
+    left_out_tokens = counter("left_out_tokens_total", "Left out by dynamic sampling, for want of a signal: tokens")
+    set_aside = counter("set_aside_batches_total", "Batches set aside, because they ended their learner")
+    commit_failures = counter("commit_failures_total", "Commits that failed and were tried again")
+    archived_trajectories = counter(
+        "archived_trajectories_total", "Trajectories whose tokens moved from the ledger into an archive file"
+    )
+    archived_bytes = counter("archived_bytes_total", "Bytes of archive files written")
+    archive_failures = counter("archive_failures_total", "Archive files that failed and are tried again")
+    commit_s = histogram("commit_seconds", "Duration of a commit", buckets=COMMIT_BUCKETS)
+    trajectory_tokens = histogram(
+        "trajectory_tokens",
+        "Length of finished trajectories and of those in dropped groups: shows the length bias of drops",
+        "outcome",
+        buckets=LENGTH_BUCKETS,
+        zeros=("finished", *DROP_REASONS),
+    )
+    queue = gauge("queue_messages", "Messages received and not yet handled")
+    queue_bytes = gauge("queue_bytes", "Bytes received and not yet handled")
+    leases = gauge("leases", "Leases held now")
+    free = gauge("free_trajectories", "Admitted trajectories that no rollout extends now")
+    groups = gauge("groups", "Training groups, by state", "state")
+    outstanding = gauge("admission_groups", "Groups admitted and not yet batched or dropped")
+    window = gauge("admission_limit_groups", "Most groups that may be admitted at a time")
+    assembled = gauge("batches_assembled", "Batches assembled: the index of the next one")
+    trained = gauge("batches_trained", "Batches that the newest weights were trained on")
+    checkpointed = gauge("batches_checkpointed", "Batches covered by a checkpoint")
+    version = gauge("policy_version", "Newest published policy version")
+    train_reward = gauge("train_reward", "Mean reward of the last batch")
+    reward_components = gauge(
+        "train_reward_component", "Mean of each component of the last batch's rewards, without weights", "name"
+    )
+    eval_reward = gauge("eval_reward", "Mean reward of the last evaluation on held-out tasks")
+    eval_score = gauge("eval_score", "Metrics of each evaluation set, of its last evaluation", "set", "metric")
+    lag_mean = gauge("lag_mean_versions", "Mean lag of the last batch's trajectories")
+    lag_max = gauge("lag_max_versions", "Largest lag of an action token of the last batch")
+    max_lag = gauge("max_lag_versions", "Largest lag that may be trained on (batch.max_lag)")
+    zero_variance_groups = gauge("zero_variance_groups", "Groups of the last batch whose rewards are all equal: no signal.")
+    groups_per_batch = gauge("batch_groups", "Groups of a batch (batch.groups_per_batch)")
+    wanted = gauge("batches_wanted", "Batches after which the run ends (run.num_batches)")
+    last_batch = gauge(
+        "last_batch_timestamp_seconds",
+        "Unix time at which the last batch was reported trained; before the first one, of this broker's start",
+    )
+    rollouts = gauge(
+        "rollouts",
+        "Rollouts by status; silent: not heard from for a lease; gone: has left",
+        "status",
+        zeros=ROLLOUT_STATUSES,
+    )
+    peers = gauge("peers", "Known sessions, by role", "role", zeros=ALLOWED)
+    log_bytes = gauge("log_bytes", "Size of the ledger's write-ahead log; a reader that holds it lets it grow")
+    mark_failing = gauge("mark_failing", "1 while the ledger's high-water mark cannot be written")
+    damaged_rows = gauge("damaged_rows", "Rows and archive files that the last scrub found changed on the disk")
+    scrubbed_rows = counter("scrubbed_rows_total", "Rows read again and compared with their checksums")
+    last_scrub = gauge("last_scrub_timestamp_seconds", "Unix time at which a whole scrub ended; 0 before the first")
+    database_bytes = gauge("database_bytes", "Size of the ledger's database")
+    disk_free_bytes = gauge("disk_free_bytes", "Free bytes of the file system that holds the ledger")
+    disk_bytes = gauge("disk_bytes", "Size of the file system that holds the ledger")
+    stopping = gauge("stopping", "1 while the run stops or is finished")
+
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-            return Counter(f"gspo_broker_{name}", text, labels, registry=registry)
-
-        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
-            return Gauge(f"gspo_broker_{name}", text, labels, registry=registry)
-
-        self.messages = counter("messages_total", "Messages received, by type", ("type",))
-        self.refused = counter("refused_total", "Messages refused, by type and reason", ("type", "reason"))
-        self.offences = counter(
-            "offences_total", "What was held against peers, by reason (docs/guide/security.md)", ("reason",)
-        )
-        self.limited = gauge(
-            "limited_peers",
-            "Peers and keys that have used up their quota, by what follows (docs/guide/security.md)",
-            ("standing",),
-        )
-        self.refused_connections = counter(
-            "refused_connections_total", "Connections refused or ignored, by reason (docs/guide/security.md)", ("reason",)
-        )
-        self.connections = counter(
-            "connections_total", "Connections accepted (TCP) and admitted (their handshake passed)", ("outcome",)
-        )
-        self.messages_dropped = counter(
-            "messages_dropped_total", "Messages dropped because their sender had too many waiting, by channel", ("channel",)
-        )
-        self.chunks = counter("chunks_total", "Chunks stored")
-        self.tokens = counter("tokens_total", "Tokens stored")
-        self.leases_granted = counter("leases_granted_total", "Leases granted")
-        self.leases_ended = counter("leases_ended_total", "LeaseEnded sent: expired, fenced, refused or dropped")
-        self.dropped = counter("dropped_groups_total", "Groups dropped, by reason", ("reason",))
-        self.left_out, self.left_out_tokens = (
-            counter(f"left_out_{kind}_total", f"Left out by dynamic sampling, for want of a signal: {kind}")
-            for kind in ("groups", "tokens")
-        )
-        self.set_aside = counter("set_aside_batches_total", "Batches set aside, because they ended their learner")
-        self.commit_failures = counter("commit_failures_total", "Commits that failed and were tried again")
-        self.archived_trajectories = counter(
-            "archived_trajectories_total", "Trajectories whose tokens moved from the ledger into an archive file"
-        )
-        self.archived_bytes = counter("archived_bytes_total", "Bytes of archive files written")
-        self.archive_failures = counter("archive_failures_total", "Archive files that failed and are tried again")
-        self.commit_s = Histogram(
-            "gspo_broker_commit_seconds", "Duration of a commit", buckets=COMMIT_BUCKETS, registry=registry
-        )
-        self.trajectory_tokens = Histogram(
-            "gspo_broker_trajectory_tokens",
-            "Length of finished trajectories and of those in dropped groups: shows the length bias of drops",
-            ("outcome",),
-            buckets=LENGTH_BUCKETS,
-            registry=registry,
-        )
-        self.queue = gauge("queue_messages", "Messages received and not yet handled")
-        self.queue_bytes = gauge("queue_bytes", "Bytes received and not yet handled")
-        self.leases = gauge("leases", "Leases held now")
-        self.free = gauge("free_trajectories", "Admitted trajectories that no rollout extends now")
-        self.groups = gauge("groups", "Training groups, by state", ("state",))
-        self.outstanding = gauge("admission_groups", "Groups admitted and not yet batched or dropped")
-        self.window = gauge("admission_limit_groups", "Most groups that may be admitted at a time")
-        self.assembled = gauge("batches_assembled", "Batches assembled: the index of the next one")
-        self.trained = gauge("batches_trained", "Batches that the newest weights were trained on")
-        self.checkpointed = gauge("batches_checkpointed", "Batches covered by a checkpoint")
-        self.version = gauge("policy_version", "Newest published policy version")
-        self._add_rewards(gauge)
-        self.lag_mean = gauge("lag_mean_versions", "Mean lag of the last batch's trajectories")
-        self.lag_max = gauge("lag_max_versions", "Largest lag of an action token of the last batch")
-        self.max_lag = gauge("max_lag_versions", "Largest lag that may be trained on (batch.max_lag)")
-        self.zero_variance_groups = gauge(
-            "zero_variance_groups", "Groups of the last batch whose rewards are all equal: no signal."
-        )
-        self.groups_per_batch = gauge("batch_groups", "Groups of a batch (batch.groups_per_batch)")
-        self.wanted = gauge("batches_wanted", "Batches after which the run ends (run.num_batches)")
-        self.last_batch = gauge(
-            "last_batch_timestamp_seconds",
-            "Unix time at which the last batch was reported trained; before the first one, of this broker's start",
-        )
-        self.rollouts = gauge(
-            "rollouts", "Rollouts by status; silent: not heard from for a lease; gone: has left", ("status",)
-        )
-        self.peers = gauge("peers", "Known sessions, by role", ("role",))
-        self.log_bytes = gauge("log_bytes", "Size of the ledger's write-ahead log; a reader that holds it lets it grow")
-        self.mark_failing = gauge("mark_failing", "1 while the ledger's high-water mark cannot be written")
-        self.damaged_rows = gauge("damaged_rows", "Rows and archive files that the last scrub found changed on the disk")
-        self.scrubbed_rows = counter("scrubbed_rows_total", "Rows read again and compared with their checksums")
-        self.last_scrub = gauge("last_scrub_timestamp_seconds", "Unix time at which a whole scrub ended; 0 before the first")
-        self.database_bytes = gauge("database_bytes", "Size of the ledger's database")
-        self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes of the file system that holds the ledger")
-        self.disk_bytes = gauge("disk_bytes", "Size of the file system that holds the ledger")
-        self.stopping = gauge("stopping", "1 while the run stops or is finished")
+        super().__init__(registry)
         self.answers = AnswerMetrics(registry)
         for unknown in (self.train_reward, self.eval_reward, self.lag_mean, self.lag_max, self.zero_variance_groups):
             # NaN until there is a batch: 0 would be a reward.
             unknown.set(math.nan)
-        self.trajectory_tokens.labels("finished")
-        for reason in ("stale", "failed"):
-            self.dropped.labels(reason)
-            self.trajectory_tokens.labels(reason)
-        self._show_zeros()
         register_process(registry, "broker")
-
-    def _add_rewards(self, gauge: Callable[..., Gauge]) -> None:
-        self.train_reward = gauge("train_reward", "Mean reward of the last batch")
-        self.reward_components = gauge(
-            "train_reward_component", "Mean of each component of the last batch's rewards, without weights", ("name",)
-        )
-        self.eval_reward = gauge("eval_reward", "Mean reward of the last evaluation on held-out tasks")
-        self.eval_score = gauge("eval_score", "Metrics of each evaluation set, of its last evaluation", ("set", "metric"))
-
-    def _show_zeros(self) -> None:
-        """A series that appears with its first event has no rate of increase."""
-        for offence in QUOTAS:
-            self.offences.labels(offence)
-        for standing in ("slowed", "shut_out"):
-            self.limited.labels(standing)
-        for refusal in AUTHENTICATOR_REASONS:
-            self.refused_connections.labels(refusal)
-        for role in ALLOWED:
-            self.peers.labels(role)
-        for status in ROLLOUT_STATUSES:
-            self.rollouts.labels(status)
 
     def watch_disk(self, directory: Path) -> None:
         """Measure the file system of ``directory`` at each scrape, also while the ledger waits for it. NaN: it is gone."""
