@@ -69,7 +69,7 @@ class EnvironmentLoop:
                 await self._act(lease, trajectory)
             # Sent before the step: a rollout that resumes from here repeats the step and gets the same result.
             await self.send_chunk(trajectory)
-            cut = trajectory.token_ids[-1] not in self.tokenizer.stop_ids
+            cut = int(trajectory.token_ids[-1]) not in self.tokenizer.stop_ids
             step, reward = await self._step(lease, trajectory)
             observation = [] if step.done or cut else self._observation(lease, trajectory, step)
             if not observation:
@@ -140,14 +140,13 @@ class EnvironmentLoop:
             seed=lease.seed,
         )
         rid = f"{trajectory.trajectory_id}-{trajectory.epoch}-{trajectory.turn}"
-        request = GenerateRequest(rid=rid, input_ids=list(trajectory.token_ids), sampling=sampling)
+        request = GenerateRequest(rid=rid, input_ids=trajectory.token_ids, sampling=sampling)
         await self.may_generate.wait()
         try:
             async with aclosing(self.engine.generate(request)) as pieces:
                 async for piece in pieces:
-                    versions = [run.version for run in piece.version_runs for _ in range(run.num_tokens)]
-                    trajectory.act(piece.token_ids.tolist(), piece.logprobs.tolist(), versions)
-                    self.metrics.tokens.labels(kind="action").inc(len(versions))
+                    trajectory.act(piece)
+                    self.metrics.tokens.labels(kind="action").inc(len(piece.token_ids))
                     if piece.finish_reason == "abort":
                         raise EngineError(f"generation {rid} was aborted by the engine")
                     if piece.finish_reason is None and trajectory.num_unsent >= self.chunk_tokens:

@@ -3,7 +3,6 @@ resumed."""
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any, Final
 
 import msgpack
@@ -13,6 +12,8 @@ from gspo_protocol.messages import Chunk, Journal, Lease, Plain, Segment, Versio
 from gspo_protocol.messages.base import SegmentKind
 from gspo_protocol.messages.journal import entries_in
 from gspo_protocol.messages.pieces import pieces_in
+from gspo_services.rollout.sglang import OutputPiece
+from gspo_services.rollout.tokens import Logprobs, Runs, TokenArrays, TokenIds
 
 OBSERVATION_VERSION: Final = -1
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -31,51 +32,48 @@ class TokenLog:
         self.turn_done = lease.turn_done
         pieces = pieces_in(arrays)
         self.turn_rewards = list(pieces.turn_rewards)
-        self.token_ids: list[int] = arrays["token_ids"].tolist()
-        self._logprobs: list[float] = arrays["logprobs"].tolist()
-        self._marks: list[Mark] = []
+        self._tokens = TokenArrays()
+        self._tokens.append(arrays["token_ids"], arrays["logprobs"])
+        self._marks = Runs[Mark]()
         for segment in pieces.segments:
-            self._marks.extend([(segment.kind, segment.turn, segment.sequence)] * segment.num_tokens)
-        self._versions: list[int] = []
+            self._marks.append((segment.kind, segment.turn, segment.sequence), segment.num_tokens)
+        self._versions = Runs[int]()
         for run in pieces.version_runs:
-            self._versions.extend([run.version] * run.num_tokens)
-        self._num_sent = len(self.token_ids)
+            self._versions.append(run.version, run.num_tokens)
+        self._num_sent = len(self._tokens)
         self._num_rewards_sent = len(self.turn_rewards)
         self._sent_state = packed_state(lease.state)
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        return len(self._tokens)
 
     @property
     def num_unsent(self) -> int:
-        return len(self.token_ids) - self._num_sent
+        return len(self._tokens) - self._num_sent
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """All token ids, int32 [T]. What is appended later does not change the array."""
+        return self._tokens.token_ids
 
     def next_chunk(self) -> tuple[Chunk, Arrays] | None:
         """All tokens that were not sent yet, as a chunk; None when there are none. Call ``sent`` when it has been sent."""
-        begin, end = self._num_sent, len(self.token_ids)
+        begin, end = self._num_sent, len(self._tokens)
         if begin == end:
             return None
-        segments = [
-            Segment(kind, turn, sum(1 for _ in run), sequence)
-            for (kind, turn, sequence), run in groupby(self._marks[begin:end])
-        ]
-        version_runs = [VersionRun(version, sum(1 for _ in run)) for version, run in groupby(self._versions[begin:end])]
         chunk = Chunk(
             trajectory_id=self.trajectory_id,
             epoch=self.epoch,
             offset=begin,
             num_tokens=end - begin,
-            segments=segments,
-            version_runs=version_runs,
+            segments=[Segment(kind, turn, num, sequence) for (kind, turn, sequence), num in self._marks.between(begin, end)],
+            version_runs=[VersionRun(version, num) for version, num in self._versions.between(begin, end)],
             state=self.state if packed_state(self.state) != self._sent_state else None,
             turn_done=self.turn_done,
             turn_rewards=self.turn_rewards[self._num_rewards_sent :],
         )
-        arrays: Arrays = {
-            "token_ids": np.asarray(self.token_ids[begin:end], dtype=np.int32),
-            "logprobs": np.asarray(self._logprobs[begin:end], dtype=np.float32),
-        }
+        arrays = {"token_ids": self._tokens.token_ids[begin:end], "logprobs": self._tokens.logprobs[begin:end]}
         return chunk, arrays
 
     def sent(self, chunk: Chunk) -> None:
@@ -85,15 +83,25 @@ class TokenLog:
         if chunk.state is not None:
             self._sent_state = packed_state(chunk.state)
 
-    def _append(self, mark: Mark, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
-        if not len(token_ids) == len(logprobs) == len(versions):
+    def _append_observed(self, mark: Mark, token_ids: Sequence[int]) -> tuple[TokenIds, Logprobs]:
+        """Append tokens that the policy did not sample. Returns them as arrays, with their log-probs of 0."""
+        observed, logprobs = np.array(token_ids, dtype=np.int32), np.zeros(len(token_ids), dtype=np.float32)
+        self._tokens.append(observed, logprobs)
+        self._versions.append(OBSERVATION_VERSION, len(token_ids))
+        self._marks.append(mark, len(token_ids))
+        return observed, logprobs
+
+    def _append_sampled(self, mark: Mark, piece: OutputPiece) -> None:
+        num_tokens, num_logprobs = len(piece.token_ids), len(piece.logprobs)
+        num_versions = sum(run.num_tokens for run in piece.version_runs)
+        if not num_tokens == num_logprobs == num_versions:
             raise ValueError(
-                f"{len(token_ids)} token ids, {len(logprobs)} log-probs and {len(versions)} versions: one of each per token"
+                f"{num_tokens} token ids, {num_logprobs} log-probs and {num_versions} versions: one of each per token"
             )
-        self.token_ids.extend(token_ids)
-        self._logprobs.extend(logprobs)
-        self._versions.extend(versions)
-        self._marks.extend([mark] * len(token_ids))
+        self._tokens.append(piece.token_ids, piece.logprobs)
+        for run in piece.version_runs:
+            self._versions.append(run.version, run.num_tokens)
+        self._marks.append(mark, num_tokens)
 
 
 def packed_state(state: Plain | None) -> bytes:
@@ -121,17 +129,16 @@ class Trajectory(TokenLog):
     @property
     def action_ids(self) -> list[int]:
         """Token ids of the current turn's action so far."""
-        mark = ("action", self.turn, 0)
-        return [token for token, each in zip(self.token_ids, self._marks, strict=True) if each == mark]
+        mark, ids = ("action", self.turn, 0), self.token_ids
+        return [token for each, begin, end in self._marks if each == mark for token in ids[begin:end].tolist()]
 
     def observe(self, token_ids: Sequence[int]) -> None:
         """Append tokens that the policy did not sample: prompt, tool answer, template."""
-        num_tokens = len(token_ids)
-        self._append(("observation", self.turn, 0), token_ids, [0.0] * num_tokens, [OBSERVATION_VERSION] * num_tokens)
+        self._append_observed(("observation", self.turn, 0), token_ids)
 
-    def act(self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
+    def act(self, piece: OutputPiece) -> None:
         """Append tokens that the engine sampled, each with its log-prob and policy version."""
-        self._append(("action", self.turn, 0), token_ids, logprobs, versions)
+        self._append_sampled(("action", self.turn, 0), piece)
 
     def end_turn(self, reward: float) -> None:
         """The environment has stepped: record the turn's reward and begin the next turn."""

@@ -11,7 +11,7 @@ def answer_of(
     renderer: Renderer, request: CallRequest, record: CallRecord, part: Round, *, cut: bool
 ) -> tuple[CallAnswer, str | None]:
     """The answer of a call whose tokens are complete, and why a tool call in it is text; ``cut``: by its length."""
-    sampled, prompt = part.action_ids, part.prompt_ids
+    sampled, prompt = part.action_ids.tolist(), part.prompt_ids.tolist()
     parsed = renderer.parse(sampled, request.tools, request.template_arguments, prompt)
     parsed = without_stop(parsed, request.stop)
     calls = [
@@ -33,7 +33,7 @@ def answer_of(
         prompt_tokens=len(prompt),
         token_ids=sampled,
         tokens=[renderer.text([token]) for token in sampled],
-        logprobs=part.logprobs,
+        logprobs=part.logprobs.tolist(),
     )
     return answer, parsed.problem
 

@@ -232,7 +232,7 @@ class EpisodeCalls:
             if not writer.has_room_for_call:
                 raise CallRefused(400, "too_many_calls", "this episode's journal is full: end the episode here")
             sequence = self._new_sequence(found.reason) if found.sequence is None else found.sequence
-            before = len(self.log.sequences[sequence].token_ids) if sequence < len(self.log.sequences) else 0
+            before = len(self.log.sequences[sequence]) if sequence < len(self.log.sequences) else 0
             record = CallRecord(
                 ordinal=self._num_calls,
                 sequence=sequence,

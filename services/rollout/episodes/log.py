@@ -1,14 +1,14 @@
 """The tokens of an agent's trajectory: several sequences that alternate in one log."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from gspo_protocol.messages import Lease
-from gspo_services.rollout.trajectory import OBSERVATION_VERSION, TokenLog
+from gspo_services.rollout.sglang import OutputPiece
+from gspo_services.rollout.tokens import Logprobs, TokenArrays, TokenIds
+from gspo_services.rollout.trajectory import TokenLog
 
 
 class Round:
@@ -24,29 +24,28 @@ class Round:
         """That of the action; None while nothing was sampled."""
 
     @property
-    def prompt_ids(self) -> list[int]:
+    def prompt_ids(self) -> TokenIds:
         """Everything before the action: what the engine was given."""
         return self._sequence.token_ids[: self.action_begin]
 
     @property
-    def action_ids(self) -> list[int]:
+    def action_ids(self) -> TokenIds:
         return self._sequence.token_ids[self.action_begin : self.end]
 
     @property
-    def logprobs(self) -> list[float]:
+    def logprobs(self) -> Logprobs:
         """Of the action."""
         return self._sequence.logprobs[self.action_begin : self.end]
 
 
-@dataclass(kw_only=True)
-class TokenSequence:
+class TokenSequence(TokenArrays):
     """Tokens that are each other's context."""
 
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
-    turn: int | None = None
-    """The turn that the last token belongs to; None after an observation."""
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds: list[Round] = []
+        self.turn: int | None = None
+        """The turn that the last token belongs to; None after an observation."""
 
 
 class EpisodeLog(TokenLog):
@@ -64,67 +63,55 @@ class EpisodeLog(TokenLog):
         self.turn_done = False
         self.sequences: list[TokenSequence] = []
         self.num_turns = 0
-        self.num_segments = self.num_runs = 0
-        """As the broker counts them: adjacent ones that are alike are one."""
-        self._last: tuple[str, int] | None = None
-        self._last_version: int | None = None
         self._restore()
+
+    @property
+    def num_segments(self) -> int:
+        """As the broker counts them: adjacent ones that are alike are one."""
+        return len(self._marks)
+
+    @property
+    def num_runs(self) -> int:
+        """The version runs, as the broker counts them."""
+        return len(self._versions)
 
     def observe(self, sequence: int, token_ids: Sequence[int]) -> Round:
         """Append what the policy did not sample; ``sequence`` is one that exists, or the next one."""
         if sequence < len(self.sequences) and self.sequences[sequence].turn is not None:
             self.turn_rewards.append(0.0)
-        num_tokens = len(token_ids)
-        versions = [OBSERVATION_VERSION] * num_tokens
-        self._append(("observation", self.num_turns, sequence), token_ids, [0.0] * num_tokens, versions)
-        return self._observed(sequence, token_ids)
+        return self._observed(sequence, *self._append_observed(("observation", self.num_turns, sequence), token_ids))
 
-    def act(self, sequence: int, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
+    def act(self, sequence: int, piece: OutputPiece) -> None:
         """Append tokens that the engine sampled after everything that the sequence has."""
-        if not token_ids:
+        if not len(piece.token_ids):
             return
         turn = self.sequences[sequence].turn
-        mark_turn = self.num_turns if turn is None else turn
-        self._append(("action", mark_turn, sequence), token_ids, logprobs, versions)
-        self._acted(sequence, token_ids, logprobs, versions)
+        self._append_sampled(("action", self.num_turns if turn is None else turn, sequence), piece)
+        self._acted(sequence, piece.token_ids, piece.logprobs)
 
     def _restore(self) -> None:
-        at = 0
-        for (kind, _, sequence), run in groupby(self._marks):
-            end = at + sum(1 for _ in run)
-            tokens = self.token_ids[at:end]
+        token_ids, logprobs = self._tokens.token_ids, self._tokens.logprobs
+        for (kind, _, sequence), begin, end in self._marks:
             if kind == "observation":
-                self._observed(sequence, tokens)
+                self._observed(sequence, token_ids[begin:end], logprobs[begin:end])
             else:
-                self._acted(sequence, tokens, self._logprobs[at:end], self._versions[at:end])
-            at = end
+                self._acted(sequence, token_ids[begin:end], logprobs[begin:end])
 
-    def _observed(self, sequence: int, token_ids: Sequence[int]) -> Round:
+    def _observed(self, sequence: int, token_ids: TokenIds, logprobs: Logprobs) -> Round:
         if sequence == len(self.sequences):
             self.sequences.append(TokenSequence())
         each = self.sequences[sequence]
         if not each.rounds or each.rounds[-1].action_begin < each.rounds[-1].end:
-            each.rounds.append(Round(each, len(each.token_ids)))
-        self._count("observation", sequence, [OBSERVATION_VERSION], begins=False)
-        each.token_ids.extend(token_ids)
-        each.logprobs.extend([0.0] * len(token_ids))
+            each.rounds.append(Round(each, len(each)))
+        each.append(token_ids, logprobs)
         each.turn = None
-        each.rounds[-1].action_begin = each.rounds[-1].end = len(each.token_ids)
+        each.rounds[-1].action_begin = each.rounds[-1].end = len(each)
         return each.rounds[-1]
 
-    def _acted(self, sequence: int, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
+    def _acted(self, sequence: int, token_ids: TokenIds, logprobs: Logprobs) -> None:
         each = self.sequences[sequence]
-        self._count("action", sequence, versions, begins=each.turn is None)
         if each.turn is None:
             each.turn = each.rounds[-1].turn = self.num_turns
             self.num_turns += 1
-        each.token_ids.extend(token_ids)
-        each.logprobs.extend(logprobs)
-        each.rounds[-1].end = len(each.token_ids)
-
-    def _count(self, kind: str, sequence: int, versions: Sequence[int], *, begins: bool) -> None:
-        self.num_segments += (kind, sequence) != self._last or begins
-        self._last = (kind, sequence)
-        for version in versions:
-            self.num_runs += version != self._last_version
-            self._last_version = version
+        each.append(token_ids, logprobs)
+        each.rounds[-1].end = len(each)

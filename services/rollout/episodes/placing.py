@@ -48,7 +48,8 @@ def _find(renderer: Renderer, request: CallRequest, known: Sequence[Known], *, i
     try:
         for each in known:
             new = request.messages[each.num_messages :]
-            bridge = renderer.bridge(each.last.prompt_ids, each.last.action_ids, new, *prompted)
+            before, sampled = each.last.prompt_ids.tolist(), each.last.action_ids.tolist()
+            bridge = renderer.bridge(before, sampled, new, *prompted)
             if bridge:
                 return Place(sequence=each.sequence, observation=bridge, reason="other")
         prompt = renderer.prompt_ids(request.messages, *prompted)

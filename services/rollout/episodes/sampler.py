@@ -5,6 +5,7 @@ from contextlib import aclosing, contextmanager
 from hashlib import sha256
 
 import msgspec
+import numpy as np
 
 from gspo_protocol.messages import Lease
 from gspo_services.rollout.endpoint import CallRefused
@@ -62,7 +63,7 @@ class CallSampler:
             seed=_seed_of(self._seed, record.ordinal),
         )
         rid = f"{self._log.trajectory_id}-{self._log.epoch}-{record.ordinal}"
-        request = GenerateRequest(rid=rid, input_ids=[*part.prompt_ids, *part.action_ids], sampling=sampling)
+        request = GenerateRequest(rid=rid, input_ids=np.concatenate([part.prompt_ids, part.action_ids]), sampling=sampling)
         await shared.may_generate.wait()
         try:
             async with aclosing(shared.engine.generate(request)) as pieces:
@@ -88,7 +89,8 @@ class CallSampler:
             self._keep(answer, record)
 
     def _keep(self, answer: "_GrowingAnswer", record: CallRecord) -> None:
-        self._log.act(record.sequence, *answer.taken())
+        for piece in answer.taken():
+            self._log.act(record.sequence, piece)
         self._budget.promise(record.ordinal, record.max_tokens - answer.num_tokens, has_begun=answer.num_tokens > 0)
 
     async def _send(self) -> None:
@@ -103,16 +105,16 @@ class _GrowingAnswer:
         self.stop_ids = shared.renderer.stop_ids | frozenset(live.request.stop_token_ids)
         self._live = live
         self._record = record
-        self._stream = shared.renderer.stream(live.request.stop, part.prompt_ids)
-        self._pending: list[tuple[int, float, int]] = []
-        sampled = part.action_ids
+        self._stream = shared.renderer.stream(live.request.stop, part.prompt_ids.tolist())
+        self._pending: list[OutputPiece] = []
+        sampled = part.action_ids.tolist()
         self.num_tokens = len(sampled)
         self._last = sampled[-1] if sampled else None
         live.say(record, self._stream.feed(sampled))
 
     @property
     def num_pending(self) -> int:
-        return len(self._pending)
+        return sum(len(piece.token_ids) for piece in self._pending)
 
     @property
     def is_cut(self) -> bool:
@@ -129,16 +131,15 @@ class _GrowingAnswer:
         stopped_at = self._stream.stopped_at
         # What the engine has made after a stop string is not part of the turn.
         num_taken = len(ids) if stopped_at is None else stopped_at - self.num_tokens
-        versions = [run.version for run in piece.version_runs for _ in range(run.num_tokens)]
-        self._pending += list(zip(ids, piece.logprobs.tolist(), versions, strict=True))[:num_taken]
+        self._pending.append(piece.first(num_taken))
         self.num_tokens += num_taken
         self._last = ids[num_taken - 1] if num_taken else self._last
         return num_taken
 
-    def taken(self) -> tuple[list[int], list[float], list[int]]:
-        """The tokens that are not in the log yet, which the caller puts there: ids, log-probs and versions."""
+    def taken(self) -> list[OutputPiece]:
+        """The tokens that are not in the log yet, which the caller puts there."""
         pending, self._pending = self._pending, []
-        return [token for token, _, _ in pending], [logprob for _, logprob, _ in pending], [v for _, _, v in pending]
+        return pending
 
 
 def _seed_of(seed: int, ordinal: int) -> int:

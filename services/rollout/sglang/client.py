@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 import msgspec
+import numpy as np
 import structlog
 
 from gspo_services.rollout.sglang.adapters import Adapter, EngineAdapters, OpenRequest
@@ -133,27 +134,28 @@ class Engine:
         self._under_way.add(request.rid)
         try:
             async with self._slots:
-                input_ids = [int(token) for token in request.input_ids]
+                input_ids = np.asarray(request.input_ids)
                 sampling = request.sampling
                 alone = False
                 while True:
-                    given: list[int] = []
+                    given: list[np.ndarray[Any, Any]] = []
                     try:
                         async with aclosing(self._answer_pieces(request.rid, input_ids, sampling, alone)) as pieces:
                             async for piece in pieces:
-                                given += piece.token_ids.tolist()
+                                given.append(piece.token_ids)
                                 yield piece
                                 if piece.finish_reason is not None:
                                     return
                     except AskAlone:
                         alone = True
-                    input_ids += given
-                    sampling = msgspec.structs.replace(sampling, max_new_tokens=sampling.max_new_tokens - len(given))
+                    num_given = sum(len(token_ids) for token_ids in given)
+                    input_ids = np.concatenate([input_ids, *given])
+                    sampling = msgspec.structs.replace(sampling, max_new_tokens=sampling.max_new_tokens - num_given)
         finally:
             self._under_way.remove(request.rid)
 
     async def _answer_pieces(
-        self, rid: str, input_ids: list[int], sampling: SamplingParameters, alone: bool
+        self, rid: str, input_ids: np.ndarray[Any, Any], sampling: SamplingParameters, alone: bool
     ) -> AsyncGenerator[OutputPiece, None]:
         """One HTTP request. It ends without a finish reason when it was cut short: ask for the rest.
 
@@ -179,20 +181,19 @@ class Engine:
             self._ended.set()
 
     async def _pieces_of(
-        self, server_rid: str, rid: str, input_ids: list[int], sampling: SamplingParameters, alone: bool
+        self, server_rid: str, rid: str, input_ids: np.ndarray[Any, Any], sampling: SamplingParameters, alone: bool
     ) -> AsyncGenerator[OutputPiece, None]:
         request = self._open[server_rid]
         adapter = request.adapter
         stream = sampling.max_new_tokens > self._chunk_tokens
         name = None if adapter is None else adapter.name
-        fields = generate_fields(server_rid, input_ids, sampling, stream, self._chunk_tokens, name)
+        fields = generate_fields(server_rid, input_ids.tolist(), sampling, stream, self._chunk_tokens, name)
         if alone or stream or adapter is not None or sampling.max_new_tokens > MAX_JOINT_TOKENS:
             answers = self._http.answers(msgspec.json.encode(fields), stream=stream)
         else:
             answers = self._joint.answers(fields)
         decoder = OutputDecoder(incremental=self._server.incremental_streaming_output)
         tagger = VersionTagger(self._chunk_tokens)
-        given: list[int] = []
         mark = self._update_marks
         async with aclosing(answers) as payloads:
             async for payload in payloads:
@@ -210,8 +211,7 @@ class Engine:
                 untouched = mark == self._update_marks and mark % 2 == 0
                 piece = tagger.push(output, certain=untouched or adapter is not None)
                 if piece is not None:
-                    given += piece.token_ids.tolist()
-                    reason = true_reason(piece.finish_reason, given, sampling)
+                    reason = true_reason(piece.finish_reason, tagger.num_given, tagger.last_given, sampling)
                     if reason == "abort" and request.cut and not request.is_over:
                         reason = None
                     if len(piece.token_ids) or reason is not None:
@@ -379,7 +379,8 @@ class Engine:
             raise EngineError(_NO_WEIGHTS)
         if request.rid in self._under_way:
             raise ValueError(f"request {request.rid} is under way already: use another rid")
-        lowest, highest = min(request.input_ids), max(request.input_ids)
+        input_ids = np.asarray(request.input_ids)
+        lowest, highest = input_ids.min(), input_ids.max()
         if lowest < 0 or (self._vocab_size is not None and highest >= self._vocab_size):
             raise ValueError(
                 f"request {request.rid}: token ids go from {lowest} to {highest}, the vocabulary has {self._vocab_size}: "

@@ -82,12 +82,23 @@ class OutputPiece(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     """None: more pieces follow. "stop" ends with the stop token itself, which was sampled and is in ``token_ids``."""
 
+    def first(self, num_tokens: int) -> "OutputPiece":
+        """The first ``num_tokens`` of it; all, if there are no more."""
+        if num_tokens >= len(self.token_ids):
+            return self
+        return msgspec.structs.replace(
+            self,
+            token_ids=self.token_ids[:num_tokens],
+            logprobs=self.logprobs[:num_tokens],
+            version_runs=first_runs(self.version_runs, num_tokens),
+        )
+
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens as the server sent them; ``spans`` (version, start, end over all output tokens) only when finished."""
 
-    token_ids: list[int]
-    logprobs: list[float]
+    token_ids: np.ndarray[Any, np.dtype[np.int32]]
+    logprobs: np.ndarray[Any, np.dtype[np.float32]]
     server_version: int
     finish_reason: FinishReason | None
     spans: list[tuple[int, int, int]] | None
@@ -165,16 +176,18 @@ class OutputDecoder:
         if [entry[1] for entry in entries] != token_ids:
             raise ValueError(f"log-probs are of tokens {[entry[1] for entry in entries]}, the output is {token_ids}")
         # The same checks as the broker's: a log-prob that it would refuse ends this request, not the process.
-        for place, (logprob, _, _) in enumerate(entries):
-            if not (math.isfinite(logprob) and -MAX_FLOAT32 <= logprob <= MAX_LOGPROB):
-                raise ValueError(f"token {self._num_tokens + place} has log-prob {logprob}: expected a log-prob (<= 0)")
+        logprobs = np.array([entry[0] for entry in entries], dtype=np.float64)
+        possible = (logprobs >= -MAX_FLOAT32) & (logprobs <= MAX_LOGPROB)
+        if not possible.all():
+            place = int(possible.argmin())
+            raise ValueError(f"token {self._num_tokens + place} has log-prob {logprobs[place]}: expected a log-prob (<= 0)")
         self._num_tokens = meta.completion_tokens
         spans = None
         if finish is not None:
             spans = _spans(meta, self._num_tokens)
         return Output(
-            token_ids=token_ids,
-            logprobs=[entry[0] for entry in entries],
+            token_ids=np.array(token_ids, dtype=np.int32),
+            logprobs=logprobs.astype(np.float32),
             server_version=parse_version(meta.weight_version),
             finish_reason=None if finish is None else finish.type,
             spans=spans,
@@ -204,39 +217,39 @@ class VersionTagger:
 
     def __init__(self, piece_tokens: int = 1) -> None:
         self._piece_tokens = piece_tokens
-        self._token_ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._num_given = 0
-        self._first_version: int | None = None
-
-    @property
-    def num_held(self) -> int:
+        self._held: list[Output] = []
+        self.num_held = 0
         """Tokens that were received and not given out yet."""
-        return len(self._token_ids)
+        self.num_given = 0
+        self.last_given: int | None = None
+        """The last token that was given out."""
+        self._first_version: int | None = None
 
     def push(self, output: Output, *, certain: bool) -> OutputPiece | None:
         """Take an output; return the tokens whose version is known now, or None. The last output always gives a piece."""
         if self._first_version is None:
             self._first_version = output.server_version
-        self._token_ids += output.token_ids
-        self._logprobs += output.logprobs
+        self._held.append(output)
+        self.num_held += len(output.token_ids)
         if output.spans is not None:
-            return self._give(version_runs(output.spans, self._num_given), output.finish_reason)
+            return self._give(version_runs(output.spans, self.num_given), output.finish_reason)
         # Another client may have updated the server: then a changed version shows it.
-        enough = len(self._token_ids) >= self._piece_tokens
+        enough = self.num_held >= self._piece_tokens
         if enough and certain and output.server_version == self._first_version:
-            return self._give([VersionRun(output.server_version, len(self._token_ids))], None)
+            return self._give([VersionRun(output.server_version, self.num_held)], None)
         return None
 
     def _give(self, runs: list[VersionRun], finish_reason: FinishReason | None) -> OutputPiece:
         piece = OutputPiece(
-            token_ids=np.array(self._token_ids, dtype=np.int32),
-            logprobs=np.array(self._logprobs, dtype=np.float32),
+            token_ids=np.concatenate([output.token_ids for output in self._held]),
+            logprobs=np.concatenate([output.logprobs for output in self._held]),
             version_runs=runs,
             finish_reason=finish_reason,
         )
-        self._num_given += len(self._token_ids)
-        self._token_ids, self._logprobs = [], []
+        self.num_given += self.num_held
+        if self.num_held:
+            self.last_given = int(piece.token_ids[-1])
+        self._held, self.num_held = [], 0
         return piece
 
 
@@ -252,6 +265,17 @@ def version_runs(spans: Sequence[tuple[int, int, int]], skip: int) -> list[Versi
         else:
             runs.append(VersionRun(version, num_tokens))
     return runs
+
+
+def first_runs(runs: Sequence[VersionRun], num_tokens: int) -> list[VersionRun]:
+    """The runs of the first ``num_tokens`` tokens."""
+    found: list[VersionRun] = []
+    for run in runs:
+        if num_tokens <= 0:
+            break
+        found.append(VersionRun(run.version, min(run.num_tokens, num_tokens)))
+        num_tokens -= run.num_tokens
+    return found
 
 
 def generate_fields(
@@ -293,15 +317,17 @@ def joint_body(fields: Sequence[dict[str, Any]]) -> bytes:
     return msgspec.json.encode({"stream": False, "return_logprob": True, **each})
 
 
-def true_reason(reason: FinishReason | None, given: list[int], sampling: SamplingParameters) -> FinishReason | None:
+def true_reason(
+    reason: FinishReason | None, num_given: int, last_given: int | None, sampling: SamplingParameters
+) -> FinishReason | None:
     """The reason behind an abort: SGLang lets it hide a stop token or the length limit reached in the same step.
 
     Asking for the rest after such an end would continue behind the stop token.
     """
-    if reason == "abort" and given:
-        if given[-1] in sampling.stop_token_ids:
+    if reason == "abort" and num_given:
+        if last_given in sampling.stop_token_ids:
             return "stop"
-        if len(given) >= sampling.max_new_tokens:
+        if num_given >= sampling.max_new_tokens:
             return "length"
     return reason
 

@@ -16,6 +16,7 @@ from gspo_services.rollout.episodes.log import Round
 from gspo_services.rollout.rendering import Renderer, create_renderer
 from gspo_services.rollout.sglang import Engine, GenerateRequest, OutputPiece
 from gspo_services.rollout.tokenizer import ChatTokenizer
+from gspo_services.rollout.tokens import TokenIds
 from tests.integration.conftest import SglangServer
 from tests.support.agent_episodes import LedgerBroker, an_episode, sampling_of, shared_of
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, reference_logprobs
@@ -118,8 +119,9 @@ async def test_a_prompt_that_is_rendered_again_is_caught(
 ) -> None:
     exact = Round.prompt_ids
 
-    def rendered_again(self: Round) -> list[int]:
-        return tokenizer.encode(tokenizer.decode(exact.fget(self)))  # type: ignore[attr-defined]
+    def rendered_again(self: Round) -> TokenIds:
+        text = tokenizer.decode(exact.fget(self).tolist())  # type: ignore[attr-defined]
+        return np.array(tokenizer.encode(text), dtype=np.int32)
 
     monkeypatch.setattr(Round, "prompt_ids", property(rendered_again))
     brokers = await played(sglang_server, tokenizer, 16)

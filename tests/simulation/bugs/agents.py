@@ -61,7 +61,7 @@ AGENTS = (
     Bug(
         name="a call that is continued begins again",
         module="gspo_services.rollout.episodes.sampler",
-        old="input_ids=[*part.prompt_ids, *part.action_ids]",
+        old="input_ids=np.concatenate([part.prompt_ids, part.action_ids])",
         new="input_ids=part.prompt_ids",
         invariants=(SAMPLED_ONCE,),
         weather=_rollouts_die_amid_calls(),
@@ -79,8 +79,8 @@ AGENTS = (
     Bug(
         name="the context of a call is rendered again after a restart",
         module="gspo_services.rollout.episodes.sampler",
-        old="input_ids=[*part.prompt_ids, *part.action_ids]",
-        new="input_ids=[*(shared.renderer.prompt_ids(live.request.messages) if part.action_ids else part.prompt_ids), "
+        old="input_ids=np.concatenate([part.prompt_ids, part.action_ids])",
+        new="input_ids=[*(shared.renderer.prompt_ids(live.request.messages) if len(part.action_ids) else part.prompt_ids), "
         "*part.action_ids]",
         invariants=(SAME_CONTEXT, ANSWERS),
         weather=_rollouts_die_amid_calls(),

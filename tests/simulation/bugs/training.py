@@ -180,8 +180,9 @@ TRAINING = (
     Bug(
         name="all tokens of a piece get its last version",
         module="gspo_services.rollout.environment_loop",
-        old="versions = [run.version for run in piece.version_runs for _ in range(run.num_tokens)]",
-        new="versions = [piece.version_runs[-1].version for run in piece.version_runs for _ in range(run.num_tokens)]",
+        old="trajectory.act(piece)",
+        new="trajectory.act(msgspec.structs.replace(piece, version_runs=["
+        "msgspec.structs.replace(run, version=piece.version_runs[-1].version) for run in piece.version_runs]))",
         invariants=("G4",),
         seed=4,
     ),

@@ -6,6 +6,7 @@ import pytest
 from gspo_protocol.messages import Segment, VersionRun
 from gspo_services.rollout.trajectory import Trajectory
 from tests.support.builders import a_lease, lease_arrays
+from tests.support.engines.pieces import a_piece
 from tests.support.episodes import a_new_lease, no_tokens
 
 
@@ -13,8 +14,8 @@ def test_a_chunk_holds_what_was_not_sent_yet_with_kinds_turns_and_versions() -> 
     trajectory = Trajectory(a_new_lease(), no_tokens())
     trajectory.state = {"turn": 0}
     trajectory.observe([11, 12, 13])
-    trajectory.act([21, 22], [-0.5, -0.25], [4, 4])
-    trajectory.act([23, 24, 25], [-1.0, -2.0, -3.0], [4, 5, 5])
+    trajectory.act(a_piece([21, 22], [-0.5, -0.25], (4, 2)))
+    trajectory.act(a_piece([23, 24, 25], [-1.0, -2.0, -3.0], (4, 1), (5, 2)))
     following = trajectory.next_chunk()
     assert following is not None
     chunk, arrays = following
@@ -34,7 +35,7 @@ def test_a_chunk_is_the_same_until_it_is_sent_and_the_next_begins_behind_it() ->
     assert first is not None
     assert again is not None
     assert first[0] == again[0]
-    trajectory.act([3], [-1.0], [1])
+    trajectory.act(a_piece([3], [-1.0], (1, 1)))
     trajectory.sent(first[0])
     assert trajectory.num_unsent == 1
     following = trajectory.next_chunk()
@@ -44,13 +45,29 @@ def test_a_chunk_is_the_same_until_it_is_sent_and_the_next_begins_behind_it() ->
     assert trajectory.next_chunk() is None
 
 
+def test_a_chunk_under_way_keeps_its_tokens_while_more_come() -> None:
+    trajectory = Trajectory(a_new_lease(), no_tokens())
+    trajectory.act(a_piece(range(200), [-1.0] * 200, (1, 200)))
+    following = trajectory.next_chunk()
+    assert following is not None
+    chunk, arrays = following
+    trajectory.act(a_piece(range(1000, 1400), [-2.0] * 400, (1, 400)))
+    assert chunk.num_tokens == 200
+    assert arrays["token_ids"].tolist() == list(range(200))
+    assert arrays["logprobs"].tolist() == [-1.0] * 200
+    trajectory.sent(chunk)
+    rest, arrays = trajectory.next_chunk() or pytest.fail("nothing to send")
+    assert (rest.segments, rest.version_runs) == ([Segment("action", 0, 400)], [VersionRun(1, 400)])
+    assert arrays["token_ids"].tolist() == list(range(1000, 1400))
+
+
 def test_turns_keep_their_tokens_apart_also_when_nothing_stands_between_them() -> None:
     trajectory = Trajectory(a_new_lease(), no_tokens())
-    trajectory.act([1, 2], [-1.0, -1.0], [1, 1])
+    trajectory.act(a_piece([1, 2], [-1.0, -1.0], (1, 2)))
     trajectory.turn_done = True
     trajectory.end_turn(0.5)
     assert not trajectory.turn_done
-    trajectory.act([3], [-1.0], [1])
+    trajectory.act(a_piece([3], [-1.0], (1, 1)))
     assert trajectory.action_ids == [3]
     following = trajectory.next_chunk()
     assert following is not None
@@ -62,7 +79,7 @@ def test_a_lease_with_tokens_goes_on_behind_them() -> None:
     trajectory = Trajectory(a_lease(turn_done=False), lease_arrays())
     assert trajectory.num_unsent == 0
     assert trajectory.action_ids == [7, 8, 9]
-    trajectory.act([42], [-0.125], [6])
+    trajectory.act(a_piece([42], [-0.125], (6, 1)))
     following = trajectory.next_chunk()
     assert following is not None
     chunk, arrays = following
@@ -80,7 +97,7 @@ def test_the_turn_of_a_resumed_trajectory_follows_from_the_rewards_it_has() -> N
 def test_a_token_without_its_logprob_or_version_is_refused() -> None:
     trajectory = Trajectory(a_new_lease(), no_tokens())
     with pytest.raises(ValueError, match="2 token ids, 1 log-probs and 2 versions"):
-        trajectory.act([1, 2], [-1.0], [1, 1])
+        trajectory.act(a_piece([1, 2], [-1.0], (1, 2)))
     assert trajectory.num_tokens == 0
 
 

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gspo_protocol.messages import VersionRun
@@ -19,12 +20,13 @@ TWO = Adapter(name="gspo-a-2-v5", version=5, base_version=1)
 
 
 def output(server_version: int, spans: list[tuple[int, int, int]] | None) -> Output:
-    return Output(token_ids=[3, 4], logprobs=[-1.0, -2.0], server_version=server_version, finish_reason=None, spans=spans)
+    token_ids, logprobs = np.array([3, 4], dtype=np.int32), np.array([-1.0, -2.0], dtype=np.float32)
+    return Output(token_ids=token_ids, logprobs=logprobs, server_version=server_version, finish_reason=None, spans=spans)
 
 
 def test_output_has_the_version_of_its_adapter() -> None:
     tagged = ONE.of_version(output(1, [(1, 0, 2)]))
-    assert (tagged.server_version, tagged.spans, tagged.token_ids) == (4, [(4, 0, 2)], [3, 4])
+    assert (tagged.server_version, tagged.spans, tagged.token_ids.tolist()) == (4, [(4, 0, 2)], [3, 4])
     assert ONE.of_version(output(1, None)).spans is None
 
 

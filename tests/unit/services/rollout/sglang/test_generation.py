@@ -1,6 +1,8 @@
 """The engine's answers, also nonsensical ones."""
 
 import json
+import re
+import struct
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +23,7 @@ from gspo_services.rollout.sglang.generation import (
     parse_version,
     version_runs,
 )
+from tests.support.engines.pieces import a_piece
 
 
 def event(token_ids: list[int], completion_tokens: int, *, finish: Any = None, **meta: Any) -> bytes:
@@ -43,8 +46,8 @@ def test_each_token_comes_out_once_whether_the_server_repeats_them_or_not(increm
     for start, end in ((0, 1), (1, 3), (3, 4)):
         sent = all_tokens[start:end] if incremental else all_tokens[:end]
         output = decoder.decode(event(sent, end, finish={"type": "length"} if end == 4 else None))
-        assert output.logprobs == [-0.5 * token for token in output.token_ids]
-        received += output.token_ids
+        assert output.logprobs.tolist() == [-0.5 * token for token in output.token_ids]
+        received += output.token_ids.tolist()
     assert received == all_tokens
     assert output.finish_reason == "length"
     assert output.spans == [(3, 0, 4)], "without spans the one version is taken for all tokens"
@@ -58,11 +61,28 @@ def test_the_last_token_that_sglang_repeats_when_a_queued_request_is_aborted_is_
     fields = json.loads(joined)
     fields["meta_info"]["output_token_logprobs"] = [[-float(token), token, None] for token in (6, 7, 5, 6, 7)]
     output = decoder.decode(json.dumps(fields).encode())
-    assert output.token_ids == [6, 7]
-    assert output.logprobs == [-6.0, -7.0]
+    assert output.token_ids.tolist() == [6, 7]
+    assert output.logprobs.tolist() == [-6.0, -7.0]
     again = OutputDecoder(incremental=True)
     again.decode(event([5, 6], 2))
-    assert again.decode(event([6], 2, finish={"type": "abort"})).token_ids == []
+    assert again.decode(event([6], 2, finish={"type": "abort"})).token_ids.tolist() == []
+
+
+def test_a_log_prob_is_rounded_to_float32_and_a_token_id_keeps_all_its_bits() -> None:
+    highest, logprob = 2**31 - 1, -0.1234567890123
+    given = OutputDecoder(incremental=True).decode(event([highest], 1, output_token_logprobs=[[logprob, highest, None]]))
+    assert (given.token_ids.dtype, given.logprobs.dtype) == (np.int32, np.float32)
+    assert given.token_ids.tolist() == [highest]
+    assert given.logprobs.tolist() == [struct.unpack("f", struct.pack("f", logprob))[0]]
+
+
+@pytest.mark.parametrize("logprob", [0.5, -4e38])
+def test_a_log_prob_that_cannot_be_one_is_named_with_its_place_among_all_tokens(logprob: float) -> None:
+    decoder = OutputDecoder(incremental=True)
+    decoder.decode(event([5, 6], 2))
+    sent = [[-1.0, 7, None], [logprob, 8, None], [0.25, 9, None]]
+    with pytest.raises(ValueError, match=re.escape(f"token 3 has log-prob {logprob}: expected a log-prob (<= 0)")):
+        decoder.decode(event([7, 8, 9], 5, output_token_logprobs=sent))
 
 
 @pytest.mark.parametrize(
@@ -122,8 +142,8 @@ def test_a_failure_of_the_server_is_not_a_refusal_of_the_request(payload: bytes)
 
 def output(token_ids: list[int], version: int, spans: list[tuple[int, int, int]] | None = None) -> Output:
     return Output(
-        token_ids=token_ids,
-        logprobs=[-1.0] * len(token_ids),
+        token_ids=np.array(token_ids, dtype=np.int32),
+        logprobs=np.full(len(token_ids), -1.0, dtype=np.float32),
         server_version=version,
         finish_reason=None if spans is None else "stop",
         spans=spans,
@@ -158,6 +178,26 @@ def test_small_pieces_wait_until_they_are_worth_sending() -> None:
     assert piece.token_ids.dtype == np.int32
     assert piece.logprobs.dtype == np.float32
     assert piece.token_ids.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_the_tagger_counts_what_it_gave_out_and_knows_the_last_token() -> None:
+    tagger = VersionTagger()
+    assert (tagger.num_given, tagger.last_given) == (0, None)
+    tagger.push(output([1, 2], 7), certain=True)
+    tagger.push(output([3], 7), certain=False)
+    assert (tagger.num_given, tagger.last_given, tagger.num_held) == (2, 2, 1)
+    tagger.push(output([], 7, spans=[(7, 0, 3)]), certain=False)
+    assert (tagger.num_given, tagger.last_given, tagger.num_held) == (3, 3, 0)
+
+
+def test_the_beginning_of_a_piece_has_its_log_probs_and_versions() -> None:
+    piece = a_piece([1, 2, 3, 4], [-1.0, -2.0, -3.0, -4.0], (7, 2), (8, 2))
+    first = piece.first(3)
+    assert (first.token_ids.tolist(), first.logprobs.tolist()) == ([1, 2, 3], [-1.0, -2.0, -3.0])
+    assert first.version_runs == [VersionRun(7, 2), VersionRun(8, 1)]
+    assert piece.first(2).version_runs == [VersionRun(7, 2)]
+    assert piece.first(0).version_runs == []
+    assert piece.first(9) is piece
 
 
 @given(lengths=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=8), skip=st.integers(0, 20))
