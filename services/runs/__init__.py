@@ -7,7 +7,7 @@ Scripts and notebooks start, watch and read them from here:
     run = Run.open("runs/arithmetic")
     print(run.evaluations()[-1].reward)
 
-See docs/guide/everyday/python.md.
+See docs/guide/python.md.
 
 The names are loaded when they are first asked for. They need the packages of a run (``pip install 'gspo[services]'``), and
 an import without these packages says so.
@@ -19,9 +19,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gspo_services.runs.metrics import BatchMetrics, HeldOut, RunEvent
     from gspo_services.runs.reading import RecordedGroup, RecordedTokens, RecordedTrajectory
-    from gspo_services.runs.record import HeldOut
-    from gspo_services.runs.scripting import BatchMetrics, RunEvent, RunFailed
+    from gspo_services.runs.scripting import RunFailed
     from gspo_services.runs.scripting import TrainingRun as Run
 
 __all__ = [
@@ -35,15 +35,15 @@ __all__ = [
     "RunFailed",
 ]
 
-_READING, _RECORD, _SCRIPTING = "gspo_services.runs.reading", "gspo_services.runs.record", "gspo_services.runs.scripting"
+_READING, _METRICS, _SCRIPTING = "gspo_services.runs.reading", "gspo_services.runs.metrics", "gspo_services.runs.scripting"
 _PLACES = {
-    "BatchMetrics": (_SCRIPTING, "BatchMetrics"),
-    "HeldOut": (_RECORD, "HeldOut"),
+    "BatchMetrics": (_METRICS, "BatchMetrics"),
+    "HeldOut": (_METRICS, "HeldOut"),
     "RecordedGroup": (_READING, "RecordedGroup"),
     "RecordedTokens": (_READING, "RecordedTokens"),
     "RecordedTrajectory": (_READING, "RecordedTrajectory"),
     "Run": (_SCRIPTING, "TrainingRun"),
-    "RunEvent": (_SCRIPTING, "RunEvent"),
+    "RunEvent": (_METRICS, "RunEvent"),
     "RunFailed": (_SCRIPTING, "RunFailed"),
 }
 

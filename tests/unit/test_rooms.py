@@ -55,6 +55,7 @@ OPEN = {
     "gspo_services.runs.eval",
     "gspo_services.shared.runtime",
     "gspo_services.tasks.reward_worker",
+    "gspo_services.tasks.worker",
 }
 """Taken by the piece: a door would load what a command or a worker process must not wait for."""
 

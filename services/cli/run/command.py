@@ -14,6 +14,7 @@ from gspo_services.cli.run.plot import write_plot
 from gspo_services.cli.run.processes import process_specs, tracker_specs
 from gspo_services.cli.run.report import summary_table
 from gspo_services.cli.run.supervisor import ProcessSpec, Supervisor
+from gspo_services.prepare.ports import PortClaims, moved_ports
 from gspo_services.runs.metrics import read_metrics
 from gspo_services.shared.placement import machine_of, placement_of, require_pythons
 from gspo_services.shared.runtime.clock import Clock, MonotonicClock

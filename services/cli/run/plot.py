@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gspo_services.runs.metrics import RunMetrics, SetScores, column, known, mean, quantile, rolling, window
+from gspo_services.runs.plot_style import BLUE, DPI, GREEN, GREY, ORANGE, PURPLE, RED, STYLE
 from gspo_services.shared.runtime.plain_text import one_line
 
 PLOT_FILE: Final = "plot.png"
@@ -22,11 +23,6 @@ EVENTS: Final = (
     ("dropped", "groups dropped", "v", ORANGE), ("set_aside", "batch set aside", "X", RED),
     ("again", "batch trained again", "o", PURPLE), ("released", "batches released", "^", GREEN),
 )  # fmt: skip
-
-
-def colour_of(place: int) -> str:
-    """The colour of the curve at ``place``; after the sixth they begin anew."""
-    return (BLUE, ORANGE, GREEN, RED, PURPLE, GREY)[place % 6]
 
 
 def write_plot(recorded: RunMetrics) -> Path:
@@ -152,9 +148,6 @@ def _length(axes: Any, recorded: RunMetrics) -> None:
     axes.set_title("Answer length (tokens)")
     index, batches = _index(recorded), recorded.batches
     means = column(batches, "length/mean")
-    if not known(means):  # Of an earlier release.
-        tokens, answers = column(batches, "num_action_tokens"), column(batches, "num_trajectories")
-        means = [number / count if count else math.nan for number, count in zip(tokens, answers, strict=True)]
     p95, longest = column(batches, "length/p95"), column(batches, "length/max")
     if known(p95):
         axes.fill_between(index, rolling(means, mean), rolling(p95, mean), color=BLUE, alpha=0.14, linewidth=0)

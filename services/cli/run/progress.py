@@ -45,7 +45,7 @@ class RunProgress:
         return median(steps) * left if len(steps) >= 2 and left > 0 else None
 
     def lengths(self) -> str:
-        """The lengths of the last batch's answers; empty before the first, and in runs of an earlier release."""
+        """The lengths of the last batch's answers; empty before the first."""
         average, p95, longest, cut_off = (
             number(self.last_batch, f"length/{name}") for name in ("mean", "p95", "max", "cut_off")
         )

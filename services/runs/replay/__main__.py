@@ -199,7 +199,7 @@ def _train(plan: Plan) -> None:
     recorded = None
     if os.environ.get("RANK", "0") == "0":
         run = RecordedRun(plan.source, plan.settings, rescheduled=plan.rescheduled)
-        recorded = RecordedBroker(run, plan.end, plan.out / RECORD_FILE, stop, _show)
+        recorded = RecordedBroker(run, plan.end, plan.out / METRICS_FILE, stop, _show)
     engine = LearnerEngine.create(
         plan.settings.model.path, engine_settings_of(plan.settings, "cuda" if torch.cuda.is_available() else "cpu")
     )
