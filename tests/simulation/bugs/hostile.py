@@ -35,6 +35,7 @@ HOSTILE = (
         old="self.level - passed * quota.forgiven_per_s",
         new="self.level",
         invariants=("honest peers are not limited", "liveness"),
+        seed=2,
     ),
     Bug(
         name="nothing is held against a peer",
@@ -43,6 +44,7 @@ HOSTILE = (
         new="level.level += 0",
         invariants=("a liar is limited",),
         weather=A_HOSTILE_PEER,
+        seed=1,
     ),
     Bug(
         name="a token older than its lease is taken",
@@ -51,6 +53,7 @@ HOSTILE = (
         new="if False:",
         invariants=("G4 an engine's versions do not go back",),
         weather=A_HOSTILE_PEER,
+        seed=1,
     ),
     Bug(
         name="operators have no places of their own",
@@ -75,5 +78,6 @@ HOSTILE = (
         new="            pass\n",
         invariants=("no process ends by itself", "no error", "no peer"),
         weather=tuple(Event(at=at, kind="rewards_fail", seconds=8.0, amount=0.5) for at in (0.5, 10.0)),
+        seed=1,
     ),
 )

@@ -14,6 +14,7 @@ PARTS = (
         new='return "" if digest else',
         invariants=("G1 nothing acknowledged is lost", "G4", "no process ends by itself", "no error is lost"),
         weather=DAMAGE,
+        seed=1,
         part_tokens=4,
     ),
     Bug(
@@ -32,6 +33,7 @@ PARTS = (
         new="        return\n",
         invariants=("liveness",),
         weather=(Event(at=0.0, kind="loss", seconds=30.0, amount=0.2),),
+        seed=3,
         part_tokens=4,
     ),
     Bug(

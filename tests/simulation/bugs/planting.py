@@ -29,7 +29,7 @@ class Bug:
     invariants: tuple[str, ...]
     weather: tuple[Event, ...] = ()
     seed: int = 0
-    """The first seed to try."""
+    """The first seed that shows it: a change of the services may need another one (``test_a_planted_bug_is_found``)."""
     agents: Agents = ""
     """Whether agents play the episodes (``Plan.agents``)."""
     reads_clock: bool = False

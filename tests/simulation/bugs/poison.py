@@ -59,5 +59,6 @@ POISON = (
         new="                    former.prompt + 1,\n",
         invariants=("G2 no prompt",),
         weather=_poison("raises", *(Event(at=at, kind="release") for at in (8.0, 14.0, 20.0))),
+        seed=3,
     ),
 )

@@ -45,7 +45,7 @@ SAMPLING = (
         old="*state.sift(row.group_id)]",
         new="*(state.sift(row.group_id) if row.trajectory_id % 3 else [])]",
         invariants=(SIFTED,),
-        seed=58,
+        seed=64,
     ),
     Bug(
         name="a task that rests is sampled",
@@ -70,5 +70,6 @@ SAMPLING = (
         old="if num_silent >= self._after_groups:",
         new="if num_silent > self._after_groups:",
         invariants=(RESTS,),
+        seed=2,
     ),
 )
