@@ -32,7 +32,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-calculator demo-agent demo-code demo-verifiers demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
 	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-sandbox bench-pipeline bench-trl bench-weights bench-parts \
-	bench-stalls bench-fleet test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-adapters test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
+	bench-stalls bench-fleet test lint types contracts unit test-demo test-wheel test-parity test-adapters test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
 	gpu-report gpu-pack setup-gpu lock-gpu \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images sbom chart push-chart push-manifests clean
 
@@ -161,7 +161,10 @@ bench-stalls: setup ## how long training waits when it publishes and saves; 2 mi
 bench-weights: setup ## weight updates: bytes of deltas, rates, egress to 32 rollouts, the pause of generation
 	$(BIN)/python -m benchmarks.weight_updates
 
-test: lint types contracts unit ## set up and run lint, types, import contracts and all fast tests
+# Types and contracts are checked beside the tests, which leave a core free while they wait for processes. Each prints its output
+# when it has ended.
+test: lint ## set up and run lint, types, import contracts and all fast tests
+	+@$(MAKE) --no-print-directory --output-sync=target --jobs=3 types contracts unit
 
 lint: setup
 	$(BIN)/ruff check .
@@ -173,19 +176,17 @@ types: setup
 contracts: setup
 	$(BIN)/lint-imports --no-cache
 
-# Two sessions side by side, because tests of processes mostly wait. Each prints its output when it has ended.
-UNMARKED := not demo and not packaging and not parity and not adapters and not view and not trackers and not sandbox and not deploy and not monitoring and not pods and not faults and not ranks and not gpu
+# Marked tests belong to the targets below; folders that hold no others are not in `testpaths` of pyproject.toml.
+UNMARKED := not (demo or packaging or parity or adapters or view or trackers or sandbox or deploy or monitoring or pods or faults or ranks or gpu)
+# A worker for each core, up to eight: more would only import everything once more.
+WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores : 8)))
+# Their hundreds of processes must not compile the project again each time.
+unit: export PYTHONDONTWRITEBYTECODE =
 unit: setup
-	+@$(MAKE) --no-print-directory --output-sync=target --jobs=2 unit-alone unit-processes
-
-unit-alone:
-	$(BIN)/python -m pytest -m "$(UNMARKED)" --ignore=tests/integration
-
-unit-processes:
-	$(BIN)/python -m pytest -m "$(UNMARKED)" tests/integration
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup --no-loadscope-reorder -m "$(UNMARKED)"
 
 test-demo: setup models/tiny/config.json models/tools/config.json models/programs/config.json ## whole demo runs: three seeds, and kills of each process
-	$(BIN)/python -m pytest -m demo
+	$(BIN)/python -m pytest -m demo tests/demo
 
 test-wheel: setup ## the built wheel: the loss with only torch, a whole run inside a user's project; needs the package index
 	TORCH="$(TORCH)" $(BIN)/python -m pytest -m packaging tests/packaging
@@ -266,7 +267,7 @@ test-pods: setup models/tiny/config.json ## the demo and its scaling as on Kuber
 
 test-monitoring: setup models/tiny/config.json ## every alert fires, in promtool and on a real Prometheus with the fault injected; needs prometheus
 	@command -v promtool >/dev/null || { echo "promtool not found: install Prometheus (Debian: apt-get install prometheus)"; exit 1; }
-	$(BIN)/python -m pytest -m monitoring tests/monitoring
+	$(BIN)/python -m pytest -m monitoring tests/monitoring tests/unit/benchmarks/test_autoscaling_signal.py
 
 test-soak: setup ## 5,000 simulated runs in all weathers, on all cores
 	$(BIN)/python -m tests.simulation --seeds 0..5000 --jobs $(shell nproc)

@@ -15,6 +15,7 @@ pytest_plugins = [
     "tests.support.processes.leftovers",
     "tests.support.processes.session_logging",
     "tests.support.postgres.fixtures",
+    "tests.support.workers.order",
 ]
 
 # The same examples every time, however slow the machine: what fails is what the last change brought. Random search has

@@ -3,6 +3,9 @@
 The tests have a temporary folder of their own (``tmp_path`` stays where pytest keeps it). It is in their processes'
 environment, which tells these from all others. SGLang's files in /dev/shm do not name their owner: they are checked only
 when no other server was on the machine.
+
+With ``pytest -n`` each worker has a folder of its own inside the session's, looks for what its tests left, and tells the
+session, which fails. The session itself looks once more when its workers have ended: one that was killed has told nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-PATIENCE_S = 10.0
-"""Time for processes that are about to end."""
+PATIENCE_S = float(os.environ.get("GSPO_TEST_PATIENCE_S", "10"))
+"""Time for processes that are about to end. The plugin's own tests leave some on purpose, and shorten it."""
 SHARED = Path("/dev/shm")
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Python's own processes, which end with pytest."""
@@ -29,12 +33,14 @@ KERNEL_THREADS = 2
 """The process that is the parent of all others without a program."""
 before_key = pytest.StashKey["Before"]()
 found_key = pytest.StashKey[list[str]]()
+REPORT = "gspo_leftovers"
+"""Under this name a worker sends its lines to the session."""
 
 
 class Before:
     """What was there when the session began."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: str | None) -> None:
         # The folders for tmp_path and for what is compiled once and shared stay where they are.
         self.variables = {
             "PYTEST_DEBUG_TEMPROOT": os.environ.get("PYTEST_DEBUG_TEMPROOT"),
@@ -46,7 +52,7 @@ class Before:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{everybodys}/torchinductor_{os.getuid()}")
         # Python makes a folder for its processes and removes it when this one ends. Make it now, so that it is not in ours.
         multiprocessing.util.get_temp_dir()
-        self.directory = Path(tempfile.mkdtemp(prefix="gspo-tests-"))
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{worker or 'gspo-tests'}-"))
         _use(str(self.directory))
         self.shared = set(_shared_files())
         self.is_alone = not _has_servers()
@@ -62,19 +68,30 @@ class Before:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[before_key] = Before()
+    config.stash[before_key] = Before(_worker(config))
+    config.stash[found_key] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker has ended. Its output is absent when it was killed."""
+    report = getattr(node, "workeroutput", {}).get(REPORT, [])
+    node.config.stash[found_key] += [f"{line} (worker {node.gateway.id})" for line in report]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    found = leftovers(session.config.stash[before_key])
-    session.config.stash[found_key] = found
-    if found and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+    config = session.config
+    found = config.stash[found_key]
+    found += leftovers(config.stash[before_key])
+    if _worker(config) is not None:
+        config.workeroutput[REPORT] = found  # type: ignore[attr-defined]
+    elif found and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    found = config.stash.get(found_key, [])
+    found = config.stash[found_key]
     if found:
         terminalreporter.section("the tests left behind", red=True)
         for line in found:
@@ -83,6 +100,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[before_key].restore()
+
+
+def _worker(config: pytest.Config) -> str | None:
+    """The name of this worker of ``pytest -n``; None in the session itself."""
+    return getattr(config, "workerinput", {}).get("workerid")
 
 
 def leftovers(before: Before) -> list[str]:
