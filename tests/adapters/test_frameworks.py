@@ -6,14 +6,12 @@ from typing import Any
 import pytest
 
 from gspo_services.rollout.endpoint import CallAnswer, CallRequest, ToolCall
+from tests.adapters.framework_examples import EXAMPLES, TASK
 from tests.adapters.played import ROOT, Dialogue, calls_tool, roles, says, stage
 from tests.support.agent_pools import ListJournal
 from tests.support.scripted_episodes import answer
 
 pytestmark = [pytest.mark.adapters, pytest.mark.timeout(1200)]
-
-EXAMPLES = ["examples.openai_agents_agent:solve", "examples.langgraph_agent:solve"]
-TASK = {"question": "fig*7", "prices": {"fig": 31, "hat": 90}, "answer": "217"}
 
 
 def seller(request: CallRequest) -> CallAnswer:

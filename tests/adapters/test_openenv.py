@@ -2,16 +2,13 @@
 
 import asyncio
 import json
-import os
-import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from gspo_services.rollout.endpoint import CallAnswer, CallRequest
-from tests.adapters.played import PYTHONS, ROOT, Dialogue, roles, says, stage
+from tests.adapters.guessing import guess_server, number_of
+from tests.adapters.played import Dialogue, roles, says, stage
 from tests.support.scripted_episodes import answer
 
 pytestmark = [pytest.mark.adapters, pytest.mark.timeout(1200)]
@@ -19,26 +16,8 @@ pytestmark = [pytest.mark.adapters, pytest.mark.timeout(1200)]
 SOLVE = "gspo.tasks.integrations.openenv:solve"
 
 
-@asynccontextmanager
-async def guess_server(num_sessions: int) -> AsyncIterator[str]:
-    """The address of a running server."""
-    program = [str(PYTHONS / "agents/bin/python"), str(ROOT / "tests/adapters/guess_server.py"), str(num_sessions)]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE, env=environment)
-    try:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(await process.stdout.readline())}"
-    finally:
-        process.kill()
-        await process.wait()
-
-
 def task(url: str, seed: int = 0, **options: Any) -> dict[str, Any]:
     return {"openenv": {"url": url, "observation_field": "text", **options}, "reset": {"seed": seed}}
-
-
-def number_of(seed: int) -> int:
-    return random.Random(seed).randrange(10)
 
 
 def searcher(request: CallRequest) -> CallAnswer:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gspo_services.shared.runtime.lifecycle import module_command
+from tests.adapters.guessing import guess_server, number_of
 from tests.adapters.played import PYTHONS, ROOT, Dialogue, says, stage
-from tests.adapters.test_openenv import guess_server, number_of
-from tests.adapters.test_verifiers import SOLVE
+from tests.adapters.verifiers_rows import SOLVE
 
 pytestmark = [pytest.mark.adapters, pytest.mark.timeout(1200)]
 

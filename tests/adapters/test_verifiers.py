@@ -7,27 +7,16 @@ from typing import Any
 import pytest
 
 from gspo_services.rollout.endpoint import CallAnswer, CallRefused, CallRequest
-from tests.adapters.played import ROOT, Dialogue, calls_tool, roles, says, stage
+from tests.adapters.played import Dialogue, calls_tool, roles, says, stage
+from tests.adapters.verifiers_rows import SOLVE, SYSTEM, TASKSETS, odd
 from tests.support.scripted_episodes import answer
 
 pytestmark = [pytest.mark.adapters, pytest.mark.timeout(1200)]
-
-SOLVE = "gspo.tasks.integrations.verifiers:solve"
-TASKSETS = {"PYTHONPATH": f"{ROOT}/tests/adapters/tasksets:{ROOT}/examples/verifiers_sums"}
-SYSTEM = "You sell things."
 
 
 def sums(problem: str = "12+7=", right: str = "19", **env: Any) -> dict[str, Any]:
     """A row of the example's taskset."""
     return {"env": {"taskset": {"id": "verifiers_sums"}, **env}, "task": {"idx": 0, "prompt": problem, "answer": right}}
-
-
-def odd(kind: str, prompt: str | None = "Go on.", **env: Any) -> dict[str, Any]:
-    """A row of ``tests/adapters/tasksets/odd_tasks_vf.py``."""
-    return {
-        "env": {"taskset": {"id": "odd_tasks_vf"}, **env},
-        "task": {"idx": 0, "prompt": prompt, "system_prompt": SYSTEM, "kind": kind},
-    }
 
 
 async def test_an_episode_has_the_rewards_of_the_environment_by_name_and_with_its_weights() -> None:

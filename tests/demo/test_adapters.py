@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gspo_services.prepare.tiny_models.tiny import make_tiny_model
-from tests.integration.run.test_whole_run import assert_replayed_bit_for_bit
 from tests.support.broker.ledger_audit import audit
 from tests.support.processes.run_process import REPOSITORY, RunProcess
+from tests.support.runs.replayed import assert_replayed_bit_for_bit
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(1800)]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gspo_services.runs.backup import back_up, restore
-from tests.demo.test_faults import multi_turn_run
 from tests.support.broker.ledger_audit import audit
+from tests.support.runs.multi_turn import multi_turn_run
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(1500)]
 SETTINGS = ("run.num_batches=10", "broker.num_brokers=2", "broker.keep_batches=2", "learner.checkpoint_every_batches=2")

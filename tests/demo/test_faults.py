@@ -10,25 +10,11 @@ import pytest
 from gspo_services.broker.store import reading
 from tests.support.broker.ledger_audit import audit
 from tests.support.postgres.fixtures import SynchronousDatabase
-from tests.support.processes.run_process import REPOSITORY, RunProcess
+from tests.support.runs.multi_turn import multi_turn_run
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(1500)]
-MODEL = REPOSITORY / "models" / "tiny"
 MANY = 8
 """Some of them end between the look and the kill."""
-
-
-def multi_turn_run(directory: Path, *overrides: str) -> RunProcess:
-    """Several turns and small chunks, so that a kill meets trajectories with acknowledged tokens."""
-    return RunProcess(
-        REPOSITORY / "examples/calculator.toml",
-        directory,
-        f"model.path={MODEL}",
-        "rollout.chunk_tokens=4",
-        "broker.lease_s=5",
-        "evaluation.num_tasks=32",
-        *overrides,
-    )
 
 
 def num_begun(directory: Path, rollout: str) -> int:

@@ -9,7 +9,7 @@ import pytest
 from gspo_services.runs import BatchMetrics, HeldOut, Run
 from tests.support.processes.ports import free_ports
 from tests.support.processes.run_process import REPOSITORY
-from tests.unit.docs.test_python_guide import shown
+from tests.support.python_guide import shown
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(900)]
 

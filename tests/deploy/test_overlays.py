@@ -6,15 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy import pods, program, references, schemas
-from tests.deploy.cluster import Check, Cluster, Object
+from tests.deploy.checks import CHECKS
+from tests.deploy.cluster import Cluster, Object
 from tests.deploy.conftest import VARIANTS
 from tests.deploy.kustomizations import lost_patches
 
 pytestmark = pytest.mark.deploy
-CHECKS: dict[str, Check] = {
-    check.__name__: check for module in (schemas, references, pods, program) for check in module.CHECKS
-}
 Rendered = Callable[[str], tuple[Path, list[Object]]]
 
 

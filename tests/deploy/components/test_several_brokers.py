@@ -11,10 +11,10 @@ import yaml
 
 from gspo_services.prepare.cluster_check import faults_of
 from gspo_services.prepare.cluster_check.model import read_manifests
+from tests.deploy.checks import CHECKS
 from tests.deploy.cluster import K8S, Cluster, Object, render
 from tests.deploy.edits import container, edit_config
 from tests.deploy.kustomizations import FILE, lost_patches
-from tests.deploy.test_overlays import CHECKS
 
 pytestmark = pytest.mark.deploy
 OWN = 'endpoint = "tcp://broker-{broker}.broker:'

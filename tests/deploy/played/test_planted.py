@@ -8,9 +8,9 @@ import pytest
 from gspo_services.prepare.cluster_check import CHECKS, Check, ClusterFault, ClusterModel, faults_of
 from tests.deploy.cluster import Cluster, Object
 from tests.deploy.conftest import VARIANTS
+from tests.deploy.mistakes import MISTAKES
 from tests.deploy.object_mistakes import OBJECT_MISTAKES
 from tests.deploy.played.planted import PLANTED
-from tests.deploy.test_mistakes import MISTAKES
 
 pytestmark = pytest.mark.deploy
 FOUND_OF_THE_OTHERS = 55

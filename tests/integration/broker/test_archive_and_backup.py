@@ -10,7 +10,7 @@ import zmq.asyncio
 from gspo_protocol.messages import Checkpointed, Resume, Trained
 from gspo_services.runs.audit.audit import audit_run
 from gspo_services.runs.backup import back_up, list_backups, restore
-from tests.integration.broker.test_broker_service import RUN_TIMEOUT_S, rows_of_batches
+from tests.support.broker.batch_rows import RUN_TIMEOUT_S, rows_of_batches
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout, running
 from tests.support.broker.process import BrokerProcess, broker_process, eventually
 from tests.support.processes.small_run import write_checkpoint

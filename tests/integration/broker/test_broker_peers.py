@@ -14,7 +14,7 @@ from gspo_protocol.codec import decode, encode
 from gspo_protocol.limits import MAX_FRAME_BYTES, PROTOCOL_VERSION
 from gspo_protocol.messages import Ack, Heartbeat, Hello, Published, Refused, Status, StatusRequest, StopRequest, Welcome
 from gspo_services.shared.net.channel import DealerChannel
-from tests.integration.broker.test_broker_service import RUN_TIMEOUT_S
+from tests.support.broker.batch_rows import RUN_TIMEOUT_S
 from tests.support.broker.peers import ScriptedLearner
 from tests.support.broker.process import BrokerProcess, broker_process
 

@@ -12,36 +12,18 @@ import zmq.asyncio
 from gspo_protocol.channels import BATCH
 from gspo_protocol.messages import Heartbeat, Published
 from gspo_protocol.sessions import session_tag
-from gspo_services.broker.rows import TrajectoryRow
-from gspo_services.broker.store.store import Store
 from gspo_services.shared.net.peer import PeerClient
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.errors import ReplacedError, flatten
-from tests.support.broker.peers import PROMPT_TOKENS, ScriptedLearner, ScriptedRollout, logprobs_of, tokens_of
+from tests.support.broker.batch_rows import RUN_TIMEOUT_S, rows_of_batches
+from tests.support.broker.peers import PROMPT_TOKENS, ScriptedLearner, ScriptedRollout, tokens_of
 from tests.support.broker.process import BrokerDidNotStart, BrokerProcess, broker_process, eventually, scraped
 from tests.support.wire.keys import counted
 from tests.support.wire.zmq_ends import a_client
 
-RUN_TIMEOUT_S = 120.0
-
 
 async def last_batch_at(broker: BrokerProcess) -> float:
     return counted((await broker.http("/metrics"))[1], "gspo_broker_last_batch_timestamp_seconds")
-
-
-def rows_of_batches(broker: BrokerProcess, num_batches: int) -> list[list[TrajectoryRow]]:
-    """Every batch on disk, its tokens checked against what the scripted rollouts generate."""
-    found = []
-    fingerprint = broker.last("broker_started")["fingerprint"]
-    with Store(broker.run_directory / "ledger.sqlite3", fingerprint=fingerprint, run_id="") as store:
-        for index in range(num_batches):
-            _, items = store.batch(index)
-            for row, payload in items:
-                length = row.num_tokens
-                assert payload.token_ids.tolist() == tokens_of(row.trajectory_id, length).tolist()
-                assert payload.logprobs.tolist() == logprobs_of(row.trajectory_id, length).tolist()
-            found.append([row for row, _ in items])
-    return found
 
 
 async def test_a_run_end_to_end(tmp_path: Path, context: zmq.asyncio.Context) -> None:

@@ -9,7 +9,7 @@ import zmq.asyncio
 
 from gspo_services.broker.store import LEDGER_FILE
 from gspo_services.runs.audit import audit_run
-from tests.integration.broker.test_doctor_and_stop import ALONE, command
+from tests.support.broker.commands import ALONE, command
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import BrokerProcess, broker_process, scraped
 from tests.support.wire.zmq_ends import in_background

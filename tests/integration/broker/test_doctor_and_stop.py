@@ -4,18 +4,10 @@ import asyncio
 import socket
 from pathlib import Path
 
-from tests.integration.run.test_command import gspo
+from tests.support.broker.commands import ALONE, command
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import broker_process
 from tests.support.wire.zmq_ends import in_background, zmq_context
-
-ALONE = {"rollout": {"num_servers": 0, "metrics_port": 0}, "learner": {"metrics_port": 0}}
-
-
-async def command(*words: str) -> tuple[int, str]:
-    done = await asyncio.to_thread(gspo, *words)
-    assert "Traceback" not in done.stderr
-    return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
 async def test_the_doctor_names_the_missing_processes_and_then_that_the_broker_is_gone(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from gspo_protocol.messages import (
     Welcome,
 )
 from gspo_protocol.sessions import new_session, session_tag
-from tests.integration.wire.test_security import answer, ask, connection, secured_broker
 from tests.support.broker.process import scraped
 from tests.support.wire.keys import make_keys, security_of
+from tests.support.wire.secured import answer, ask, connection, secured_broker
 
 
 def a_hello(role: Role, peer: str, session: str) -> Hello:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from gspo_services.runs.audit import audit_run
-from tests.integration.broker.test_doctor_and_stop import ALONE, command
+from tests.support.broker.commands import ALONE, command
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import BrokerProcess, broker_process
 from tests.support.processes.ports import free_ports

@@ -18,8 +18,8 @@ from gspo_services.shared.net import RouterChannel
 from gspo_services.shared.net.channel import DealerChannel
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.telemetry import Health
-from tests.integration.wire.test_security import ask
 from tests.support.broker.ledger import LedgerHarness
+from tests.support.wire.secured import ask
 from tests.support.wire.zmq_ends import ANY_PORT
 
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from gspo_services.rollout.sglang.client import Engine
 from tests.integration.conftest import SglangServer
-from tests.integration.rollout.test_logprob_agreement import TOLERANCE as SERVED_TOLERANCE
-from tests.integration.rollout.test_logprob_agreement import load
+from tests.support.engines.agreement import TOLERANCE as SERVED_TOLERANCE
+from tests.support.engines.agreement import load
 from tests.support.engines.prompt_logprobs import prompt_logprobs
 from tests.support.learner.parallel_jobs import (
     RESUMED_STEPS,

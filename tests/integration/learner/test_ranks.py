@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from gspo_services.learner.start.ranks import Node, run_ranks
-from tests.integration.run.test_supervisor import PATIENCE_S, Pipe
+from tests.support.processes.supervised import PATIENCE_S, Pipe
 
 LAUNCH = (
     "import sys; from gspo_services.learner.start.ranks import run_ranks; "

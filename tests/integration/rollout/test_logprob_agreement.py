@@ -16,11 +16,11 @@ from gspo.model.policy import load_policy, prepare_policy
 from gspo_services.rollout.sglang.client import Engine
 from gspo_services.rollout.sglang.generation import GenerateRequest, SamplingParameters
 from tests.integration.conftest import SglangServer
+from tests.support.engines.agreement import TOLERANCE, load
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, checkpoint_tensors
 from tests.support.policy.forward import logprobs_of
 from tests.support.wire.engine_files import write_safetensors
 
-TOLERANCE = 2e-5
 CAUGHT = 100 * TOLERANCE
 PROMPTS = ([10, 20, 30, 40], [7, 9], [100, 101, 102, 103, 104, 105, 106])
 
@@ -31,12 +31,6 @@ async def engine(sglang_server: SglangServer) -> AsyncIterator[Engine]:
     async with Engine(sglang_server.url, vocab_size=TINY_VOCAB_SIZE, chunk_tokens=16) as client:
         yield client
         await load(client, sglang_server.base, 0)
-
-
-async def load(engine: Engine, checkpoint: Path, version: int) -> None:
-    await engine.pause("retract")
-    await engine.update_weights_from_disk(checkpoint, version)
-    await engine.resume()
 
 
 async def sampled(engine: Engine, temperature: float) -> list[TrainSequence]:

@@ -21,17 +21,12 @@ from gspo_services.cli.run.supervisor import ProcessSpec, Supervisor
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.console import PlainConsole
 from gspo_services.shared.settings.sections import Broker, Settings
+from tests.support.cli.statuses import a_status
+from tests.support.cli.typed import ROOT, gspo
 from tests.support.processes.small_run import write_small_run
 from tests.support.wire.zmq_ends import ScriptedEnd, in_background, zmq_context
-from tests.unit.services.cli.run.test_display import a_status
 
-ROOT = Path(__file__).parents[3]
 HEAVY = ("torch", "transformers", "deepspeed", "sglang", "matplotlib", "safetensors", "pyarrow", "aiohttp", "sqlite3")
-
-
-def gspo(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gspo_services.cli.main", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
 
 
 def imported_by(code: str) -> set[str]:

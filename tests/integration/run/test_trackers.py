@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from gspo_services.cli.run.supervisor import MAX_RESTARTS, ProcessSpec
-from tests.integration.run.test_supervisor import PATIENCE_S, Pipe, pipe, spec, supervised
 from tests.support.processes.evaluated_run import write_evaluated_run
+from tests.support.processes.supervised import PATIENCE_S, Pipe, pipe, spec, supervised
 
 __all__ = ["pipe"]
 

@@ -1,8 +1,5 @@
 """The whole system once: ``gspo run`` with keys, two brokers, real SGLang, a learner of two ranks, pages, report, export."""
 
-import json
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from gspo_services.prepare.tiny_models.tiny import make_tiny_model
 from gspo_services.rollout.sglang.server import load_files
 from tests.support.broker.ledger_audit import audit
 from tests.support.processes.run_process import REPOSITORY, RunProcess
+from tests.support.runs.replayed import assert_replayed_bit_for_bit
 from tests.support.wire.keys import counted, make_keys, secrets_in
 
 pytestmark = pytest.mark.timeout(1800)
@@ -36,32 +34,6 @@ def samples(port: int) -> dict[str, float]:
         for sample in family.samples:
             values[sample.name] = values.get(sample.name, 0.0) + sample.value
     return values
-
-
-def assert_replayed_bit_for_bit(directory: Path, again: Path) -> None:
-    """From the checkpoint after two batches, the last two give the weights that the run published, saved and exported."""
-    command = [
-        sys.executable,
-        "-m",
-        "gspo_services.runs.replay",
-        str(directory),
-        "--from-checkpoint",
-        "2",
-        "--out",
-        str(again),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads((again / "replay.json").read_text())["weights"] == {"2": "same", "3": "same", "4": "same"}
-    saved = [json.loads((root / last_checkpoint(root) / "checkpoint.json").read_text()) for root in (directory, again)]
-    assert saved[0]["weights_digest"] == saved[1]["weights_digest"]
-    assert saved[0]["state"]["mismatch"] == saved[1]["state"]["mismatch"]
-    exported = [(root / "export" / "model.safetensors").read_bytes() for root in (directory, again)]
-    assert exported[0] == exported[1]
-
-
-def last_checkpoint(root: Path) -> str:
-    return "checkpoints/" + (root / "checkpoints" / "latest").read_text().strip()
 
 
 def test_a_run_with_two_brokers_and_two_learner_ranks_trains_evaluates_reports_and_exports(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ import zmq.asyncio
 from gspo_protocol.channels import WORK
 from gspo_protocol.limits import PAUSE_S
 from gspo_services.shared.net import Security
-from tests.integration.wire.test_security import secured_broker
 from tests.support.broker.process import BrokerProcess, scraped
 from tests.support.wire.attacks import MIB, STUCK_S, Memory, in_thread
 from tests.support.wire.curve import CurvePeer
 from tests.support.wire.keys import make_keys, security_of
+from tests.support.wire.secured import secured_broker
 from tests.support.wire.zmq_ends import a_client, in_background
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts what connections receive")

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from gspo_protocol.channels import BATCH, WEIGHTS, WORK, ChannelSpec
 from gspo_protocol.limits import PROTOCOL_VERSION
-from gspo_protocol.messages import Heartbeat, Hello, Message, Pulse, Refused, Role, Welcome
+from gspo_protocol.messages import Heartbeat, Hello, Pulse, Refused, Role, Welcome
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.weights.server import WeightServer
 from gspo_services.learner.weights.snapshot import SnapshotStore
@@ -27,11 +27,10 @@ from gspo_services.shared.net.security import Security
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.errors import EndpointError, ServiceError, flatten
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
-from tests.support.broker.process import BrokerProcess, broker_process, scraped
+from tests.support.broker.process import BrokerProcess, scraped
 from tests.support.wire.keys import counted, make_keys, security_of
+from tests.support.wire.secured import SOON_S, ask, connection, secured_broker
 from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_client, in_background, zmq_context
-
-SOON_S = 60.0
 
 
 @pytest.fixture
@@ -44,12 +43,6 @@ def context() -> Iterator[zmq.asyncio.Context]:
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
     return make_keys(tmp_path / "keys")
-
-
-@contextlib.asynccontextmanager
-async def secured_broker(tmp_path: Path, keys: Path) -> AsyncIterator[BrokerProcess]:
-    async with broker_process(tmp_path, security={"keys": str(keys)}) as broker:
-        yield broker
 
 
 async def refusal_of(client: PeerClient) -> str:
@@ -148,31 +141,6 @@ def throw(endpoint: str, data: bytes) -> None:
 
 def a_hello(role: Role, peer: str) -> Hello:
     return Hello(protocol_version=PROTOCOL_VERSION, role=role, peer=peer, session="s")
-
-
-@contextlib.asynccontextmanager
-async def connection(
-    context: zmq.asyncio.Context, spec: ChannelSpec, broker: BrokerProcess, security: Security, identity: str
-) -> AsyncIterator[DealerChannel]:
-    """A bare admitted connection, which does not follow the rules of a PeerClient."""
-    endpoint = broker.work_endpoint if spec is WORK else broker.batch_endpoint
-    channel = DealerChannel(context, spec, endpoint, identity, security)
-    try:
-        yield channel
-    finally:
-        channel.close(linger_ms=0)
-
-
-async def ask(channel: DealerChannel, message: Message) -> Message:
-    assert await channel.send(message)
-    return await answer(channel)
-
-
-async def answer(channel: DealerChannel) -> Message:
-    async with asyncio.timeout(SOON_S):
-        incoming = await channel.receive()
-    assert incoming.received is not None, incoming.error
-    return incoming.received.message
 
 
 async def test_an_admitted_key_cannot_claim_another_role_or_name(

@@ -1,21 +1,11 @@
 """What docs/guide/python.md shows works as shown."""
 
-import textwrap
-from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
 from tests.support.processes.small_run import write_small_run
-
-PAGE = Path(__file__).parents[3] / "docs" / "guide" / "python.md"
-
-
-def shown(first_line: str) -> str:
-    """The indented block that begins with this line."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    begin = lines.index(f"    {first_line}")
-    return textwrap.dedent("\n".join(takewhile(lambda line: not line or line.startswith("    "), lines[begin:])))
+from tests.support.python_guide import PAGE, shown
 
 
 def test_the_program_that_reads_a_run_reads_a_run(

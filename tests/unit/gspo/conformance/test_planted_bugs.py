@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.loss.gspo_copies import GSPO, Gspo, copy_of_gspo, source_of
 from tests.support.loss.loss_cases import Step, random_step
+from tests.support.loss.properties import PROPERTIES
 from tests.unit.gspo.conformance.planted_bugs import BUGS_OF_THE_LOSS, PlantedBug
 from tests.unit.gspo.conformance.planted_bugs_of_parts import BUGS_OF_PARTS
 from tests.unit.gspo.conformance.properties import Property
-from tests.unit.gspo.conformance.test_conformance import PROPERTIES
 
 BUGS = BUGS_OF_THE_LOSS + BUGS_OF_PARTS
 

@@ -13,14 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gspo.model.packing import PackedBatch, pack
-from gspo.model.policy import prepare_policy
+from gspo.model.packing import PackedBatch
 from gspo.moe.experts import ExpertPicks, ExpertRecorder, ExpertTally
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
-from tests.support.loss.sequences import random_sequence
+from tests.support.policy.experts import LENGTHS, NUM_EXPERTS, NUM_LAYERS, TOP_K, packed_batch, prepared, recorded
 
-LENGTHS = (9, 30, 17)
-NUM_LAYERS, NUM_EXPERTS, TOP_K = 2, 4, 2
 Chosen = list[list[set[int]]]
 """By layer and token."""
 
@@ -28,12 +25,6 @@ Chosen = list[list[set[int]]]
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-def packed_batch(lengths: Sequence[int] = LENGTHS) -> PackedBatch:
-    sequences = [random_sequence(length, length, vocab_size=TINY_VOCAB_SIZE) for length in lengths]
-    with_advantages = [sequence.with_advantages(np.zeros(sequence.num_tokens, dtype=np.float32)) for sequence in sequences]
-    return pack(with_advantages, policy_version=5)
 
 
 def by_router_logits(model: Any, packed: PackedBatch) -> Chosen:
@@ -47,28 +38,10 @@ def by_router_logits(model: Any, packed: PackedBatch) -> Chosen:
     return chosen
 
 
-def recorded(model: Any, packed: PackedBatch) -> tuple[ExpertRecorder, ExpertPicks | None, Tensor]:
-    recorder = ExpertRecorder(model)
-    with recorder.recording():
-        result = model(
-            input_ids=packed.input_ids,
-            position_ids=packed.position_ids,
-            cu_seqlens=packed.cu_seqlens,
-            targets_T=packed.targets_T,
-            temperatures_T=packed.temperatures_T,
-        )
-    return recorder, recorder.take(), result.logprobs_T
-
-
 def picks_of(model: Any, packed: PackedBatch) -> ExpertPicks:
     picks = recorded(model, packed)[1]
     assert picks is not None
     return picks
-
-
-def prepared(model: Any) -> Any:
-    prepare_policy(model, logprob_chunk_tokens=64, activation_checkpointing=True)
-    return model
 
 
 def perturbed(seed: int = 0) -> Any:

@@ -17,8 +17,8 @@ from gspo_services.learner.start import parallelism_of, require_supported
 from gspo_services.shared.settings.sections import Settings
 from tests.support.engines.moe_engine import MoeEngine
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
+from tests.support.learner.trained import train
 from tests.support.loss.sequences import random_groups, random_sequence
-from tests.unit.services.learner.test_trainer import train
 
 COEFFICIENT = 0.01
 

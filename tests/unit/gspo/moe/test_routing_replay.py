@@ -14,7 +14,7 @@ from gspo.model.packing import PackedBatch
 from gspo.moe.experts import ExpertPicks, ExpertRecorder, changed_share
 from gspo.moe.routing_replay import RoutingReplay
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
-from tests.unit.gspo.moe.test_experts import LENGTHS, NUM_EXPERTS, NUM_LAYERS, TOP_K, packed_batch, prepared, recorded
+from tests.support.policy.experts import LENGTHS, NUM_EXPERTS, NUM_LAYERS, TOP_K, packed_batch, prepared, recorded
 
 NUM_TOKENS = sum(LENGTHS)
 

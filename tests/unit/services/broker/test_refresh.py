@@ -1,6 +1,5 @@
 """Tasks are added from files while a run goes on: whole files only, each once, and as they were after a restart."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,7 @@ from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.tasks.environments import MixedTasks, create_task_set
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with
 from tests.support.broker.ledger_training import R1, generate
-
-
-def written(path: Path, *numbers: int, end: str = "\n") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [json.dumps({"question": f"{number}?", "answer": str(number)}) for number in numbers]
-    path.write_text("\n".join(rows) + end)
-    return path
+from tests.support.files.written import written
 
 
 def tasks_of(directory: Path, **sources: tuple[int, ...]) -> MixedTasks:

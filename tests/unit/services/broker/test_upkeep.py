@@ -18,9 +18,9 @@ from gspo_services.broker.store.scrub import ROWS, Scrub, Scrubbed
 from gspo_services.broker.store.store import RowChanges, Store
 from gspo_services.broker.upkeep import Upkeep
 from gspo_services.shared.runtime.clock import MonotonicClock
+from tests.support.broker.rows import arrays, chunk_of, group
 from tests.support.clocks import VirtualClock
 from tests.support.processes.small_run import write_small_run
-from tests.unit.services.broker.store.test_store import arrays, chunk_of, group
 
 
 @pytest.fixture(scope="module")

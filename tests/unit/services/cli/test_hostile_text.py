@@ -22,10 +22,10 @@ from gspo_services.runs.audit.audit import audit_run
 from gspo_services.runs.metrics import read_metrics
 from gspo_services.shared.runtime.console import PlainConsole
 from gspo_services.shared.runtime.plain_text import indented_lines, one_line
+from tests.support.cli import statuses
+from tests.support.cli.pages import HEALTHY, a_page, a_rollout, a_status, without_broker
 from tests.support.processes.small_run import write_small_run
-from tests.unit.services.cli.doctor.test_diagnosis import HEALTHY, a_page, a_rollout, a_status, without_broker
-from tests.unit.services.cli.run import test_display
-from tests.unit.services.runs.test_audit import spoil
+from tests.support.runs.spoiled import spoil
 
 HOSTILE = {
     "closing_tag": "answer [/INST] now",
@@ -110,23 +110,23 @@ def displayed(status: dict[str, Any], text: str, **options: Any) -> str:
     def show(console: PlainConsole) -> None:
         with Display(console, text, look="live" if options else "plain") as display:
             display.say(text)
-            display.show(None, [test_display.a_child(text, text)], 0.0)
-            display.show(status, [test_display.a_child("broker", text), test_display.a_child("rollout-0")], 1.0)
+            display.show(None, [statuses.a_child(text, text)], 0.0)
+            display.show(status, [statuses.a_child("broker", text), statuses.a_child("rollout-0")], 1.0)
 
     return shown(show, **options)
 
 
 @pytest.mark.parametrize("field", ["waiting_for", "stopping", "error"])
 def test_plain_progress_shows_hostile_text_as_text(text: str, field: str) -> None:
-    assert_harmless(displayed(test_display.a_status(**{field: text}), text), lines=4)
+    assert_harmless(displayed(statuses.a_status(**{field: text}), text), lines=4)
 
 
 @pytest.mark.parametrize("field", ["waiting_for", "stopping", "error"])
 def test_the_live_table_shows_hostile_text_as_text(text: str, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gspo_services.cli.run.display.Live", JustPrints)
     rollouts = [{"peer": "rollout-0", "status": text, "policy_version": 1, "leases": 0}]
-    status = test_display.a_status(**{field: text}, rollouts=rollouts)
-    calm = test_display.a_status(**{field: "x"}, rollouts=rollouts)
+    status = statuses.a_status(**{field: text}, rollouts=rollouts)
+    calm = statuses.a_status(**{field: "x"}, rollouts=rollouts)
     output = displayed(status, text, force_terminal=True)
     assert_harmless(output, lines=displayed(calm, "x", force_terminal=True).count("\n") + 1)
     assert "2/60" not in output
@@ -149,7 +149,7 @@ class JustPrints:
 
 def test_a_huge_text_leaves_room_for_the_rest_of_the_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gspo_services.cli.run.display.Live", JustPrints)
-    status = test_display.a_status(waiting_for="wait " * 100_000, error="error " * 100_000)
+    status = statuses.a_status(waiting_for="wait " * 100_000, error="error " * 100_000)
     assert displayed(status, "x", force_terminal=True, width=100).count("\n") < 30
 
 

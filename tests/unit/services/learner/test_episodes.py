@@ -15,8 +15,8 @@ from gspo.model.packing import TrainGroup, episode_ids
 from gspo.options.overlong import overlong
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.trained import WIDE, own_logprobs, train
 from tests.support.loss.sequences import random_groups
-from tests.unit.services.learner.test_trainer import WIDE, own_logprobs, train
 
 NOISE = 1.0
 COUNTS = ((2, 1, 3), (1, 1, 1), (4, 1, 2))

@@ -10,41 +10,15 @@ import pytest
 import torch
 
 from gspo.adaptive import AdaptiveClip
-from gspo.mismatch import MismatchTracker
 from gspo.model.logprobs import TokenLogProbs
-from gspo.model.packing import PackedBatch, TrainGroup, pack
-from gspo.settings import Objective
+from gspo.model.packing import PackedBatch, TrainGroup
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from gspo_services.learner.plan import split_groups
-from gspo_services.learner.trainer import BatchReport, TrainingEngine, train_batch
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.engines.moe_engine import MoeEngine
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
+from tests.support.learner.trained import WIDE, own_logprobs, train
 from tests.support.loss.sequences import random_groups
-
-WIDE = Objective(eps_low=0.1, eps_high=0.19, anchor="behaviour", mismatch_mode="off")
-
-
-def own_logprobs(engine: BigramEngine, groups: list[TrainGroup], noise: float = 0.0) -> list[TrainGroup]:
-    """The groups with the engine's own log-probs as behaviour, plus noise."""
-    generator = np.random.default_rng(3)
-    result = []
-    for group in groups:
-        members = []
-        for sequence in group.sequences:
-            packed = pack([sequence.with_advantages(np.zeros(sequence.num_tokens, dtype=np.float32))], policy_version=9)
-            logprobs = engine.logprobs(packed).logprobs_T.numpy()
-            noisy = np.append(0, logprobs[:-1]) + noise * generator.standard_normal(sequence.num_tokens)
-            behaviour = np.where(sequence.action_mask, np.minimum(noisy, 0), 0).astype(np.float32)
-            members.append(replace(sequence, behaviour_logprobs=behaviour))
-        result.append(replace(group, sequences=tuple(members)))
-    engine.num_forward_passes = 0
-    return result
-
-
-def train(engine: TrainingEngine, groups: list[TrainGroup], objective: Objective = WIDE, **changes: Any) -> BatchReport:
-    arguments: dict[str, Any] = {"policy_version": 0, "num_mini_batches": 1} | changes
-    return train_batch(engine, groups, objective=objective, mismatch=MismatchTracker(), **arguments)
 
 
 def test_the_gradient_of_an_on_policy_batch_is_that_of_the_weighted_log_likelihood() -> None:

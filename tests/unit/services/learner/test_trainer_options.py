@@ -17,8 +17,8 @@ from gspo_services.learner.engine.gradients import NonFiniteLossError
 from gspo_services.learner.start import engine_settings_of
 from gspo_services.shared.settings.sections import Settings
 from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.trained import WIDE, own_logprobs, train
 from tests.support.loss.sequences import random_groups
-from tests.unit.services.learner.test_trainer import WIDE, own_logprobs, train
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from gspo_services.learner.advantages import AdvantageSettings, sequences_with_a
 from gspo_services.learner.plan import split_groups
 from gspo_services.learner.trainer import train_batch
 from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.trained import WIDE, own_logprobs
 from tests.support.loss.sequences import random_groups, random_sequence
-from tests.unit.services.learner.test_trainer import WIDE, own_logprobs
 
 DECAY = 0.9
 

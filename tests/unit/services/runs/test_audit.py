@@ -2,11 +2,9 @@
 
 import json
 import shutil
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-import msgpack
 import pytest
 
 from gspo_services.broker.store.reader import LEDGER_FILE, NoLedger
@@ -14,6 +12,7 @@ from gspo_services.runs.audit.audit import audit_run
 from gspo_services.runs.audit.findings import KEPT
 from gspo_services.runs.metrics.follower import MOST_LINE_BYTES
 from tests.support.processes.small_run import write_checkpoint, write_small_run
+from tests.support.runs.spoiled import spoil
 
 
 @pytest.fixture(scope="module")
@@ -27,24 +26,6 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(small_run: Path, tmp_path: Path) -> Path:
     """A copy that a test may damage."""
     return Path(shutil.copytree(small_run, tmp_path / "run"))
-
-
-# Headers for a chunk of three tokens: segments that cover one, versions for two.
-FORGED = {
-    "short_segments": [[["action", 0, 1]], [[1, 3]], None, False, []],
-    "unversioned": [[["action", 0, 3]], [[1, 2], [-1, 1]], None, False, []],
-}
-
-
-def spoil(directory: Path, *statements: str) -> None:
-    connection = sqlite3.connect(directory / LEDGER_FILE)
-    connection.create_function("flip", 1, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
-    for name, header in FORGED.items():
-        connection.create_function(name, 0, lambda header=header: msgpack.packb(header))
-    for statement in statements:
-        connection.execute(statement)
-    connection.commit()
-    connection.close()
 
 
 def test_the_run_is_clean_and_every_trajectory_is_accounted_for(small_run: Path) -> None:

@@ -22,15 +22,12 @@ from gspo_services.runs.backup.manifest import FORMAT, MANIFEST, BackupDamaged, 
 from gspo_services.runs.backup.restore import restore
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
 from gspo_services.shared.settings import read_run_settings
+from tests.support.broker.archiving import Archiving, archived, content, same
 from tests.support.broker.ledger import LEARNER, SAMPLING, LedgerHarness
 from tests.support.processes.small_run import FIRST, _fill, write_checkpoint, write_small_run
-from tests.unit.services.broker.test_retention import Archiving, archived, content, same
+from tests.support.runs.backups import identity, nothing
 
 BATCHES = 6
-
-
-def nothing(line: str) -> None:
-    """Say nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +73,6 @@ def train_on(run: Path, *, first: int, last: int, checkpoint_at: int | None = No
     metrics = MetricsFile(run / METRICS_FILE)
     metrics.append(broker.store.metrics_after(metrics.last))
     broker.store.close()
-
-
-def identity(run: Path) -> str:
-    with reading(run) as connection:
-        return str(connection.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()[0])
 
 
 def test_a_backup_comes_back_in_another_directory_and_trains_on(run: Path, tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from gspo_services.runs.backup import back_up, restore
 from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.settings import read_run_settings
+from tests.support.broker.archiving import content, same
 from tests.support.broker.ledger import SAMPLING
 from tests.support.processes.small_run import write_shared_run
-from tests.unit.services.broker.test_retention import content, same
-from tests.unit.services.runs.test_backup import identity, nothing
+from tests.support.runs.backups import identity, nothing
 
 NUM_BROKERS = 3
 GROUP = 900 + 1

@@ -14,8 +14,9 @@ from gspo_services.broker.store.store import RowChanges
 from gspo_services.cli.main import main
 from gspo_services.runs.audit.audit import audit_run
 from gspo_services.shared.runtime.errors import EXIT_DAMAGED
+from tests.support.broker.damage import DAMAGE, content, killed_run, open_store, run
+from tests.support.broker.rows import group
 from tests.support.processes.small_run import write_checkpoint, write_small_run
-from tests.unit.services.broker.store.test_damage import DAMAGE, content, group, killed_run, open_store, run
 
 __all__ = ["killed_run", "run"]  # fixtures
 

@@ -24,7 +24,7 @@ from gspo_services.broker.store.reader import (
 from gspo_services.broker.store.schema import SCHEMA_VERSION
 from gspo_services.broker.store.store import RowChanges, Store
 from gspo_services.runs.audit.audit import audit_run
-from tests.unit.services.broker.store.test_store import arrays, chunk_of, group
+from tests.support.broker.rows import arrays, chunk_of, group
 
 
 def open_store(directory: Path) -> Store:

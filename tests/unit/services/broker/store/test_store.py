@@ -7,16 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from gspo_protocol.messages import Chunk, Segment, VersionRun
+from gspo_protocol.messages import Segment, VersionRun
 from gspo_services.broker.database import DatabaseLog
 from gspo_services.broker.rows import (
     BatchRow,
     BatchStats,
     CheckpointedRow,
-    GroupRow,
     LedgerContents,
     LengthStats,
     TaskRow,
@@ -28,6 +26,7 @@ from gspo_services.broker.store.schema import SCHEMA_VERSION
 from gspo_services.broker.store.shared_log import CommitLog
 from gspo_services.broker.store.store import ROWS_AT_ONCE, RowChanges, Store, StoreUnavailable
 from tests.support.broker.ledger import SAMPLING
+from tests.support.broker.rows import arrays, chunk_of, group
 from tests.support.postgres.logs import opened_log
 
 _open_log: list[Callable[[], CommitLog]] = []
@@ -59,32 +58,7 @@ def open_store(path: Path, fingerprint: str = "f") -> Store:
     return Store(path, fingerprint=fingerprint, run_id="first", log=log)
 
 
-def group(group_id: int = 0) -> GroupRow:
-    return GroupRow(
-        group_id=group_id, split="train", prompt=group_id, task_index=9, evaluation=None, status="open", sampling=SAMPLING
-    )
-
-
 MANY, FEW = ROWS_AT_ONCE
-
-
-def chunk_of(trajectory_id: int, offset: int, num_tokens: int, state: dict[str, int] | None = None) -> Chunk:
-    return Chunk(
-        trajectory_id=trajectory_id,
-        epoch=1,
-        offset=offset,
-        num_tokens=num_tokens,
-        segments=[Segment("action", 0, num_tokens)],
-        version_runs=[VersionRun(1, num_tokens)],
-        state=state,
-        turn_done=offset > 0,
-        turn_rewards=[0.5] if offset else [],
-    )
-
-
-def arrays(num_tokens: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return rng.integers(0, 2**31 - 1, num_tokens, dtype=np.int32), -rng.random(num_tokens, dtype=np.float32)
 
 
 @pytest.mark.parametrize("number", [1, FEW - 1, FEW, MANY - 1, MANY, 2 * MANY + 2 * FEW + 3])

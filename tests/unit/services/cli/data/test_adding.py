@@ -14,7 +14,7 @@ from gspo_services.shared.settings.run_settings import write_run_settings
 from gspo_services.shared.settings.sections import Settings
 from gspo_services.tasks.environments import MixedTasks, create_task_set
 from tests.support.broker.ledger import LedgerHarness, config_with
-from tests.unit.services.broker.test_refresh import written
+from tests.support.files.written import written
 
 
 class SharedTasks:

@@ -13,7 +13,7 @@ import pytest
 
 from gspo_services.broker.store.reader import LEDGER_FILE
 from gspo_services.cli.doctor.damage import Holder, find_damage, find_holder
-from tests.unit.services.broker.store.test_damage import DAMAGE, FLIPS, killed_run, run
+from tests.support.broker.damage import DAMAGE, FLIPS, killed_run, run
 
 __all__ = ["killed_run", "run"]  # fixtures
 

@@ -9,7 +9,7 @@ from gspo_services.cli.run.display import Display
 from gspo_services.cli.run.news import News
 from gspo_services.shared.runtime.console import PlainConsole
 from gspo_services.shared.settings import Settings, override_settings
-from tests.unit.services.cli.run.test_display import a_child, a_status
+from tests.support.cli.statuses import a_child, a_status
 
 
 def write(path: Path, *rows: dict[str, Any]) -> None:

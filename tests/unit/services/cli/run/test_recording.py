@@ -8,7 +8,7 @@ from gspo_services.cli.run.processes import process_specs
 from gspo_services.cli.run.recording import recording_settings, recording_specs
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings.configuration import load_settings
-from tests.integration.run.test_command import gspo
+from tests.support.cli.typed import gspo
 from tests.support.processes.run_process import REPOSITORY
 
 CONFIG = REPOSITORY / "examples/arithmetic.toml"

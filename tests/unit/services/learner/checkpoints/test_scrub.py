@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from gspo_services.learner.checkpoints.scrub import CheckpointScrub, damage_in
 from gspo_services.shared.runtime.durable import discard_directory
-from tests.unit.services.learner.checkpoints.test_resuming import (
+from tests.support.learner.resuming import (
     saved,
     truncated,
     with_a_flipped_bit,

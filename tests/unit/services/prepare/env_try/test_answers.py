@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from gspo_services.rollout.tokenizer import ChatTokenizer
+from tests.support.engines.scripted_sglang import INFO, event
 from tests.support.trying.commands import Try
-from tests.unit.services.rollout.sglang.test_client import INFO, event
 
 
 def test_a_model_in_this_process_shows_its_log_probs(tries: Try, random_model: Path) -> None:

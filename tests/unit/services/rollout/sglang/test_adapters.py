@@ -13,7 +13,7 @@ from gspo_services.rollout.sglang.adapters import Adapter
 from gspo_services.rollout.sglang.client import EngineError, EngineRefused
 from gspo_services.rollout.sglang.generation import GenerateRequest, Output, SamplingParameters
 from gspo_services.shared.weights import slot_name
-from tests.unit.services.rollout.sglang.test_client import answer, ask, event, scripted, stream
+from tests.support.engines.scripted_sglang import answer, ask, event, scripted, stream
 
 ONE = Adapter(name="gspo-a-1-v4", version=4, base_version=1)
 TWO = Adapter(name="gspo-a-2-v5", version=5, base_version=1)

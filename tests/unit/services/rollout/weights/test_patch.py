@@ -12,9 +12,9 @@ from gspo_services.rollout.weights.replica import PATCH_SHARE, Replica
 from gspo_services.shared.sglang_cpu.patching import patch_parameters
 from gspo_services.shared.weights import Spread, merge, shards
 from tests.support.engines.cut_by_torch import random_weights, rank_weights
+from tests.support.wire.deltas import a_delta, apply
 from tests.support.wire.replicas import hold
 from tests.support.wire.snapshots import snapshot_of
-from tests.unit.services.rollout.weights.test_replica import a_delta, apply
 
 LAYER = "model.layers.0"
 SHAPES = {

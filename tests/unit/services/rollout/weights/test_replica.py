@@ -19,12 +19,12 @@ from msgspec import structs
 
 from gspo_protocol.limits import MAX_DELTA_BUCKET_ELEMENTS, PROTOCOL_VERSION
 from gspo_protocol.messages import DeltaBucket, Manifest
-from gspo_services.learner.weights.delta import encode_delta
 from gspo_services.learner.weights.snapshot import Delta, Snapshot
 from gspo_services.rollout.weights.files import WeightFiles
 from gspo_services.rollout.weights.replica import DamagedWeightsError, DeltaBytes, Landing, Replica
 from gspo_services.shared.weights.compression import compress
 from tests.support.wire import snapshots
+from tests.support.wire.deltas import a_delta, apply
 from tests.support.wire.replicas import content, flip, hold, hold_bytes
 
 SHARD_BYTES = 64
@@ -69,16 +69,6 @@ def landed(replica: Replica, snapshot: Snapshot) -> Landing:
     landing = replica.landing(snapshot.manifest)
     landing.put(0, snapshot.data.data)
     return landing
-
-
-def a_delta(base: Snapshot, snapshot: Snapshot) -> Delta:
-    delta = encode_delta(base, snapshot)
-    assert delta is not None
-    return delta
-
-
-def apply(replica: Replica, delta: Delta) -> None:
-    replica.apply(delta.manifest, delta.data.tobytes())
 
 
 def unloaded(replica: Replica) -> list[str]:

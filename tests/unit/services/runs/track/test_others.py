@@ -11,7 +11,7 @@ from gspo_services.runs.track.others import OtherBrokers
 from gspo_services.runs.track.points import Point
 from gspo_services.runs.track.samples import SampleReader
 from gspo_services.runs.track.session import Samples, TrackerSession
-from tests.unit.services.runs.track.test_session import ListTracker, write_rows
+from tests.support.tracking import ListTracker, write_rows
 
 DROP = {"event": "dropped", "reason": "stale"}
 
