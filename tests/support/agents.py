@@ -34,8 +34,13 @@ async def addresses(episode: Episode) -> "dict[str, float]":
     return {"seed": episode.seed, "in_time": float(0 < episode.remaining_s <= 60)}
 
 
-async def nap(episode: Episode) -> float:
-    await asyncio.sleep(0.5)
+_MEETINGS: dict[int, asyncio.Barrier] = {}
+_THREADS_MEET = threading.Barrier(100)
+
+
+async def meet(episode: Episode) -> float:
+    """Wait until as many episodes of this worker wait here."""
+    await _MEETINGS.setdefault(episode.task["number"], asyncio.Barrier(episode.task["number"])).wait()
     return float(os.getpid())
 
 
@@ -300,6 +305,12 @@ async def step_fails_once(episode: Episode) -> float:
 
 def nap_in_thread(episode: Episode) -> float:
     time.sleep(0.3)
+    return float(threading.get_ident() != threading.main_thread().ident)
+
+
+def meet_in_thread(episode: Episode) -> float:
+    """Wait until a hundred threads of this worker wait here."""
+    _THREADS_MEET.wait()
     return float(threading.get_ident() != threading.main_thread().ident)
 
 

@@ -4,7 +4,7 @@ import textwrap
 from itertools import takewhile
 from pathlib import Path
 
-PAGE = Path(__file__).parents[3] / "docs" / "guide" / "python.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "python.md"
 
 
 def shown(first_line: str) -> str:

@@ -13,8 +13,8 @@ def a_batch(index: int, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def an_eval(batch: int, reward: float) -> dict[str, Any]:
-    return {"event": "eval", "batch": batch, "eval/reward": reward}
+def an_eval(batch: int, reward: float, version: int = 1) -> dict[str, Any]:
+    return {"event": "eval", "batch": batch, "policy_version": version, "eval/reward": reward}
 
 
 def recorded(directory: Path, *rows: dict[str, Any]) -> Path:
