@@ -183,7 +183,7 @@ WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores : 8)))
 # Their hundreds of processes must not compile the project again each time.
 unit: export PYTHONDONTWRITEBYTECODE =
 unit: setup
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup --no-loadscope-reorder -m "$(UNMARKED)"
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder -m "$(UNMARKED)"
 
 test-demo: setup models/tiny/config.json models/tools/config.json models/programs/config.json ## whole demo runs: three seeds, and kills of each process
 	$(BIN)/python -m pytest -m demo tests/demo

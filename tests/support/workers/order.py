@@ -1,4 +1,4 @@
-"""A pytest plugin: which worker of ``pytest -n N --dist loadgroup`` runs which tests, and in which order.
+"""A pytest plugin: which worker of ``pytest -n N --dist loadfile`` runs which tests, and in which order.
 
 A module's tests run in one worker, which makes the module's fixtures once. Modules that share an expensive fixture of the
 session run in one worker, too. What takes longest begins first, so that no worker is left with it at the end.
@@ -10,34 +10,28 @@ from typing import Any
 
 import pytest
 
-SHARED = ("sglang_server",)
-"""Fixtures of which the whole session makes one: it takes half a minute of CPU to start."""
+from tests.support.workers.groups import group_of
+
 FIRST = ("tests/integration/", "tests/simulation/")
 """Folders whose modules take longest, in this order: they start processes or play whole runs."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    if config.getvalue("dist") != "loadgroup":
+    if config.getvalue("dist") != "loadfile":
         return None
-    from tests.support.workers.scheduler import ByModule  # Only here: not every environment of the tests has xdist.
+    from tests.support.workers.scheduler import ByGroup  # Only here: not every environment of the tests has xdist.
 
-    return ByModule(config, log)
+    return ByGroup(config, log)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In a worker only: a session without workers keeps the order of the files."""
-    if not hasattr(config, "workerinput"):
-        return
-    for item in items:
-        for name in SHARED:
-            if name in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group(name))
-    items.sort(key=_rank)
+    if hasattr(config, "workerinput"):
+        items.sort(key=_rank)
 
 
 def _rank(item: pytest.Item) -> int:
-    if item.get_closest_marker("xdist_group") is not None:
+    if group_of(item.path) is not None:
         return 0
     return next((place for place, folder in enumerate(FIRST, 1) if item.nodeid.startswith(folder)), len(FIRST) + 1)

@@ -1,10 +1,13 @@
 """Gives a worker one module after the other, or modules that belong together."""
 
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadFileScheduling
+
+from tests.support.workers.groups import group_of
 
 
-class ByModule(LoadGroupScheduling):
-    """xdist's scheduler of groups. What is in none of them is given out by module instead of by test."""
+class ByGroup(LoadFileScheduling):
+    """xdist's scheduler of files, for which modules that share a fixture of the session are one file."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return super()._split_scope(nodeid).partition("::")[0]
+        module = super()._split_scope(nodeid)
+        return group_of(self.config.rootpath / module) or module
