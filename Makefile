@@ -247,7 +247,7 @@ test-deploy: setup ## every Kubernetes overlay against schemas and against the c
 	$(BIN)/python -m pytest -m deploy tests/deploy
 
 test-faults: setup models/tiny/config.json ## whole runs of real processes with hung servers, broken links, kills and full disks
-	$(BIN)/python -m pytest -m faults tests/faults
+	$(BIN)/python -m pytest -m faults tests/faults tests/integration/run/test_evaluating.py
 
 test-ranks: setup ## the learner on four ranks: gradients, clipping, resume on other ranks; SGLang servers whose ranks share a model
 	$(BIN)/python -m pytest -m ranks tests/ranks

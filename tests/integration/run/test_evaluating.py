@@ -14,7 +14,7 @@ from gspo_services.prepare.tiny_models.tiny import make_tiny_model
 from gspo_services.shared.runtime.lifecycle import module_command
 from tests.support.processes.run_process import POLL_S, REPOSITORY
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
 CONFIG = """
 [environment]
