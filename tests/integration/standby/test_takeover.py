@@ -17,14 +17,22 @@ from tests.support.postgres.fixtures import SynchronousDatabase
 
 RUN_TIMEOUT_S = 120.0
 TAKEOVER_S = 2.0
+SOON_S = 15.0
+"""Enough on a busy machine."""
 
 
 @contextlib.asynccontextmanager
 async def pair_of_brokers(
-    directory: Path, conninfo: str, schema: str, num_batches: int = 8, *, own_addresses: bool = False
+    directory: Path,
+    conninfo: str,
+    schema: str,
+    num_batches: int = 8,
+    *,
+    own_addresses: bool = False,
+    takeover_s: float = TAKEOVER_S,
 ) -> AsyncIterator[tuple[BrokerProcess, BrokerProcess]]:
     """A leader that serves, and a standby that waits for the same endpoints, or has its own."""
-    settings = {"database": conninfo, "database_schema": schema, "takeover_s": TAKEOVER_S}
+    settings = {"database": conninfo, "database_schema": schema, "takeover_s": takeover_s}
     made: list[BrokerProcess] = []
     for name in ("first", "second"):
         folder = directory / name
@@ -71,7 +79,7 @@ async def test_kill_9_of_the_leader_in_mid_stream_and_the_standby_goes_on_withou
                 tasks.create_task(rollout.run())
             tasks.create_task(learner.run())
         assert second.last("leadership_taken")["silent_s"] >= TAKEOVER_S
-        assert took_s < TAKEOVER_S + 8
+        assert took_s < TAKEOVER_S + SOON_S
         assert [batch.index for batch, _ in learner.batches] == list(range(5))
         assert second.count("attempt_failed") == 0, "a lost chunk leaves a gap, and a gap is a failed attempt"
         assert await second.terminate() == 0
@@ -88,14 +96,14 @@ async def test_kill_9_of_the_leader_in_mid_stream_and_the_standby_goes_on_withou
 async def test_a_leader_that_ends_in_order_gives_its_place_up_at_once_and_comes_back_as_the_standby(
     tmp_path: Path, postgres: SynchronousDatabase, schema: str
 ) -> None:
-    async with pair_of_brokers(tmp_path, postgres.conninfo, schema) as (first, second):
+    async with pair_of_brokers(tmp_path, postgres.conninfo, schema, takeover_s=4 * SOON_S) as (first, second):
         loop = asyncio.get_running_loop()
         assert (await first.http("/readyz"))[0] == 200
         assert await first.terminate() == 0
         began = loop.time()
         await second.logged("leadership_taken")
-        assert loop.time() - began < TAKEOVER_S - 0.5
-        assert second.last("leadership_taken")["silent_s"] < 1.5
+        assert loop.time() - began < SOON_S
+        assert second.last("leadership_taken")["silent_s"] < SOON_S
         await second.serves()
         await scraped(second, "gspo_broker_leads 1.0")
         await first.launch()
