@@ -1,5 +1,7 @@
-"""Adapters on one rank and on two, beside partitioned and shared experts: training, checkpoints, exports. The other stages:
-tests/ranks/test_lora_stages.py."""
+"""Adapters on one rank and on two, beside partitioned and shared experts: training, checkpoints, exports.
+
+Tests of two ranks run with the other stages (tests/ranks/test_lora_stages.py), tests of one rank by default.
+"""
 
 from __future__ import annotations
 
@@ -100,10 +102,12 @@ def after(work: Path, two: Results) -> Results:
     )
 
 
+@pytest.mark.ranks
 def test_two_ranks_train_the_adapters_as_one_does(one: Results, two: Results) -> None:
     require_same_steps(two, "stage-3", one)
 
 
+@pytest.mark.ranks
 def test_adapters_of_attention_train_beside_shared_experts(work: Path, one: Results, two: Results) -> None:
     assert two[0]["shared"]["losses"] == pytest.approx(one[0]["unshared"]["losses"], abs=1e-5)
     assert two[0]["shared"]["norms"] == pytest.approx(one[0]["unshared"]["norms"], rel=1e-4)
@@ -112,6 +116,7 @@ def test_adapters_of_attention_train_beside_shared_experts(work: Path, one: Resu
     assert max(float((found[name] - expected[name]).abs().max()) for name in expected) < 1e-4
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("name", ["stage-3", "shared"])
 def test_what_is_served_are_the_models_own_names_with_the_adapters_in_them(work: Path, two: Results, name: str) -> None:
     require_served_names(work, name, all_weights=name != "shared")
@@ -121,6 +126,7 @@ def test_merged_weights_have_the_log_probs_of_the_adapters(work: Path, one: Resu
     require_log_probs(work, "single", one)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("name", ["stage-3", "shared"])
 def test_merged_weights_of_two_ranks_have_the_log_probs_of_the_adapters(work: Path, two: Results, name: str) -> None:
     require_log_probs(work, name, two)
@@ -144,6 +150,7 @@ def test_a_resumed_learner_continues_bit_for_bit(one: Results) -> None:
     assert one[0]["again"]["digest"] == one[0]["single"]["digest"]
 
 
+@pytest.mark.ranks
 def test_adapters_resume_on_other_ranks_in_another_stage_and_offload(two: Results, after: Results) -> None:
     fewer, uninterrupted = after[0]["fewer"], two[0]["stage-3"]
     assert fewer["losses"] == pytest.approx(uninterrupted["losses"][-RESUMED_STEPS:], abs=1e-5)
@@ -168,6 +175,7 @@ def test_what_does_not_fit_is_refused_with_both_values_and_the_way_out(one: Resu
     assert re.search(message, one[0][name]["error"]), one[0][name]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("name", SAVED)
 def test_an_export_of_a_checkpoint_is_bit_for_bit_what_the_learner_serves(work: Path, after: Results, name: str) -> None:
     require_same_export(work, after, name, "float32")
