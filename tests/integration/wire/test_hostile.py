@@ -1,7 +1,7 @@
 """A real broker under attack through its own ports: it lives, its memory stays bounded, and honest peers are served."""
 
 import asyncio
-import time
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from tests.support.wire.zmtp import ZmtpPeer, message
 
 ATTACK_S = 20.0
 FLOOD_S = 3.0
+NUM_ANSWERS = 10
 
 
 @pytest.fixture
@@ -38,14 +39,12 @@ async def logged(broker: BrokerProcess, event: str) -> dict[str, Any]:
     return broker.last(event)
 
 
-async def answer_s(client: PeerClient) -> float:
-    """Seconds until a heartbeat is answered."""
-    begin = time.monotonic()
+async def answered(client: PeerClient) -> None:
+    """Wait until a heartbeat is answered."""
     await client.send(Heartbeat(policy_version=0, status="starting", leases=[]))
     async with asyncio.timeout(ATTACK_S):
         while not isinstance((await client.inbox.get()).message, Pulse):
             pass
-    return time.monotonic() - begin
 
 
 @pytest.mark.parametrize(("piece", "most_mib"), [(LARGE, 100), (EMPTY, 200)], ids=["large frames", "empty frames"])
@@ -59,7 +58,7 @@ async def test_a_message_without_an_end_costs_little_memory(
             with Memory(broker.pid) as memory:
                 await in_thread(endless, partial(ZmtpPeer, port(broker), b"hostile"), piece, ATTACK_S)
             assert memory.growth < most_mib * MIB, f"{memory.growth // MIB} MiB"
-            assert await answer_s(honest) < 5.0
+            await answered(honest)
         refused = await logged(broker, "connection_refused")
         assert refused["reason"] == "excess"
         assert refused["address"].startswith("127.0.0.1:")
@@ -83,12 +82,16 @@ async def test_a_flood_is_broken_off_and_honest_peers_are_answered(tmp_path: Pat
             await honest.connected_welcome()
             with Memory(broker.pid) as memory:
                 attack = partial(ZmtpPeer, port(broker), b"hostile")
+                goes_on = threading.Event()
+                goes_on.set()
                 async with asyncio.TaskGroup() as tasks:
-                    flooding = tasks.create_task(in_thread(flood, attack, heartbeat() * 1000, FLOOD_S))
-                    waits = []
-                    while not flooding.done():
-                        waits.append(await answer_s(honest))
-            assert max(waits) < 3.0, waits
+                    flooding = tasks.create_task(asyncio.to_thread(flood, attack, heartbeat() * 1000, FLOOD_S, goes_on))
+                    try:
+                        # The flood does not end before them.
+                        for _ in range(NUM_ANSWERS):
+                            await answered(honest)
+                    finally:
+                        goes_on.clear()
             assert memory.growth < 150 * MIB, f"{memory.growth // MIB} MiB"
         assert flooding.result() >= 1
         assert broker.count("broker_started") == 1

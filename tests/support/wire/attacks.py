@@ -69,15 +69,19 @@ def heartbeat() -> bytes:
     return encoded(Heartbeat(policy_version=0, status="starting", leases=[]))
 
 
-def flood(make: Callable[[], ZmtpPeer], piece: bytes, seconds: float) -> int:
-    """Send whole messages as fast as possible for ``seconds``, over as many connections as it takes. Returns how many were
-    broken off."""
+def flood(make: Callable[[], ZmtpPeer], piece: bytes, seconds: float, goes_on: threading.Event | None = None) -> int:
+    """Send whole messages as fast as possible for ``seconds``, and then while ``goes_on`` is set, over as many connections as
+    it takes. Returns how many were broken off."""
     broken, deadline = 0, time.monotonic() + seconds
-    while time.monotonic() < deadline:
+
+    def lasts() -> bool:
+        return time.monotonic() < deadline or (goes_on is not None and goes_on.is_set())
+
+    while lasts():
         try:
             with make() as peer:
                 peer.socket.settimeout(STUCK_S)
-                while time.monotonic() < deadline:
+                while lasts():
                     peer.send(piece)
         except (OSError, TimeoutError):
             broken += 1
