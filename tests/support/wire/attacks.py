@@ -70,8 +70,8 @@ def heartbeat() -> bytes:
 
 
 def flood(make: Callable[[], ZmtpPeer], piece: bytes, seconds: float, goes_on: threading.Event | None = None) -> int:
-    """Send whole messages as fast as possible for ``seconds``, and then while ``goes_on`` is set, over as many connections as
-    it takes. Returns how many were broken off."""
+    """Send whole messages as fast as possible for ``seconds``, and then while ``goes_on`` is set, over as many
+    connections as it takes. Returns how many were broken off."""
     broken, deadline = 0, time.monotonic() + seconds
 
     def lasts() -> bool:
