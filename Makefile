@@ -41,7 +41,7 @@ help: ## list the targets
 
 setup: $(VENV)/.installed ## install everything into .venv (CPU; about 3 minutes the first time)
 
-$(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml Makefile
+$(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml setup.py Makefile
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11, or run make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
@@ -53,7 +53,7 @@ $(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml Mak
 
 setup-gpu: $(GPU)/.installed ## install SGLang, DeepSpeed and this project for a GPU into .venv-gpu (Linux, CUDA 13; about 10 GB)
 
-$(GPU)/.installed: requirements/gpu.txt pyproject.toml
+$(GPU)/.installed: requirements/gpu.txt pyproject.toml setup.py
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11, or run make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)
 	$(GPU_PIP) --no-deps -r requirements/gpu.txt
