@@ -114,7 +114,7 @@ BUGS: Final = (
         "output",
         "any number may be a log-prob",
         "gspo_services.rollout.sglang.generation",
-        "if not (math.isfinite(logprob) and -MAX_FLOAT32 <= logprob <= MAX_LOGPROB):",
+        "if not possible.all():",
         "if False:",
     ),
     _bug(

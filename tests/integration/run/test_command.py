@@ -47,7 +47,7 @@ def test_help_is_instant_because_it_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("name", ["broker", "rollout", "learner"])
 def test_a_process_imports_no_torch_before_its_configuration_is_known_to_be_good(name: str) -> None:
-    code = f"sys.argv = ['x', '--help']; import services.{name}.__main__ as process; process.main()"
+    code = f"sys.argv = ['x', '--help']; import gspo_services.{name}.__main__ as process; process.main()"
     assert not imported_by(code) & {"torch", "transformers", "deepspeed", "sglang"}
 
 
@@ -97,7 +97,7 @@ def test_environments_are_listed_with_their_options() -> None:
 def test_plot_of_a_directory_without_metrics_says_that_there_is_nothing_to_draw() -> None:
     done = gspo("plot", "runs/there-is-no-such-run")
     assert done.returncode == 2
-    assert "nothing to draw" in done.stderr
+    assert "there is no such directory" in done.stderr
 
 
 def test_an_unknown_command_lists_the_known_ones() -> None:

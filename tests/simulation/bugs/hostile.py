@@ -74,7 +74,7 @@ HOSTILE = (
     Bug(
         name="a rollout does not check what an environment rewards",
         module="gspo_services.rollout.environment_loop",
-        old='            require_rewards("turn_rewards", [*trajectory.turn_rewards, value])\n',
+        old='            require_rewards("turn_rewards", [*trajectory.turn_rewards, reward])\n',
         new="            pass\n",
         invariants=("no process ends by itself", "no error", "no peer"),
         weather=tuple(Event(at=at, kind="rewards_fail", seconds=8.0, amount=0.5) for at in (0.5, 10.0)),

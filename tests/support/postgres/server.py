@@ -53,9 +53,10 @@ def _as_postgres(*command: str) -> list[str]:
 @contextlib.contextmanager
 def postgres_folder() -> Iterator[Path]:
     """A temporary folder that the server's user may use."""
-    above = Path(tempfile.gettempdir())
-    if not os.getuid() and above.stat().st_uid == 0 and not above.stat().st_mode & 0o001:
-        above.chmod(above.stat().st_mode | 0o011)
+    if not os.getuid():
+        for above in (Path(tempfile.gettempdir()), *Path(tempfile.gettempdir()).parents):
+            if above.stat().st_uid == 0 and not above.stat().st_mode & 0o001:
+                above.chmod(above.stat().st_mode | 0o011)
     folder = Path(tempfile.mkdtemp(prefix="postgres-"))
     if not os.getuid():
         account = pwd.getpwnam("postgres")

@@ -2,12 +2,10 @@
 
 import math
 
-import msgspec
 import pytest
 
-from gspo_services.broker.ledger import batch_stats
 from gspo_services.broker.ledger.lengths import length_stats, standard_error
-from gspo_services.broker.rows import BatchStats, TrajectoryRow
+from gspo_services.broker.rows import TrajectoryRow
 from tests.support.broker.ledger_training import R1, harness, train_one
 
 
@@ -46,14 +44,6 @@ def test_a_batchs_line_has_the_lengths_of_its_answers() -> None:
     (line,) = world.lines
     assert line["length/mean"] == sum(sampled) / 2
     assert (line["length/max"], line["length/cut_off"]) == (sampled[-1], 0.0)
-
-
-def test_a_batch_of_an_earlier_release_has_no_lengths_and_is_read_all_the_same() -> None:
-    stats = batch_stats(1, [[a_row(0, 3)]])
-    old = msgspec.to_builtins(stats)
-    del old["lengths"]
-    assert msgspec.convert(old, BatchStats).lengths is None
-    assert stats.lengths is not None
 
 
 def test_the_standard_error_is_that_of_the_mean() -> None:

@@ -37,7 +37,7 @@ def test_evaluations_come_with_their_interval_and_the_best_is_named() -> None:
     assert texts(news.of_rows(rows)) == [
         "evaluation after 0 batches: 0.500 ± 0.196, the best so far",
         "evaluation after 5 batches: 0.250",
-        "evaluation after 10 batches: 0.750, the best so far; 2 tasks failed",
+        "evaluation after 10 batches: 0.750 ± 0.098, the best so far; 2 tasks failed",
         "! evaluation after 15 batches: no task was finished",
     ]
 

@@ -26,9 +26,9 @@ from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.console import PlainConsole
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import read_run_settings
+from tests.support.cli.statuses import a_status
 from tests.support.runs.written_runs import write_run
-from tests.unit.services.cli.run.test_display import a_status
-from tests.unit.services.runs.track.test_session import ListTracker
+from tests.support.tracking import ListTracker
 
 Found = tuple[int, str]
 """Batches that a reader has found, and all that it said."""
