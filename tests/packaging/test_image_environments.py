@@ -81,7 +81,7 @@ def run(python: Path, *words: str, cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("image", "module"), [("broker", "broker"), ("sandbox", "sandbox_server")])
+@pytest.mark.parametrize(("image", "module"), [("broker", "broker"), ("sandbox", "tasks.sandbox.server")])
 def test_the_entry_point_of_an_image_starts(
     image: str, module: str, made: Callable[[str], ImageEnvironment], tmp_path: Path
 ) -> None:
