@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gspo_services.rollout.brokers.beats import HEARTBEAT_S
+from gspo_services.rollout.broker import HEARTBEAT_S
 
 EPISODES: Final = 64
 """Of each rollout at a time: the default of ``rollout.max_running``."""

@@ -25,7 +25,8 @@ import zmq.asyncio
 
 from benchmarks.fleet.load import Load
 from benchmarks.fleet.rollout import FakeRollout, FleetFigures
-from gspo_services.rollout.brokers import Beats
+from gspo_services.rollout.broker import HEARTBEAT_S
+from gspo_services.rollout.several import BeatsInTurn
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.logs import configure_logging
 
@@ -156,8 +157,9 @@ def main() -> None:
     """See the module's text."""
     endpoints, pace, chunk_tokens, lease_s = sys.argv[1:]
     configure_logging("fleet", "error")
-    beats = Beats(endpoints.count(",") + 1, lease_s=float(lease_s))
-    load = Load(pace=float(pace), chunk_tokens=int(chunk_tokens), heartbeat_s=beats.interval_s)
+    num_brokers = endpoints.count(",") + 1
+    interval_s = HEARTBEAT_S if num_brokers == 1 else BeatsInTurn(num_brokers, lease_s=float(lease_s)).interval_s
+    load = Load(pace=float(pace), chunk_tokens=int(chunk_tokens), heartbeat_s=interval_s)
     asyncio.run(serve(endpoints.split(","), load))
 
 

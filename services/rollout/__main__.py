@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, closing
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -15,7 +15,7 @@ import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
 from gspo_protocol.sessions import new_session
-from gspo_services.rollout.brokers import Beats, open_brokers
+from gspo_services.rollout.broker import Brokers, open_broker
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.opening import Policy, open_all_episodes, open_user_code
 from gspo_services.rollout.service import RolloutService
@@ -142,7 +142,7 @@ async def _generate(
             player = await stack.enter_async_context(open_user_code(settings, arguments.name, metrics))
             lock = await stack.enter_async_context(_first_turn(settings, arguments.name, clock, metrics))
             engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size, registry, lock))
-            opened = open_brokers(settings, context, name=arguments.name, clock=clock, security=security)
+            opened = _open_brokers(settings, context, name=arguments.name, clock=clock, security=security)
             brokers = stack.enter_context(opened)
             directory = stack.enter_context(weights_directory(settings, arguments.name))
             weight_peers = None
@@ -181,7 +181,6 @@ async def _generate(
                 clock=clock,
                 health=health,
                 metrics=metrics,
-                beats=Beats(len(brokers), lease_s=settings.broker.lease_s),
                 turns=None if lock is None else TurnTaker(sync, asks_of=lambda: brokers.there),
             )
             started.set()
@@ -191,6 +190,17 @@ async def _generate(
         raise ServiceError(str(error)) from error
     finally:
         context.destroy(linger=1000)
+
+
+def _open_brokers(
+    settings: Settings, context: zmq.asyncio.Context, *, name: str, clock: Clock, security: Security
+) -> AbstractContextManager[Brokers]:
+    """The connection to the run's broker, or to all of several. Raises: EndpointError, from the context."""
+    if settings.broker.num_brokers == 1:
+        return open_broker(settings, context, name=name, clock=clock, security=security)
+    from gspo_services.rollout.several import open_brokers
+
+    return open_brokers(settings, context, name=name, clock=clock, security=security)
 
 
 async def _shared(settings: Settings, engine: Engine) -> int:

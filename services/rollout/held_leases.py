@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gspo_protocol.messages import Lease, LeaseKey
-from gspo_services.rollout.brokers import Brokers
+from gspo_services.rollout.broker import Brokers
 from gspo_services.rollout.work import EpisodeWork
 
 

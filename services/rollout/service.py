@@ -19,7 +19,7 @@ from gspo_protocol.messages import (
 )
 from gspo_protocol.messages.base import shortened
 from gspo_protocol.messages.work import RolloutStatus
-from gspo_services.rollout.brokers import AnnouncedVersions, Beats, Brokers, LeaseRequests
+from gspo_services.rollout.broker import Brokers, LeaseRequests
 from gspo_services.rollout.held_leases import HeldLease, WorkSeen, keys_by_broker, num_by_broker
 from gspo_services.rollout.metrics import STATUSES, RolloutMetrics
 from gspo_services.rollout.sglang import EngineError
@@ -59,11 +59,9 @@ class RolloutService:
         clock: Clock,
         health: Health,
         metrics: RolloutMetrics,
-        beats: Beats,
         turns: TurnTaker | None = None,
     ) -> None:
-        """``beats``: when to renew the leases, and to check whether to ask for more. ``turns``: on the engine's device;
-        None: it is the engine's alone."""
+        """``turns``: on the engine's device; None: it is the engine's alone."""
         self._episodes = episodes
         self._brokers = brokers
         self._sync = sync
@@ -71,14 +69,14 @@ class RolloutService:
         self._clock = clock
         self._health = health
         self._metrics = metrics
-        self._beats = beats
+        self._beats = brokers.beats
         self._turns = turns
         self._running: dict[int, HeldLease] = {}
         self._late: list[asyncio.Task[None]] = []
         self._seen = WorkSeen()
         self._wake = asyncio.Event()
         self._requests = LeaseRequests(len(brokers), settings.max_running)
-        self._versions = AnnouncedVersions(len(brokers))
+        self._versions = brokers.versions
         self._draining = False
         self._said: list[RolloutStatus | None] = [None] * len(brokers)
         self._engine_failures = 0

@@ -16,7 +16,7 @@ from gspo_protocol.messages import Published, TensorInfo
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.weights.server import WeightServer
 from gspo_services.learner.weights.snapshot import SnapshotStore
-from gspo_services.rollout.brokers import Beats, Brokers
+from gspo_services.rollout.broker import OneBroker
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.service import RolloutService
 from gspo_services.rollout.tokenizer import ChatTokenizer
@@ -94,19 +94,18 @@ class Fleet:
         loop = an_environment_loop(
             ChatTokenizer(model),
             engine=self.engine,
-            broker=Brokers([self.client]),
+            broker=OneBroker(self.client),
             may_generate=sync.may_generate,
             metrics=metrics,
         )
         self.rollout = RolloutService(
             episodes=loop,
-            brokers=Brokers([self.client]),
+            brokers=OneBroker(self.client),
             sync=sync,
             settings=Rollout(),
             clock=self.clock,
             health=health,
             metrics=metrics,
-            beats=Beats(1, lease_s=15.0),
         )
         self.ports = {
             name: stack.enter_context(TelemetryServer("127.0.0.1", 0, registry, Health(self.clock, 60))).port

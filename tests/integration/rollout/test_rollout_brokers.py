@@ -7,8 +7,8 @@ import pytest
 
 from gspo_protocol.channels import WORK
 from gspo_protocol.messages import Chunk, Finish, Heartbeat, Lease, LeaseKey, LeaseRequest, Message, Pulse, Release
-from gspo_services.rollout.brokers import Beats
-from gspo_services.rollout.brokers.connections import SILENT_S
+from gspo_services.rollout.broker import SILENT_S
+from gspo_services.rollout.several import BeatsInTurn
 from gspo_services.rollout.tokenizer import ChatTokenizer
 from tests.support.broker.process import eventually
 from tests.support.broker.scripted_broker import ScriptedBroker
@@ -39,7 +39,7 @@ def a_pulse(policy_version: int = 3, *, stopping: bool = False) -> Pulse:
     return Pulse(policy_version=policy_version, weights_endpoint=f"tcp://w:{policy_version}", stopping=stopping)
 
 
-class NeverDue(Beats):
+class NeverDue(BeatsInTurn):
     num_beats = 0
 
     def next(self) -> list[int]:

@@ -15,7 +15,7 @@ from gspo_protocol.messages import (
     Pulse,
     Release,
 )
-from gspo_services.rollout.brokers.connections import SILENT_S
+from gspo_services.rollout.broker import SILENT_S
 from gspo_services.rollout.service import ENGINE_FAILURES_ALLOWED
 from gspo_services.rollout.sglang.client import EngineUnreachable
 from gspo_services.rollout.tokenizer import ChatTokenizer

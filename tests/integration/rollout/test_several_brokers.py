@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry
 from gspo_protocol.channels import WORK
 from gspo_protocol.limits import MAX_TURNS
 from gspo_services.broker.store.store import Store
-from gspo_services.rollout.brokers import Beats, Brokers
 from gspo_services.rollout.environment_loop import EnvironmentLoop
 from gspo_services.rollout.gathering import GatheringClient
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.service import RolloutService
+from gspo_services.rollout.several import SeveralBrokers
 from gspo_services.rollout.sglang.generation import GenerateRequest, OutputPiece
 from gspo_services.rollout.tokenizer import ChatTokenizer
 from gspo_services.shared.runtime.clock import MonotonicClock
@@ -71,14 +71,16 @@ class SharedRun:
         ]
         self.engine = SlowEngine()
         self.sync = FollowingSync(self.engine)
-        self.brokers = Brokers(
+        self.brokers = SeveralBrokers(
             [
                 GatheringClient(
                     context, WORK, endpoint,
                     role="rollout", peer="rollout-0", session=f"r{number}", clock=clock, expected=(number, NUM_BROKERS),
                 )
                 for number, endpoint in enumerate(endpoints.work_endpoints)
-            ]
+            ],
+            lease_s=15.0,
+            heartbeat_s=0.1,
         )  # fmt: skip
         self.health = Health(clock, max_quiet_s=60.0)
         metrics = RolloutMetrics(self.registry)
@@ -100,7 +102,6 @@ class SharedRun:
             clock=clock,
             health=self.health,
             metrics=metrics,
-            beats=Beats(NUM_BROKERS, lease_s=15.0, heartbeat_s=0.1),
         )
 
     def under_way(self, broker: int) -> set[int]:

@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry, Counter
 
 from gspo_protocol.channels import WORK
 from gspo_protocol.limits import MAX_TURNS
-from gspo_services.rollout.brokers import Beats, Brokers
 from gspo_services.rollout.environment_loop import EnvironmentLoop
 from gspo_services.rollout.gathering import MAX_WAITING, GatheringClient
 from gspo_services.rollout.metrics import RolloutMetrics
@@ -27,6 +26,7 @@ from tests.simulation.loop import Process
 from tests.simulation.network import SimContext
 from tests.simulation.processes.machinery import MAX_QUIET_S, Machinery
 from tests.support.agent_episodes import counted
+from tests.support.processes.brokers import brokers_of
 
 SMALL_WORK = replace(WORK, window=6, high_water_mark=24)
 """The rollout's end of the work channel, with bounds small enough to be reached."""
@@ -72,7 +72,7 @@ class RolloutProcess:
             )
             for number, endpoint in enumerate(settings.broker.work_endpoints)
         ]
-        brokers = Brokers(self._clients)
+        brokers = brokers_of(self._clients, lease_s=settings.broker.lease_s)
         engine: Any = self.engine
         if self._shares_weights:
             self._weight_peers = WeightPeers(
@@ -130,7 +130,6 @@ class RolloutProcess:
             clock=machinery.clock,
             health=Health(machinery.clock, MAX_QUIET_S),
             metrics=metrics,
-            beats=Beats(len(brokers), lease_s=settings.broker.lease_s),
         )
         try:
             await self._service.run(stop)

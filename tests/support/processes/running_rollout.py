@@ -13,7 +13,7 @@ from gspo_protocol.messages import (
     Heartbeat,
     Lease,
 )
-from gspo_services.rollout.brokers import Beats, Brokers
+from gspo_services.rollout.broker import Beats
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.service import RolloutService
 from gspo_services.rollout.tokenizer import ChatTokenizer
@@ -25,6 +25,7 @@ from tests.support.broker.scripted_broker import ScriptedBroker
 from tests.support.clocks import VirtualClock
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.episodes import a_new_lease, an_environment_loop
+from tests.support.processes.brokers import brokers_of
 from tests.support.wire.zmq_ends import a_client, in_background, zmq_context
 
 TURN_TOKENS = 12
@@ -97,9 +98,11 @@ class Running:
         self.registry = CollectorRegistry()
         self.metrics = RolloutMetrics(self.registry)
         self.stop = asyncio.Event()
-        self.brokers = Brokers([a_client(context, spec, each.endpoint, clock=self.clock) for each in self.scripted])
+        clients = [a_client(context, spec, each.endpoint, clock=self.clock) for each in self.scripted]
+        self.brokers = brokers_of(clients, heartbeat_s=0.05)
+        if beats is not None:
+            self.brokers.beats = beats
         self.client = self.brokers.clients[0]
-        self.beats = beats or Beats(num_brokers, lease_s=15.0, heartbeat_s=0.05)
         self.settings = Rollout(max_running=max_running, drain_s=drain_s)
         self.prompt_tokens = len(tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}]))
 
@@ -124,7 +127,6 @@ class Running:
             clock=self.clock,
             health=self.health,
             metrics=self.metrics,
-            beats=self.beats,
             turns=TurnTaker(self.sync, look_s=0.001) if takes_turns else None,  # type: ignore[arg-type]
         )
         await service.run(self.stop)

@@ -4,13 +4,12 @@ from collections import Counter
 
 import pytest
 
-from gspo_services.rollout.brokers import Beats
+from gspo_services.rollout.several import BeatsInTurn
 
 
 @pytest.mark.parametrize(
     ("num_brokers", "lease_s", "interval_s"),
     [
-        (1, 15.0, 1.0),
         (2, 15.0, 2.0),
         (3, 15.0, 3.0),
         (4, 15.0, 3.0),
@@ -22,7 +21,7 @@ from gspo_services.rollout.brokers import Beats
     ids=str,
 )
 def test_each_broker_hears_a_beat_within_the_interval(num_brokers: int, lease_s: float, interval_s: float) -> None:
-    beats = Beats(num_brokers, lease_s=lease_s)
+    beats = BeatsInTurn(num_brokers, lease_s=lease_s)
     assert beats.interval_s == interval_s
     rounds = [beats.next() for _ in range(12)]
     for first in range(12 - int(interval_s) + 1):
@@ -31,9 +30,9 @@ def test_each_broker_hears_a_beat_within_the_interval(num_brokers: int, lease_s:
 
 
 def test_a_beat_goes_to_no_more_brokers_than_their_share() -> None:
-    beats = Beats(6, lease_s=15.0)
+    beats = BeatsInTurn(6, lease_s=15.0)
     assert [len(beats.next()) for _ in range(9)] == [2] * 9
 
 
 def test_the_interval_is_whole_beats() -> None:
-    assert Beats(4, lease_s=15.0, heartbeat_s=0.9).interval_s == pytest.approx(2.7)
+    assert BeatsInTurn(4, lease_s=15.0, heartbeat_s=0.9).interval_s == pytest.approx(2.7)

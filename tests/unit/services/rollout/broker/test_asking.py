@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gspo_services.rollout.brokers import Ask, LeaseRequests
-from gspo_services.rollout.brokers.asking import REQUEST_TIMEOUT_S
+from gspo_services.rollout.broker import Ask, LeaseRequests
+from gspo_services.rollout.broker.asking import REQUEST_TIMEOUT_S
 
 
 def wanted(asks: Sequence[Ask]) -> dict[int, int]:

@@ -18,7 +18,7 @@ class _News(NamedTuple):
 
 
 class AnnouncedVersions:
-    """The versions that each broker has announced to this rollout."""
+    """The ``Versions`` of several brokers."""
 
     def __init__(self, num_brokers: int) -> None:
         self._announced: list[dict[int, _News]] = [{} for _ in range(num_brokers)]
@@ -64,7 +64,6 @@ class AnnouncedVersions:
     def may_have(self, broker: int, version: int) -> bool:
         """Whether ``broker`` takes tokens of ``version``.
 
-        Not so where this process began while the broker was away, and took a version from the others. A broker alone always
-        does: whatever is served here, it has announced.
+        Not so where this process began while the broker was away, and took a version from the others.
         """
-        return len(self._announced) == 1 or version in self._announced[broker]
+        return version in self._announced[broker]

@@ -1,17 +1,7 @@
 """Which version a rollout may move to, when each broker says what it knows."""
 
-from gspo_services.rollout.brokers import AnnouncedVersions
-from gspo_services.rollout.brokers.versions import KEPT
-
-
-def test_of_one_broker_what_it_says_last_counts_whatever_is_served() -> None:
-    versions = AnnouncedVersions(1)
-    assert versions.common == (0, "")
-    versions.announced(0, 4, "tcp://a:1")
-    assert versions.common == (4, "tcp://a:1")
-    versions.announced(0, 3, "tcp://b:1")
-    assert versions.common == (3, "tcp://b:1")
-    assert versions.may_have(0, 9)
+from gspo_services.rollout.several import AnnouncedVersions
+from gspo_services.rollout.several.versions import KEPT
 
 
 def test_a_version_counts_when_every_broker_that_has_spoken_knows_it() -> None:

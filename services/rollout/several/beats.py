@@ -6,15 +6,15 @@ its leases stay renewed well before they end.
 
 from typing import Final
 
-HEARTBEAT_S: Final = 1.0
-INTERVAL_MOST_S: Final = 3.0
-"""So long at most a broker does not hear that the rollout is there, nor the rollout the broker's news that got lost."""
+from gspo_services.rollout.broker import HEARTBEAT_S, INTERVAL_MOST_S
+
 LEASE_SHARE: Final = 0.2
-"""And at most this share of broker.lease_s: four of them may get lost."""
+"""The most between two heartbeats to a broker, as a share of broker.lease_s: four of them may get lost."""
 
 
-class Beats:
-    """One beat every ``heartbeat_s`` seconds, to ``num_brokers`` in turn; leases end ``lease_s`` after the last one."""
+class BeatsInTurn:
+    """The ``Beats`` of several brokers: one every ``heartbeat_s`` seconds, to ``num_brokers`` in turn. Leases end
+    ``lease_s`` after the last one."""
 
     def __init__(self, num_brokers: int, *, lease_s: float, heartbeat_s: float = HEARTBEAT_S) -> None:
         most = int(min(INTERVAL_MOST_S, lease_s * LEASE_SHARE) / heartbeat_s)
