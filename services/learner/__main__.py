@@ -107,11 +107,12 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     # torch and DeepSpeed take seconds to import: only when the configuration is known to be good.
     import torch
 
-    from gspo_services.learner.broker import BrokerPort, BrokerThread, NoBroker
+    from gspo_services.learner.broker import BrokerPort, NoBroker
     from gspo_services.learner.checkpoints import CheckpointScrub
     from gspo_services.learner.engine import LearnerEngine, LearnerTurns, init_distributed
     from gspo_services.learner.lost_rank import lost_ranks_named
     from gspo_services.learner.metrics import LearnerMetrics
+    from gspo_services.learner.opening import broker_thread, versions_apart_of
     from gspo_services.learner.profiling import profiled
     from gspo_services.learner.service import LearnerService
     from gspo_services.learner.trainer import train_batch
@@ -139,7 +140,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         else nullcontext()
     )
     broker: AbstractContextManager[BrokerPort] = (
-        BrokerThread(settings, session=new_session(), clock=clock, health=health, metrics=metrics)
+        broker_thread(settings, session=new_session(), clock=clock, health=health, metrics=metrics)
         if rank == 0
         else nullcontext(NoBroker())
     )
@@ -180,6 +181,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
                     train=partial(train_batch, profile=profile),
                     profile=profile,
                     turns=turns,
+                    versions_apart=versions_apart_of(settings.broker.num_brokers),
                 ).run()
         finally:
             engine.close()

@@ -3,7 +3,7 @@
 import logging
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -13,10 +13,10 @@ import torch
 from gspo.adaptive import AdaptiveClip
 from gspo.calibration import LagCalibration
 from gspo.mismatch import MismatchTracker
-from gspo_protocol.messages import BatchRequest, Checkpointed, EndOfRun, Resume, SkipBatch, Trained
+from gspo_protocol.messages import Batch, BatchRequest, Checkpointed, EndOfRun, Resume, SkipBatch, Trained
 from gspo_services.learner.advantages import AdvantageSettings
 from gspo_services.learner.batch_failures import BatchFailures
-from gspo_services.learner.broker import Answer, AssembledBatch, BatchAnnounced, BrokerPort, assemble, versions_apart
+from gspo_services.learner.broker import Answer, AssembledBatch, BatchAnnounced, BrokerPort, assemble
 from gspo_services.learner.checkpoints import (
     Background,
     CheckpointSaver,
@@ -75,13 +75,16 @@ class LearnerService:
         profile: Phases = NO_PROFILE,
         life: str = "",
         turns: Turns | None = None,
+        versions_apart: Callable[[Batch], int] | None = None,
     ) -> None:
         """``broker`` is a ``NoBroker`` on all ranks but 0. ``train`` makes a batch's optimizer steps. ``background`` writes
         checkpoints if the settings want that; None: a thread. ``life`` names this life of the learner; empty: at random.
-        ``turns``: on the engine's device; None: it is the learner's alone."""
+        ``turns``: on the engine's device; None: it is the learner's alone. ``versions_apart``: by how many versions a token
+        of the batch may be older than batch.max_lag allows; None: by none."""
         self._turns = AlwaysMine() if turns is None else turns
         self._profile = profile
         self._train_batch = train
+        self._versions_apart = versions_apart
         self._settings = settings
         self._engine = engine
         self._broker = broker
@@ -217,6 +220,9 @@ class LearnerService:
 
     def _train(self, assembled: AssembledBatch) -> None:
         batch, groups = assembled.batch, assembled.groups
+        max_lag = self._settings.batch.max_lag
+        if self._versions_apart is not None:
+            max_lag += self._versions_apart(batch)
         begin = self._clock.now()
         with self._failures.of(batch.index):
             report = self._train_batch(
@@ -228,7 +234,7 @@ class LearnerService:
                 mismatch=self._mismatch,
                 adaptive_clip=self._adaptive_clip,
                 calibration=self._calibration,
-                max_lag=self._settings.batch.max_lag + versions_apart(batch),
+                max_lag=max_lag,
                 advantages=self._advantages,
                 recorder=TokenRecorder.wanted(self._settings, self._engine, batch, groups),
             )

@@ -45,15 +45,15 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     # torch takes seconds to import: only when the configuration is known to be good.
     from gspo.model.policy import load_policy
     from gspo.model.serving import served_parameters
-    from gspo_services.learner.broker import BrokerThread
     from gspo_services.learner.checkpoints import Versions
     from gspo_services.learner.metrics import LearnerMetrics
+    from gspo_services.learner.opening import broker_thread
     from gspo_services.learner.weights import DTYPES, copy_parameters
 
     clock, registry = MonotonicClock(), CollectorRegistry()
     metrics, health = LearnerMetrics(registry), Health(clock, MAX_QUIET_S)
     telemetry = TelemetryServer(settings.security.metrics_host, settings.learner.metrics_port, registry, health)
-    broker = BrokerThread(settings, session=new_session(), clock=clock, health=health, metrics=metrics)
+    broker = broker_thread(settings, session=new_session(), clock=clock, health=health, metrics=metrics)
     with telemetry, broker:
         try:
             model = load_policy(settings.model.path, DTYPES[settings.learner.dtype])

@@ -2,22 +2,30 @@
 
 from gspo_services.learner.broker.assembly import AssembledBatch, Assembly, assemble
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
+from gspo_services.learner.broker.line import BrokerLine
+from gspo_services.learner.broker.lines import BatchLines, MakeLines, OpenLine, Question
 from gspo_services.learner.broker.no_broker import NoBroker
+from gspo_services.learner.broker.one_line import OneLine
+from gspo_services.learner.broker.parts import CREDIT
 from gspo_services.learner.broker.port import BrokerPort, ToBroker
-from gspo_services.learner.broker.shares import merged_answers, versions_apart
 from gspo_services.learner.broker.thread import BrokerThread
 
 __all__ = [
+    "CREDIT",
     "Answer",
     "AssembledBatch",
     "Assembly",
     "BatchAnnounced",
+    "BatchLines",
+    "BrokerLine",
     "BrokerPort",
     "BrokerThread",
+    "MakeLines",
     "NoBroker",
+    "OneLine",
+    "OpenLine",
     "PartArrived",
+    "Question",
     "ToBroker",
     "assemble",
-    "merged_answers",
-    "versions_apart",
 ]

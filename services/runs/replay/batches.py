@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from gspo_services.broker.ledger import batch_stats
 from gspo_services.broker.rows import BatchRow, GroupRow, TrajectoryRow
 from gspo_services.broker.sending import StoredBatch, batch_of_groups, members_of
 from gspo_services.broker.store import LEDGER_FILE, Reader, reading, refusing_damage
-from gspo_services.learner.broker import Answer, BatchAnnounced, BrokerPort, PartArrived, ToBroker, merged_answers
+from gspo_services.learner.broker import Answer, BatchAnnounced, BrokerPort, PartArrived, ToBroker
 from gspo_services.learner.weights import WeightCopy, build_snapshot
 from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.schedules import RunSchedules
@@ -63,7 +63,16 @@ class RecordedRun:
         would_be = None if self.num_assembled else self._newest + index
         with ExitStack() as stack:
             streams = [stack.enter_context(closing(ledger.answers(index, would_be))) for ledger in self._ledgers]
-            yield from merged_answers(streams)
+            yield from _together(streams)
+
+
+def _together(streams: Sequence[Iterator[Answer]]) -> Iterator[Answer]:
+    """The ledgers' shares of a batch as one stream; of one ledger its own."""
+    if len(streams) == 1:
+        return streams[0]
+    from gspo_services.learner.several import merged_answers
+
+    return merged_answers(streams)
 
 
 class _RecordedLedger:

@@ -55,7 +55,7 @@ SEVERAL = (
     ),
     Bug(
         name="a chunk goes to the wrong broker",
-        module="gspo_services.rollout.brokers.connections",
+        module="gspo_services.rollout.several.connections",
         old="return trajectory_id % len(self.clients)",
         new="return trajectory_id // 2 % len(self.clients)",
         invariants=(OWN_WORK,),
@@ -63,7 +63,7 @@ SEVERAL = (
     ),
     Bug(
         name="a rollout moves to a version that not all brokers know",
-        module="gspo_services.rollout.brokers.versions",
+        module="gspo_services.rollout.several.versions",
         old="frozenset.intersection(",
         new="frozenset.union(",
         invariants=(KNOWN, "honest peers are not limited", "G4"),
@@ -73,7 +73,7 @@ SEVERAL = (
     ),
     Bug(
         name="a batch is trained when all shares but one have come",
-        module="gspo_services.learner.broker.round",
+        module="gspo_services.learner.several.round",
         old="        if any(self.waits_for(broker) for broker in range(len(self._answers))):\n",
         new="        if any(self.waits_for(broker) for broker in range(len(self._answers) - 1)):\n",
         invariants=(WHOLE,),
@@ -82,7 +82,7 @@ SEVERAL = (
     ),
     Bug(
         name="a share that was set aside is reported as trained",
-        module="gspo_services.learner.broker.round",
+        module="gspo_services.learner.several.round",
         old="skipped=isinstance(answer, SkipBatch))",
         new="skipped=False)",
         invariants=("no peer",),
@@ -91,7 +91,7 @@ SEVERAL = (
     ),
     Bug(
         name="each broker's line of metrics is that of its share",
-        module="gspo_services.learner.broker.round",
+        module="gspo_services.learner.several.round",
         old="metrics={**trained.metrics, **self._whole.batch.report}",
         new="metrics={**trained.metrics}",
         invariants=(LINES,),
@@ -99,7 +99,7 @@ SEVERAL = (
     ),
     Bug(
         name="a share's parts are numbered as if it were alone",
-        module="gspo_services.learner.broker.shares",
+        module="gspo_services.learner.several.shares",
         old="    return PartArrived(part=replace(arrived.part, part=first + arrived.part.part), arrays=arrived.arrays)",
         new="    return arrived",
         invariants=("no process ends by itself", "no error is lost", "poison"),
@@ -107,7 +107,7 @@ SEVERAL = (
     ),
     Bug(
         name="a learner asks every broker at once, and two learners have some each",
-        module="gspo_services.learner.broker.loop",
+        module="gspo_services.learner.several.lines",
         old="                await self._lines[0].welcome()\n",
         new="",
         invariants=(BROKER_0_FIRST,),
@@ -116,7 +116,7 @@ SEVERAL = (
     ),
     Bug(
         name="a stop at one broker does not reach the others",
-        module="gspo_services.learner.broker.loop",
+        module="gspo_services.learner.several.lines",
         old="        if self._round.end is not None and self._round.index < self._num_batches:\n",
         new="        if False:\n",
         invariants=("liveness",),

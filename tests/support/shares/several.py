@@ -14,6 +14,7 @@ from gspo_protocol.messages import Hello, Message
 from gspo_services.learner.broker.batches import Answer
 from gspo_services.learner.broker.thread import BrokerThread
 from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.several import SeveralLines
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.telemetry import Health
 from gspo_services.shared.settings.sections import BatchSection, Broker, Learner, Run, Settings
@@ -52,6 +53,7 @@ class Brokers:
             clock=clock,
             health=Health(clock, 60.0),
             metrics=LearnerMetrics(CollectorRegistry()),
+            lines=SeveralLines,
             request_interval_s=OFTEN_S,
         )
 

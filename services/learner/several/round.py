@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from gspo_protocol.messages import EndOfRun, SkipBatch, Trained
-from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
-from gspo_services.learner.broker.parts import CREDIT
-from gspo_services.learner.broker.shares import first_parts, merged, merged_skip, renumbered
+from gspo_services.learner.broker import CREDIT, Answer, BatchAnnounced, PartArrived
+from gspo_services.learner.several.shares import first_parts, merged, merged_skip, renumbered
 
 
 class BatchRound:
@@ -102,7 +101,7 @@ class BatchRound:
 
     def reports(self, trained: Trained) -> Sequence[Trained]:
         """What each broker is told: its share was skipped or trained, and what all shares make together."""
-        if len(self._answers) == 1 or self._whole is None:
+        if self._whole is None:
             return [trained] * len(self._answers)
         told = replace(trained, metrics={**trained.metrics, **self._whole.batch.report})
         return [replace(told, skipped=isinstance(answer, SkipBatch)) for answer in self._answers]

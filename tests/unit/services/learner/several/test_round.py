@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from gspo_protocol.messages import EndOfRun, SkipBatch, Trained
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from gspo_services.learner.broker.parts import CREDIT, PartStream
-from gspo_services.learner.broker.round import BatchRound
-from gspo_services.learner.broker.shares import merged, merged_answers
+from gspo_services.learner.several.round import BatchRound
+from gspo_services.learner.several.shares import merged, merged_answers
 from tests.support.broker.made_batches import MadeBatch
 from tests.support.learner.scripted_broker import answers_of
 from tests.support.shares.shares import a_share, announced, answers_of_shares
@@ -259,14 +259,6 @@ def test_each_broker_hears_whether_its_share_was_trained_and_what_all_shares_mak
     assert [report.skipped for report in reports] == [False, True, False]
     assert reports[0].metrics == {"loss": 0.5, **whole.batch.report}
     assert reports[0].metrics["num_tokens"] == whole.batch.num_tokens, "not what the trainer says"
-
-
-def test_a_single_broker_hears_the_report_as_it_is() -> None:
-    found = BatchRound(4, 1)
-    found.hear(0, announced(a_share(0)))
-    found.ready()
-    (report,) = found.reports(TRAINED)
-    assert report is TRAINED
 
 
 def test_a_batch_that_all_have_set_aside_is_reported_as_it_is() -> None:

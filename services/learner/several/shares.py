@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gspo_protocol.messages import Batch, EndOfRun, SkipBatch
 from gspo_protocol.messages.base import shortened
-from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
+from gspo_services.learner.broker import Answer, BatchAnnounced, PartArrived
 
 NUM_TRAJECTORIES: Final = "num_trajectories"
 """The weight of a share in a mean."""

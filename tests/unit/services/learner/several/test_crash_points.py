@@ -26,8 +26,8 @@ from gspo_protocol.messages import (
 )
 from gspo_services.broker.ledger.actions import Action, DeliverBatch, Reply, SessionKey
 from gspo_services.learner.broker.line import BrokerLine
-from gspo_services.learner.broker.welcome import merged_welcome
 from gspo_services.learner.checkpoints.versions import Versions
+from gspo_services.learner.several.welcome import merged_welcome
 from gspo_services.runs.audit.findings import Findings, Rules
 from gspo_services.runs.audit.order import audit_batches, audit_versions, read_order
 from tests.support.broker.ledger import LedgerHarness, config_with

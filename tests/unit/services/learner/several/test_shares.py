@@ -14,7 +14,7 @@ from gspo_protocol.messages import EndOfRun, SkipBatch, TrainingValues
 from gspo_services.learner.broker import Answer
 from gspo_services.learner.broker.assembly import Assembly
 from gspo_services.learner.broker.batches import BatchAnnounced, PartArrived
-from gspo_services.learner.broker.shares import (
+from gspo_services.learner.several.shares import (
     first_parts,
     merged,
     merged_answers,
