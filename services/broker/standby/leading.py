@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import structlog
 from prometheus_client import CollectorRegistry
 
-from gspo_services.broker.database import Database, DatabaseLog, LeaderRow, claim, leader_of, open_log, release
+from gspo_services.broker.standby.database import Database, DatabaseLog, LeaderRow, claim, leader_of, open_log, release
 from gspo_services.broker.standby.ledger_copy import LedgerCopy
 from gspo_services.broker.standby.metrics import LeadershipMetrics
 from gspo_services.broker.standby.watch import LeaderWatch

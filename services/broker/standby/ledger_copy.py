@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gspo_services.broker.database import DatabaseLog, LoggedRun
+from gspo_services.broker.standby.database import DatabaseLog, LoggedRun
 from gspo_services.broker.store import (
     LEDGER_FILE,
     LedgerDiverged,

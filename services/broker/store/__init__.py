@@ -11,6 +11,7 @@ from gspo_services.broker.store.archive_file import (
     held,
     remove_unrecorded,
 )
+from gspo_services.broker.store.commit_log import CommitLog, LedgerDiverged
 from gspo_services.broker.store.commits import Commit
 from gspo_services.broker.store.damage import (
     WAL_SUFFIX,
@@ -49,8 +50,8 @@ from gspo_services.broker.store.reader import (
 from gspo_services.broker.store.rewind import num_given_back, rewrite_ledger
 from gspo_services.broker.store.schema import SCHEMA_VERSION, checked_columns, row_checksum
 from gspo_services.broker.store.scrub import Scrub, Scrubbed
-from gspo_services.broker.store.shared_log import CommitLog, LedgerDiverged, WrittenRows, decode_rows, encode_rows
 from gspo_services.broker.store.store import RowChanges, Store, StoreUnavailable
+from gspo_services.broker.store.written_rows import WrittenRows, decode_rows, encode_rows
 
 __all__ = [
     "ARCHIVE_DIRECTORY",

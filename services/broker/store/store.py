@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from gspo_services.broker.rows import Row
+from gspo_services.broker.store.commit_log import CommitLog, LedgerDiverged
 from gspo_services.broker.store.commits import Commit, first_commit, write_commit
 from gspo_services.broker.store.inspection import require_whole
 from gspo_services.broker.store.lock import LedgerLock, LockHeldError, lock_path
@@ -23,14 +24,7 @@ from gspo_services.broker.store.mark import MARK_FILE, Mark, MarkFile, read_mark
 from gspo_services.broker.store.payload import CHUNK_COLUMNS, StoredChunk
 from gspo_services.broker.store.reader import Reader, StoreMismatch, other_schema
 from gspo_services.broker.store.schema import CREATE, LOG_KEY, SCHEMA_VERSION, TABLES, row_checksum
-from gspo_services.broker.store.shared_log import (
-    CommitLog,
-    LedgerDiverged,
-    WrittenRows,
-    encode_rows,
-    rendered,
-    require_sound,
-)
+from gspo_services.broker.store.written_rows import WrittenRows, encode_rows, rendered, require_sound
 
 FORGET_CHUNKS: Final = (
     "DELETE FROM chunks WHERE trajectory_id IN (SELECT trajectory_id FROM trajectories WHERE group_id = ?)"

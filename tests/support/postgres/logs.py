@@ -1,6 +1,6 @@
 """Logs in a test's database, led by the test."""
 
-from gspo_services.broker.database import Database, DatabaseLog, claim, leader_of, open_log
+from gspo_services.broker.standby.database import Database, DatabaseLog, claim, leader_of, open_log
 from tests.support.postgres.fixtures import SynchronousDatabase
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gspo_services.broker.database import DatabaseLog, LoggedRun
 from gspo_services.broker.rows import TaskRow
+from gspo_services.broker.standby.database import DatabaseLog, LoggedRun
 from gspo_services.broker.standby.ledger_copy import LedgerCopy
 from gspo_services.broker.store import LEDGER_FILE, LedgerDiverged, RowChanges, Store, StoreDamaged
 from tests.support.postgres.fixtures import SynchronousDatabase

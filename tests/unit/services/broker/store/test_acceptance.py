@@ -12,7 +12,7 @@ from gspo_services.broker.store.mark import MARK_FILE, read_mark
 from gspo_services.broker.store.reader import LEDGER_FILE
 from gspo_services.broker.store.store import RowChanges
 from gspo_services.cli.main import main
-from gspo_services.runs.audit.audit import audit_run
+from gspo_services.runs.opening import audit_run
 from gspo_services.shared.runtime.errors import EXIT_DAMAGED
 from tests.support.broker.damage import DAMAGE, content, killed_run, open_store, run
 from tests.support.broker.rows import group

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from gspo_protocol.messages import Segment, VersionRun
-from gspo_services.broker.database import DatabaseLog
 from gspo_services.broker.rows import (
     BatchRow,
     BatchStats,
@@ -20,10 +19,11 @@ from gspo_services.broker.rows import (
     TaskRow,
     TrajectoryRow,
 )
+from gspo_services.broker.standby.database import DatabaseLog
+from gspo_services.broker.store import CommitLog
 from gspo_services.broker.store.payload import join, merge_runs, merge_segments, stored_chunk
 from gspo_services.broker.store.reader import StoreCorrupt, StoreMismatch
 from gspo_services.broker.store.schema import SCHEMA_VERSION
-from gspo_services.broker.store.shared_log import CommitLog
 from gspo_services.broker.store.store import ROWS_AT_ONCE, RowChanges, Store, StoreUnavailable
 from tests.support.broker.ledger import SAMPLING
 from tests.support.broker.rows import arrays, chunk_of, group

@@ -10,8 +10,8 @@ import psycopg
 from psycopg import errors as pg_errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from gspo_services.broker.database.checks import FACTS, ServerFacts, refusal, waiting
-from gspo_services.broker.database.errors import SETTING, UNREADABLE, DatabaseRefused, needs_a_person, way_out
+from gspo_services.broker.standby.database.checks import FACTS, ServerFacts, refusal, waiting
+from gspo_services.broker.standby.database.errors import SETTING, UNREADABLE, DatabaseRefused, needs_a_person, way_out
 from gspo_services.broker.store import StoreUnavailable
 
 STATEMENT_S: Final = 10.0

@@ -23,7 +23,7 @@ from gspo_services.broker.store import (
     rewrite_ledger,
 )
 from gspo_services.broker.store.payload import StoredChunk, chunk_checksum
-from gspo_services.broker.store.shared_log import rendered, require_sound
+from gspo_services.broker.store.written_rows import rendered, require_sound
 
 RUN = "run"
 numbers = st.integers(0, 2**63 - 1)

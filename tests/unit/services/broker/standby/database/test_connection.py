@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from gspo_services.broker.database import Database, DatabaseRefused, open_log
+from gspo_services.broker.standby.database import Database, DatabaseRefused, open_log
 from gspo_services.broker.store import Commit, LedgerDiverged, StoreUnavailable
 from gspo_services.broker.store.commits import first_commit
 from tests.support.postgres.fixtures import SynchronousDatabase

@@ -5,8 +5,8 @@ from typing import Final
 import msgspec
 import psycopg
 
-from gspo_services.broker.database.connection import Database
-from gspo_services.broker.database.errors import SETTING, DatabaseRefused
+from gspo_services.broker.standby.database.connection import Database
+from gspo_services.broker.standby.database.errors import SETTING, DatabaseRefused
 from gspo_services.broker.store import SCHEMA_VERSION, StoreUnavailable
 
 FORMAT: Final = 1

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import psycopg
 
-from gspo_services.broker.database.checks import without_standbys
-from gspo_services.broker.database.connection import Database
-from gspo_services.broker.database.errors import LeadershipLost
+from gspo_services.broker.standby.database.checks import without_standbys
+from gspo_services.broker.standby.database.connection import Database
+from gspo_services.broker.standby.database.errors import LeadershipLost
 from gspo_services.broker.store import Commit, LedgerDiverged, StoreUnavailable
 
 COLUMNS: Final = "number, digest, chunks, tokens, batches, records"

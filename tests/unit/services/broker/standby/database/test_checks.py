@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gspo_services.broker.database import ServerFacts, refusal, waiting
+from gspo_services.broker.standby.database import ServerFacts, refusal, waiting
 
 GOOD = ServerFacts(
     version=150009,

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from gspo_services.broker.database.connection import Database
+from gspo_services.broker.standby.database.connection import Database
 
 LOOK: Final = "SELECT epoch, holder, renewals, released, confirmed FROM {s}.leader"
 CLAIM: Final = """

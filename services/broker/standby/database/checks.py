@@ -6,7 +6,7 @@ It is looked at with each new connection: a failover may lead to another server.
 from dataclasses import dataclass
 from typing import Final
 
-from gspo_services.broker.database.errors import SETTING
+from gspo_services.broker.standby.database.errors import SETTING
 
 OLDEST_VERSION: Final = 130000
 ALLOW: Final = "broker.allow_asynchronous_database = true accepts that"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gspo_services.broker.database import LeadershipLost, claim, leader_of, release
+from gspo_services.broker.standby.database import LeadershipLost, claim, leader_of, release
 from gspo_services.broker.store.commits import first_commit
 from tests.support.postgres.fixtures import SynchronousDatabase
 from tests.support.postgres.logs import opened_log
