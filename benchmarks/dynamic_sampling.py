@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gspo_services.runs.audit import audit_run
+from gspo_services.runs.opening import audit_run
 
 TARGET: Final = 0.85
 LATE_FROM: Final = 0.5

@@ -6,8 +6,9 @@ from typing import Final
 
 from rich.table import Table
 
-from gspo_services.runs.audit import Audit, audit_run
+from gspo_services.runs.audit import Audit
 from gspo_services.runs.ledgers import broker_name
+from gspo_services.runs.opening import audit_run
 from gspo_services.shared.runtime.console import PlainConsole
 
 EXIT_VIOLATIONS: Final = 1

@@ -6,8 +6,8 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from gspo_services.runs.audit import audit_run
 from gspo_services.runs.backup import back_up, list_backups, restore
+from gspo_services.runs.opening import audit_run
 from gspo_services.shared.runtime.errors import EXIT_FAILED, ConfigurationError, ServiceError
 
 MIB: Final = 2**20

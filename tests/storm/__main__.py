@@ -24,7 +24,7 @@ from typing import Final
 import psutil
 
 from benchmarks.random_kills.memory import Watch, growth_table, plot
-from gspo_services.runs.audit import audit_run
+from gspo_services.runs.opening import audit_run
 from tests.storm.measure import Files, files_of, largest_median, memory_by_role, trajectories_per_s
 from tests.storm.run import StormRun
 from tests.storm.weather import Event, Weather

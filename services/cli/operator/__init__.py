@@ -1,7 +1,6 @@
 """Asks the brokers of a run for its status, to stop it, or to release what is set aside, for the ``gspo`` commands."""
 
 from gspo_services.cli.operator.line import NoAnswer, OperatorLine, TurnedAway
-from gspo_services.cli.operator.merging import merged_status
 from gspo_services.cli.operator.operator import Operator, connection, operator
 
-__all__ = ["NoAnswer", "Operator", "OperatorLine", "TurnedAway", "connection", "merged_status", "operator"]
+__all__ = ["NoAnswer", "Operator", "OperatorLine", "TurnedAway", "connection", "operator"]

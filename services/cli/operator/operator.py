@@ -10,7 +10,6 @@ import zmq.asyncio
 from gspo_protocol.channels import BATCH
 from gspo_protocol.sessions import new_session, session_tag
 from gspo_services.cli.operator.line import NoAnswer, OperatorLine, TurnedAway
-from gspo_services.cli.operator.merging import merged_status
 from gspo_services.shared.net import PeerClient, Security
 from gspo_services.shared.runtime.clock import Clock, MonotonicClock
 from gspo_services.shared.runtime.errors import ConfigurationError, EndpointError, ServiceError, flatten
@@ -31,14 +30,14 @@ class Operator:
         refusal = next((each for each in errors if isinstance(each, TurnedAway)), None)
         if refusal is not None:
             raise refusal
-        status = merged_status([None if isinstance(each, NoAnswer) else each for each in answers])
+        status = _status_of([None if isinstance(each, NoAnswer) else each for each in answers])
         if status is None:
             raise errors[0]
         return status
 
     async def status_if_connected(self, timeout_s: float) -> dict[str, Any] | None:
         """The run's status; None when no broker is connected, or none answers in time."""
-        return merged_status(await asyncio.gather(*(line.status_if_connected(timeout_s) for line in self._lines)))
+        return _status_of(await asyncio.gather(*(line.status_if_connected(timeout_s) for line in self._lines)))
 
     async def stop(self, reason: str, timeout_s: float) -> dict[str, Any]:
         """Ask until every broker says that the run is stopping. Returns its status then.
@@ -47,7 +46,7 @@ class Operator:
         """
         answers = await self._asked(lambda line: line.stop(reason, timeout_s))
         self._require_all(answers)
-        status = merged_status([each for each in answers if not isinstance(each, NoAnswer)])
+        status = _status_of([each for each in answers if not isinstance(each, NoAnswer)])
         assert status is not None
         return status
 
@@ -83,6 +82,15 @@ class Operator:
         silent = ", ".join(f"broker {number}" for number in errors)
         text = f"{silent} of {len(self._lines)} did not agree, and the others did: ask again when it runs ({first})"
         raise type(first)(text) from first
+
+
+def _status_of(answers: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """The run's status, from each broker's in their order, None of one that does not answer; None when none does."""
+    if len(answers) == 1:
+        return answers[0]
+    from gspo_services.cli.several import merged_status
+
+    return merged_status(answers)
 
 
 @asynccontextmanager

@@ -1,9 +1,9 @@
-"""Audits a run directory, of a live or an ended run: everything is read in one snapshot of the ledger."""
+"""Audits a ledger, of a live or an ended run: everything is read in one snapshot of it."""
 
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from gspo_services.broker.store import (
     LEDGER_FILE,
@@ -16,20 +16,17 @@ from gspo_services.broker.store import (
     read_evidence,
     reading,
 )
-from gspo_services.runs.audit.across import SharedHistory, audit_ids, read_share
 from gspo_services.runs.audit.additions import audit_additions
 from gspo_services.runs.audit.archives import ArchiveAudit
 from gspo_services.runs.audit.findings import Audit, Findings, Outcome, Rules
 from gspo_services.runs.audit.groups import audit_groups
 from gspo_services.runs.audit.groups import outcomes as read_outcomes
 from gspo_services.runs.audit.left_out import audit_left_out
-from gspo_services.runs.audit.merging import merged
 from gspo_services.runs.audit.missing import audit_losses, audit_missing, audit_rows, audit_without_ledger
 from gspo_services.runs.audit.order import Order, audit_batches, audit_set_aside, audit_versions, read_order
-from gspo_services.runs.audit.record import Checkpoint, audit_checkpoints, audit_record, read_checkpoints
+from gspo_services.runs.audit.record import Checkpoint, audit_checkpoints, audit_record
 from gspo_services.runs.audit.tokens import TokenAudit, TokenCounts
 from gspo_services.runs.audit.values import audit_values
-from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import read_run_settings
 
@@ -37,45 +34,45 @@ NO_ORDER: Final = Order(batch_versions={}, trained_batches={}, trained=[], check
 NO_TOKENS: Final = TokenCounts(num_chunks=0, num_resumed=0)
 
 
-def audit_run(directory: Path) -> Audit:
-    """Check everything that ``directory`` holds. Memory grows with the number of batches, not of trajectories.
+class BesideAudit(Protocol):
+    """What else is looked at in the snapshot of an audit."""
 
-    Raises: NoLedger when it is not a run directory, or the directory of one of several brokers is missing.
+    def check(self, connection: sqlite3.Connection, findings: Findings, rules: Rules) -> None:
+        """Add to ``findings``. Raises: sqlite3.DatabaseError."""
+
+    def read(self, connection: sqlite3.Connection) -> None:
+        """Once everything was checked. Raises: sqlite3.DatabaseError."""
+
+
+def audit_ledger(directory: Path, checkpoints: list[Checkpoint], beside: BesideAudit | None = None) -> Audit:
+    """Check everything that ``directory`` holds; ``checkpoints``: those of the run, read before.
+
+    Raises: NoLedger when it has no ledger, nor anything that is left of one.
     """
-    # Before the snapshot: what a live run writes next would be newer than a snapshot taken before it.
-    checkpoints = read_checkpoints(directory)
-    audits = [_audit_one(each, checkpoints) for each in ledger_directories(directory)]
-    if len(audits) == 1:
-        return audits[0][0]
-    return merged(directory, [audit for audit, _ in audits], [share for _, share in audits])
-
-
-def _audit_one(directory: Path, checkpoints: list[Checkpoint]) -> tuple[Audit, SharedHistory | None]:
-    """Of one ledger, and what it shares with the others; None when that cannot be read."""
     evidence = read_evidence(directory, directory / LEDGER_FILE)
     findings = Findings()
     if not has_content(directory / LEDGER_FILE):
         audit_without_ledger(findings, evidence)
         if findings.counts:
-            return _result(directory, findings), None
+            return _result(directory, findings)
     try:
-        return _audit_ledger(directory, findings, evidence, checkpoints)
+        return _audit_rows(directory, findings, evidence, checkpoints, beside)
     except (OtherSchema, ReaderGaveWay):
         raise
     except NoLedger as error:
         if evidence.mark is None:
             raise
         findings.add("database damaged", f"{error}; {MARK_FILE} says that it was a ledger")
-        return _result(directory, findings), None
+        return _result(directory, findings)
 
 
-def _audit_ledger(
-    directory: Path, findings: Findings, evidence: Evidence, checkpoints: list[Checkpoint]
-) -> tuple[Audit, SharedHistory | None]:
+def _audit_rows(
+    directory: Path, findings: Findings, evidence: Evidence, checkpoints: list[Checkpoint], beside: BesideAudit | None
+) -> Audit:
     rules, notes = _rules(directory)
     order, counts = NO_ORDER, NO_TOKENS
     found: list[Outcome] = []
-    run_id, share = "", None
+    run_id = ""
     with reading(directory) as connection:
         try:
             run_id = str(connection.execute("SELECT max(value) FROM meta WHERE key = 'run_id'").fetchone()[0])
@@ -88,7 +85,8 @@ def _audit_ledger(
             order = read_order(connection)
             found = read_outcomes(connection)
             audit_groups(connection, findings, rules)
-            audit_ids(connection, findings, rules)
+            if beside is not None:
+                beside.check(connection, findings, rules)
             audit_left_out(connection, findings)
             audit_additions(connection, findings, directory)
             audit_batches(connection, findings, rules, order)
@@ -99,14 +97,14 @@ def _audit_ledger(
             archives = ArchiveAudit(findings, directory, connection)
             archives.check_files()
             counts = TokenAudit(findings, rules, order.batch_versions, order.versions).run(connection, archives)
-            share = read_share(connection)
+            if beside is not None:
+                beside.read(connection)
         # UnicodeDecodeError: SQLite's own message quotes the broken bytes.
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
                 raise
             findings.add("database damaged", f"it cannot be read to its end: {error}")
-    result = _result(directory, findings, run_id=run_id, outcomes=found, order=order, counts=counts, notes=notes)
-    return result, share
+    return _result(directory, findings, run_id=run_id, outcomes=found, order=order, counts=counts, notes=notes)
 
 
 def _result(

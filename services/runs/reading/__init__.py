@@ -12,7 +12,6 @@ from gspo_services.runs.reading.records import (
     RunFacts,
 )
 from gspo_services.runs.reading.run_files import OpenRun
-from gspo_services.runs.reading.shared_run import SharedRun, open_run
 
 __all__ = [
     "MetricsLines",
@@ -25,7 +24,5 @@ __all__ = [
     "RecordedTokens",
     "RecordedTrajectory",
     "RunFacts",
-    "SharedRun",
-    "open_run",
     "process_events",
 ]

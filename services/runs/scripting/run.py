@@ -22,7 +22,8 @@ from gspo_services.runs.metrics import (
     read_metrics,
     typed,
 )
-from gspo_services.runs.reading import OpenRun, RecordedGroup, RecordedTokens, RecordedTrajectory, open_run
+from gspo_services.runs.opening import open_run
+from gspo_services.runs.reading import OpenRun, RecordedGroup, RecordedTokens, RecordedTrajectory
 from gspo_services.runs.scripting.columns import Columns, Kind, batch_columns, evaluation_columns, trajectory_columns
 from gspo_services.runs.scripting.processes import ask_to_stop, interrupt, last_lines, log_path, overrides_of, start_run
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError

@@ -9,7 +9,8 @@ from os import W_OK, access
 from pathlib import Path
 from typing import Final, TypeVar
 
-from gspo_services.runs.reading import OpenRun, open_run
+from gspo_services.runs.opening import open_run
+from gspo_services.runs.reading import OpenRun
 from gspo_services.runs.view.overview import Curves
 from gspo_services.runs.view.texts import Texts
 from gspo_services.runs.view.timeline import ProcessHistory

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer, models
 
 from gspo.diagnostics import SequenceStats
-from gspo_services.runs.reading import open_run
+from gspo_services.runs.opening import open_run
 from gspo_services.shared.runtime.lifecycle import module_command
 from gspo_services.shared.token_dump import TokenPart, write_part
 from tests.support.broker.peers import tokens_of

@@ -18,8 +18,8 @@ from gspo_services.cli.run.plot import write_plot
 from gspo_services.cli.run.report import summary_table
 from gspo_services.cli.run.supervisor import last_error
 from gspo_services.prepare.check.command import main as check
-from gspo_services.runs.audit.audit import audit_run
 from gspo_services.runs.metrics import read_metrics
+from gspo_services.runs.opening import audit_run
 from gspo_services.shared.runtime.console import PlainConsole
 from gspo_services.shared.runtime.plain_text import indented_lines, one_line
 from tests.support.cli import statuses

@@ -16,10 +16,10 @@ from gspo_services.broker.rows import GroupRow, TrajectoryRow
 from gspo_services.broker.store.reader import LEDGER_FILE, Reader, StoreMismatch, reading
 from gspo_services.broker.store.store import RowChanges
 from gspo_services.cli.main import main
-from gspo_services.runs.audit.audit import audit_run
 from gspo_services.runs.backup.backup import back_up
 from gspo_services.runs.backup.manifest import FORMAT, MANIFEST, BackupDamaged, list_backups
 from gspo_services.runs.backup.restore import restore
+from gspo_services.runs.opening import audit_run
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
 from gspo_services.shared.settings import read_run_settings
 from tests.support.broker.archiving import Archiving, archived, content, same

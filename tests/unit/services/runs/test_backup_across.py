@@ -9,9 +9,9 @@ from gspo_services.broker.rows import GroupRow, TrajectoryRow
 from gspo_services.broker.store import LEDGER_FILE, NoLedger, Store
 from gspo_services.broker.store.store import RowChanges
 from gspo_services.cli.main import main
-from gspo_services.runs.audit import audit_run
 from gspo_services.runs.backup import back_up, restore
 from gspo_services.runs.ledgers import ledger_directories
+from gspo_services.runs.opening import audit_run
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.settings import read_run_settings
 from tests.support.broker.archiving import content, same

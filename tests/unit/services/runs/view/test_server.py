@@ -14,7 +14,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
 from gspo_services.broker.store import LEDGER_FILE
-from gspo_services.runs.reading import OpenRun, open_run
+from gspo_services.runs.opening import open_run
+from gspo_services.runs.reading import OpenRun
 from gspo_services.runs.view import LearnerNumbers, PageAnswers, ViewServer, WatchedRun, watched_run, watched_runs
 from gspo_services.shared.runtime.clock import MonotonicClock
 from tests.support.processes.small_run import write_small_run

@@ -18,12 +18,10 @@ NAMED_BATCHES: Final = 8
 def merged_status(answers: Sequence[Status | None]) -> Status | None:
     """The run's status; None when no broker answers.
 
-    ``answers``: each broker's status in their order, None of one that does not answer. Of one broker it is that broker's
-    own. Of several it has "brokers" besides: for each one whether it answers, and how far it is. What is not said below is
-    what the first broker that answers says: the learner's state, the evaluations, the run's id.
+    ``answers``: each broker's status in their order, None of one that does not answer. The run's has "brokers" besides: for
+    each one whether it answers, and how far it is. What is not said below is what the first broker that answers says: the
+    learner's state, the evaluations, the run's id.
     """
-    if len(answers) == 1:
-        return answers[0]
     known = {number: status for number, status in enumerate(answers) if status is not None}
     if not known:
         return None

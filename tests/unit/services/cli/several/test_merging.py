@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gspo_services.cli.operator.merging import is_over, merged_status
+from gspo_services.cli.several.merging import is_over, merged_status
 
 
 def a_status(**changes: Any) -> dict[str, Any]:
@@ -29,10 +29,7 @@ def a_rollout(status: str = "serving", **changes: Any) -> dict[str, Any]:
     return {"peer": "rollout-0", "status": status, "policy_version": 4, "leases": 3, "silent_s": 0.5, **changes}
 
 
-def test_one_broker_is_shown_as_it_is_and_none_as_none() -> None:
-    status = a_status(waiting_for="2 more complete groups")
-    assert merged_status([status]) is status
-    assert merged_status([None]) is None
+def test_a_run_of_which_no_broker_answers_has_no_status() -> None:
     assert merged_status([None, None]) is None
 
 

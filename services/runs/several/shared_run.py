@@ -9,28 +9,26 @@ from typing import Any, Final
 
 from gspo_services.broker.rows import BatchStats, LengthStats
 from gspo_services.broker.store import reading
-from gspo_services.runs.ledgers import broker_name, ledger_directories
-from gspo_services.runs.reading.lines import MetricsLines
-from gspo_services.runs.reading.records import RecordedBatch, RecordedGroup, RecordedTokens, RecordedTrajectory, RunFacts
-from gspo_services.runs.reading.run_files import OpenRun
+from gspo_services.runs.ledgers import broker_name
+from gspo_services.runs.reading import (
+    MetricsLines,
+    OpenRun,
+    RecordedBatch,
+    RecordedGroup,
+    RecordedTokens,
+    RecordedTrajectory,
+    RunFacts,
+)
 
 EVERYWHERE: Final = ("num_groups", "num_trajectories", "num_tokens", "num_action_tokens", "num_zero_variance_groups",
                      "num_left_out_groups", "num_left_out_tokens")  # fmt: skip
 
 
 @contextmanager
-def open_run(directory: Path) -> Iterator[OpenRun]:
-    """Read ``directory`` as it stands now: one state of the ledger, whatever a running broker writes meanwhile.
-
-    Keep it open for as long as one look takes: a broker cannot shorten its write-ahead log meanwhile. For a live run, open
-    it again. Not thread-safe. Raises: NoLedger when there is no ledger of this release, or one of several is missing;
-    later, each method raises StoreCorrupt where what it reads is damaged (both of ``gspo_services.broker.store``, both
-    with the way out).
-    """
-    directories = ledger_directories(directory)
+def open_shared_run(directory: Path, ledgers: Sequence[Path]) -> Iterator[OpenRun]:
+    """See ``open_run``, for the run in ``directory`` whose brokers have their ledgers in ``ledgers``. Raises: NoLedger."""
     with ExitStack() as stack:
-        parts = [OpenRun(each, stack.enter_context(reading(each))) for each in directories]
-        yield parts[0] if len(parts) == 1 else SharedRun(directory, parts)
+        yield SharedRun(directory, [OpenRun(each, stack.enter_context(reading(each))) for each in ledgers])
 
 
 class SharedRun(OpenRun):

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gspo_services.runs.audit.findings import Findings, Rules
+from gspo_services.runs.audit import Findings, Rules
 from gspo_services.runs.ledgers import broker_name
 
 FOREIGN: Final = {

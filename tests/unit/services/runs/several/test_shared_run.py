@@ -10,8 +10,10 @@ from gspo_services.broker.store import LEDGER_FILE
 from gspo_services.broker.store.lock import LedgerLock
 from gspo_services.runs.ledgers import is_held, other_ledgers
 from gspo_services.runs.metrics import RunFollower, read_metrics
-from gspo_services.runs.reading import OpenRun, SharedRun, open_run
+from gspo_services.runs.opening import open_run
+from gspo_services.runs.reading import OpenRun
 from gspo_services.runs.scripting.run import TrainingRun
+from gspo_services.runs.several import SharedRun
 from gspo_services.runs.view.overview import Curves
 from tests.support.processes.small_run import write_shared_run, write_small_run
 

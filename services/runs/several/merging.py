@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gspo_services.runs.audit.across import SharedHistory, audit_across
-from gspo_services.runs.audit.findings import KEPT, Audit, Findings, Outcome
+from gspo_services.runs.audit import KEPT, Audit, Findings, Outcome
 from gspo_services.runs.ledgers import broker_name
+from gspo_services.runs.several.across import SharedHistory, audit_across
 
 
 def merged(directory: Path, audits: Sequence[Audit], shares: Sequence[SharedHistory | None]) -> Audit:

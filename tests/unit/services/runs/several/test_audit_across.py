@@ -9,9 +9,9 @@ import pytest
 
 from gspo_services.broker.store import LEDGER_FILE, NoLedger
 from gspo_services.cli.accept_loss import accept_loss_command
-from gspo_services.runs.audit import audit_run
-from gspo_services.runs.audit.across import SharedHistory, audit_across
 from gspo_services.runs.audit.findings import Findings
+from gspo_services.runs.opening import audit_run
+from gspo_services.runs.several.across import SharedHistory, audit_across
 from tests.support.processes.small_run import write_shared_run
 
 
