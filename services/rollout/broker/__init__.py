@@ -2,7 +2,7 @@
 
 from gspo_services.rollout.broker.asking import Ask, LeaseRequests
 from gspo_services.rollout.broker.one import OneBroker, no_answer, open_broker, open_client
-from gspo_services.rollout.broker.port import HEARTBEAT_S, INTERVAL_MOST_S, SILENT_S, Beats, Brokers, Versions
+from gspo_services.rollout.broker.port import HEARTBEAT_S, INTERVAL_MOST_S, SILENT_S, Beats, Brokers, KnownVersions
 
 __all__ = [
     "HEARTBEAT_S",
@@ -11,9 +11,9 @@ __all__ = [
     "Ask",
     "Beats",
     "Brokers",
+    "KnownVersions",
     "LeaseRequests",
     "OneBroker",
-    "Versions",
     "no_answer",
     "open_broker",
     "open_client",

@@ -28,7 +28,7 @@ class EveryBeat:
 
 
 class NewestVersion:
-    """The ``Versions`` of one broker: the rollout follows it, also back to what is left after a loss."""
+    """The ``KnownVersions`` of one broker: the rollout follows it, also back to what is left after a loss."""
 
     waits = ""
 

@@ -26,7 +26,7 @@ class Beats(Protocol):
         """The numbers of the brokers that are due now."""
 
 
-class Versions(Protocol):
+class KnownVersions(Protocol):
     """The versions that brokers have announced to this rollout."""
 
     def announced(self, broker: int, version: int, endpoint: str) -> None:
@@ -51,7 +51,7 @@ class Brokers(ABC):
     clients: tuple[PeerClient, ...]
     """The connection to each broker, broker 0's first."""
     beats: Beats
-    versions: Versions
+    versions: KnownVersions
 
     def __len__(self) -> int:
         return len(self.clients)

@@ -18,7 +18,7 @@ class _News(NamedTuple):
 
 
 class AnnouncedVersions:
-    """The ``Versions`` of several brokers."""
+    """The ``KnownVersions`` of several brokers."""
 
     def __init__(self, num_brokers: int) -> None:
         self._announced: list[dict[int, _News]] = [{} for _ in range(num_brokers)]
