@@ -184,16 +184,16 @@ FLEET = Dashboard(
                    Query(rate("gspo_rollout_turns_discarded_total"), "discarded turns"),
                    Query(rate("gspo_rollout_agent_divergences_total"), "divergences"))),
         )),
-        Row("One GPU in turns", (
-            Panel("Who has the device", "short", "1: learner or rollout, with run.take_turns. Neither: it changes hands.",
+        Row("One time-shared GPU", (
+            Panel("Who has the device", "short", "1: learner or rollout, with run.colocate. Neither: it changes hands.",
                   (Query(latest("gspo_learner_has_device"), "learner"),
                    Query(latest("gspo_rollout_has_device"), "rollout"))),
             Panel("Waits for the device", "percentunit", "Share of time. One waits while the other works; that is no fault.",
                   (Query(rate("gspo_learner_device_wait_seconds_total"), "learner"),
                    Query(rate("gspo_rollout_device_wait_seconds_total"), "rollout"))),
-            Panel("Turns", "/s", "Turns that began. Many short ones: docs/guide/colocate.md.",
-                  (Query(rate("gspo_learner_device_turns_total"), "learner"),
-                   Query(rate("gspo_rollout_device_turns_total"), "rollout"))),
+            Panel("Device changes hands", "/s", "Times each side got the device. Many short ones: docs/guide/colocate.md.",
+                  (Query(rate("gspo_learner_device_acquired_total"), "learner"),
+                   Query(rate("gspo_rollout_device_acquired_total"), "rollout"))),
         )),
         Row("Sandboxes", (
             Panel("Boxes", "short", "Of all servers (gspo sandbox): in use, waited for, and the most there may be.",

@@ -109,7 +109,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
 
     from gspo_services.learner.broker import BrokerPort, NoBroker
     from gspo_services.learner.checkpoints import CheckpointScrub
-    from gspo_services.learner.engine import LearnerEngine, LearnerTurns, init_distributed
+    from gspo_services.learner.engine import ColocatedDevice, LearnerEngine, init_distributed
     from gspo_services.learner.lost_rank import lost_ranks_named
     from gspo_services.learner.metrics import LearnerMetrics
     from gspo_services.learner.opening import broker_thread, versions_apart_of
@@ -144,13 +144,13 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         if rank == 0
         else nullcontext(NoBroker())
     )
-    turns = None
-    if settings.run.take_turns:
+    device = None
+    if settings.run.colocate:
         lock = DeviceLock(settings.run.directory / LOCK_FILE, "learner")
-        turns = LearnerTurns(lock, clock=clock, health=health, metrics=metrics)
+        device = ColocatedDevice(lock, clock=clock, health=health, metrics=metrics)
     with telemetry, broker as opened, lost_ranks_named():
-        if turns is not None:
-            turns.begin(stop.is_set)
+        if device is not None:
+            device.begin(stop.is_set)
         try:
             with ended_by_signals() if is_rank() else nullcontext():
                 if stop.is_set():
@@ -162,10 +162,10 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
             engine = LearnerEngine.create(settings.model.path, engine_settings)
         except ValueError as error:
             raise ConfigurationError(f"the model in {settings.model.path} cannot be trained: {error}") from error
-        if turns is not None:
+        if device is not None:
             # DeepSpeed collects garbage whenever the states leave. What exists by now stays for good, and is not looked at.
             gc.freeze()
-            turns.made(engine)
+            device.made(engine)
         try:
             checkpoints = settings.run.directory / "checkpoints"
             scrub = CheckpointScrub(checkpoints, metrics.damaged_checkpoint_files.set) if rank == 0 else nullcontext()
@@ -180,7 +180,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
                     stop=stop,
                     train=partial(train_batch, profile=profile),
                     profile=profile,
-                    turns=turns,
+                    device=device,
                     versions_apart=versions_apart_of(settings.broker.num_brokers),
                 ).run()
         finally:

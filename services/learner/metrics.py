@@ -23,9 +23,9 @@ class LearnerMetrics(MetricTable):
     next_batch = gauge("next_batch", "Index of the next batch")
     train_seconds = histogram("batch_seconds", "Time to train one batch", buckets=LONG_BUCKETS)
     wait_seconds = counter("wait_seconds_total", "Time spent waiting for batches")
-    has_device = gauge("has_device", "1 while the learner may use the device, with run.take_turns")
-    device_turns = counter("device_turns_total", "Turns on the device that began")
-    device_wait_seconds = counter("device_wait_seconds_total", "Time spent waiting for the rollout's turn to end")
+    has_device = gauge("has_device", "1 while the learner may use the device, with run.colocate")
+    device_acquired = counter("device_acquired_total", "Times the learner got the device")
+    device_wait_seconds = counter("device_wait_seconds_total", "Time spent waiting for the rollout to give the device back")
     publish_seconds = histogram("publish_seconds", "Time that training waited for a version to be copied")
     announce_seconds = histogram(
         "announce_seconds",

@@ -26,7 +26,7 @@ from gspo_services.learner.checkpoints import (
     require_own_directory,
     resume,
 )
-from gspo_services.learner.engine import AlwaysMine, LearnerEngine, Turns
+from gspo_services.learner.engine import LearnerDevice, LearnerEngine, OwnDevice
 from gspo_services.learner.export import export_model
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.plan import rows_of_rank
@@ -74,14 +74,14 @@ class LearnerService:
         background: Background | None = None,
         profile: Phases = NO_PROFILE,
         life: str = "",
-        turns: Turns | None = None,
+        device: LearnerDevice | None = None,
         versions_apart: Callable[[Batch], int] | None = None,
     ) -> None:
         """``broker`` is a ``NoBroker`` on all ranks but 0. ``train`` makes a batch's optimizer steps. ``background`` writes
         checkpoints if the settings want that; None: a thread. ``life`` names this life of the learner; empty: at random.
-        ``turns``: on the engine's device; None: it is the learner's alone. ``versions_apart``: by how many versions a token
-        of the batch may be older than batch.max_lag allows; None: by none."""
-        self._turns = AlwaysMine() if turns is None else turns
+        ``device``: the engine's; None: it is the learner's alone. ``versions_apart``: by how many versions a token of the
+        batch may be older than batch.max_lag allows; None: by none."""
+        self._device = OwnDevice() if device is None else device
         self._profile = profile
         self._train_batch = train
         self._versions_apart = versions_apart
@@ -135,7 +135,7 @@ class LearnerService:
     def _run(self) -> None:
         self._failures.begin()
         self._newest_trained = self._wait_for_broker()
-        with self._turns.turn():
+        with self._device.held():
             self._resume()
             self._publish()
         while True:
@@ -145,7 +145,7 @@ class LearnerService:
                     directive = assemble(directive, self._rows_of_rank, self._arrival, self._failures.of)
             if directive is None:
                 log.info("stopping", next_batch=self._next_batch)
-                with self._turns.turn():
+                with self._device.held():
                     self._checkpoint()
                 self._finish_saving()
                 self._flush()
@@ -153,7 +153,7 @@ class LearnerService:
             if isinstance(directive, EndOfRun):
                 self._finish(directive)
                 return
-            with self._turns.turn():
+            with self._device.held():
                 if isinstance(directive, SkipBatch):
                     self._skip(directive)
                 elif isinstance(directive, AssembledBatch):
@@ -362,7 +362,7 @@ class LearnerService:
 
     def _finish(self, end: EndOfRun) -> None:
         destination, model = self._settings.run.directory / "export", self._settings.model
-        with self._turns.turn():
+        with self._device.held():
             self._checkpoint()
             self._finish_saving()
             export_model(self._engine, destination, tokenizer_from=model.path, dtype=DTYPES[model.dtype])

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from gspo_protocol.sessions import new_session
 from gspo_services.rollout.broker import Brokers, open_broker
+from gspo_services.rollout.colocate import TimeSharing
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.opening import Policy, open_all_episodes, open_user_code
 from gspo_services.rollout.service import RolloutService
@@ -30,10 +31,9 @@ from gspo_services.rollout.sglang import (
     fail_when_deaf,
 )
 from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError
-from gspo_services.rollout.turns import TurnTaker
 from gspo_services.rollout.weights import (
     AdapterPlan,
-    EngineTurns,
+    EngineDevice,
     WeightPeers,
     WeightSync,
     lora_arguments,
@@ -140,7 +140,7 @@ async def _generate(
         async with AsyncExitStack() as stack:
             # Before SGLang, which takes a minute: a mistake in the user's code is known at once.
             player = await stack.enter_async_context(open_user_code(settings, arguments.name, metrics))
-            lock = await stack.enter_async_context(_first_turn(settings, arguments.name, clock, metrics))
+            lock = await stack.enter_async_context(_first_hold(settings, arguments.name, clock, metrics))
             engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size, registry, lock))
             opened = _open_brokers(settings, context, name=arguments.name, clock=clock, security=security)
             brokers = stack.enter_context(opened)
@@ -166,7 +166,7 @@ async def _generate(
                 weight_peers=weight_peers,
                 kv_heads=await _shared(settings, engine),
                 adapters=AdapterPlan.of(settings),
-                turns=EngineTurns(engine, lock, clock=clock, metrics=metrics),
+                device=EngineDevice(engine, lock, clock=clock, metrics=metrics),
             )
             policy = Policy(
                 tokenizer=tokenizer, engine=engine, broker=brokers, may_generate=sync.may_generate, metrics=metrics,
@@ -181,7 +181,7 @@ async def _generate(
                 clock=clock,
                 health=health,
                 metrics=metrics,
-                turns=None if lock is None else TurnTaker(sync, asks_of=lambda: brokers.there),
+                sharing=None if lock is None else TimeSharing(sync, asks_of=lambda: brokers.there),
             )
             started.set()
             health.opened()
@@ -243,11 +243,11 @@ def model_config(settings: Settings) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _first_turn(
+async def _first_hold(
     settings: Settings, name: str, clock: Clock, metrics: RolloutMetrics
 ) -> AsyncIterator[DeviceLock | None]:
     """The lock of the engine's device, in hand, because a server takes memory when it starts; None: nobody shares it."""
-    if not settings.run.take_turns:
+    if not settings.run.colocate:
         yield None
         return
     with closing(DeviceLock(settings.run.directory / LOCK_FILE, name)) as lock:
@@ -255,7 +255,7 @@ async def _first_turn(
 
 
 def server_options(settings: Settings, name: str, lock: DeviceLock | None = None) -> ServerOptions:
-    """The options of the SGLang server that the rollout of this name starts. ``lock``: of the turn in which it does."""
+    """The options of the SGLang server that the rollout of this name starts. ``lock``: of the device on which it does."""
     rollout, lora = settings.rollout, settings.lora
     return ServerOptions(
         model_path=settings.model.path,
@@ -270,7 +270,7 @@ def server_options(settings: Settings, name: str, lock: DeviceLock | None = None
         lora_args=tuple(lora_arguments(lora.rank, lora.loaded)) if lora.publish == "adapter" else (),
         extra_args=tuple(rollout.server_args),
         start_timeout_s=rollout.start_timeout_s,
-        takes_turns=lock is not None,
+        colocated=lock is not None,
         kept_open=None if lock is None else lock.fileno(),
     )
 

@@ -61,9 +61,9 @@ class RolloutMetrics(MetricTable):
     pause_seconds = histogram(
         "generation_pause_seconds", "Time that generation stopped for a weight update", buckets=PAUSE_BUCKETS
     )
-    has_device = gauge("has_device", "1 while the engine may use the device, with run.take_turns")
-    device_turns = counter("device_turns_total", "Turns on the device that began")
-    device_wait_seconds = counter("device_wait_seconds_total", "Time spent waiting for the learner's turn to end")
+    has_device = gauge("has_device", "1 while the engine may use the device, with run.colocate")
+    device_acquired = counter("device_acquired_total", "Times the engine got the device")
+    device_wait_seconds = counter("device_wait_seconds_total", "Time spent waiting for the learner to give the device back")
     episode_seconds = histogram(
         "episode_seconds", "Time of an episode from its lease to its end here", buckets=EPISODE_BUCKETS
     )

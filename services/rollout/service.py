@@ -20,10 +20,10 @@ from gspo_protocol.messages import (
 from gspo_protocol.messages.base import shortened
 from gspo_protocol.messages.work import RolloutStatus
 from gspo_services.rollout.broker import Brokers, LeaseRequests
+from gspo_services.rollout.colocate import TimeSharing
 from gspo_services.rollout.held_leases import HeldLease, WorkSeen, keys_by_broker, num_by_broker
 from gspo_services.rollout.metrics import STATUSES, RolloutMetrics
 from gspo_services.rollout.sglang import EngineError
-from gspo_services.rollout.turns import TurnTaker
 from gspo_services.rollout.weights import WeightSync
 from gspo_services.rollout.work import EpisodeFailed, EpisodeRunner, EpisodeWork
 from gspo_services.shared.net import Delivered
@@ -59,9 +59,9 @@ class RolloutService:
         clock: Clock,
         health: Health,
         metrics: RolloutMetrics,
-        turns: TurnTaker | None = None,
+        sharing: TimeSharing | None = None,
     ) -> None:
-        """``turns``: on the engine's device; None: it is the engine's alone."""
+        """``sharing``: of the engine's device; None: it is the engine's alone."""
         self._episodes = episodes
         self._brokers = brokers
         self._sync = sync
@@ -70,7 +70,7 @@ class RolloutService:
         self._health = health
         self._metrics = metrics
         self._beats = brokers.beats
-        self._turns = turns
+        self._sharing = sharing
         self._running: dict[int, HeldLease] = {}
         self._late: list[asyncio.Task[None]] = []
         self._seen = WorkSeen()
@@ -99,8 +99,8 @@ class RolloutService:
                     tasks.create_task(self._ask(), name="ask"),
                     tasks.create_task(self._beat(), name="heartbeat"),
                 ]
-                if self._turns is not None:
-                    loops.append(tasks.create_task(self._turns.run(lambda: len(self._running)), name="turns"))
+                if self._sharing is not None:
+                    loops.append(tasks.create_task(self._sharing.run(lambda: len(self._running)), name="time-sharing"))
                 await self._until_over(stop)
                 self._draining = True
                 for loop in loops:
@@ -175,8 +175,8 @@ class RolloutService:
             self._start_episode(message, delivered, tasks)
         elif isinstance(message, NoLease):
             if self._requests.refused(broker, message.request_id, self._clock.now() + message.retry_s):
-                if self._turns is not None:
-                    self._turns.refused(broker)
+                if self._sharing is not None:
+                    self._sharing.refused(broker)
                 self._wake.set()
         elif isinstance(message, LeaseEnded):
             self._end_episode(message)
@@ -207,8 +207,8 @@ class RolloutService:
             return
         task = tasks.create_task(self._episode(lease, work), name=name)
         self._running[lease.trajectory_id] = HeldLease(lease=lease, work=work, task=task)
-        if self._turns is not None:
-            self._turns.leased()
+        if self._sharing is not None:
+            self._sharing.leased()
         self._metrics.episodes_running.set(len(self._running))
         if lease.num_tokens:
             self._metrics.resumed.inc()
@@ -227,8 +227,8 @@ class RolloutService:
     async def _episode(self, lease: Lease, work: EpisodeWork) -> None:
         begin = self._clock.now()
         try:
-            if self._turns is not None:
-                # An agent's deadline begins with its episode, and must not pass in the learner's turn.
+            if self._sharing is not None:
+                # An agent's deadline begins with its episode, and must not pass while the learner has the device.
                 await self._sync.may_generate.wait()
             await work.run()
             self._engine_failures = 0
@@ -335,8 +335,8 @@ class RolloutService:
                         # A broker gives leases only to a rollout that has said that it serves.
                         await self._send_heartbeats([ask.broker])
                     version = self._sync.policy_version
-                    if self._turns is not None:
-                        self._turns.asked(version, len(self._running), ask.broker)
+                    if self._sharing is not None:
+                        self._sharing.asked(version, len(self._running), ask.broker)
                     request = LeaseRequest(request_id=ask.request_id, capacity=ask.capacity, policy_version=version)
                     await self._brokers.clients[ask.broker].send(request)
             until = self._requests.pauses_until(now)
@@ -380,5 +380,5 @@ class RolloutService:
             self._health.progress()
 
     def _has_worked(self) -> bool:
-        """See ``WorkSeen``; also true while all episodes wait for their turn."""
-        return (self._turns is not None and self._turns.waits) or self._seen.has_worked(self._running.values())
+        """See ``WorkSeen``; also true while all episodes wait for the device."""
+        return (self._sharing is not None and self._sharing.waits) or self._seen.has_worked(self._running.values())

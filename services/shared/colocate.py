@@ -1,7 +1,7 @@
 """The right to a device's memory: an exclusive lock of the operating system on a file in the run's directory.
 
 The kernel gives the lock back when the last process that has it open has ended, however it ended. So a killed holder never
-keeps the device. SGLang's server gets the open file, too: a killed rollout's turn lasts until its server has gone.
+keeps the device. SGLang's server gets the open file, too: a killed rollout has the device until its server has gone.
 
 **No deadlock.** Each side waits for the other only while it does not hold the lock.
 
@@ -10,7 +10,7 @@ keeps the device. SGLang's server gets the open file, too: a killed rollout's tu
   evaluations add a bounded number, and only the learner makes the next version. So whatever max_lag is, the window is spent
   some time, and the rollout gives the lock back. It never fetches, nor waits for a version, with the lock in hand: when its
   weights are in doubt, it gives the device up before it asks for others.
-- The learner takes it when a batch has come whole. In its turn it waits for the broker alone, which needs no device. It
+- The learner takes it when a batch has come whole. With it, it waits for the broker alone, which needs no device. It
   serves versions from the host's memory, in a thread of its own, with or without the lock.
 
 Neither side is starved: without new versions the rollout's window is spent, and without new groups the learner has no batch.
@@ -28,7 +28,7 @@ from gspo_services.shared.runtime.errors import ConfigurationError
 
 LOCK_FILE: Final = "device.lock"
 """In the run's directory. It has the name of whoever took the lock last; empty after it was given back."""
-TURN_POLL_S: Final = 0.1
+DEVICE_POLL_S: Final = 0.1
 """Time between two looks at a lock that somebody else holds."""
 _MOST_NAME: Final = 100
 
@@ -73,11 +73,11 @@ class DeviceLock:
 
     @property
     def holder(self) -> str:
-        """Who took it last and has not given it back; empty: nobody. A killed holder's name stays until the next turn."""
+        """Who took it last and has not given it back; empty: nobody. A killed holder's name stays until the next one."""
         return os.pread(self._file, _MOST_NAME, 0).decode(errors="replace")
 
     def fileno(self) -> int:
-        """The open file, for a child whose end the turn shall outlast."""
+        """The open file, for a child that shall keep the lock until it ends."""
         return self._file
 
     def close(self) -> None:
@@ -94,13 +94,13 @@ class DeviceLock:
 
     def _unusable(self, error: OSError) -> ConfigurationError:
         return ConfigurationError(
-            f"{self._path} cannot be locked: {error.strerror}; run.take_turns needs a file system with locks: use a "
-            "run.directory on a local disk, or run.take_turns = false"
+            f"{self._path} cannot be locked: {error.strerror}; run.colocate needs a file system with locks: use a "
+            "run.directory on a local disk, or run.colocate = false"
         )
 
 
-def turn_holder(path: Path) -> str:
-    """``DeviceLock.holder``, for somebody who takes no turns; empty, too, while there is no such file."""
+def device_holder(path: Path) -> str:
+    """``DeviceLock.holder``, for somebody who never takes it; empty, too, while there is no such file."""
     try:
         return path.read_bytes()[:_MOST_NAME].decode(errors="replace")
     except OSError:

@@ -44,8 +44,8 @@ class Display:
         self.cursors: dict[str, Cursor] = {}
         """How far each tracker is, by name."""
         self.sample: Sample | None = None
-        self.turn = ""
-        """The process that has the device, where they take turns; empty: none, or they do not."""
+        self.device_holder = ""
+        """The process that has the device, where they time-share it; empty: none, or they do not."""
 
     def __enter__(self) -> "Display":
         if self._live is not None:
@@ -108,7 +108,7 @@ class Display:
             f"reward {number(status['train_reward'])}  held-out {number(status['eval_reward'])}  "
             f"lag {number(status['lag_mean'])}  {number(status['tokens_per_s'], 0)} tokens/s  "
             f"{f'lengths {lengths}  ' if lengths else ''}{f'ends in {duration(left_s)}  ' if left_s is not None else ''}"
-            f"rollouts serving {serving}  {f'turn of {self.turn}  ' if self.turn else ''}"
+            f"rollouts serving {serving}  {f'device: {self.device_holder}  ' if self.device_holder else ''}"
             f"{_aside(status)}{status['waiting_for'] or ''}{status['stopping'] or ''}"
         )
 
@@ -171,7 +171,7 @@ class Display:
                 doing = f"{rollout['status']}, version {rollout['policy_version']}, {rollout['leases']} episodes"
             if name in brokers:
                 doing = _broker_text(brokers[name])
-            if self.turn == name:
+            if self.device_holder == name:
                 doing = f"{doing}, has the device" if doing else "has the device"
             middle = ("-" if child.pid is None else child.pid, child.num_restarts) if wide else ()
             table.add_row(*(one_line(cell, MOST_CHARACTERS) for cell in (name, child.state, *middle, doing)))

@@ -11,7 +11,7 @@ from gspo_services.cli.run.supervisor import Child
 from gspo_services.runs.ledgers import ledger_directory
 from gspo_services.runs.metrics import Row, RunFollower
 from gspo_services.runs.track import CursorFile, Sample, SampleReader
-from gspo_services.shared.colocate import LOCK_FILE, turn_holder
+from gspo_services.shared.colocate import LOCK_FILE, device_holder
 from gspo_services.shared.settings import Settings
 
 SAMPLED: Final = 16
@@ -29,13 +29,13 @@ class News:
         self._happenings = Happenings(settings.batch.max_lag)
         self._is_first = True
         self._shown = 0
-        self._lock_file = directory / LOCK_FILE if settings.run.take_turns else None
+        self._lock_file = directory / LOCK_FILE if settings.run.colocate else None
 
     async def bring(
         self, display: Display, status: dict[str, Any] | None, children: Sequence[Child], elapsed_s: float
     ) -> None:
         """Tell ``display`` what is new. ``status``: the broker's; None while it does not answer."""
-        display.turn = turn_holder(self._lock_file) if self._lock_file is not None else ""
+        display.device_holder = device_holder(self._lock_file) if self._lock_file is not None else ""
         rows = self._new_rows(display)
         happened = self._happenings.of_rows(rows)
         self._follower.tell_damage(lambda text: happened.append(Happening(text=text, is_problem=True)))

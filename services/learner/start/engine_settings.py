@@ -30,7 +30,7 @@ class EngineSettings:
     lora: LoraSection = field(default_factory=LoraSection)
     """With a rank above 0 only adapters are trained; the weights that leave the engine have them merged."""
     leaves_device: bool = False
-    """The engine's states leave the device between two turns (``run.take_turns``), which ZeRO's optimizers alone can do."""
+    """The engine's states leave the device while the rollout has it (``run.colocate``). Only ZeRO's optimizers can do so."""
     adam_eps: float = 1e-8
     zero3_persistence_elements: int = 100_000
     """ZeRO-3 keeps parameters below this size whole on every rank: fewer gathers for more memory."""
@@ -49,5 +49,5 @@ def engine_settings_of(settings: Settings, device: Device) -> EngineSettings:
         keeps_reference=settings.objective.kl_coefficient > 0,
         entropy_gradient=settings.objective.entropy_coefficient > 0,
         lora=settings.lora,
-        leaves_device=settings.run.take_turns,
+        leaves_device=settings.run.colocate,
     )

@@ -16,6 +16,7 @@ from gspo_services.shared.estimates import (
     LearnerMemory,
     ModelShape,
     Span,
+    colocated_memory,
     engine_memory,
     gib,
     learner_host,
@@ -23,7 +24,6 @@ from gspo_services.shared.estimates import (
     memory_rows,
     memory_text,
     rollout_host,
-    turn_memory,
 )
 from gspo_services.shared.settings import Settings
 from gspo_services.shared.weights import SpreadError, require_spread, spread_of
@@ -138,7 +138,7 @@ def _on_devices(situation: Situation, model: ReadModel, learner: LearnerMemory, 
             text=f"{ranks} ranks of the learner need as many GPUs; there are {hardware.num_devices}",
             way_out="lower learner.num_ranks, or name more with --gpus",
         )  # fmt: skip
-    if situation.settings.run.take_turns:
+    if situation.settings.run.colocate:
         yield from _turn_findings(learner, engine, device, _parts(learner), _smaller(situation, model))
         return
     text = f"{learner.total.gib} a rank ({_parts(learner)}); a {device.name} has {gib(room)}"
@@ -164,35 +164,35 @@ def _on_devices(situation: Situation, model: ReadModel, learner: LearnerMemory, 
 def _turn_findings(
     learner: LearnerMemory, engine: EngineMemory, device: Device, parts: str, smaller: str
 ) -> Iterator[Finding]:
-    """Whether each side fits in its turn. ``parts``: of the learner's memory; ``smaller``: what makes it smaller."""
-    turns, room = turn_memory(learner, engine), device.memory_bytes
+    """Whether each side fits while it has the device. ``parts``: of the learner's memory; ``smaller``: what shrinks it."""
+    memory, room = colocated_memory(learner, engine), device.memory_bytes
     text = (
-        f"{turns.learner.gib} in its turn ({parts}, and {KEPT_BY_ENGINE.gib} that the server keeps); "
+        f"{memory.learner.gib} while it has the device ({parts}, and {KEPT_BY_ENGINE.gib} that the server keeps); "
         f"a {device.name} has {gib(room)}"
     )
-    yield verdict("learner memory", text, turns.learner, room, smaller)
+    yield verdict("learner memory", text, memory.learner, room, smaller)
     text = (
-        f"{turns.engine.gib} in its turn: with its cache, weights {gib(engine.weights)}, and what the learner's process "
-        f"keeps; a {device.name} has {gib(room)}"
+        f"{memory.engine.gib} while it has the device: with its cache, weights {gib(engine.weights)}, and what the "
+        f"learner's process keeps; a {device.name} has {gib(room)}"
     )
-    yield verdict("engine memory", text, turns.engine, room, "a smaller --mem-fraction-static in rollout.server_args")
+    yield verdict("engine memory", text, memory.engine, room, "a smaller --mem-fraction-static in rollout.server_args")
 
 
 def _turns_way_out(settings: Settings, shape: ModelShape, engine: EngineMemory, room: float) -> str:
-    """The arithmetic of run.take_turns on a GPU that cannot hold both sides together; empty if one does not fit alone."""
+    """The arithmetic of run.colocate on a GPU that cannot hold both sides together; empty if one does not fit alone."""
     # A learner that leaves its device keeps copies that another one does without.
-    taking_turns = settings.model_copy(update={"run": settings.run.model_copy(update={"take_turns": True})})
-    turns = turn_memory(learner_memory(shape, taking_turns, cuda=True), engine)
-    if turns.learner.low > room or turns.engine.low > room:
+    colocated = settings.model_copy(update={"run": settings.run.model_copy(update={"colocate": True})})
+    memory = colocated_memory(learner_memory(shape, colocated, cuda=True), engine)
+    if memory.learner.low > room or memory.engine.low > room:
         return ""
-    keys = ["run.take_turns = true"]
+    keys = ["run.colocate = true"]
     if settings.rollout.num_servers != 1:
         keys.append("rollout.num_servers = 1")
     if settings.learner.zero_stage != 2 and (settings.learner.zero_stage != 1 or settings.learner.dtype != "float32"):
         keys.append("learner.zero_stage = 2")
     return (
-        f"; or {', '.join(keys)}: in turns the learner takes {turns.learner.gib}, then the engine {turns.engine.gib}, of "
-        f"{gib(room)}, and {gib(turns.on_host)} more of the host's memory"
+        f"; or {', '.join(keys)}: time-shared, the learner takes {memory.learner.gib}, then the engine {memory.engine.gib}, "
+        f"of {gib(room)}, and {gib(memory.on_host)} more of the host's memory"
     )
 
 

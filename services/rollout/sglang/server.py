@@ -79,10 +79,10 @@ class ServerOptions:
     extra_args: tuple[str, ...] = ()
     """More arguments for sglang.launch_server; they come last, so they win."""
     start_timeout_s: float = 600.0
-    takes_turns: bool = False
-    """Its memory can be released between turns. On a CPU no memory is, and SGLang needs no option."""
+    colocated: bool = False
+    """Its memory can be released while the learner has the device. On a CPU no memory is, and SGLang needs no option."""
     kept_open: int | None = None
-    """An open file that the server's process keeps until it ends: the lock of the turn in which it starts."""
+    """An open file that the server's process keeps until it ends: the lock of the device on which it starts."""
 
 
 def _temporary_directory(log_path: Path) -> Path:
@@ -304,7 +304,7 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
         ]  # fmt: skip
         if options.longest_tokens is not None and options.longest_tokens <= SHORT_TOKENS:
             command.append("--disable-radix-cache")
-    if options.takes_turns and cuda:
+    if options.colocated and cuda:
         # Needs torch_memory_saver, which SGLang's GPU wheels bring; without that package SGLang refuses to start.
         command.append("--enable-memory-saver")
     spread = options.spread

@@ -6,7 +6,7 @@ after a failed update, the rollout does not serve: it takes no lease and generat
 The rollout keeps a copy of the version that it fetched last (``replica``), so that the next one can be a delta.
 ``loading`` has how an engine gets it.
 
-Where learner and engine take turns on a device, a version is fetched without the turn and loaded with it. An engine that
+Where learner and engine time-share a device, a version is fetched without the device and loaded with it. An engine that
 gave the device up has lost its weights: it gets the served version again, from the copy, and is verified as with any other.
 """
 
@@ -25,11 +25,11 @@ from gspo_protocol.messages.base import shortened
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.sglang import Engine, EngineError
 from gspo_services.rollout.weights.adapters import AdapterLoader, AdapterPlan, BaseUnknownError
+from gspo_services.rollout.weights.colocate import EngineDevice
 from gspo_services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest
 from gspo_services.rollout.weights.loading import EngineLoader, VerificationError
 from gspo_services.rollout.weights.peers import WeightPeers
 from gspo_services.rollout.weights.replica import Replica
-from gspo_services.rollout.weights.turns import EngineTurns
 from gspo_services.rollout.weights.verify import Verifier
 from gspo_services.shared.net import PLAINTEXT, PeerClient, Security
 from gspo_services.shared.runtime.clock import Clock
@@ -68,11 +68,11 @@ class WeightSync:
         weight_peers: WeightPeers | None = None,
         kv_heads: int = 1,
         adapters: AdapterPlan | None = None,
-        turns: EngineTurns | None = None,
+        device: EngineDevice | None = None,
     ) -> None:
         """``retry_s``: the pause before a fetch or a load is tried again. ``kv_heads``: of the model. ``weight_peers``:
         shares weights with other rollouts; None: the learner serves everything. ``adapters``: versions are adapters; None:
-        they have all weights. ``turns``: on the engine's device; None: it is the engine's alone.
+        they have all weights. ``device``: the engine's; None: it is the engine's alone.
         """
         self._context = context
         self._engine = engine
@@ -91,7 +91,7 @@ class WeightSync:
         self._engine_hash: Hash | None = None
         self._loader = EngineLoader(engine, self._verifier, work_directory, metrics)
         self._adapters = None if adapters is None else AdapterLoader(engine, self._verifier, work_directory, adapters)
-        self._turns = EngineTurns(engine, None, clock=clock, metrics=metrics) if turns is None else turns
+        self._device = EngineDevice(engine, None, clock=clock, metrics=metrics) if device is None else device
         # Whoever loads a version or gives the device up. Nobody waits for the learner inside.
         self._loads = asyncio.Lock()
         # Whoever changes the copy, or reads it beside the task that fetches. Before ``_loads``, where both are needed.
@@ -243,18 +243,18 @@ class WeightSync:
         await self._on_loaded(client, version, digest, pause_s)
 
     async def _serve(self, weights: Replica) -> float:
-        """Have the engine serve a version, in its turn. Returns the seconds of the pause. Raises: EngineError,
+        """Have the engine serve a version, on its device. Returns the seconds of the pause. Raises: EngineError,
         VerificationError."""
         self.loading = True
         try:
-            if await self._turns.take() or self.policy_version == 0:
+            if await self._device.take() or self.policy_version == 0:
                 weights.must_load_all()
             prepared = await self._loader.prepare(weights)
             self.may_generate.clear()
             begin = self._clock.now()
             await self._engine.pause(self._pause_mode)
             await self._loader.load(weights, prepared)
-            await self._turns.complete()
+            await self._device.complete()
             self.policy_version, self.quarantined = weights.policy_version, ""
             await self._engine.resume()
             self.may_generate.set()
@@ -266,12 +266,12 @@ class WeightSync:
     @property
     def has_device(self) -> bool:
         """Whether the engine may use the device now: always, unless the learner uses it, too."""
-        return self._turns.has_device
+        return self._device.has_device
 
     async def bring_back(self) -> None:
-        """Take the turn, and have the engine serve again what it served in the last one.
+        """Take the device, and have the engine serve again what it served when it last had it.
 
-        Does nothing where a version is on its way: that will take the turn. Raises: ServiceError.
+        Does nothing where a version is on its way: that will take the device. Raises: ServiceError.
         """
         async with self._copy, self._loads:
             if self.may_generate.is_set() or not self.policy_version or self._replica.policy_version != self.policy_version:
@@ -283,12 +283,12 @@ class WeightSync:
         log.info("weights_brought_back", policy_version=self.policy_version)
 
     async def give_up(self, may: Callable[[], bool]) -> None:
-        """End the turn, if ``may`` says so once nothing is being loaded. The version counts as served all the same.
+        """Give the device back, if ``may`` says so once nothing is being loaded. The version counts as served all the same.
 
         Raises: ServiceError when the engine refuses to release its memory.
         """
         async with self._loads:
-            if not self._turns.has_device or not may():
+            if not self._device.has_device or not may():
                 return
             self.may_generate.clear()
             try:
@@ -296,7 +296,7 @@ class WeightSync:
                     # Once the memory is gone there is nothing to compute checksums of, and the next fetch wants their kind.
                     await self._verifier.hash()
                 await self._engine.pause("retract")
-                await self._turns.give_back()
+                await self._device.give_back()
             except (EngineError, ValueError) as error:
                 self._on_not_released(error)
             else:

@@ -1,6 +1,7 @@
 """What a run will need and how fast it may be, worked out from config.json and the settings. Pure: no files, no torch."""
 
 from gspo_services.shared.estimates.amounts import Span, gib
+from gspo_services.shared.estimates.colocate import KEPT_BY_ENGINE, ColocatedMemory, colocated_memory
 from gspo_services.shared.estimates.engine import EngineMemory, engine_memory
 from gspo_services.shared.estimates.hardware import Device, Hardware, device_named, known_devices
 from gspo_services.shared.estimates.host import HostMemory, learner_host, rollout_host
@@ -14,11 +15,11 @@ from gspo_services.shared.estimates.learner import (
 from gspo_services.shared.estimates.shape import ModelShape, ShapeError, shape_of
 from gspo_services.shared.estimates.speed import RunPace, Work, pace_of, work_of
 from gspo_services.shared.estimates.table import MemoryRow, memory_rows, memory_text
-from gspo_services.shared.estimates.turns import KEPT_BY_ENGINE, TurnMemory, turn_memory
 from gspo_services.shared.estimates.versions import version_span
 
 __all__ = [
     "KEPT_BY_ENGINE",
+    "ColocatedMemory",
     "Device",
     "EngineMemory",
     "Hardware",
@@ -29,9 +30,9 @@ __all__ = [
     "RunPace",
     "ShapeError",
     "Span",
-    "TurnMemory",
     "Work",
     "activation_bytes_per_token",
+    "colocated_memory",
     "device_named",
     "engine_memory",
     "gib",
@@ -45,7 +46,6 @@ __all__ = [
     "rollout_host",
     "shape_of",
     "trained_parameters",
-    "turn_memory",
     "version_span",
     "work_of",
 ]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from gspo_services.shared.estimates.amounts import BYTES, GIB, Span, exactly
+from gspo_services.shared.estimates.colocate import states_on_host
 from gspo_services.shared.estimates.learner import LearnerMemory, trained_parameters
 from gspo_services.shared.estimates.shape import ModelShape
-from gspo_services.shared.estimates.turns import states_on_host
 from gspo_services.shared.settings import Settings
 
 DIGEST_BYTES: Final = 512 * 2.0**20
@@ -54,7 +54,7 @@ def learner_host(shape: ModelShape, settings: Settings, memory: LearnerMemory) -
         snapshots=Span(version, 2 * version) if _has_adapters(settings) else Span(2 * version, 3.5 * version),
         copies=min(12.0 * trained / learner.num_nodes, learner.checkpoint_copy_gib * GIB) if in_background else 0.0,
         digests=min(float(BYTES[learner.dtype] * trained), DIGEST_BYTES),
-        offloaded=memory.on_host * learner.num_ranks + (states_on_host(memory) if settings.run.take_turns else 0.0),
+        offloaded=memory.on_host * learner.num_ranks + (states_on_host(memory) if settings.run.colocate else 0.0),
     )
 
 

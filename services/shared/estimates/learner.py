@@ -70,7 +70,7 @@ def learner_memory(shape: ModelShape, settings: Settings, *, cuda: bool) -> Lear
     ranks = learner.num_ranks * learner.num_nodes
     whole, part = other + experts / learner.expert_parallel, (other + experts) / ranks
     size = BYTES[learner.dtype]
-    stage = learner.stage_on(ranks, leaves_device=settings.run.take_turns)
+    stage = learner.stage_on(ranks, leaves_device=settings.run.colocate)
     weights = size * (part if stage == 3 else whole)
     if settings.lora.is_used:
         # Everything but the weights is of the adapters alone.

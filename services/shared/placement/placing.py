@@ -185,8 +185,8 @@ def _require_once(key: str, wanted: Sequence[int]) -> None:
 
 
 def _require_shares(settings: Settings, placement: Placement) -> None:
-    """Two processes on one GPU must say who takes what, or take turns: SGLang takes nearly all that it finds."""
-    if settings.run.take_turns:
+    """Two processes on one GPU must say who takes what, or time-share it: SGLang takes nearly all that it finds."""
+    if settings.run.colocate:
         return
     users: dict[str, list[str]] = {}
     for name in placement.learner.gpus or ():
@@ -201,7 +201,7 @@ def _require_shares(settings: Settings, placement: Placement) -> None:
             raise ConfigurationError(
                 f"GPU {name} is for {' and '.join(who)}, and a server takes nearly all the memory that it finds: set "
                 f'rollout.server_args = ["{MEMORY}", "{share:.2g}"], or the share that `gspo check` works out; or, '
-                "where both do not fit, run.take_turns = true, with which each has the memory in turn"
+                "where both do not fit, run.colocate = true, with which they time-share the memory"
             )
 
 

@@ -19,7 +19,9 @@ from pydantic.fields import FieldInfo
 from gspo.settings import Range
 from gspo_services.shared.settings.sections import EvaluationSet, Settings
 
-RENAMED: Final[Mapping[str, str]] = {}
+RENAMED: Final[Mapping[str, str]] = {
+    "run.take_turns": "run.colocate",
+}
 """Keys that a release has renamed, section.old to section.new. An old name is an error that says the new one."""
 
 _NAMES: Final[dict[Any, str]] = {

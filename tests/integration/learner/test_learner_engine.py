@@ -23,7 +23,7 @@ from gspo.staleness import sequence_lag
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from gspo_services.learner.plan import split_groups
 from gspo_services.shared.settings.sections import Learner, LoraSection, Rollout
-from gspo_services.shared.settings.sections.run import require_turns
+from gspo_services.shared.settings.sections.run import require_colocatable
 from tests.support.learner.learner_worker import ADAM_EPS, IMMOVABLE, MOVABLE, NUM_MINI_BATCHES, OBJECTIVE, SETTINGS
 from tests.support.learner.ranks import Ranks
 from tests.support.learner.training_groups import padded_logprobs, write_model_and_groups
@@ -215,11 +215,11 @@ def test_deepspeed_moves_the_states_of_no_stage_that_run_take_turns_refuses(ever
     assert set(result["refused"]) == set(IMMOVABLE)
     for name, changes in IMMOVABLE.items():
         with pytest.raises(ValueError, match=r"use learner\.zero_stage = 2"):
-            require_turns(Learner(**changes), Rollout(num_servers=1), LoraSection())
+            require_colocatable(Learner(**changes), Rollout(num_servers=1), LoraSection())
         assert result["refused"][name]
     for changes in MOVABLE.values():
         learner = {key: value for key, value in changes.items() if key in Learner.model_fields}
-        require_turns(Learner(**learner), Rollout(num_servers=1), LoraSection())
+        require_colocatable(Learner(**learner), Rollout(num_servers=1), LoraSection())
 
 
 def test_bfloat16_training_moves_every_tensor(work: Path, everything: Results) -> None:

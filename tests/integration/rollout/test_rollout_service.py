@@ -88,7 +88,7 @@ async def test_a_rollout_asks_for_nothing_before_it_serves_a_verified_version(ru
         await run.broker.until(lambda: run.broker.of(Heartbeat)[-1].status == "serving")
 
 
-async def test_a_rollout_with_a_spent_window_gives_its_device_up_and_a_lease_waits_for_the_next_turn(
+async def test_a_rollout_with_a_spent_window_gives_its_device_up_and_a_lease_waits_until_it_is_back(
     running: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[EnvironmentEpisode] = []
@@ -99,7 +99,7 @@ async def test_a_rollout_with_a_spent_window_gives_its_device_up_and_a_lease_wai
         await play(episode)
 
     monkeypatch.setattr(EnvironmentEpisode, "run", noted)
-    async with running(takes_turns=True) as run:
+    async with running(colocated=True) as run:
         run.broker.grant(*leases(2))
         await run.broker.expect(Finish, 2)
         assert not run.sync.given_up.is_set(), "there may be more leases"
@@ -112,13 +112,13 @@ async def test_a_rollout_with_a_spent_window_gives_its_device_up_and_a_lease_wai
         await run.heartbeats(2)
         assert (len(begun), run.health.ready()) == (2, (True, "ready"))
         assert run.broker.of(Heartbeat)[-1].leases == [LeaseKey(9, 1)]
-        run.sync.turn.set()
+        run.sync.device_free.set()
         await run.broker.expect(Finish, 3)
         assert len(begun) == 3
 
 
 async def test_a_lease_that_waits_for_a_turn_goes_back_when_the_rollout_drains(running: Start) -> None:
-    async with running(takes_turns=True, drain_s=0.5) as run:
+    async with running(colocated=True, drain_s=0.5) as run:
         await run.sync.given_up.wait()
         run.broker.grant(a_new_lease(trajectory_id=9))
         run.clock.advance(60.1)

@@ -15,9 +15,9 @@ from gspo_services.learner.weights.delta import encode_delta
 from gspo_services.learner.weights.snapshot import Delta
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.sglang import Engine
+from gspo_services.rollout.weights.colocate import EngineDevice
 from gspo_services.rollout.weights.replica import Replica
 from gspo_services.rollout.weights.sync import WeightSync
-from gspo_services.rollout.weights.turns import EngineTurns
 from gspo_services.shared.colocate import DeviceLock
 from gspo_services.shared.runtime.clock import MonotonicClock
 from tests.support.engines.scripted_engine import ScriptedEngine
@@ -48,7 +48,7 @@ class Following:
             clock=clock,
             metrics=metrics,
             retry_s=RETRY_S,
-            turns=EngineTurns(engine, lock, clock=clock, metrics=metrics, poll_s=0.001),
+            device=EngineDevice(engine, lock, clock=clock, metrics=metrics, poll_s=0.001),
         )
         # A file for each tensor: the engine loads the files with changed tensors.
         self.sync._replica = Replica(self.work_directory, shard_bytes=1)

@@ -14,10 +14,10 @@ from gspo_protocol.messages import (
     Lease,
 )
 from gspo_services.rollout.broker import Beats
+from gspo_services.rollout.colocate import TimeSharing
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.service import RolloutService
 from gspo_services.rollout.tokenizer import ChatTokenizer
-from gspo_services.rollout.turns import TurnTaker
 from gspo_services.rollout.work import EpisodeRunner
 from gspo_services.shared.runtime.telemetry import Health
 from gspo_services.shared.settings.sections import Rollout
@@ -40,8 +40,8 @@ class SteadySync:
         self.loading = False
         self.may_generate = asyncio.Event()
         self.may_generate.set()
-        self.turn, self.given_up, self.asked_back = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.turn.set()
+        self.device_free, self.given_up, self.asked_back = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.device_free.set()
         self.announced: list[tuple[int, str]] = []
         self._on_change: Callable[[], None] = lambda: None
 
@@ -53,18 +53,18 @@ class SteadySync:
 
     @property
     def has_device(self) -> bool:
-        return self.turn.is_set()
+        return self.device_free.is_set()
 
     async def give_up(self, may: Callable[[], bool]) -> None:
         if may():
-            self.turn.clear()
+            self.device_free.clear()
             self.may_generate.clear()
             self.given_up.set()
 
     async def bring_back(self) -> None:
-        """Waits until the test ends the learner's turn."""
+        """Waits until the test ends the learner's time on the device."""
         self.asked_back.set()
-        await self.turn.wait()
+        await self.device_free.wait()
         self.may_generate.set()
 
     def serve(self, policy_version: int, quarantined: str = "") -> None:
@@ -117,7 +117,7 @@ class Running:
             metrics=self.metrics,
         )
 
-    async def serve(self, episodes: EpisodeRunner, *, takes_turns: bool = False) -> None:
+    async def serve(self, episodes: EpisodeRunner, *, colocated: bool = False) -> None:
         """Be a rollout with these episodes until ``stop``."""
         service = RolloutService(
             episodes=episodes,
@@ -127,7 +127,7 @@ class Running:
             clock=self.clock,
             health=self.health,
             metrics=self.metrics,
-            turns=TurnTaker(self.sync, look_s=0.001) if takes_turns else None,  # type: ignore[arg-type]
+            sharing=TimeSharing(self.sync, look_s=0.001) if colocated else None,  # type: ignore[arg-type]
         )
         await service.run(self.stop)
 
@@ -152,7 +152,7 @@ def starter(tokenizer: ChatTokenizer) -> Start:
         drain_s: float = 5.0,
         max_running: int = 4,
         *,
-        takes_turns: bool = False,
+        colocated: bool = False,
         num_brokers: int = 1,
         beats: Beats | None = None,
     ) -> AsyncIterator[Running]:
@@ -161,7 +161,7 @@ def starter(tokenizer: ChatTokenizer) -> Start:
             run = Running(context, tokenizer, spec, drain_s, max_running, num_brokers, beats)
             async with in_background(*(each.serve() for each in run.scripted)):
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(run.serve(run.environment_loop(), takes_turns=takes_turns))
+                    tasks.create_task(run.serve(run.environment_loop(), colocated=colocated))
                     try:
                         yield run
                     finally:

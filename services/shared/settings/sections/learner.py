@@ -109,7 +109,7 @@ class Learner(Section):
         """The ZeRO stage with which so many ranks run. One rank alone has nothing to partition: in float32 without offload,
         stage 1 is then stage 0, which gives the same weights without a second copy of them and of their gradients.
 
-        ``leaves_device``: the states leave the device between two turns, which needs those copies.
+        ``leaves_device``: the states leave the device while the rollout has it, which needs those copies.
         """
         if self.zero_stage == 1 and ranks == 1 and self.dtype == "float32" and self.offload == "none" and not leaves_device:
             return 0

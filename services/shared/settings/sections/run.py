@@ -19,10 +19,10 @@ class Run(Section):
     """The run ends after this many batches."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Seeds task order, sampling and the learner."""
-    take_turns: bool = False
-    """For one GPU that holds the learner or the server, but not both: they take turns. Between its turns the learner keeps
-    its states in the host's memory, and the server loads the weights again from rollout.weights_directory. See
-    docs/guide/colocate.md."""
+    colocate: bool = False
+    """For one GPU that holds the learner or the server, but not both: they time-share it. While the server has it, the
+    learner keeps its states in the host's memory. The server loads the weights again from rollout.weights_directory each
+    time. See docs/guide/colocate.md."""
     max_restarts: int = Field(5, ge=0)
     """``gspo run`` restarts a process that ends early. It gives up when one ends more often than this within 5 minutes."""
     log_bytes: int = Field(64 * 2**20, ge=2**16)
@@ -105,7 +105,7 @@ class BatchSection(Section):
     """Optimizer steps per batch, each on groups_per_batch / mini_batches whole groups. The paper uses 4."""
     max_lag: int = Field(2, ge=0)
     """How old a trained token may be, in policy versions behind the learner: its staleness (prime-rl: max_off_policy_steps,
-    AReaL: max_head_offpolicyness). 0: generation and training take turns."""
+    AReaL: max_head_offpolicyness). 0: generation and training alternate."""
 
     @model_validator(mode="after")
     def _divisible(self) -> "BatchSection":
@@ -117,15 +117,15 @@ class BatchSection(Section):
         return self
 
 
-def require_turns(learner: Learner, rollout: Rollout, lora: LoraSection) -> None:
-    """What ``run.take_turns`` needs: one learner and one server that can both leave the device. Raises: ValueError."""
+def require_colocatable(learner: Learner, rollout: Rollout, lora: LoraSection) -> None:
+    """What ``run.colocate`` needs: one learner and one server that can both leave the device. Raises: ValueError."""
     ranks = learner.num_ranks * learner.num_nodes
     if ranks > 1:
         _refuse(f"the learner has {ranks} ranks", "they would need a lock for each GPU; use learner.num_ranks = 1")
     if rollout.server_url:
         _refuse(
             f"rollout.server_url is {rollout.server_url}",
-            "a server that somebody else starts takes the device before its turn; leave server_url out",
+            "a server that somebody else starts takes the device without the lock; leave server_url out",
         )
     if rollout.num_servers != 1 or rollout.ranks_per_server != 1:
         _refuse(
@@ -135,7 +135,7 @@ def require_turns(learner: Learner, rollout: Rollout, lora: LoraSection) -> None
     if lora.publish == "adapter":
         _refuse(
             'lora.publish is "adapter"',
-            'the engine would lose the model below the adapters with every turn; use publish = "merged"',
+            'the engine would lose the model below the adapters each time it leaves the device; use publish = "merged"',
         )
     _require_movable(learner)
 
@@ -157,4 +157,4 @@ def _require_movable(learner: Learner) -> None:
 
 
 def _refuse(found: str, way_out: str) -> None:
-    raise ValueError(f"run.take_turns is true and {found}: {way_out}; or set run.take_turns = false")
+    raise ValueError(f"run.colocate is true and {found}: {way_out}; or set run.colocate = false")

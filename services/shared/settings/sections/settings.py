@@ -14,7 +14,14 @@ from gspo_services.shared.settings.sections.learner import Learner, LoraSection
 from gspo_services.shared.settings.sections.objective import ObjectiveSettings
 from gspo_services.shared.settings.sections.reward import RewardSection
 from gspo_services.shared.settings.sections.rollout import Rollout
-from gspo_services.shared.settings.sections.run import BatchSection, EnvironmentSection, Model, Run, Sampling, require_turns
+from gspo_services.shared.settings.sections.run import (
+    BatchSection,
+    EnvironmentSection,
+    Model,
+    Run,
+    Sampling,
+    require_colocatable,
+)
 from gspo_services.shared.settings.sections.sandbox import SandboxSection
 from gspo_services.shared.settings.sections.schedule import (
     Scheduled,
@@ -237,8 +244,8 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _turns_are_possible(self) -> "Settings":
-        if self.run.take_turns:
-            require_turns(self.learner, self.rollout, self.lora)
+        if self.run.colocate:
+            require_colocatable(self.learner, self.rollout, self.lora)
         return self
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The lock of a device's turns: one holder at a time, and none that has ended."""
+"""The lock of a shared device: one holder at a time, and none that has ended."""
 
 import os
 import select
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo_services.shared.colocate import LOCK_FILE, DeviceLock, turn_holder
+from gspo_services.shared.colocate import LOCK_FILE, DeviceLock, device_holder
 from gspo_services.shared.runtime.errors import ConfigurationError
 
 HOLDER = """
@@ -31,10 +31,10 @@ def two(path: Path) -> tuple[DeviceLock, DeviceLock]:
 
 def test_only_one_holds_the_lock_and_the_other_reads_who(tmp_path: Path) -> None:
     path = tmp_path / "run" / LOCK_FILE
-    assert turn_holder(path) == ""
+    assert device_holder(path) == ""
     learner, rollout = two(path)
     assert (learner.try_take(), learner.try_take(), rollout.try_take()) == (True, True, False)
-    assert (learner.held, rollout.held, rollout.holder, turn_holder(path)) == (True, False, "learner", "learner")
+    assert (learner.held, rollout.held, rollout.holder, device_holder(path)) == (True, False, "learner", "learner")
     rollout.give_back()  # It has none: the learner's stays.
     assert (rollout.try_take(), rollout.holder) == (False, "learner")
     learner.give_back()
@@ -70,7 +70,5 @@ def test_a_killed_holders_lock_is_free_once_no_process_has_the_file_open(inherit
 
 def test_a_directory_that_cannot_be_written_is_named_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        ConfigurationError, match=r"file/device\.lock cannot be locked: .*; run\.take_turns needs .* = false"
-    ):
+    with pytest.raises(ConfigurationError, match=r"file/device\.lock cannot be locked: .*; run\.colocate needs .* = false"):
         DeviceLock(tmp_path / "file" / LOCK_FILE, "learner")

@@ -40,11 +40,11 @@ def test_on_a_terminal_there_is_a_table_of_the_run_and_its_processes() -> None:
     assert "quarantined, version 0, 0 episodes" in text
 
 
-def test_who_has_the_device_is_shown_where_processes_take_turns() -> None:
-    for terminal, said in ((False, "rollouts serving 1  turn of rollout-0  batch 3"), (True, "64 episodes, has the device")):
+def test_who_has_the_device_is_shown_where_processes_share_it() -> None:
+    for terminal, said in ((False, "rollouts serving 1  device: rollout-0  batch 3"), (True, "64 episodes, has the device")):
         console = PlainConsole(file=(output := StringIO()), width=120, force_terminal=terminal, color_system=None)
         with Display(console, "runs/x", look="live") as display:
-            display.turn = "rollout-0"
+            display.device_holder = "rollout-0"
             display.show(a_status(), [a_child("learner"), a_child("rollout-0")], 0.0)
         assert said in output.getvalue()
 

@@ -135,31 +135,31 @@ def test_one_gpu_for_both_halves_is_told_which_share_the_server_may_take(project
     assert "engine memory" in by_check(project.findings(gpus("H100", 1), code=False), "ok")
 
 
-def test_one_gpu_for_one_half_at_a_time_is_told_of_turns_with_the_arithmetic(project: Project) -> None:
+def test_one_gpu_for_one_half_at_a_time_is_told_of_time_sharing_with_the_arithmetic(project: Project) -> None:
     project.configure_model(**QWEN3_8B)
     write_weights(project.model / "model.safetensors", 8_190_735_360, "BF16")
     # Adapters beside 15 GiB of weights, and 15 GiB for the engine: too much for 24 GB together, and no share would help.
     project.keys |= BF16 | {"learner.zero_stage": 2, "lora.rank": 16, "sampling.max_tokens": 1024}
     found = by_check(project.findings(gpus("4090", 1), code=False), "fail")["engine memory"]
     offered = (
-        r"a GPU for each: .*; or run\.take_turns = true, rollout\.num_servers = 1: in turns the learner takes "
+        r"a GPU for each: .*; or run\.colocate = true, rollout\.num_servers = 1: time-shared, the learner takes "
         r"\d+ to \d+ GiB, then the engine \d+ to \d+ GiB, of 24 GiB, and 15 GiB more of the host's memory"
     )
     assert re.fullmatch(offered, found.way_out), found.way_out
-    project.keys |= {"run.take_turns": True, "rollout.num_servers": 1}
+    project.keys |= {"run.colocate": True, "rollout.num_servers": 1}
     findings = project.findings(gpus("4090", 1), code=False)
     told = {each.check: each for each in findings if each.check in ("learner memory", "engine memory")}
     assert {check: each.status for check, each in told.items()} == {"learner memory": "warn", "engine memory": "ok"}
-    assert " in its turn (weights 15 GiB, " in told["learner memory"].text
+    assert " while it has the device (weights 15 GiB, " in told["learner memory"].text
     assert "and 1.0 to 4.0 GiB that the server keeps); a 4090 has 24 GiB" in told["learner memory"].text
     assert "15 GiB offloaded" in next(each.text for each in findings if each.check == "host memory")
 
 
-def test_turns_are_not_offered_for_a_learner_that_does_not_fit_alone(project: Project) -> None:
+def test_time_sharing_is_not_offered_for_a_learner_that_does_not_fit_alone(project: Project) -> None:
     project.configure_model(**QWEN3_8B)
     write_weights(project.model / "model.safetensors", 8_190_735_360, "BF16")
     project.keys |= BF16
-    assert "take_turns" not in by_check(project.findings(gpus("H100", 1), code=False), "fail")["engine memory"].way_out
+    assert "colocate" not in by_check(project.findings(gpus("H100", 1), code=False), "fail")["engine memory"].way_out
 
 
 def test_where_each_process_would_be_is_said_before_a_gpu_is_booked(project: Project) -> None:

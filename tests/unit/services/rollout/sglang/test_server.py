@@ -107,13 +107,15 @@ def test_a_server_that_shall_hold_adapters_is_told_how_many() -> None:
     assert "--enable-lora" not in server_command(merged, port=1, cuda=False)
 
 
-def test_a_server_that_takes_turns_can_release_the_memory_of_a_gpu_and_keeps_the_lock_until_it_ends(tmp_path: Path) -> None:
-    settings = load_settings(None, ["rollout.num_servers=1", "run.take_turns=true"])
+def test_a_server_that_shares_its_device_can_release_the_memory_of_a_gpu_and_keeps_the_lock_until_it_ends(
+    tmp_path: Path,
+) -> None:
+    settings = load_settings(None, ["rollout.num_servers=1", "run.colocate=true"])
     with closing(DeviceLock(tmp_path / LOCK_FILE, "rollout-0")) as lock:
         made = server_options(settings, "rollout-0", lock)
-        assert (made.takes_turns, made.kept_open) == (True, lock.fileno())
+        assert (made.colocated, made.kept_open) == (True, lock.fileno())
     alone = server_options(settings, "rollout-0")
-    assert (alone.takes_turns, alone.kept_open) == (False, None)
+    assert (alone.colocated, alone.kept_open) == (False, None)
     saver = "--enable-memory-saver"
     # The saver is a library for CUDA: on a CPU SGLang would not start with it, and answers the same calls without.
     assert [saver in server_command(one, port=1, cuda=cuda) for one in (made, alone) for cuda in (True, False)] == [

@@ -72,10 +72,10 @@ def test_numbers_count_among_the_visible_gpus() -> None:
 def test_one_gpu_is_for_all_if_the_servers_say_what_they_take() -> None:
     assert gpus_of(placed("rollout.num_servers=2", SHARE, gpus=1)) == (("0",), [("0",), ("0",)])
     assert gpus_of(placed("rollout.num_servers=0", gpus=1)) == (("0",), [])
-    assert gpus_of(placed("rollout.num_servers=1", "run.take_turns=true", gpus=1)) == (("0",), [("0",)])
+    assert gpus_of(placed("rollout.num_servers=1", "run.colocate=true", gpus=1)) == (("0",), [("0",)])
     with pytest.raises(
         ConfigurationError,
-        match=r'GPU 0 is for the learner and rollout-0, .*"--mem-fraction-static", "0\.4".* run\.take_turns = true',
+        match=r'GPU 0 is for the learner and rollout-0, .*"--mem-fraction-static", "0\.4".* run\.colocate = true',
     ):
         placed("rollout.num_servers=1", gpus=1)
 

@@ -348,6 +348,16 @@ def test_renamed_keys_lead_to_keys_that_exist_and_from_keys_that_do_not() -> Non
     assert not RENAMED.keys() & all_keys().keys()
 
 
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_each_old_name_in_a_file_is_answered_with_the_new_one(tmp_path: Path, old: str, new: str) -> None:
+    section, _, key = old.partition(".")
+    path = written(tmp_path, f"[{section}]\n{key} = 3\n")
+    with pytest.raises(ConfigurationError) as refused:
+        load_settings(path, (), {})
+    assert f"{path}: {old} is 3: " in str(refused.value)
+    assert new in str(refused.value)
+
+
 def test_every_value_knows_where_it_came_from(tmp_path: Path) -> None:
     path = written(tmp_path, "[batch]\nmax_lag = 1\ngroup_size = 4\n[environment.options]\na = 1\nb = 2\n")
     overrides = ["batch.max_lag=3", "environment.options.a=5"]

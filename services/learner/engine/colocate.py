@@ -1,4 +1,4 @@
-"""The learner's turns on a device that a rollout's engine uses, too."""
+"""The learner's end of a device that a rollout's engine uses, too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 import structlog
 
 from gspo_services.learner.metrics import LearnerMetrics
-from gspo_services.shared.colocate import TURN_POLL_S, DeviceLock
+from gspo_services.shared.colocate import DEVICE_POLL_S, DeviceLock
 from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.runtime.telemetry import Health
 
@@ -29,28 +29,28 @@ class MovableEngine(Protocol):
         ...
 
 
-class Turns(Protocol):
+class LearnerDevice(Protocol):
     """When the learner may compute."""
 
-    def turn(self) -> AbstractContextManager[None]:
+    def held(self) -> AbstractContextManager[None]:
         """The engine may be used inside. Nobody may wait for a rollout there."""
         ...
 
 
-class AlwaysMine:
+class OwnDevice:
     """The learner has its device for itself."""
 
-    def turn(self) -> AbstractContextManager[None]:
+    def held(self) -> AbstractContextManager[None]:
         """At once."""
         return nullcontext()
 
 
-class LearnerTurns:
+class ColocatedDevice:
     """The learner has the device between taking the lock and giving it back; otherwise its states are in host memory.
 
-    produces:     turns
+    produces:     spans in which the learner has the device
     waits for:    the device
-    unblocked by: the end of the rollout's turn, or of its process and server
+    unblocked by: the rollout gives it back, or its process and server end
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class LearnerTurns:
         self._engine: MovableEngine | None = None
 
     def begin(self, stopped: Callable[[], bool]) -> None:
-        """Take the turn in which the engine is made: loading a model takes memory. Returns without it once ``stopped``."""
+        """Take the device to make the engine: loading a model takes memory. Returns without it once ``stopped``."""
         self._wait(stopped)
 
     def made(self, engine: MovableEngine) -> None:
-        """The engine was made, and leaves the device until the first ``turn``."""
+        """The engine was made, and leaves the device until the first ``held``."""
         self._engine = engine
-        self._end(engine)
+        self._give_back(engine)
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """An error in the turn ends the process, and so the turn: nothing is moved for it."""
+    def held(self) -> Iterator[None]:
+        """An error inside ends the process, and so gives the device back: nothing is moved for it."""
         engine = self._engine
         assert engine is not None, "made() comes first"
         self._wait()
@@ -89,7 +89,7 @@ class LearnerTurns:
         engine.return_to_device()
         log.debug("states_returned", seconds=round(self._clock.now() - began, 3))
         yield
-        self._end(engine)
+        self._give_back(engine)
 
     def _wait(self, stopped: Callable[[], bool] = lambda: False) -> None:
         begin, holder = self._clock.now(), ""
@@ -98,20 +98,20 @@ class LearnerTurns:
                 return
             if holder != (found := self._lock.holder):
                 holder = found
-                log.info("waiting_for_turn", holder=holder)
+                log.info("waiting_for_device", holder=holder)
             if self._engine is None:
                 self._health.not_ready(f"waits for the device, which {holder or 'another process'} has")
             else:
                 self._health.progress()
-            self._pause(TURN_POLL_S)
+            self._pause(DEVICE_POLL_S)
         waited_s = self._clock.now() - begin
-        self._metrics.device_turns.inc()
+        self._metrics.device_acquired.inc()
         self._metrics.device_wait_seconds.inc(waited_s)
         self._metrics.has_device.set(1)
-        log.info("turn_taken", waited_s=round(waited_s, 3))
+        log.info("device_taken", waited_s=round(waited_s, 3))
 
-    def _end(self, engine: MovableEngine) -> None:
+    def _give_back(self, engine: MovableEngine) -> None:
         engine.leave_device()
         self._lock.give_back()
         self._metrics.has_device.set(0)
-        log.info("turn_ended")
+        log.info("device_given_back")

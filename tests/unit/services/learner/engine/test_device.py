@@ -1,13 +1,13 @@
-"""The learner's turns: its states are on the device only while it has the lock."""
+"""The learner's shared device: its states are on the device only while it has the lock."""
 
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gspo_services.learner.engine.turns import LearnerTurns
+from gspo_services.learner.engine.colocate import ColocatedDevice
 from gspo_services.learner.metrics import LearnerMetrics
-from gspo_services.shared.colocate import LOCK_FILE, TURN_POLL_S, DeviceLock
+from gspo_services.shared.colocate import DEVICE_POLL_S, LOCK_FILE, DeviceLock
 from gspo_services.shared.runtime.telemetry import Health
 from tests.support.clocks import VirtualClock
 
@@ -27,7 +27,7 @@ class Moving:
 
 
 class Shared:
-    """A learner's turns, beside a rollout that has the device when a test begins."""
+    """A learner's end of a shared device, beside a rollout that has the device when a test begins."""
 
     def __init__(self, directory: Path) -> None:
         self.rollout = DeviceLock(directory / LOCK_FILE, "rollout-0")
@@ -38,12 +38,12 @@ class Shared:
         self.health = Health(self.clock, max_quiet_s=10.0)
         self.pauses = 0
         assert self.rollout.try_take()
-        self.turns = LearnerTurns(
+        self.device = ColocatedDevice(
             self.lock, clock=self.clock, health=self.health, metrics=LearnerMetrics(self.registry), pause=self.pause
         )
 
     def pause(self, seconds: float) -> None:
-        """The rollout ends its turn in the learner's third wait."""
+        """The rollout gives the device back in the learner's third wait."""
         assert self.lock.holder == "rollout-0"
         self.pauses += 1
         self.clock.advance(seconds)
@@ -60,39 +60,39 @@ def shared(tmp_path: Path) -> Shared:
 
 
 def test_the_learner_waits_for_the_device_and_leaves_it_with_all_states(shared: Shared) -> None:
-    shared.turns.begin(lambda: False)
+    shared.device.begin(lambda: False)
     assert (shared.pauses, shared.lock.held, shared.sample("has_device")) == (3, True, 1)
-    shared.turns.made(shared.engine)
+    shared.device.made(shared.engine)
     assert (shared.lock.held, shared.sample("has_device")) == (False, 0)
-    with shared.turns.turn():
+    with shared.device.held():
         assert shared.lock.held
         assert shared.engine.moves == [("leave", True), ("return", True)]
         assert not shared.rollout.try_take()
     assert shared.engine.moves[2:] == [("leave", True)]
     assert shared.rollout.try_take()
-    assert shared.sample("device_turns_total") == 2
-    assert shared.sample("device_wait_seconds_total") == pytest.approx(3 * TURN_POLL_S)
+    assert shared.sample("device_acquired_total") == 2
+    assert shared.sample("device_wait_seconds_total") == pytest.approx(3 * DEVICE_POLL_S)
 
 
 def test_a_learner_that_waits_is_ready_once_it_has_an_engine(shared: Shared) -> None:
-    shared.turns.begin(lambda: False)
+    shared.device.begin(lambda: False)
     assert shared.health.ready() == (False, "waits for the device, which rollout-0 has")
-    shared.turns.made(shared.engine)
+    shared.device.made(shared.engine)
     assert shared.rollout.try_take()
     shared.pauses = 0
-    with shared.turns.turn():
+    with shared.device.held():
         assert shared.health.ready()[0]
 
 
 def test_an_error_in_the_turn_keeps_the_device_until_the_process_ends(shared: Shared) -> None:
-    shared.turns.begin(lambda: False)
-    shared.turns.made(shared.engine)
-    with pytest.raises(ArithmeticError), shared.turns.turn():
+    shared.device.begin(lambda: False)
+    shared.device.made(shared.engine)
+    with pytest.raises(ArithmeticError), shared.device.held():
         raise ArithmeticError
     assert shared.engine.moves[-1] == ("return", True)
     assert not shared.rollout.try_take()
 
 
 def test_a_learner_that_is_stopped_before_its_first_turn_takes_none(shared: Shared) -> None:
-    shared.turns.begin(lambda: shared.pauses == 2)
+    shared.device.begin(lambda: shared.pauses == 2)
     assert (shared.pauses, shared.lock.held) == (2, False)

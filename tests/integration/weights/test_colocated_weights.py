@@ -1,4 +1,4 @@
-"""An engine that shares its device with the learner: versions are fetched at any time, and loaded in the rollout's turn."""
+"""An engine that shares its device with the learner: versions are fetched at any time, and loaded while it has it."""
 
 import asyncio
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class Locks:
 @pytest.fixture
 def locks(tmp_path: Path) -> Iterator[Locks]:
     both = Locks(DeviceLock(tmp_path / LOCK_FILE, "rollout-0"), DeviceLock(tmp_path / LOCK_FILE, "learner"))
-    assert both.rollout.try_take()  # The server starts in a turn.
+    assert both.rollout.try_take()  # The server starts on the device.
     yield both
     both.rollout.close()
     both.learner.close()
@@ -85,7 +85,7 @@ async def test_a_version_is_fetched_in_the_learners_turn_and_loaded_whole_in_the
         assert (follow.sync.policy_version, follow.holds_newest()) == (2, True)
         assert sorted(follow.engine.files[-1]) == sorted(follow.newest)
         assert follow.engine.calls[2:] == ["resume weights", "pause retract", "update 2", "resume kv_cache", "resume"]
-        assert follow.registry.get_sample_value("gspo_rollout_device_turns_total") == 1
+        assert follow.registry.get_sample_value("gspo_rollout_device_acquired_total") == 1
         assert follow.registry.get_sample_value("gspo_rollout_has_device") == 1
 
 

@@ -1,4 +1,4 @@
-"""What run.take_turns refuses, each with its way out."""
+"""What run.colocate refuses, each with its way out."""
 
 from typing import Any
 
@@ -23,27 +23,27 @@ ONE: dict[str, Any] = {"num_servers": 1}
         ({}, ONE | {"tensor_parallel": 2}, "rollout.num_servers is 1, with 2 ranks each: .*tensor_parallel = 1"),
     ],
 )
-def test_what_cannot_take_turns_is_refused(learner: dict[str, Any], rollout: dict[str, Any], said: str) -> None:
-    def made(take_turns: bool) -> Settings:
+def test_what_cannot_be_colocated_is_refused(learner: dict[str, Any], rollout: dict[str, Any], said: str) -> None:
+    def made(colocate: bool) -> Settings:
         return Settings(
-            run=Run(take_turns=take_turns),
+            run=Run(colocate=colocate),
             learner=Learner(**learner),
             rollout=Rollout(**rollout),
             security=SecuritySection(allow_plaintext=True),
         )
 
-    made(take_turns=False)
-    with pytest.raises(ValidationError, match=f"run.take_turns is true and .*{said}.*; or set run.take_turns = false"):
-        made(take_turns=True)
+    made(colocate=False)
+    with pytest.raises(ValidationError, match=f"run.colocate is true and .*{said}.*; or set run.colocate = false"):
+        made(colocate=True)
 
 
 @pytest.mark.parametrize("learner", [{}, {"zero_stage": 2, "dtype": "bfloat16"}, {"zero_stage": 2, "offload": "optimizer"}])
-def test_one_learner_and_one_server_may_take_turns(learner: dict[str, Any]) -> None:
-    assert Settings(run=Run(take_turns=True), learner=Learner(**learner), rollout=Rollout(**ONE)).run.take_turns
+def test_one_learner_and_one_server_may_be_colocated(learner: dict[str, Any]) -> None:
+    assert Settings(run=Run(colocate=True), learner=Learner(**learner), rollout=Rollout(**ONE)).run.colocate
 
 
 def test_adapters_as_versions_are_refused_because_the_engine_loses_the_model_below_them() -> None:
     with pytest.raises(
-        ValidationError, match=r'lora\.publish is "adapter": .*use publish = "merged"; or set run\.take_turns = false'
+        ValidationError, match=r'lora\.publish is "adapter": .*use publish = "merged"; or set run\.colocate = false'
     ):
-        Settings(run=Run(take_turns=True), rollout=Rollout(**ONE), lora=LoraSection(rank=8, publish="adapter"))
+        Settings(run=Run(colocate=True), rollout=Rollout(**ONE), lora=LoraSection(rank=8, publish="adapter"))

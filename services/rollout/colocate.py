@@ -1,7 +1,7 @@
-"""When a rollout takes its turn on a device that the learner uses, too, and when it ends it.
+"""When a rollout takes a device that the learner uses, too, and when it gives it back.
 
-It keeps the turn while it has leases, and until every broker has answered that the window of its version is spent. While its
-engine serves nothing it ends the turn at once: the next version may need the learner, which may need the device.
+It keeps the device while it has leases, and until every broker has answered that the window of its version is spent. While
+its engine serves nothing it gives the device back at once: the next version may need the learner, which may need the device.
 ``services/shared/colocate.py`` says why nobody waits for ever.
 """
 
@@ -12,15 +12,15 @@ from typing import Final
 from gspo_services.rollout.weights import WeightSync
 
 LOOK_S: Final = 0.2
-"""Time between two looks at whether the turn should begin or end."""
+"""Time between two looks at whether to take the device or give it back."""
 
 
-class TurnTaker:
-    """Begins and ends the rollout's turns.
+class TimeSharing:
+    """Takes the device for the rollout, and gives it back.
 
-    produces:     turns
+    produces:     spans in which the engine has the device
     waits for:    leases; the broker's word that it has none; the device
-    unblocked by: Lease; NoLease; the end of the learner's turn
+    unblocked by: Lease; NoLease; the learner gives the device back
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class TurnTaker:
         """The version for which a broker had nothing more."""
 
     def asked(self, policy_version: int, num_running: int, broker: int = 0) -> None:
-        """The rollout asks for leases, as a server of this version. Only without any in hand does a refusal end the turn:
+        """The rollout asks for leases, as a server of this version. Only without any in hand does a refusal end its hold:
         what they lead to may make room for more."""
         self._asked[broker] = 0 if num_running else policy_version
 
@@ -44,7 +44,7 @@ class TurnTaker:
         self._spent[broker] = self._asked.get(broker, 0)
 
     def leased(self) -> None:
-        """A lease has come. That the same answer had no more of them does not end the turn either."""
+        """A lease has come. That the same answer had no more of them does not end its hold either."""
         self._asked.clear()
         self._spent.clear()
 
@@ -63,7 +63,7 @@ class TurnTaker:
         return not self._sync.has_device
 
     async def run(self, num_running: Callable[[], int]) -> None:
-        """Take turns until cancelled; ``num_running`` counts the leases in hand. Raises: ServiceError."""
+        """Share the device until cancelled; ``num_running`` counts the leases in hand. Raises: ServiceError."""
         while True:
             await asyncio.sleep(self._look_s)
             if not self._sync.has_device:

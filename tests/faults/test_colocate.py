@@ -1,5 +1,5 @@
-"""A run whose learner and rollout take turns on one device, with real SGLang and DeepSpeed on a CPU: nothing is generated in
-the learner's turns, and whoever is killed in its turn does not keep the device. ``make test-faults``."""
+"""A run whose learner and rollout time-share one device, with real SGLang and DeepSpeed on a CPU: nothing is generated
+while the learner has it, and whoever is killed with it does not keep the device. ``make test-faults``."""
 
 import json
 import os
@@ -24,12 +24,14 @@ Span = tuple[datetime, datetime]
 
 
 def spans_of_learner(run: RunProcess) -> list[Span]:
-    """The learner's turns that it ended itself, by its log."""
-    events = sorted((row["timestamp"], name) for name in ("turn_taken", "turn_ended") for row in run.events("learner", name))
+    """The spans of the device that the learner ended itself, by its log."""
+    events = sorted(
+        (row["timestamp"], name) for name in ("device_taken", "device_given_back") for row in run.events("learner", name)
+    )
     return [
         (datetime.fromisoformat(begin), datetime.fromisoformat(end))
         for (begin, first), (end, second) in pairwise(events)
-        if (first, second) == ("turn_taken", "turn_ended")
+        if (first, second) == ("device_taken", "device_given_back")
     ]
 
 
@@ -53,11 +55,11 @@ def has_stopped(process: psutil.Process) -> bool:
     return bool(process.status() == psutil.STATUS_STOPPED)
 
 
-def kill_in_its_turn(run: RunProcess, module: str, name: str) -> None:
-    """SIGKILL while it holds the lock: it is stopped first, so that its turn cannot end between the look and the kill."""
+def kill_with_the_device(run: RunProcess, module: str, name: str) -> None:
+    """SIGKILL while it holds the lock: it is stopped first, so that it cannot give it back between the look and the kill."""
     lock = run.directory / LOCK_FILE
     while True:
-        run.wait_until(f"a turn of {name}", lambda: lock.read_text() == name, 120)
+        run.wait_until(f"the device of {name}", lambda: lock.read_text() == name, 120)
         process = psutil.Process(run.pid_of(module))
         process.suspend()
         run.wait_until("its stop", partial(has_stopped, process), 10)
@@ -67,14 +69,14 @@ def kill_in_its_turn(run: RunProcess, module: str, name: str) -> None:
         process.resume()
 
 
-def test_both_sides_take_turns_and_a_kill_of_either_in_its_turn_costs_only_its_own_work(tmp_path: Path) -> None:
+def test_both_sides_share_the_device_and_a_kill_of_its_holder_costs_only_its_own_work(tmp_path: Path) -> None:
     model, directory = tmp_path / "model", tmp_path / "run"
     make_tiny_model(model, num_steps=3, num_eval_episodes=1, progress=lambda _: None)
     with RunProcess(
         REPOSITORY / "examples/calculator.toml",
         directory,
         f"model.path={model}",
-        "run.take_turns=true",
+        "run.colocate=true",
         f"run.num_batches={NUM_BATCHES}",
         "rollout.num_servers=1",
         'rollout.server_args=["--log-requests", "--log-requests-level", "0", "--log-requests-format", "json"]',
@@ -87,20 +89,20 @@ def test_both_sides_take_turns_and_a_kill_of_either_in_its_turn_costs_only_its_o
         "broker.lease_s=5",
     ) as run:
         run.wait_until("two batches", lambda: len(run.rows("batch")) >= 2, 300)
-        kill_in_its_turn(run, "gspo_services.rollout", "rollout-0")
+        kill_with_the_device(run, "gspo_services.rollout", "rollout-0")
         run.wait_until("two more batches", lambda: len(run.rows("batch")) >= 4, 300)
-        kill_in_its_turn(run, "gspo_services.learner", "learner")
+        kill_with_the_device(run, "gspo_services.learner", "learner")
         assert run.wait_finished(400) == 0, run.tail()
     report = audit(directory)
     assert (report.problems, report.dropped, report.num_batches) == ([], {}, NUM_BATCHES)
-    turns, requests = spans_of_learner(run), list(spans_of_requests(directory))
-    # The engine is made, the first version published, and one turn for each batch that no kill interrupted.
-    assert len(turns) >= NUM_BATCHES
+    held, requests = spans_of_learner(run), list(spans_of_requests(directory))
+    # The engine is made, the first version published, and one span for each batch that no kill interrupted.
+    assert len(held) >= NUM_BATCHES
     assert len(requests) >= NUM_BATCHES * 4 * 4
-    together = [(turn, request) for turn in turns for request in requests if request[0] < turn[1] and turn[0] < request[1]]
+    together = [(span, request) for span in held for request in requests if request[0] < span[1] and span[0] < request[1]]
     assert together == []
-    # Held-out tasks were sampled in turns, too, and both sides waited for each other.
+    # Held-out tasks were sampled, too, and both sides waited for each other.
     assert len(run.rows("eval")) >= NUM_BATCHES // 2
     for process in ("learner", "rollout-0"):
-        assert any(row["waited_s"] > 0.05 for row in run.events(process, "turn_taken"))
+        assert any(row["waited_s"] > 0.05 for row in run.events(process, "device_taken"))
     assert not run.leftovers()

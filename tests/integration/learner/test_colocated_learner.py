@@ -1,4 +1,4 @@
-"""A learner that shares its device: it computes in its turns, and waits for batches outside of them."""
+"""A learner that shares its device: it computes while it has the device, and waits for batches without it."""
 
 import threading
 from collections.abc import Iterator
@@ -19,83 +19,83 @@ from tests.support.learner.scripted_broker import ScriptedBroker
 from tests.support.learner.serving_bigram import ServingBigram
 
 
-class NotedTurns:
-    """Turns without a device, and what happens in them."""
+class NotedDevice:
+    """A device that is none, and what happens while it is held."""
 
     def __init__(self) -> None:
         self.has_device = False
         self.said: list[str] = []
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def held(self) -> Iterator[None]:
         self.has_device = True
-        self.said.append("turn:")
+        self.said.append("held:")
         yield
         self.has_device = False
 
     def say(self, what: str) -> None:
         """What needs the device."""
-        assert self.has_device, f"{what} outside of a turn"
+        assert self.has_device, f"{what} without the device"
         self.said[-1] += f" {what}"
 
 
 class MovedBigram(ServingBigram):
-    """An engine that can only be used in a turn."""
+    """An engine that can only be used while the device is held."""
 
-    def __init__(self, turns: NotedTurns) -> None:
+    def __init__(self, device: NotedDevice) -> None:
         super().__init__()
-        self._turns = turns
+        self._device = device
 
     def train_mini_batch(self, *arguments: Any, **options: Any) -> Any:
-        self._turns.say("step")
+        self._device.say("step")
         return super().train_mini_batch(*arguments, **options)
 
     def served_parameters(self, *arguments: Any) -> Iterator[ServedParameter]:
-        self._turns.say("copy")
+        self._device.say("copy")
         return super().served_parameters(*arguments)
 
     def copy_state(self, directory: Path) -> Any:
-        self._turns.say("save")
+        self._device.say("save")
         return super().copy_state(directory)
 
 
 class OutsideBroker(ScriptedBroker):
-    """Is waited for outside of turns only."""
+    """Is waited for without the device only."""
 
-    def __init__(self, stop: threading.Event, turns: NotedTurns) -> None:
+    def __init__(self, stop: threading.Event, device: NotedDevice) -> None:
         super().__init__(stop, num_batches=2)
-        self._turns = turns
+        self._device = device
 
     def wait_welcome(self, timeout_s: float) -> Any:
-        assert not self._turns.has_device
+        assert not self._device.has_device
         return super().wait_welcome(timeout_s)
 
     def take(self, timeout_s: float) -> Answer | None:
-        assert not self._turns.has_device
+        assert not self._device.has_device
         return super().take(timeout_s)
 
 
 def run(directory: Path) -> list[str]:
-    """What two batches' turns were used for."""
+    """What the device was used for in two batches."""
     settings = Settings(
         run=Run(directory=directory),
         batch=BatchSection(group_size=2, groups_per_batch=4, mini_batches=2),
         learner=Learner(checkpoint_every_batches=2),
     )
-    clock, stop, turns = MonotonicClock(), threading.Event(), NotedTurns()
+    clock, stop, device = MonotonicClock(), threading.Event(), NotedDevice()
     LearnerService(
         settings,
-        MovedBigram(turns),  # type: ignore[arg-type]
-        OutsideBroker(stop, turns),
+        MovedBigram(device),  # type: ignore[arg-type]
+        OutsideBroker(stop, device),
         clock=clock,
         health=Health(clock, 60.0),
         metrics=LearnerMetrics(CollectorRegistry()),
         stop=stop,
-        turns=turns,
+        device=device,
     ).run()
-    assert not turns.has_device
-    return turns.said
+    assert not device.has_device
+    return device.said
 
 
 def test_each_batch_is_trained_published_and_saved_in_one_turn_and_a_stop_has_its_own(tmp_path: Path) -> None:
-    assert run(tmp_path) == ["turn: copy", "turn: step step copy", "turn: step step copy save", "turn:"]
+    assert run(tmp_path) == ["held: copy", "held: step step copy", "held: step step copy save", "held:"]
