@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
 FUZZ := .venv-fuzz
-ADAPTERS := .venv-adapters
+FRAMEWORKS := .venv-frameworks
 VIEW := .venv-view
 GPU := .venv-gpu
 TRACKERS := .venv-trackers
@@ -32,7 +32,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-calculator demo-agent demo-code demo-verifiers demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
 	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-sandbox bench-pipeline bench-trl bench-weights bench-parts \
-	bench-stalls bench-fleet test lint types contracts unit test-demo test-wheel test-parity test-adapters test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
+	bench-stalls bench-fleet test lint types contracts unit test-demo test-wheel test-parity test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
 	gpu-report gpu-pack setup-gpu lock-gpu \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images sbom chart push-chart push-manifests clean
 
@@ -92,10 +92,10 @@ demo-agent: models/tools/config.json ## an agent with tools, written with the op
 demo-code: models/programs/config.json ## small programs, scored by hidden tests in the sandbox; needs bubblewrap
 	$(BIN)/gspo run examples/code.toml $(RUN_ARGS)
 
-demo-verifiers: $(ADAPTERS)/verifiers/.installed models/tiny/config.json ## an environment written for verifiers, in a Python of its own; needs the package index
-	$(ADAPTERS)/verifiers/bin/python -m pip --disable-pip-version-check install --quiet --no-deps examples/verifiers_sums
-	$(BIN)/gspo tasks verifiers verifiers_sums --python $(ADAPTERS)/verifiers/bin/python --limit 128 --out runs/verifiers_tasks/eval.jsonl
-	$(BIN)/gspo tasks verifiers verifiers_sums --python $(ADAPTERS)/verifiers/bin/python --skip 128 --out runs/verifiers_tasks/train.jsonl
+demo-verifiers: $(FRAMEWORKS)/verifiers/.installed models/tiny/config.json ## an environment written for verifiers, in a Python of its own; needs the package index
+	$(FRAMEWORKS)/verifiers/bin/python -m pip --disable-pip-version-check install --quiet --no-deps examples/verifiers_sums
+	$(BIN)/gspo tasks verifiers verifiers_sums --python $(FRAMEWORKS)/verifiers/bin/python --limit 128 --out runs/verifiers_tasks/eval.jsonl
+	$(BIN)/gspo tasks verifiers verifiers_sums --python $(FRAMEWORKS)/verifiers/bin/python --skip 128 --out runs/verifiers_tasks/train.jsonl
 	$(BIN)/gspo run examples/verifiers_agent.toml $(RUN_ARGS)
 
 demo-gsm8k: ## the demo on GSM8K rows, 3 batches (GSPO_DATA_DIR/gsm8k/train.jsonl)
@@ -177,7 +177,7 @@ contracts: setup
 	$(BIN)/lint-imports --no-cache
 
 # Marked tests belong to the targets below; folders that hold no others are not in `testpaths` of pyproject.toml.
-UNMARKED := not (demo or packaging or parity or adapters or view or trackers or sandbox or deploy or monitoring or pods or faults or ranks or gpu)
+UNMARKED := not (demo or packaging or parity or frameworks or view or trackers or sandbox or deploy or monitoring or pods or faults or ranks or gpu)
 # One worker more than cores, because a test of processes waits for half of its time; each imports everything once, so that more
 # than eight gain nothing.
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 7 ? cores + 1 : 8)))
@@ -212,13 +212,13 @@ $(VIEW)/.installed: requirements/view-tests.txt | setup
 	$(VIEW)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/view-tests.txt
 	@touch $@
 
-test-adapters: $(ADAPTERS)/verifiers/.installed $(ADAPTERS)/agents/.installed setup ## verifiers, OpenEnv, openai-agents, langgraph and MCP tools against the endpoint; needs the package index
-	$(BIN)/python -m pytest -m adapters tests/adapters
+test-frameworks: $(FRAMEWORKS)/verifiers/.installed $(FRAMEWORKS)/agents/.installed setup ## verifiers, OpenEnv, openai-agents, langgraph and MCP tools against the endpoint; needs the package index
+	$(BIN)/python -m pytest -m frameworks tests/frameworks
 
 # Pythons that have another project and nothing of ours: what the projects pin does not go together.
-$(ADAPTERS)/%/.installed: requirements/adapters-%.txt
-	test -x $(ADAPTERS)/$*/bin/python || $(PYTHON) -m venv $(ADAPTERS)/$*
-	$(ADAPTERS)/$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/adapters-$*.txt
+$(FRAMEWORKS)/%/.installed: requirements/frameworks-%.txt
+	test -x $(FRAMEWORKS)/$*/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)/$*
+	$(FRAMEWORKS)/$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/frameworks-$*.txt
 	@touch $@
 
 test-sandbox: setup ## hostile programs in real sandboxes, as root and as an ordinary user; needs bubblewrap
@@ -332,4 +332,4 @@ push-manifests: ## push what kustomize renders of OVERLAY to oci://REGISTRY/mani
 	    --source="$$(git config --get remote.origin.url)" --revision="$(VERSION)@sha1:$$(git rev-parse HEAD)"
 
 clean: ## remove the environment, caches and the tiny model (not the runs)
-	rm -rf $(VENV) $(PARITY) $(FUZZ) $(ADAPTERS) $(VIEW) $(TRACKERS) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
+	rm -rf $(VENV) $(PARITY) $(FUZZ) $(FRAMEWORKS) $(VIEW) $(TRACKERS) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist

@@ -1,6 +1,6 @@
 """The agent of tool_agent.py, written with langgraph: what do seven figs cost?
 
-It needs no adapter: the endpoint is the model's base_url, and the episode's key is its api_key.
+It needs no integration: the endpoint is the model's base_url, and the episode's key is its api_key.
 """
 
 import asyncio

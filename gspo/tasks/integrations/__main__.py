@@ -10,9 +10,9 @@ import types
 
 
 def main() -> None:
-    """Run ``main`` of the adapter that the first argument names, with the other arguments."""
+    """Run ``main`` of the integration that the first argument names, with the other arguments."""
     here = os.path.dirname(os.path.abspath(__file__))
-    # Python puts a script's folder first, where an adapter would hide the package that it is named after.
+    # Python puts a script's folder first, where an integration would hide the package that it is named after.
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
     # Tasksets may lie in the working directory, as an agent's function may.
     sys.path.append(os.getcwd())

@@ -18,7 +18,7 @@ WORKER_FILES = [
     *sorted(Path(gspo_services.tasks.worker.__file__).parent.glob("*.py")),
     *sorted(Path(gspo_services.tasks.sandbox.init.__file__).parent.glob("*.py")),
 ]
-ADAPTERS = Path(gspo.tasks.agents.__file__).with_name("integrations")
+INTEGRATIONS = Path(gspo.tasks.agents.__file__).with_name("integrations")
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +98,12 @@ def test_the_workers_files_are_python_3_10_and_import_only_its_standard_library(
     ],
 )
 def test_an_adapter_imports_only_what_its_own_package_brings(name: str, brings: set[str]) -> None:
-    imported = imports_of(ADAPTERS / f"{name}.py")
+    imported = imports_of(INTEGRATIONS / f"{name}.py")
     assert {each.partition(".")[0] for each in imported} - sys.stdlib_module_names == brings
     assert {each for each in imported if each.startswith("gspo")} <= {"gspo.tasks.integrations", "gspo.tasks.agents"}
 
 
 def test_every_adapter_is_looked_at() -> None:
-    assert {path.stem for path in ADAPTERS.glob("*.py")} == {
+    assert {path.stem for path in INTEGRATIONS.glob("*.py")} == {
         "__init__", "__main__", "verifiers", "verifiers_chat", "openenv",
     }  # fmt: skip

@@ -6,13 +6,13 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tests.adapters.played import PYTHONS, ROOT
+from tests.frameworks.played import PYTHONS, ROOT
 
 
 @asynccontextmanager
 async def guess_server(num_sessions: int) -> AsyncIterator[str]:
     """The address of a running server."""
-    program = [str(PYTHONS / "agents/bin/python"), str(ROOT / "tests/adapters/guess_server.py"), str(num_sessions)]
+    program = [str(PYTHONS / "agents/bin/python"), str(ROOT / "tests/frameworks/guess_server.py"), str(num_sessions)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE, env=environment)
     try:

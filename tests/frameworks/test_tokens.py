@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from gspo_services.rollout.rendering import Renderer, create_renderer
-from tests.adapters.framework_examples import EXAMPLES, TASK
-from tests.adapters.played import stage
-from tests.adapters.verifiers_rows import SOLVE, TASKSETS, odd
+from tests.frameworks.framework_examples import EXAMPLES, TASK
+from tests.frameworks.played import stage
+from tests.frameworks.verifiers_rows import SOLVE, TASKSETS, odd
 from tests.support.agent_episodes import LedgerBroker, an_episode, contexts_of, kinds_in, sampling_of, shared_of
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.unit.services.rollout.rendering.models import TAGS, make
 
-pytestmark = [pytest.mark.adapters, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(1200)]
 
 
 def tool_call(name: str, arguments: str) -> str:

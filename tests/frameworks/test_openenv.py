@@ -1,4 +1,4 @@
-"""A server of OpenEnv, played by the adapter."""
+"""A server of OpenEnv, played by the integration."""
 
 import asyncio
 import json
@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from gspo_services.rollout.endpoint import CallAnswer, CallRequest
-from tests.adapters.guessing import guess_server, number_of
-from tests.adapters.played import Dialogue, roles, says, stage
+from tests.frameworks.guessing import guess_server, number_of
+from tests.frameworks.played import Dialogue, roles, says, stage
 from tests.support.scripted_episodes import answer
 
-pytestmark = [pytest.mark.adapters, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(1200)]
 
 SOLVE = "gspo.tasks.integrations.openenv:solve"
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from gspo_services.rollout.endpoint import CallAnswer, CallRequest, ToolCall
-from tests.adapters.framework_examples import EXAMPLES, TASK
-from tests.adapters.played import ROOT, Dialogue, calls_tool, roles, says, stage
+from tests.frameworks.framework_examples import EXAMPLES, TASK
+from tests.frameworks.played import ROOT, Dialogue, calls_tool, roles, says, stage
 from tests.support.agent_pools import ListJournal
 from tests.support.scripted_episodes import answer
 
-pytestmark = [pytest.mark.adapters, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(1200)]
 
 
 def seller(request: CallRequest) -> CallAnswer:
@@ -60,8 +60,8 @@ async def test_calls_of_one_turn_are_steps_one_after_another(function: str) -> N
 @pytest.mark.parametrize("transport", ["stdio", "streamable-http"])
 async def test_tools_of_an_mcp_server_are_used_through_openai_agents(transport: str) -> None:
     dialogues = {f"k{number}": Dialogue(seller) for number in range(3)}
-    task = {**TASK, "transport": transport, "server": str(ROOT / "tests/adapters/shop_mcp.py")}
-    async with stage("tests.adapters.mcp_agent:solve", "agents", calls=dialogues) as at:
+    task = {**TASK, "transport": transport, "server": str(ROOT / "tests/frameworks/shop_mcp.py")}
+    async with stage("tests.frameworks.mcp_agent:solve", "agents", calls=dialogues) as at:
         results = await asyncio.gather(*(at.play(task, key) for key in dialogues))
     assert [(result.reward, result.detail) for result in results] == [(1.0, "")] * 3
     offered: list[dict[str, Any]] = dialogues["k0"].requests[0].tools

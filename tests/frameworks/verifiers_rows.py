@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from tests.adapters.played import ROOT
+from tests.frameworks.played import ROOT
 
 SOLVE = "gspo.tasks.integrations.verifiers:solve"
-TASKSETS = {"PYTHONPATH": f"{ROOT}/tests/adapters/tasksets:{ROOT}/examples/verifiers_sums"}
+TASKSETS = {"PYTHONPATH": f"{ROOT}/tests/frameworks/tasksets:{ROOT}/examples/verifiers_sums"}
 SYSTEM = "You sell things."
 
 
 def odd(kind: str, prompt: str | None = "Go on.", **env: Any) -> dict[str, Any]:
-    """A row of ``tests/adapters/tasksets/odd_tasks_vf.py``."""
+    """A row of ``tests/frameworks/tasksets/odd_tasks_vf.py``."""
     return {
         "env": {"taskset": {"id": "odd_tasks_vf"}, **env},
         "task": {"idx": 0, "prompt": prompt, "system_prompt": SYSTEM, "kind": kind},

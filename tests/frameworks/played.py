@@ -27,8 +27,8 @@ from tests.support.agent_pools import agent_pool
 from tests.support.scripted_episodes import answer
 
 ROOT = Path(__file__).parents[2]
-PYTHONS = ROOT / ".venv-adapters"
-"""The environments that `make test-adapters` makes, by name."""
+PYTHONS = ROOT / ".venv-frameworks"
+"""The environments that `make test-frameworks` makes, by name."""
 PATIENCE_S = 400.0
 
 Reply = Callable[[CallRequest], CallAnswer | CallRefused]
@@ -95,10 +95,10 @@ class Stage:
 
 @asynccontextmanager
 async def stage(function: str, home: str, *, calls: Mapping[str, Calls], **options: Any) -> AsyncIterator[Stage]:
-    """Workers of ``function`` under the Python of ``.venv-adapters/HOME``, and an endpoint for ``calls``, by key."""
+    """Workers of ``function`` under the Python of ``.venv-frameworks/HOME``, and an endpoint for ``calls``, by key."""
     python = PYTHONS / home / "bin" / "python"
     if not python.exists():
-        pytest.fail(f"there is no {python}: run `make test-adapters`")
+        pytest.fail(f"there is no {python}: run `make test-frameworks`")
     registry = CollectorRegistry()
     server = EndpointServer(OpenEpisodes(calls), EndpointMetrics(registry))
     await server.start()

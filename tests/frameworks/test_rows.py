@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from gspo_services.shared.runtime.lifecycle import module_command
-from tests.adapters.guessing import guess_server, number_of
-from tests.adapters.played import PYTHONS, ROOT, Dialogue, says, stage
-from tests.adapters.verifiers_rows import SOLVE
+from tests.frameworks.guessing import guess_server, number_of
+from tests.frameworks.played import PYTHONS, ROOT, Dialogue, says, stage
+from tests.frameworks.verifiers_rows import SOLVE
 
-pytestmark = [pytest.mark.adapters, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(1200)]
 
 SUMS = ROOT / "examples/verifiers_sums"
 
@@ -39,7 +39,7 @@ def rows_in(path: Path) -> list[Mapping[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-async def test_the_tasks_of_a_verifiers_taskset_are_rows_that_the_adapter_plays(tmp_path: Path) -> None:
+async def test_the_tasks_of_a_verifiers_taskset_are_rows_that_the_integration_plays(tmp_path: Path) -> None:
     config, out = tmp_path / "sums.toml", tmp_path / "tasks/train.jsonl"
     config.write_text('[env.taskset]\nid = "verifiers-sums"\nmax_operand = 9\n\n[env.agent]\nmax_turns = 3\n')
     status, printed = await gspo_tasks(
@@ -99,9 +99,9 @@ async def test_the_tasks_of_an_openenv_server_are_its_seeds(tmp_path: Path) -> N
     assert (result.reward, result.detail) == (1.0, "")
 
 
-async def test_the_help_of_the_command_and_of_an_adapter() -> None:
+async def test_the_help_of_the_command_and_of_an_integration() -> None:
     for words, told in (
-        ([], "the following arguments are required: adapter"),
+        ([], "the following arguments are required: integration"),
         (["--help"], "gspo tasks verifiers my_taskset"),
     ):
         status, printed = await gspo_tasks(*words)

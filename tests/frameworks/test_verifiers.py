@@ -1,4 +1,4 @@
-"""Environments of verifiers, played by the adapter."""
+"""Environments of verifiers, played by the integration."""
 
 import asyncio
 from collections import Counter
@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from gspo_services.rollout.endpoint import CallAnswer, CallRefused, CallRequest
-from tests.adapters.played import Dialogue, calls_tool, roles, says, stage
-from tests.adapters.verifiers_rows import SOLVE, SYSTEM, TASKSETS, odd
+from tests.frameworks.played import Dialogue, calls_tool, roles, says, stage
+from tests.frameworks.verifiers_rows import SOLVE, SYSTEM, TASKSETS, odd
 from tests.support.scripted_episodes import answer
 
-pytestmark = [pytest.mark.adapters, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(1200)]
 
 
 def sums(problem: str = "12+7=", right: str = "19", **env: Any) -> dict[str, Any]:
