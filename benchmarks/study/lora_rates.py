@@ -45,7 +45,7 @@ class Trial:
         if rank == "all":
             return cls(name="all weights", learning_rate=float(rate), plan=None)
         (names,) = targets
-        plan = LoraPlan(rank=int(rank), alpha=ALPHA, targets=tuple(names.split(",")))
+        plan = LoraPlan(rank=int(rank), alpha=ALPHA, target_modules=tuple(names.split(",")))
         return cls(name=f"rank {rank}, {names.replace(',', ' and ')}", learning_rate=float(rate), plan=plan)
 
 

@@ -38,7 +38,7 @@ class LoraPlan:
 
     rank: int
     alpha: float
-    targets: tuple[str, ...]
+    target_modules: tuple[str, ...]
     """Of TARGETS."""
 
 
@@ -67,12 +67,12 @@ def inject_lora(model: nn.Module, plan: LoraPlan, *, seed: int) -> None:
     except ModuleNotFoundError as error:
         raise ValueError(f"adapters need peft ({error}); install peft==0.21.2, or set lora.rank = 0") from error
 
-    for target in plan.targets:
+    for target in plan.target_modules:
         if not _has(model, target):
             found = [each for each in TARGETS if _has(model, each)]
             raise ValueError(
-                f"lora.targets names {target!r}, and {type(model).__name__} has no such weights; name those that it has: "
-                f"{', '.join(found) or 'none that can be adapted'}"
+                f"lora.target_modules names {target!r}, and {type(model).__name__} has no such weights; name those that it "
+                f"has: {', '.join(found) or 'none that can be adapted'}"
             )
     # New matrices are drawn on the CPU. Elsewhere random numbers are drawn as without adapters.
     with torch.random.fork_rng(devices=[]):
@@ -85,8 +85,8 @@ def lora_config(plan: LoraPlan) -> Any:
     """peft's own configuration, which its files hold, too."""
     from peft import LoraConfig
 
-    modules = [re.escape(name) for target in plan.targets for name in MODULES.get(target, ())]
-    parameters = [name for target in plan.targets for name in PARAMETERS.get(target, ())]
+    modules = [re.escape(name) for target in plan.target_modules for name in MODULES.get(target, ())]
+    parameters = [name for target in plan.target_modules for name in PARAMETERS.get(target, ())]
     return LoraConfig(
         r=plan.rank,
         lora_alpha=plan.alpha,

@@ -267,7 +267,7 @@ def server_options(settings: Settings, name: str, lock: DeviceLock | None = None
         max_running=rollout.max_running,
         longest_tokens=settings.longest_sequence,
         spread=spread_of(settings),
-        lora_args=tuple(lora_arguments(lora.rank, lora.loaded)) if lora.publish == "adapter" else (),
+        lora_args=tuple(lora_arguments(lora.rank, lora.max_loaded_loras)) if lora.publish == "adapter" else (),
         extra_args=tuple(rollout.server_args),
         start_timeout_s=rollout.start_timeout_s,
         colocated=lock is not None,

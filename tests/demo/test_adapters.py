@@ -32,7 +32,7 @@ def test_a_run_of_adapters_survives_the_end_of_each_process(tmp_path: Path) -> N
         "evaluation.num_tasks=8",
         "evaluation.every_batches=2",
         "learner.checkpoint_every_batches=2",
-        'lora.targets=["attention"]',
+        'lora.target_modules=["attention"]',
         "lora.publish=adapter",
     ) as run:
         for number, process in enumerate(("rollout", "learner", "broker"), 1):

@@ -16,7 +16,7 @@ def lora_plan(section: LoraSection) -> LoraPlan | None:
     """The adapters that the settings ask for; None: all weights are trained."""
     if not section.is_used:
         return None
-    return LoraPlan(rank=section.rank, alpha=section.alpha, targets=tuple(section.targets))
+    return LoraPlan(rank=section.rank, alpha=section.alpha, target_modules=tuple(section.target_modules))
 
 
 def trained_parameters(model: nn.Module, plan: LoraPlan | None) -> list[tuple[str, nn.Parameter]]:
@@ -28,5 +28,5 @@ def lora_layout(plan: LoraPlan | None, base_path: Path | None, base_digest: str)
     """What a checkpoint of adapters adds to its layout, as plain JSON values; nothing without adapters."""
     if plan is None:
         return {}
-    lora = {"rank": plan.rank, "alpha": plan.alpha, "targets": sorted(plan.targets)}
+    lora = {"rank": plan.rank, "alpha": plan.alpha, "target_modules": sorted(plan.target_modules)}
     return {"lora": lora, "base": base_digest, "base_path": "" if base_path is None else str(base_path)}

@@ -16,17 +16,17 @@ def require_adaptable(model_config: Mapping[str, Any], lora: LoraSection, learne
     if not lora.is_used:
         return
     kind, there = str(model_config.get("model_type", "")), _kinds(model_config)
-    for target in lora.targets:
+    for target in lora.target_modules:
         if target not in there:
             raise ValueError(
-                f"lora.targets names {target!r} and a {kind} model of this configuration has none; name some of "
+                f"lora.target_modules names {target!r} and a {kind} model of this configuration has none; name some of "
                 f"{', '.join(there)}"
             )
     size = learner.expert_parallel
-    if size > 1 and "experts" in lora.targets:
+    if size > 1 and "experts" in lora.target_modules:
         raise ValueError(
-            f"lora.targets names 'experts' and expert_parallel is {size}: peft does not find the experts that DeepSpeed "
-            "shares out; use expert_parallel = 1, or leave 'experts' out"
+            f"lora.target_modules names 'experts' and expert_parallel is {size}: peft does not find the experts that "
+            "DeepSpeed shares out; use expert_parallel = 1, or leave 'experts' out"
         )
     if size > 1 and learner.zero_stage in (1, 2):
         raise ValueError(

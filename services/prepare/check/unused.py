@@ -87,9 +87,9 @@ def _rules_of_processes(situation: Situation) -> Iterator[tuple[list[str], str]]
     if not settings.learner.profile:
         yield ["learner.peak_tflops"], "learner.profile is false"
     if not settings.lora.is_used:
-        yield ["lora.alpha", "lora.targets"], "lora.rank is 0: all weights are trained"
+        yield ["lora.alpha", "lora.target_modules"], "lora.rank is 0: all weights are trained"
     if settings.lora.publish == "merged":
-        yield ["lora.loaded"], 'for lora.publish = "adapter"'
+        yield ["lora.max_loaded_loras"], 'for lora.publish = "adapter"'
     if is_for_several_hosts(settings):
         yield ["rollout.num_servers"], "for `gspo run` on one machine; elsewhere each rollout is started by itself"
 

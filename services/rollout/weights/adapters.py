@@ -79,7 +79,11 @@ class AdapterPlan:
             return None
         tolerance = max(TOLERANCE[settings.model.dtype], TOLERANCE[settings.learner.dtype])
         return cls(
-            rank=lora.rank, alpha=lora.alpha, slots=lora.loaded, tolerance=tolerance, mode=settings.rollout.pause_mode
+            rank=lora.rank,
+            alpha=lora.alpha,
+            slots=lora.max_loaded_loras,
+            tolerance=tolerance,
+            mode=settings.rollout.pause_mode,
         )
 
 

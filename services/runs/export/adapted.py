@@ -52,7 +52,7 @@ class AdaptedCheckpointWeights(CheckpointWeights):
         """
         super().__init__(checkpoint, model_dir, hold)
         lora = self.layout["lora"]
-        self.plan = LoraPlan(rank=lora["rank"], alpha=lora["alpha"], targets=tuple(lora["targets"]))
+        self.plan = LoraPlan(rank=lora["rank"], alpha=lora["alpha"], target_modules=tuple(lora["target_modules"]))
         self._model_dir = model_dir
         self._base = _BaseFiles(model_dir, hold)
         with torch.device("meta"):

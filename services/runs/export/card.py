@@ -92,9 +92,8 @@ def _summary(facts: CardFacts) -> str:
 
 def _weights(facts: CardFacts) -> str:
     settings = facts.settings
-    lora = (
-        f"adapters (LoRA) of rank {settings.lora.rank}, alpha {settings.lora.alpha:g}, on {', '.join(settings.lora.targets)}"
-    )
+    modules = ", ".join(settings.lora.target_modules)
+    lora = f"adapters (LoRA) of rank {settings.lora.rank}, alpha {settings.lora.alpha:g}, on {modules}"
     if facts.adapter:
         return f"{lora}, without the starting model, in {settings.learner.dtype}"
     merged = f", with {lora}, merged" if settings.lora.is_used else ""

@@ -106,7 +106,7 @@ def learner_memory(shape: ModelShape, settings: Settings, *, cuda: bool) -> Lear
 def trained_parameters(shape: ModelShape, settings: Settings) -> int:
     """How many parameters have gradients, moments and a place in checkpoints: all, or those of the adapters."""
     lora = settings.lora
-    return shape.lora_parameters(lora.rank, lora.targets) if lora.is_used else shape.parameters
+    return shape.lora_parameters(lora.rank, lora.target_modules) if lora.is_used else shape.parameters
 
 
 def _working(shape: ModelShape, settings: Settings, *, cuda: bool) -> Span:
@@ -138,7 +138,7 @@ def _activations(shape: ModelShape, settings: Settings) -> Span:
     softmax = 4 * tokens * shape.vocabulary
     logits: float = 2 * rows * 4 * shape.vocabulary + (softmax if softmax <= KEPT_SOFTMAX_BYTES else 0)
     embedding = 4 * shape.vocabulary * shape.hidden  # the head's gradient is summed in float32
-    if settings.lora.is_used and "experts" in settings.lora.targets:
+    if settings.lora.is_used and "experts" in settings.lora.target_modules:
         # The sum of weights and change of every layer whose activations are kept.
         kept = shape.expert_parameters / (shape.layers if learner.activation_checkpointing else 1)
         logits += size * kept

@@ -21,6 +21,8 @@ from gspo_services.shared.settings.sections import EvaluationSet, Settings
 
 RENAMED: Final[Mapping[str, str]] = {
     "run.take_turns": "run.colocate",
+    "lora.targets": "lora.target_modules",
+    "lora.loaded": "lora.max_loaded_loras",
 }
 """Keys that a release has renamed, section.old to section.new. An old name is an error that says the new one."""
 

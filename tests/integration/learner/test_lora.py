@@ -165,7 +165,7 @@ def test_adapters_resume_on_other_ranks_in_another_stage_and_offload(two: Result
         ("other-base", "holds adapters of the model that was at .*model, with digest .*; the model at .*other has .*; name"),
         (
             "other-rank",
-            r"rank = 4, alpha = 8.0, targets = \['attention', 'experts'\], and \[lora\] says rank = 8, .*use the",
+            r"rank = 4, alpha = 8.0, target_modules = \['attention', 'experts'\], and \[lora\] says rank = 8, .*use the",
         ),
         ("none", r"holds adapters .*, and lora.rank is 0; continue the run with the \[lora\] that it began with"),
         ("from-whole", "holds all weights, and lora.rank is 4; continue the run with lora.rank = 0"),

@@ -25,7 +25,7 @@ from gspo_services.shared.settings.sections import LoraSection, Settings
 from tests.support.learner.learner_worker import OBJECTIVE, settings
 from tests.support.loss.sequences import load_groups
 
-LORA: Final[dict[str, Any]] = {"rank": 4, "alpha": 8.0, "targets": ["attention"]}
+LORA: Final[dict[str, Any]] = {"rank": 4, "alpha": 8.0, "target_modules": ["attention"]}
 NUM_VERSIONS: Final = 3
 LEARNING_RATE: Final = 0.02
 

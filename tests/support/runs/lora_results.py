@@ -16,8 +16,8 @@ from gspo_services.runs.export.writing import write_export
 from tests.support.learner.parallel_jobs import RESUMED_STEPS, Results, checkpoint
 from tests.support.learner.tiny_model import reference_logprobs, tiny_qwen3_moe
 
-BOTH: dict[str, Any] = {"rank": 4, "alpha": 8.0, "targets": ["attention", "experts"]}
-ATTENTION: dict[str, Any] = BOTH | {"targets": ["attention"]}
+BOTH: dict[str, Any] = {"rank": 4, "alpha": 8.0, "target_modules": ["attention", "experts"]}
+ATTENTION: dict[str, Any] = BOTH | {"target_modules": ["attention"]}
 STEPS = 2 + RESUMED_STEPS
 TOLERANCE = 2e-5
 

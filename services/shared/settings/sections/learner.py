@@ -166,23 +166,23 @@ class LoraSection(Section):
     """Rank of A and B. 0: no adapters, all weights are trained. 8 to 64 is usual; the adapters' size grows with it."""
     alpha: float = Field(32.0, gt=0)
     """B A is scaled by alpha / rank, so that the same learning rate suits all ranks."""
-    targets: list[LoraTarget] = Field(["attention"], min_length=1)
+    target_modules: list[LoraTarget] = Field(["attention"], min_length=1)
     """What is adapted. attention: the projections of queries, keys, values and outputs. mlp: those of dense MLPs. experts:
     those of a mixture's experts, each with matrices of its own. The router, norms and embeddings never are."""
     publish: Literal["merged", "adapter"] = "merged"
     """What a version consists of. merged: the model's weights with the adapters in them, which every engine can load.
     adapter: the adapters alone, which SGLang adds to the model that it was started with: a version is small, and no
-    generation pauses. For targets = ["attention"] and servers of one rank; see docs/guide/lora.md."""
-    loaded: int = Field(3, ge=2, le=64)
+    generation pauses. For target_modules = ["attention"] and servers of one rank; see docs/guide/lora.md."""
+    max_loaded_loras: int = Field(3, ge=2, le=64)
     """With publish = "adapter": versions whose adapters a server holds at once. SGLang's --max-loras-per-batch is one more,
     for requests without an adapter. A version too many ends the generations of the oldest early, as retract does."""
 
-    @field_validator("targets")
+    @field_validator("target_modules")
     @classmethod
     def _each_once(cls, targets: list[LoraTarget]) -> list[LoraTarget]:
         again = sorted({target for target in targets if targets.count(target) > 1})
         if again:
-            raise ValueError(f"lora.targets names {', '.join(again)} more than once; name each once")
+            raise ValueError(f"lora.target_modules names {', '.join(again)} more than once; name each once")
         return targets
 
     @model_validator(mode="after")
@@ -193,11 +193,11 @@ class LoraSection(Section):
             raise ValueError(
                 'lora.publish is "adapter" and lora.rank is 0, so that there is none; set lora.rank, or publish = "merged"'
             )
-        others = [target for target in self.targets if target != "attention"]
+        others = [target for target in self.target_modules if target != "attention"]
         if others:
             raise ValueError(
-                f'lora.publish is "adapter" and lora.targets names {", ".join(others)}: only adapters of attention are '
-                'published as such; use targets = ["attention"], or publish = "merged"'
+                f'lora.publish is "adapter" and lora.target_modules names {", ".join(others)}: only adapters of attention '
+                'are published as such; use target_modules = ["attention"], or publish = "merged"'
             )
         return self
 

@@ -216,11 +216,11 @@ class Settings(BaseModel):
                     f'lora.publish is "adapter" and rollout.{name} is {getattr(self.rollout, name)}: the model below '
                     'adapters can only be verified in a server of one rank; set it to 1, or lora.publish = "merged"'
                 )
-        if self.rollout.pause_mode == "in_place" and self.lora.loaded <= self.batch.max_lag:
+        if self.rollout.pause_mode == "in_place" and self.lora.max_loaded_loras <= self.batch.max_lag:
             raise ValueError(
-                f'rollout.pause_mode is "in_place", batch.max_lag is {self.batch.max_lag} and lora.loaded is '
-                f"{self.lora.loaded}: generations may be under way with the adapters of {self.batch.max_lag + 1} versions; "
-                'raise lora.loaded above max_lag, or use pause_mode = "retract"'
+                f'rollout.pause_mode is "in_place", batch.max_lag is {self.batch.max_lag} and lora.max_loaded_loras is '
+                f"{self.lora.max_loaded_loras}: generations may be under way with the adapters of {self.batch.max_lag + 1} "
+                'versions; raise lora.max_loaded_loras above max_lag, or use pause_mode = "retract"'
             )
         return self
 

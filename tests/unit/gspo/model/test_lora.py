@@ -11,7 +11,7 @@ from gspo.model.lora import LoraPlan, adapted_weights, inject_lora, is_lora, mer
 from gspo.model.serving import lora_weights, serving_weights
 from tests.support.learner.tiny_model import tiny_qwen3_moe
 
-BOTH = LoraPlan(rank=3, alpha=6.0, targets=("attention", "experts"))
+BOTH = LoraPlan(rank=3, alpha=6.0, target_modules=("attention", "experts"))
 IDS = torch.arange(24)[None] * 7 % 512
 
 
@@ -69,8 +69,8 @@ def test_adapters_begin_alike_on_every_rank_and_leave_other_random_numbers_alone
     ("plan", "make"),
     [
         (BOTH, tiny_qwen3_moe),
-        (LoraPlan(rank=2, alpha=1.0, targets=("experts",)), tiny_qwen3_moe),
-        (LoraPlan(rank=8, alpha=16.0, targets=("mlp", "attention")), dense_model),
+        (LoraPlan(rank=2, alpha=1.0, target_modules=("experts",)), tiny_qwen3_moe),
+        (LoraPlan(rank=8, alpha=16.0, target_modules=("mlp", "attention")), dense_model),
     ],
 )
 def test_served_weights_compute_what_the_model_with_its_adapters_does(plan: LoraPlan, make: Any) -> None:
@@ -116,7 +116,7 @@ def test_the_weights_below_the_adapters_are_those_of_before() -> None:
 
 def test_a_change_below_a_weights_precision_is_rounded_once() -> None:
     # In bfloat16 1 + 0.006 is 1.0078125; if the change were rounded on its way, or the sum twice, it would be 1.
-    weight = adapted_weights(adapted_model(LoraPlan(rank=1, alpha=1.0, targets=("attention",))))
+    weight = adapted_weights(adapted_model(LoraPlan(rank=1, alpha=1.0, target_modules=("attention",))))
     adapted = weight["model.layers.0.self_attn.q_proj.weight"]
     change = torch.tensor([[0.006]])
     found = merged(torch.ones(1, 1, dtype=torch.bfloat16), adapted, change, torch.ones(1, 1))
@@ -136,7 +136,7 @@ def test_a_target_that_matches_nothing_is_refused_with_those_that_do(
     make: Any, targets: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        inject_lora(make(), LoraPlan(rank=2, alpha=1.0, targets=targets), seed=0)
+        inject_lora(make(), LoraPlan(rank=2, alpha=1.0, target_modules=targets), seed=0)
 
 
 def test_a_model_that_has_some_projections_only_is_refused() -> None:
@@ -145,4 +145,4 @@ def test_a_model_that_has_some_projections_only_is_refused() -> None:
         layer.self_attn.qk_proj = layer.self_attn.q_proj
         del layer.self_attn.q_proj
     with pytest.raises(ValueError, match="'attention'"):
-        inject_lora(model, LoraPlan(rank=2, alpha=1.0, targets=("attention",)), seed=0)
+        inject_lora(model, LoraPlan(rank=2, alpha=1.0, target_modules=("attention",)), seed=0)

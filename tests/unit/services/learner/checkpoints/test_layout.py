@@ -10,7 +10,7 @@ from gspo_services.learner.checkpoints.base_model import BaseDigest
 from gspo_services.learner.checkpoints.layout import layout_problem
 
 WHOLE: dict[str, Any] = {"model": "M", "parameters": "1f", "dtype": "float32", "optimizer": "AdamW"}
-LORA = {"rank": 8, "alpha": 32.0, "targets": ["attention"]}
+LORA = {"rank": 8, "alpha": 32.0, "target_modules": ["attention"]}
 ADAPTED = WHOLE | {"parameters": "2e", "lora": LORA, "base": "aa", "base_path": "models/tiny"}
 
 
@@ -26,7 +26,7 @@ def test_the_same_layout_fits_and_the_place_of_the_model_does_not_matter() -> No
         (WHOLE, ADAPTED, "holds all weights, and lora.rank is 8; continue the run with lora.rank = 0, or start another"),
         (ADAPTED, WHOLE, r"holds adapters \(rank = 8, alpha = 32.0, .*\), and lora.rank is 0; continue"),
         (ADAPTED, ADAPTED | {"lora": LORA | {"rank": 4}}, r"rank = 8, .*, and \[lora\] says rank = 4, .*; use the same"),
-        (ADAPTED, ADAPTED | {"lora": LORA | {"targets": ["experts"]}}, r"says .* targets = \['experts'\]"),
+        (ADAPTED, ADAPTED | {"lora": LORA | {"target_modules": ["experts"]}}, r"says .* target_modules = \['experts'\]"),
         (
             ADAPTED,
             ADAPTED | {"base": "bb", "base_path": "m"},

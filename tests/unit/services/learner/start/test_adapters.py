@@ -14,7 +14,7 @@ MIXED = MOE | {"mlp_only_layers": [0]}
 
 def refusal(config: dict[str, Any], targets: list[str], rank: int = 8, **learner: Any) -> str:
     try:
-        lora = LoraSection.model_validate({"rank": rank, "targets": targets})
+        lora = LoraSection.model_validate({"rank": rank, "target_modules": targets})
         require_adaptable(config, lora, Learner.model_validate(learner))
     except ValueError as error:
         return str(error)

@@ -100,11 +100,16 @@ def experts_that_do_not_divide(project: Project) -> None:
 
 
 def adapters_of_layers_that_are_not_there(project: Project) -> None:
-    project.keys |= {"lora.rank": 8, "learner.learning_rate": 2e-3, "lora.targets": ["attention", "mlp"]}
+    project.keys |= {"lora.rank": 8, "learner.learning_rate": 2e-3, "lora.target_modules": ["attention", "mlp"]}
 
 
 def adapters_of_shared_experts(project: Project) -> None:
-    project.keys |= {"lora.rank": 8, "learner.learning_rate": 2e-3, "lora.targets": ["experts"], "learner.num_ranks": 2}
+    project.keys |= {
+        "lora.rank": 8,
+        "learner.learning_rate": 2e-3,
+        "lora.target_modules": ["experts"],
+        "learner.num_ranks": 2,
+    }
     project.keys |= {"learner.expert_parallel": 2, "learner.zero_stage": 3}
 
 

@@ -92,7 +92,12 @@ def test_a_rollouts_settings_reach_its_server() -> None:
 
 
 def test_a_server_that_shall_hold_adapters_is_told_how_many() -> None:
-    overrides = ["lora.rank=8", "lora.publish=adapter", "lora.loaded=4", 'rollout.server_args=["--log-level","info"]']
+    overrides = [
+        "lora.rank=8",
+        "lora.publish=adapter",
+        "lora.max_loaded_loras=4",
+        'rollout.server_args=["--log-level","info"]',
+    ]
     made = server_options(load_settings(None, overrides), "rollout-3")
     on_cpu, on_gpu = (server_command(made, port=1, cuda=cuda) for cuda in (False, True))
     for command in (on_cpu, on_gpu):

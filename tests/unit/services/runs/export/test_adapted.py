@@ -17,7 +17,7 @@ from gspo_services.shared.settings.sections import LoraSection, Model, Run, Sett
 from tests.support.learner.tiny_model import reference_logprobs, save_tiny_model, tiny_qwen3_moe
 from tests.support.runs.model_checkpoints import write_model_checkpoint
 
-PLAN = LoraPlan(rank=2, alpha=4.0, targets=("attention", "experts"))
+PLAN = LoraPlan(rank=2, alpha=4.0, target_modules=("attention", "experts"))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def trained() -> Any:
 def run(tmp_path: Path, start: Path, trained: Any) -> Path:
     directory = tmp_path / "run"
     directory.mkdir()
-    lora = LoraSection(rank=2, alpha=4.0, targets=["attention", "experts"])
+    lora = LoraSection(rank=2, alpha=4.0, target_modules=["attention", "experts"])
     write_run_settings(Settings(run=Run(directory=directory, num_batches=60), model=Model(path=start), lora=lora))
     write_model_checkpoint(directory, trained, 11, 10, plan=PLAN)
     return directory

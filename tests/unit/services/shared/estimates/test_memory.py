@@ -229,7 +229,7 @@ def test_adapters_have_rank_times_the_sum_of_both_dimensions(
 def test_with_adapters_only_they_have_gradients_moments_and_a_place_in_checkpoints() -> None:
     shape = shape_of(QWEN3_8B)
     learner = {"num_ranks": 4, "zero_stage": 2, "dtype": "bfloat16"}
-    with_lora = settings(learner=learner, lora={"rank": 16, "targets": ["attention", "mlp"]})
+    with_lora = settings(learner=learner, lora={"rank": 16, "target_modules": ["attention", "mlp"]})
     trained = shape.lora_parameters(16, ["attention", "mlp"])
     memory, whole = (learner_memory(shape, each, cuda=True) for each in (with_lora, settings(learner=learner)))
     assert trained < shape.parameters / 100
@@ -257,7 +257,7 @@ def test_adapters_of_experts_keep_the_sum_of_each_layer_whose_activations_are_ke
     for name, targets in (("without", ["attention"]), ("with", ["attention", "experts"])):
         for checkpointing in (False, True):
             learner = {"dtype": "bfloat16", "activation_checkpointing": checkpointing}
-            each = settings(learner=learner, lora={"rank": 8, "targets": targets})
+            each = settings(learner=learner, lora={"rank": 8, "target_modules": targets})
             found[name, checkpointing] = learner_memory(shape, each, cuda=True).activations.low
     assert found["with", False] - found["without", False] == pytest.approx(2 * shape.expert_parameters)
     assert found["with", True] - found["without", True] == pytest.approx(2 * shape.expert_parameters / 48)

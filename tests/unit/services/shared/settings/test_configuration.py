@@ -305,24 +305,27 @@ def test_a_wrong_setting_of_the_rewards_is_named_with_its_value(tmp_path: Path, 
     [
         ("rank = -1", "lora.rank is -1: Input should be greater than or equal to 0"),
         ("alpha = 0", "lora.alpha is 0: Input should be greater than 0"),
-        ("targets = []", "lora.targets is []: List should have at least 1 item"),
-        ('targets = ["router"]', "'attention', 'mlp' or 'experts'"),
-        ('targets = ["attention", "attention"]', "lora.targets names attention more than once; name each once"),
+        ("target_modules = []", "lora.target_modules is []: List should have at least 1 item"),
+        ('target_modules = ["router"]', "'attention', 'mlp' or 'experts'"),
+        (
+            'target_modules = ["attention", "attention"]',
+            "lora.target_modules names attention more than once; name each once",
+        ),
         ("ranks = 8", "lora.ranks: unknown key; did you mean 'rank'?"),
         ('publish = "adapter"', 'lora.publish is "adapter" and lora.rank is 0'),
         (
-            'rank = 8\npublish = "adapter"\ntargets = ["attention", "experts"]',
-            'lora.targets names experts: only adapters of attention are published as such; use targets = ["attention"], or '
-            'publish = "merged"',
+            'rank = 8\npublish = "adapter"\ntarget_modules = ["attention", "experts"]',
+            "lora.target_modules names experts: only adapters of attention are published as such; use target_modules = "
+            '["attention"], or publish = "merged"',
         ),
-        ("loaded = 1", "lora.loaded is 1: Input should be greater than or equal to 2"),
+        ("max_loaded_loras = 1", "lora.max_loaded_loras is 1: Input should be greater than or equal to 2"),
         (
             'rank = 8\npublish = "adapter"\n[rollout]\ntensor_parallel = 2',
             'lora.publish is "adapter" and rollout.tensor_parallel is 2: the model below adapters can only be verified in a',
         ),
         (
             'rank = 8\npublish = "adapter"\n[rollout]\npause_mode = "in_place"\n[batch]\nmax_lag = 3',
-            'rollout.pause_mode is "in_place", batch.max_lag is 3 and lora.loaded is 3',
+            'rollout.pause_mode is "in_place", batch.max_lag is 3 and lora.max_loaded_loras is 3',
         ),
     ],
 )
@@ -331,8 +334,14 @@ def test_a_wrong_setting_of_the_adapters_is_named_with_its_value(tmp_path: Path,
 
 
 def test_in_place_each_version_that_may_be_under_way_can_have_its_adapter() -> None:
-    overrides = ["lora.rank=8", "lora.publish=adapter", "rollout.pause_mode=in_place", "batch.max_lag=3", "lora.loaded=4"]
-    assert load_settings(None, overrides, {}).lora.loaded == 4
+    overrides = [
+        "lora.rank=8",
+        "lora.publish=adapter",
+        "rollout.pause_mode=in_place",
+        "batch.max_lag=3",
+        "lora.max_loaded_loras=4",
+    ]
+    assert load_settings(None, overrides, {}).lora.max_loaded_loras == 4
     merged = load_settings(None, ["rollout.pause_mode=in_place", "batch.max_lag=9", "lora.rank=8"], {})
     assert merged.lora.publish == "merged"
 
