@@ -20,7 +20,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "synchronous, the paper's clip range": (*BEHAVIOUR, "objective.clip_range_growth=0", "batch.max_lag=0"),
     "asynchronous, the paper's clip range": (*BEHAVIOUR, "objective.clip_range_growth=0", "batch.max_lag=2"),
     "asynchronous, clip range widened by lag (c = 1)": (*BEHAVIOUR, "objective.clip_range_growth=1", "batch.max_lag=2"),
-    "asynchronous, proximal anchor": ("objective.anchor=proximal", "objective.mismatch_cap=2", "batch.max_lag=2"),
+    "asynchronous, proximal anchor": ("objective.anchor=proximal", "objective.tis_cap=2", "batch.max_lag=2"),
     "asynchronous, calibrated (the default)": CALIBRATED,
     "asynchronous, calibrated, eps x 100": (*CALIBRATED, "objective.eps_low=0.03", "objective.eps_high=0.04"),
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gspo.settings import Aggregation, Anchor, ClipCalibration, KlEstimator, MismatchMode, Objective, RatioUnit
+from gspo.settings import Aggregation, Anchor, ClipCalibration, KlEstimator, Objective, RatioUnit, TisMode
 
 if TYPE_CHECKING:
     from gspo.adaptive import AdaptiveClip
@@ -43,7 +43,6 @@ __all__ = [
     "LagCalibration",
     "LossOutput",
     "Measured",
-    "MismatchMode",
     "MismatchMoments",
     "MismatchTracker",
     "Objective",
@@ -52,6 +51,7 @@ __all__ = [
     "Reduction",
     "RoutingReplay",
     "SequenceStats",
+    "TisMode",
     "TokenLogProbs",
     "TokenRatios",
     "TrainGroup",

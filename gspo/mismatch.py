@@ -17,7 +17,7 @@ from gspo.inputs.validation import (
     require_precise,
     require_vector,
 )
-from gspo.settings import MismatchMode, require_number
+from gspo.settings import TisMode, require_number
 
 MAX_LOG_WEIGHT = 10.0
 """A log-weight beyond this means another model; the bound keeps weights finite whatever the engine reported."""
@@ -40,7 +40,7 @@ def mismatch_weights(
     sequence_ids_T: Tensor,
     num_sequences: int,
     *,
-    mode: MismatchMode,
+    mode: TisMode,
     cap: float,
 ) -> MismatchWeights:
     """Return exp(mean(log pi_prox - log mu)) per sequence: min(., cap) for "truncate", 0 outside [1/cap, cap] for "reject".
@@ -71,7 +71,7 @@ def mismatch_weights(
         log_weight_S = segment_sum(delta_T, ids_T, num_sequences).clamp(-MAX_LOG_WEIGHT, MAX_LOG_WEIGHT)
         return MismatchWeights(log_weight_S.exp().clamp(max=cap), rejected_S)
     if mode != "reject":
-        raise ValueError(f"mode is {mode!r}; choose one of {', '.join(get_args(MismatchMode))}")
+        raise ValueError(f"mode is {mode!r}; choose one of {', '.join(get_args(TisMode))}")
     rejected_S = log_weight_S.abs() > math.log(cap)
     return MismatchWeights(torch.where(rejected_S, 0.0, log_weight_S.exp()), rejected_S)
 

@@ -15,7 +15,7 @@ RatioUnit = Literal["sequence", "turn", "token"]
 Anchor = Literal["behaviour", "proximal"]
 """The denominator of the ratio: the engine's log-probs, or the learner's own at the start of the batch."""
 
-MismatchMode = Literal["truncate", "truncate_tokens", "truncate_product", "reject", "off"]
+TisMode = Literal["truncate", "truncate_tokens", "truncate_product", "reject", "off"]
 
 ClipCalibration = Literal["off", "widen"]
 
@@ -102,24 +102,25 @@ class Objective:
 
     anchor: Anchor = "behaviour"
     """The denominator of the ratio. behaviour: the engine's log-probs, as the paper proposes. proximal: the learner's own
-    log-probs at the start of the batch, for one more forward pass; mismatch_mode then handles the engine's mismatch, and the
+    log-probs at the start of the batch, for one more forward pass; tis_mode then handles the engine's mismatch, and the
     clip sees only the batch's own updates. docs/evidence/study.md compares them."""
 
-    mismatch_mode: MismatchMode | None = None
-    """For the proximal anchor. truncate: weight sequences by exp(mean(log pi_prox - mu)), at most mismatch_cap.
-    truncate_tokens: weight each token by its own pi_prox / mu, at most mismatch_token_cap. truncate_product: weight
-    sequences by the product of these over their tokens, at most mismatch_product_cap. reject: give weight 0 to sequences
-    outside [1 / mismatch_cap, mismatch_cap]. off: none of these. Not set: truncate. The behaviour anchor accepts only off,
-    or not set, which then means off: the ratio already holds the mismatch, and a weight would count it twice."""
+    tis_mode: TisMode | None = None
+    """For the proximal anchor: importance sampling that corrects the engine's mismatch, truncated (TIS) or masked.
+    truncate: weight sequences by exp(mean(log pi_prox - mu)), at most tis_cap. truncate_tokens: weight each token by its own
+    pi_prox / mu, at most tis_token_cap. truncate_product: weight sequences by the product of these over their tokens, at
+    most tis_product_cap. reject: mask sequences outside [1 / tis_cap, tis_cap], with weight 0. off: none of these. Not set:
+    truncate. The behaviour anchor accepts only off, or not set, which then means off: the ratio already holds the mismatch,
+    and a weight would count it twice."""
 
-    mismatch_cap: Annotated[float, Range(low=1.0, low_open=True)] = 1.1
-    """Largest mismatch factor (and 1 / smallest, with reject). It bounds the exponential of a mean per token, so it lies
-    near 1 for long sequences: 1.1 is 0.1 nat per token. Answers of a few tokens need a larger one."""
+    tis_cap: Annotated[float, Range(low=1.0, low_open=True)] = 1.1
+    """The largest weight of a sequence (and 1 / the least, with reject). It bounds the exponential of a mean per token, so
+    it lies near 1 for long sequences: 1.1 is 0.1 nat per token. Answers of a few tokens need a larger one."""
 
-    mismatch_token_cap: Annotated[float, Range(low=1.0, low_open=True)] = 2.0
+    tis_token_cap: Annotated[float, Range(low=1.0, low_open=True)] = 2.0
     """For truncate_tokens: the largest factor of one token."""
 
-    mismatch_product_cap: Annotated[float, Range(low=1.0, low_open=True)] = 2.0
+    tis_product_cap: Annotated[float, Range(low=1.0, low_open=True)] = 2.0
     """For truncate_product: the largest factor of a sequence. It bounds a product over all tokens, which is exact, but whose
     scatter grows with the length: at 1,000 tokens, 2 is a mean of 7e-4 nat per token."""
 
@@ -177,7 +178,7 @@ class Objective:
             clip_calibration="off",
             noise_z=0.0,
             anchor="behaviour",
-            mismatch_mode="off",
+            tis_mode="off",
         )
 
     @classmethod
@@ -190,7 +191,7 @@ class Objective:
             clip_calibration="off",
             noise_z=0.0,
             anchor="behaviour",
-            mismatch_mode="off",
+            tis_mode="off",
         )
 
     def __post_init__(self) -> None:
@@ -218,10 +219,10 @@ class Objective:
                 f"clip_calibration is {self.clip_calibration!r} and clip_range_growth is {self.clip_range_growth}: one "
                 "measures the drift of a lag, the other guesses it. Leave one of them out"
             )
-        if self.anchor == "behaviour" and self.mismatch_mode not in (None, "off"):
+        if self.anchor == "behaviour" and self.tis_mode not in (None, "off"):
             raise ValueError(
-                f"mismatch_mode is {self.mismatch_mode!r} with anchor 'behaviour': the ratio already holds the mismatch, "
-                "and a weight would count it twice. Set mismatch_mode = 'off' or leave it out, or set anchor = 'proximal'"
+                f"tis_mode is {self.tis_mode!r} with anchor 'behaviour': the ratio already holds the mismatch, "
+                "and a weight would count it twice. Set tis_mode = 'off' or leave it out, or set anchor = 'proximal'"
             )
         _require_one_aggregation(self)
         _require_dual_clip_in_reach(self)
@@ -236,17 +237,17 @@ class Objective:
         return self.anchor == "behaviour" and self.clip_range_growth == 0
 
     @property
-    def weight_mode(self) -> MismatchMode:
-        """The mismatch mode in effect: ``mismatch_mode``, or what not setting it means for this anchor."""
-        if self.mismatch_mode is not None:
-            return self.mismatch_mode
+    def weight_mode(self) -> TisMode:
+        """The mode in effect: ``tis_mode``, or what not setting it means for this anchor."""
+        if self.tis_mode is not None:
+            return self.tis_mode
         return "truncate" if self.anchor == "proximal" else "off"
 
     @property
     def weight_cap(self) -> float:
         """The cap that belongs to ``weight_mode``."""
-        caps = {"truncate_tokens": self.mismatch_token_cap, "truncate_product": self.mismatch_product_cap}
-        return caps.get(self.weight_mode, self.mismatch_cap)
+        caps = {"truncate_tokens": self.tis_token_cap, "truncate_product": self.tis_product_cap}
+        return caps.get(self.weight_mode, self.tis_cap)
 
     @property
     def needs_proximal_logprobs(self) -> bool:

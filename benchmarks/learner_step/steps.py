@@ -41,7 +41,7 @@ class Learner:
 
     def step(self, groups: Sequence[TrainGroup], *, anchor: str = "behaviour") -> Step:
         """Make one optimizer step on ``groups``; with anchor "proximal" after a forward pass for the batch's start."""
-        objective = Objective(anchor=anchor, mismatch_mode="off")  # type: ignore[arg-type]
+        objective = Objective(anchor=anchor, tis_mode="off")  # type: ignore[arg-type]
 
         def make() -> None:
             train_batch(

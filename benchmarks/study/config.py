@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from gspo.settings import Anchor, MismatchMode, RatioUnit, require_number
+from gspo.settings import Anchor, RatioUnit, TisMode, require_number
 
 TaskName = Literal["arithmetic", "countdown", "long-countdown"]
 ModelName = Literal["tiny", "deep"]
@@ -51,7 +51,7 @@ class RunConfig:
     clip_range_growth: float = 0.0
     noise_z: float = 0.0
     anchor: Anchor = "behaviour"
-    mismatch_mode: MismatchMode | Literal["truncate_by_lag"] = "off"
+    mismatch_mode: TisMode | Literal["truncate_by_lag"] = "off"
     mismatch_cap: float = 1.1
     mismatch_z: float = 2.0
     clip_form: ClipForm = "given"

@@ -59,13 +59,13 @@ def _noise(tokens: float) -> float:
 
 def _caps(situation: Situation) -> Iterator[Finding]:
     objective, sampling = situation.settings.objective, situation.settings.sampling
-    weighs = objective.anchor == "proximal" and objective.mismatch_mode in (None, "truncate", "reject")
-    if weighs and sampling.max_turn_tokens <= FEW_TOKENS and objective.mismatch_cap < 1.5:
+    weighs = objective.anchor == "proximal" and objective.tis_mode in (None, "truncate", "reject")
+    if weighs and sampling.max_turn_tokens <= FEW_TOKENS and objective.tis_cap < 1.5:
         yield Finding(
-            check="mismatch cap", status="warn",
-            text=f"objective.mismatch_cap is {objective.mismatch_cap:g} and answers have at most "
+            check="tis cap", status="warn",
+            text=f"objective.tis_cap is {objective.tis_cap:g} and answers have at most "
             f"{sampling.max_turn_tokens} tokens, whose mean is noisy",
-            way_out="set objective.mismatch_cap = 2.0",
+            way_out="set objective.tis_cap = 2.0",
         )  # fmt: skip
 
 

@@ -50,13 +50,13 @@ def _rules(situation: Situation) -> Iterator[tuple[list[str], str]]:
     if objective.anchor == "proximal":
         of_behaviour = ["objective.clip_range_growth", "objective.noise_z", "objective.clip_calibration"]
         yield of_behaviour, 'for objective.anchor = "behaviour" only'
-    mode = "off" if objective.anchor == "behaviour" else objective.mismatch_mode or "truncate"
+    mode = "off" if objective.anchor == "behaviour" else objective.tis_mode or "truncate"
     for key, modes in (
-        ("mismatch_cap", ("truncate", "reject")),
-        ("mismatch_token_cap", ("truncate_tokens",)), ("mismatch_product_cap", ("truncate_product",)),
+        ("tis_cap", ("truncate", "reject")),
+        ("tis_token_cap", ("truncate_tokens",)), ("tis_product_cap", ("truncate_product",)),
     ):  # fmt: skip
         if mode not in modes:
-            yield [f"objective.{key}"], f'for mismatch_mode = "{modes[0]}", and it is "{mode}"'
+            yield [f"objective.{key}"], f'for tis_mode = "{modes[0]}", and it is "{mode}"'
     if objective.kl_coefficient == 0:
         yield ["objective.kl_estimator", "objective.kl_in"], "objective.kl_coefficient is 0"
     if objective.overlong_buffer_tokens is None:

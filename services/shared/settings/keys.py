@@ -21,6 +21,10 @@ from gspo_services.shared.settings.sections import EvaluationSet, Settings
 
 RENAMED: Final[Mapping[str, str]] = {
     "run.take_turns": "run.colocate",
+    "objective.mismatch_mode": "objective.tis_mode",
+    "objective.mismatch_cap": "objective.tis_cap",
+    "objective.mismatch_token_cap": "objective.tis_token_cap",
+    "objective.mismatch_product_cap": "objective.tis_product_cap",
     "lora.targets": "lora.target_modules",
     "lora.loaded": "lora.max_loaded_loras",
 }

@@ -51,7 +51,7 @@ SETTINGS: dict[str, Any] = {
 }
 ADAM_EPS = 0.1
 """A large eps keeps Adam's update proportional to the gradient; a small one turns float noise into full steps."""
-OBJECTIVE = Objective(eps_low=0.003, eps_high=0.003, noise_z=0.5, anchor="behaviour", mismatch_mode="off")
+OBJECTIVE = Objective(eps_low=0.003, eps_high=0.003, noise_z=0.5, anchor="behaviour", tis_mode="off")
 NUM_MINI_BATCHES = 2
 
 

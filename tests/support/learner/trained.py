@@ -13,7 +13,7 @@ from gspo.settings import Objective
 from gspo_services.learner.trainer import BatchReport, TrainingEngine, train_batch
 from tests.support.engines.bigram_engine import BigramEngine
 
-WIDE = Objective(eps_low=0.1, eps_high=0.19, anchor="behaviour", mismatch_mode="off")
+WIDE = Objective(eps_low=0.1, eps_high=0.19, anchor="behaviour", tis_mode="off")
 
 
 def own_logprobs(engine: BigramEngine, groups: list[TrainGroup], noise: float = 0.0) -> list[TrainGroup]:

@@ -187,18 +187,18 @@ def _at(values: Sequence[float], lag: float) -> float:
 
 
 def _weight(objective: Objective, y: OracleSequence, t: int) -> float:
-    mode = objective.mismatch_mode or ("truncate" if objective.anchor == "proximal" else "off")
+    mode = objective.tis_mode or ("truncate" if objective.anchor == "proximal" else "off")
     mismatch = [y.proximal[u] - y.behaviour[u] for u in y.actions]
     w = math.exp(_clamped(math.fsum(mismatch) / len(mismatch), 10.0))
-    C = objective.mismatch_cap
+    C = objective.tis_cap
     if mode == "truncate":
         return min(w, C)
     if mode == "reject":
         return w if 1 / C <= w <= C else 0.0
     if mode == "truncate_tokens":
-        return min(math.exp(y.proximal[t] - y.behaviour[t]), objective.mismatch_token_cap)
+        return min(math.exp(y.proximal[t] - y.behaviour[t]), objective.tis_token_cap)
     if mode == "truncate_product":
-        return min(math.prod(math.exp(x) for x in mismatch), objective.mismatch_product_cap)
+        return min(math.prod(math.exp(x) for x in mismatch), objective.tis_product_cap)
     assert mode == "off", mode
     return 1.0
 

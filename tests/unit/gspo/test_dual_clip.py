@@ -49,9 +49,9 @@ def test_a_positive_advantage_does_not_feel_the_dual_clip() -> None:
 
 
 def test_each_mode_has_a_cap_of_its_own() -> None:
-    caps = {"mismatch_cap": 1.5, "mismatch_token_cap": 2.5, "mismatch_product_cap": 3.5}
+    caps = {"tis_cap": 1.5, "tis_token_cap": 2.5, "tis_product_cap": 3.5}
     for mode, cap in (("truncate", 1.5), ("reject", 1.5), ("truncate_tokens", 2.5), ("truncate_product", 3.5)):
-        assert Objective(anchor="proximal", mismatch_mode=mode, **caps).weight_cap == cap  # type: ignore[arg-type]
+        assert Objective(anchor="proximal", tis_mode=mode, **caps).weight_cap == cap  # type: ignore[arg-type]
 
 
 def test_weights_of_tokens_are_each_tokens_own_and_their_mean_is_the_sequences() -> None:
@@ -79,9 +79,9 @@ def test_weights_of_tokens_are_each_tokens_own_and_their_mean_is_the_sequences()
             {"dual_clip": 3.0, "log_ratio_clamp": 1.0},
             "ratios are clamped before they reach it. Set log_ratio_clamp above 1.1",
         ),
-        ({"mismatch_token_cap": 1.0}, "mismatch_token_cap is 1.0"),
-        ({"mismatch_product_cap": 0.5}, "mismatch_product_cap is 0.5"),
-        ({"mismatch_mode": "truncate_tokens", "anchor": "behaviour"}, "a weight would count it twice"),
+        ({"tis_token_cap": 1.0}, "tis_token_cap is 1.0"),
+        ({"tis_product_cap": 0.5}, "tis_product_cap is 0.5"),
+        ({"tis_mode": "truncate_tokens", "anchor": "behaviour"}, "a weight would count it twice"),
     ],
 )
 def test_a_bound_that_cannot_be_meant_is_refused(fields: dict[str, object], message: str) -> None:

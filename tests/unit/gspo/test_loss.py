@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gspo.loss import gspo_loss, objective_loss
-from gspo.settings import MismatchMode, Objective, RatioUnit
+from gspo.settings import Objective, RatioUnit, TisMode
 from gspo.staleness import clip_range
 from tests.support.loss.loss_cases import EPS_HIGH, EPS_LOW, one_sequence, pack, random_sequence
 
@@ -154,11 +154,11 @@ def test_turn_ratios_without_turn_ids_and_clip_ranges_without_sequences_are_refu
 
 @pytest.mark.parametrize("mode", [None, "off"])
 def test_the_behaviour_anchor_puts_engine_noise_into_the_clip_range_and_no_weight_on_the_sequence(
-    mode: MismatchMode | None,
+    mode: TisMode | None,
 ) -> None:
     flat = pack([one_sequence([0.002] * 4, 1.0, lag=1.0)])
     arguments = (flat.logprobs_T, flat.anchor_T, flat.advantages_T, flat.mask_T, flat.sequence_ids_T)
-    objective = Objective(clip_range_growth=1.0, noise_z=2.0, anchor="behaviour", mismatch_mode=mode)
+    objective = Objective(clip_range_growth=1.0, noise_z=2.0, anchor="behaviour", tis_mode=mode)
     narrow = objective_loss(objective, *arguments, lag_S=flat.lag_S, sigma=0.0, num_sequences=1)
     wide = objective_loss(objective, *arguments, lag_S=flat.lag_S, sigma=0.002, num_sequences=1)
     assert narrow.loss.item() == pytest.approx(-((1 + EPS_HIGH) ** 2), rel=1e-6)
@@ -181,7 +181,7 @@ def test_the_proximal_anchor_counts_the_mismatch_in_the_weight_and_not_in_the_ra
     flat = pack([one_sequence(drifted, 1.0, lag=3.0), one_sequence(rejected, 1.0), one_sequence(inside, 1.0)])
     proximal_T = flat.logprobs_T.detach() - torch.tensor([0.001] * 4 + [0.0] * 4 + [0.0002] * 4)
     arguments = (flat.logprobs_T, flat.anchor_T, flat.advantages_T, flat.mask_T, flat.sequence_ids_T)
-    objective = Objective(anchor="proximal", mismatch_mode="reject", mismatch_cap=1.2, clip_range_growth=5.0, noise_z=3.0)
+    objective = Objective(anchor="proximal", tis_mode="reject", tis_cap=1.2, clip_range_growth=5.0, noise_z=3.0)
     output = objective_loss(
         objective,
         *arguments,

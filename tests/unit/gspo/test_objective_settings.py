@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 import gspo
-from gspo.settings import MismatchMode, Objective
+from gspo.settings import Objective, TisMode
 
 
 def test_the_defaults_are_the_papers_clip_values() -> None:
@@ -64,19 +64,19 @@ def test_the_clip_of_sequence_ratios_on_token_ratios_is_refused_with_grpos_value
         replace(Objective(), ratio_unit="token")
 
 
-def test_only_the_proximal_anchor_needs_proximal_logprobs_whatever_the_mismatch_mode() -> None:
-    for mode in (None, *get_args(MismatchMode)):
-        objective = Objective(anchor="proximal", mismatch_mode=mode)
+def test_only_the_proximal_anchor_needs_proximal_logprobs_whatever_the_tis_mode() -> None:
+    for mode in (None, *get_args(TisMode)):
+        objective = Objective(anchor="proximal", tis_mode=mode)
         assert objective.needs_proximal_logprobs
         assert objective.weight_mode == (mode or "truncate")
     for mode in (None, "off"):
-        assert not Objective(anchor="behaviour", mismatch_mode=mode).needs_proximal_logprobs
+        assert not Objective(anchor="behaviour", tis_mode=mode).needs_proximal_logprobs
 
 
 @pytest.mark.parametrize("mode", ["truncate", "reject"])
-def test_a_mismatch_weight_with_the_behaviour_anchor_is_refused_with_a_way_out(mode: MismatchMode) -> None:
-    with pytest.raises(ValueError, match=f"^mismatch_mode is '{mode}' with anchor 'behaviour'.*mismatch_mode = 'off'"):
-        Objective(anchor="behaviour", mismatch_mode=mode)
+def test_a_mismatch_weight_with_the_behaviour_anchor_is_refused_with_a_way_out(mode: TisMode) -> None:
+    with pytest.raises(ValueError, match=f"^tis_mode is '{mode}' with anchor 'behaviour'.*tis_mode = 'off'"):
+        Objective(anchor="behaviour", tis_mode=mode)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_mismatch_weight_with_the_behaviour_anchor_is_refused_with_a_way_out(m
     [
         ("ratio_unit", "chunk"),
         ("anchor", "reference"),
-        ("mismatch_mode", "clip"),
+        ("tis_mode", "clip"),
         ("eps_low", 0.0),
         ("eps_low", 1.0),
         ("eps_low", float("nan")),
@@ -93,7 +93,7 @@ def test_a_mismatch_weight_with_the_behaviour_anchor_is_refused_with_a_way_out(m
         ("adaptive_clip_target", 0.0),
         ("adaptive_clip_target", 1.0),
         ("noise_z", float("inf")),
-        ("mismatch_cap", 1.0),
+        ("tis_cap", 1.0),
         ("log_ratio_clamp", 0.0),
     ],
 )

@@ -92,7 +92,7 @@ def test_large_version_numbers_keep_their_difference() -> None:
 
 def test_at_lag_zero_without_noise_the_clip_range_is_the_papers_clip() -> None:
     clip = objective_clip_range(
-        Objective(clip_range_growth=3.0, noise_z=2.0, anchor="behaviour", mismatch_mode="off"),
+        Objective(clip_range_growth=3.0, noise_z=2.0, anchor="behaviour", tis_mode="off"),
         torch.zeros(2, dtype=torch.float64),
         sigma=0.0,
     )
@@ -119,7 +119,7 @@ def test_a_negative_growth_tightens_the_clip_range_of_old_sequences_and_never_in
 
 
 def test_the_adaptive_scale_widens_the_clip_and_not_the_noise_margin() -> None:
-    objective = Objective(clip_range_growth=0.5, noise_z=3.0, anchor="behaviour", mismatch_mode="off")
+    objective = Objective(clip_range_growth=0.5, noise_z=3.0, anchor="behaviour", tis_mode="off")
     lag_S = torch.tensor([2.0], dtype=torch.float64)
     log_lo, log_hi = objective_clip_range(objective, lag_S, 0.02, scale=4.0).bounds(torch.tensor([0]), torch.tensor([9.0]))
     assert log_lo.item() == pytest.approx(4.0 * 2.0 * math.log(1 - 3e-4) - 0.02)

@@ -193,9 +193,9 @@ def fresh_tokens_have_the_papers_clip(gspo: Gspo, step: Step) -> None:
     fresh = fresh.with_sequences([replace(s, lag=0.0) for s in fresh.sequences])
     expected = reference_gspo(fresh.sequences, num_sequences=step.num_sequences, eps_low=EPS_LOW, eps_high=EPS_HIGH)
     flat = pack(fresh.sequences, F64)
-    behaviour = gspo.settings.Objective(anchor="behaviour", mismatch_mode="off", clip_range_growth=1.0, noise_z=1.0)
+    behaviour = gspo.settings.Objective(anchor="behaviour", tis_mode="off", clip_range_growth=1.0, noise_z=1.0)
     agrees(flat, objective_loss(gspo, behaviour, fresh, flat, sigma=0.0), expected, "behaviour anchor")
-    proximal = gspo.settings.Objective(anchor="proximal", mismatch_mode="off")
+    proximal = gspo.settings.Objective(anchor="proximal", tis_mode="off")
     output = objective_loss(gspo, proximal, fresh, flat, sigma=0.0, proximal_logprobs_T=flat.anchor_T)
     agrees(flat, output, expected, "proximal anchor")
 
@@ -244,7 +244,7 @@ def only_the_policys_log_probs_carry_a_gradient(gspo: Gspo, step: Step) -> None:
         gradients = torch.autograd.grad(step.loss(flat, unit, gspo).loss, others, allow_unused=True)
         assert all(g is None for g in gradients), f"unit {unit}: {gradients}"
     proximal_T = proximal_of(step, flat).requires_grad_()
-    objective = gspo.settings.Objective(anchor="proximal", mismatch_mode="truncate")
+    objective = gspo.settings.Objective(anchor="proximal", tis_mode="truncate")
     output = objective_loss(gspo, objective, step, flat, sigma=0.0, proximal_logprobs_T=proximal_T)
     gradients = torch.autograd.grad(output.loss, [*others, proximal_T], allow_unused=True)
     assert all(g is None for g in gradients), f"proximal anchor: {gradients}"

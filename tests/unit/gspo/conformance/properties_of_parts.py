@@ -46,8 +46,8 @@ def the_mismatch_is_counted_once(gspo: Gspo, step: Step) -> None:
             objective = settings.Objective(
                 ratio_unit=unit,
                 anchor="proximal",
-                mismatch_mode=mode,
-                mismatch_cap=CAP,
+                tis_mode=mode,
+                tis_cap=CAP,
                 clip_range_growth=9.0,
                 noise_z=9.0,
                 **eps,

@@ -66,6 +66,6 @@ def test_the_random_steps_are_clipped_on_both_sides_and_weighted() -> None:
             high += output.stats.clipped_high_S.sum().item()
             low += output.stats.clipped_low_S.sum().item()
         weighted += (output.stats.weight_S != 1.0).sum().item()
-        capped += (output.stats.weight_S == objective.mismatch_cap).sum().item()
+        capped += (output.stats.weight_S == objective.tis_cap).sum().item()
     assert min(high, low, capped) > 10
     assert weighted > 100

@@ -74,7 +74,7 @@ def gate_gradients(coefficient: float, token_budget: int, groups: list[Any]) -> 
             gradients.append(torch.zeros(1) if gradient is None else gradient.clone())
 
     engine = MoeEngine(tiny_qwen3_moe(), token_budget=token_budget, update=keep, load_balance_coefficient=coefficient)
-    objective = Objective(eps_low=0.1, eps_high=0.19, anchor="behaviour", mismatch_mode="off")
+    objective = Objective(eps_low=0.1, eps_high=0.19, anchor="behaviour", tis_mode="off")
     metrics = train(engine, groups, objective).metrics
     return gradients, metrics
 

@@ -38,7 +38,7 @@ OBJECTIVES = (
     Objective(),
     replace(Objective.grpo(), anchor="behaviour"),
     Objective(ratio_unit="turn", anchor="behaviour", noise_z=3.0),
-    Objective(anchor="proximal", mismatch_mode="reject"),
+    Objective(anchor="proximal", tis_mode="reject"),
 )
 SEEN: Counter[str] = Counter()
 

@@ -300,7 +300,7 @@ def test_rejected_sequences_neither_open_nor_close_an_adaptive_clip() -> None:
         replace(g, sequences=tuple(replace(s, behaviour_logprobs=s.behaviour_logprobs - 2) for s in g.sequences))
         for g in groups
     ]
-    objective = replace(WIDE, anchor="proximal", mismatch_mode="reject", eps_low=0.01, eps_high=0.01)
+    objective = replace(WIDE, anchor="proximal", tis_mode="reject", eps_low=0.01, eps_high=0.01)
     alone, mixed, unmoved = (AdaptiveClip(target=0.1) for _ in range(3))
     ordinary = train(BigramEngine(learning_rate=3.0), groups, objective, num_mini_batches=2, adaptive_clip=alone).metrics
     half = train(

@@ -30,7 +30,7 @@ def by_check(findings: list[Finding], status: str) -> dict[str, Finding]:
 @pytest.mark.parametrize(
     ("keys", "check", "way_out"),
     [
-        ({"objective.anchor": "proximal", "objective.mismatch_cap": 1.1}, "mismatch cap", "mismatch_cap = 2.0"),
+        ({"objective.anchor": "proximal", "objective.tis_cap": 1.1}, "tis cap", "tis_cap = 2.0"),
         ({"learner.learning_rate": 1e-6}, "learning rate", "2e-4"),
         ({"lora.rank": 8, "learner.learning_rate": 1e-6}, "learning rate", "ten times the rate for all weights is usual"),
         ({"lora.rank": 8, "learner.learning_rate": 0.1}, "learning rate", "ten times the rate for all weights is usual"),
@@ -81,8 +81,8 @@ def test_positions_that_only_the_learner_stretches_are_a_warning(project: Projec
             {"objective.anchor": "proximal", "objective.noise_z": 2.0, "objective.clip_range_growth": 0.5},
             "objective.clip_range_growth, objective.noise_z: for",
         ),
-        ({"objective.mismatch_token_cap": 3.0}, 'mismatch_mode = "truncate_tokens", and it is "off"'),
-        ({"objective.mismatch_cap": 1.2}, 'objective.mismatch_cap: for mismatch_mode = "truncate", and it is "off"'),
+        ({"objective.tis_token_cap": 3.0}, 'tis_mode = "truncate_tokens", and it is "off"'),
+        ({"objective.tis_cap": 1.2}, 'objective.tis_cap: for tis_mode = "truncate", and it is "off"'),
         ({"objective.kl_in": "loss"}, "objective.kl_coefficient is 0"),
         ({"agent.workers": 3}, "agent.workers: no agent.function"),
         ({"agent.url": "http://127.0.0.1:1", "reward.workers": 3}, "reward.workers: an agent returns its reward itself"),

@@ -223,20 +223,20 @@ def test_every_example_loads(path: Path) -> None:
 
 
 def test_the_section_is_the_librarys_objective_with_the_files_values(tmp_path: Path) -> None:
-    text = '[objective]\nclip_range_growth = -0.5\nadaptive_clip_target = 0.15\nanchor = "proximal"\nmismatch_cap = 1.3\n'
+    text = '[objective]\nclip_range_growth = -0.5\nadaptive_clip_target = 0.15\nanchor = "proximal"\ntis_cap = 1.3\n'
     objective = load_settings(written(tmp_path, text), (), {}).objective
     assert isinstance(objective, Objective)
-    expected = Objective(anchor="proximal", clip_range_growth=-0.5, adaptive_clip_target=0.15, mismatch_cap=1.3)
+    expected = Objective(anchor="proximal", clip_range_growth=-0.5, adaptive_clip_target=0.15, tis_cap=1.3)
     assert {each.name: getattr(objective, each.name) for each in fields(Objective)} == asdict(expected)
 
 
 @pytest.mark.parametrize("mode", ["truncate", "reject"])
 def test_a_file_with_the_behaviour_anchor_cannot_ask_for_a_mismatch_weight(mode: str, tmp_path: Path) -> None:
-    text = f'[objective]\nanchor = "behaviour"\nmismatch_mode = "{mode}"\n'
-    assert f"objective.mismatch_mode is '{mode}' with anchor 'behaviour'" in refusal(text, tmp_path)
+    text = f'[objective]\nanchor = "behaviour"\ntis_mode = "{mode}"\n'
+    assert f"objective.tis_mode is '{mode}' with anchor 'behaviour'" in refusal(text, tmp_path)
 
 
-@pytest.mark.parametrize("line", ["", 'mismatch_mode = "off"\n'])
+@pytest.mark.parametrize("line", ["", 'tis_mode = "off"\n'])
 def test_a_file_with_the_behaviour_anchor_has_no_mismatch_weight(line: str, tmp_path: Path) -> None:
     text = f'[objective]\nanchor = "behaviour"\n{line}'
     assert load_settings(written(tmp_path, text), (), {}).objective.weight_mode == "off"
