@@ -55,7 +55,9 @@ class Measured:
         )  # fmt: skip
         policy = Qwen3MoeForCausalLM(shape)
         self.num_parameters = sum(parameter.numel() for parameter in policy.parameters())
-        learner = Learner(learning_rate=1e-6, zero_stage=1, betas=(0.9, 0.999), token_budget=8192, logprob_chunk_tokens=1024)
+        learner = Learner(
+            learning_rate=1e-6, zero_stage=1, betas=(0.9, 0.999), max_tokens_per_micro_batch=8192, logprob_chunk_tokens=1024
+        )
         self._engine = LearnerEngine.from_model(
             policy, EngineSettings(learner=learner, device="cpu", max_sequence_tokens=None, routing_replay=False, seed=0)
         )

@@ -40,7 +40,7 @@ TOKEN_BUDGET: Final = 65_536
 class Ranks:
     """What an engine has besides its model."""
 
-    token_budget = TOKEN_BUDGET
+    max_tokens_per_micro_batch = TOKEN_BUDGET
     sequence_parallel = 1
     max_sequence_tokens = None
 

@@ -45,7 +45,7 @@ from benchmarks.learner_step.steps import Bare, Learner, packed_micro_batches
 EFFICIENCY = 0.3
 GOAL_BARE, GOAL_TRL = 0.9, 2.0
 SIZES = {TINY.name: (TINY, 96, 512, 4096), MEDIUM.name: (MEDIUM, 16, 384, 1024)}
-"""Model, sequences, longest answer, token budget of a micro-batch."""
+"""Model, sequences, longest answer, most tokens of a micro-batch."""
 DTYPES = ("float32", "bfloat16")
 
 

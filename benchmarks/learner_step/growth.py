@@ -15,7 +15,7 @@ BASE = Shape("growth", vocabulary=1024, hidden=96, layers=2, heads=3, experts=8,
 SEQUENCES, LONGEST, BUDGET, EFFICIENCY = 32, 256, 2048, 0.3
 
 VARIANTS: dict[str, list[tuple[Any, Shape, int, int]]] = {
-    "token budget of a micro-batch": [(budget, BASE, budget, SEQUENCES) for budget in (256, 512, 1024, 2048, 4096)],
+    "most tokens of a micro-batch": [(budget, BASE, budget, SEQUENCES) for budget in (256, 512, 1024, 2048, 4096)],
     "layers": [(layers, replace(BASE, layers=layers), BUDGET, SEQUENCES) for layers in (1, 2, 4, 8)],
     "hidden size": [
         (hidden, replace(BASE, hidden=hidden, expert_hidden=hidden, heads=hidden // 32), BUDGET, SEQUENCES)
@@ -27,7 +27,7 @@ VARIANTS: dict[str, list[tuple[Any, Shape, int, int]]] = {
     # The optimizer works per parameter and step: this shows when a step has few tokens for its parameters.
     "sequences of a step": [(sequences, MEDIUM, BUDGET, sequences) for sequences in (16, 64, 192)],
 }
-"""The growing quantities: their values, each with the model, the token budget, and the number of sequences."""
+"""The growing quantities: their values, each with the model, the most tokens of a micro-batch, and how many sequences."""
 
 
 def growth(rounds: int, *, limit_s: float) -> list[dict[str, Any]]:

@@ -28,12 +28,12 @@ Step = Callable[[], None]
 class Learner:
     """The learner's own step: advantages, packing, loss, diagnostics, DeepSpeed's backward and AdamW (ZeRO 1, one rank)."""
 
-    def __init__(self, shape: Shape, dtype: str, token_budget: int) -> None:
+    def __init__(self, shape: Shape, dtype: str, max_tokens_per_micro_batch: int) -> None:
         learner = LearnerSettings(
             dtype=dtype,  # type: ignore[arg-type]
             learning_rate=LEARNING_RATE,
             betas=BETAS,
-            token_budget=token_budget,
+            max_tokens_per_micro_batch=max_tokens_per_micro_batch,
             logprob_chunk_tokens=CHUNK_TOKENS,
         )
         settings = EngineSettings(learner=learner, device="cpu", max_sequence_tokens=None, routing_replay=False, seed=0)
@@ -62,13 +62,13 @@ class Bare:
     It takes log_softmax and gather of the whole logits, their mean, and backward. ``with_adam`` adds PyTorch's plain AdamW.
     """
 
-    def __init__(self, shape: Shape, dtype: str, token_budget: int) -> None:
+    def __init__(self, shape: Shape, dtype: str, max_tokens_per_micro_batch: int) -> None:
         self.model: Any = build(shape, dtype, attention=register_segment_attention())
-        self._token_budget = token_budget
+        self._max_tokens_per_micro_batch = max_tokens_per_micro_batch
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=0.0)
 
     def step(self, groups: Sequence[TrainGroup], *, with_adam: bool, first_pass: bool = False) -> Step:
-        packed = packed_micro_batches(groups, self._token_budget)
+        packed = packed_micro_batches(groups, self._max_tokens_per_micro_batch)
         num_tokens = sum(part.num_tokens for part in packed)
 
         def make() -> None:
@@ -93,8 +93,8 @@ class Bare:
         return log_softmax.gather(-1, packed.targets_T[:, None]).sum()
 
 
-def packed_micro_batches(groups: Sequence[TrainGroup], token_budget: int) -> list[PackedBatch]:
+def packed_micro_batches(groups: Sequence[TrainGroup], max_tokens_per_micro_batch: int) -> list[PackedBatch]:
     """Return the learner's own micro-batches of one rank."""
     sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
-    (plan,) = plan_micro_batches([sequence.num_tokens for sequence in sequences], token_budget, 1)
+    (plan,) = plan_micro_batches([sequence.num_tokens for sequence in sequences], max_tokens_per_micro_batch, 1)
     return [pack([sequences[index] for index in indices], policy_version=0, sequence_indices=indices) for indices in plan]

@@ -38,7 +38,7 @@ max_total_tokens = 65536
 
 [learner]
 learning_rate = 1e-6
-token_budget = 4096
+max_tokens_per_micro_batch = 4096
 """
 MARKERS: Final = 4
 """Tokens that the chat template adds around a prompt, plus one spare."""

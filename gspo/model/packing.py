@@ -319,19 +319,19 @@ def _dummy() -> PackedBatch:
 
 
 def plan_micro_batches(
-    lengths: Sequence[int], token_budget: int, num_ranks: int, *, max_sequence_tokens: int | None = None
+    lengths: Sequence[int], max_tokens: int, num_ranks: int, *, max_sequence_tokens: int | None = None
 ) -> list[list[list[int]]]:
     """Spread sequences over ranks and micro-batches: ``plan[rank][micro_batch]`` holds indices into ``lengths``.
 
     Every rank gets the same number of micro-batches, because each is a round of collectives; with too few sequences,
-    some are empty. A micro-batch holds at most ``token_budget`` tokens, but a longer
+    some are empty. A micro-batch holds at most ``max_tokens`` tokens, but a longer
     sequence gets one for itself. Micro-batches of one round have similar sizes, because the slowest rank sets the
     pace. The plan depends only on the arguments.
 
     Raises: ValueError for a sequence above ``max_sequence_tokens``.
     """
-    if token_budget < 1 or num_ranks < 1:
-        raise ValueError(f"token_budget is {token_budget} and num_ranks {num_ranks}; both must be at least 1")
+    if max_tokens < 1 or num_ranks < 1:
+        raise ValueError(f"max_tokens is {max_tokens} and num_ranks {num_ranks}; both must be at least 1")
     for index, length in enumerate(lengths):
         if max_sequence_tokens is not None and length > max_sequence_tokens:
             raise ValueError(
@@ -339,9 +339,9 @@ def plan_micro_batches(
                 "the model's positions; lower sampling.max_tokens"
             )
     longest_first = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    bins = _first_fit(lengths, longest_first, token_budget)
+    bins = _first_fit(lengths, longest_first, max_tokens)
     num_bins = max(1, math.ceil(len(bins) / num_ranks)) * num_ranks
-    levelled = _least_loaded(lengths, longest_first, token_budget, num_bins)
+    levelled = _least_loaded(lengths, longest_first, max_tokens, num_bins)
     # Levelling can fail to find room where first-fit found it; keeping the number of bins matters more than even loads.
     bins = levelled if levelled is not None else bins + [[] for _ in range(num_bins - len(bins))]
     bins.sort(key=lambda members: (-sum(lengths[index] for index in members), members))
@@ -354,12 +354,12 @@ def plan_micro_batches(
     return plan
 
 
-def _first_fit(lengths: Sequence[int], order: Sequence[int], token_budget: int) -> list[list[int]]:
+def _first_fit(lengths: Sequence[int], order: Sequence[int], max_tokens: int) -> list[list[int]]:
     bins: list[list[int]] = []
     loads: list[int] = []
     for index in order:
         for slot, load in enumerate(loads):
-            if load + lengths[index] <= token_budget:
+            if load + lengths[index] <= max_tokens:
                 bins[slot].append(index)
                 loads[slot] += lengths[index]
                 break
@@ -369,12 +369,12 @@ def _first_fit(lengths: Sequence[int], order: Sequence[int], token_budget: int) 
     return bins
 
 
-def _least_loaded(lengths: Sequence[int], order: Sequence[int], token_budget: int, num_bins: int) -> list[list[int]] | None:
+def _least_loaded(lengths: Sequence[int], order: Sequence[int], max_tokens: int, num_bins: int) -> list[list[int]] | None:
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     loads = [0] * num_bins
     for index in order:
         slot = min(range(num_bins), key=lambda candidate: (loads[candidate], candidate))
-        if bins[slot] and loads[slot] + lengths[index] > token_budget:
+        if bins[slot] and loads[slot] + lengths[index] > max_tokens:
             return None
         bins[slot].append(index)
         loads[slot] += lengths[index]

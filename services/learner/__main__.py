@@ -75,7 +75,7 @@ def _run() -> int | None:
 def _node(learner: Learner) -> Node | None:
     if learner.num_nodes == 1:
         return None
-    host, _, port = learner.meeting_address.rpartition(":")
+    host, _, port = learner.rendezvous_address.rpartition(":")
     return Node(index=learner.node_rank, num_nodes=learner.num_nodes, host=host, port=int(port))
 
 
@@ -156,8 +156,8 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
                 if stop.is_set():
                     return
                 if rank != 0:
-                    meeting_place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-                    health.not_ready(f"waiting for rank 0 at {meeting_place}")
+                    rendezvous = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+                    health.not_ready(f"waiting for rank 0 at {rendezvous}")
                 init_distributed(engine_settings.device, settings.learner.collective_timeout_s)
             engine = LearnerEngine.create(settings.model.path, engine_settings)
         except ValueError as error:

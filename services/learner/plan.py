@@ -28,7 +28,7 @@ class RankBudget(Protocol):
     @property
     def world_size(self) -> int: ...
     @property
-    def token_budget(self) -> int: ...
+    def max_tokens_per_micro_batch(self) -> int: ...
     @property
     def max_sequence_tokens(self) -> int | None: ...
     @property
@@ -62,7 +62,7 @@ def own_micro_batches(engine: RankBudget, lengths: Sequence[int]) -> list[list[i
     together = engine.sequence_parallel
     plan = plan_micro_batches(
         lengths,
-        engine.token_budget * together,
+        engine.max_tokens_per_micro_batch * together,
         engine.world_size // together,
         max_sequence_tokens=engine.max_sequence_tokens,
     )

@@ -93,16 +93,16 @@ MISTAKES = OBJECT_MISTAKES | {
     "metrics on another port": Mistake(
         "cpu", "endpoints", "9111", lambda c: set_environment(c, "rollout", "GSPO_ROLLOUT__METRICS_PORT", "9111")
     ),
-    "a meeting at another pod": Mistake(
+    "a rendezvous at another pod": Mistake(
         "qwen3-30b-a3b",
         "endpoints",
         "trainer-0.learner is not a name",
         lambda c: edit_config(c, "learner-0.learner:29500", "trainer-0.learner:29500"),
     ),
-    "a meeting at another port": Mistake(
+    "a rendezvous at another port": Mistake(
         "qwen3-30b-a3b-lws",
         "endpoints",
-        "learner.meeting_address is on 29501, but rank 0 has 29500",
+        "learner.rendezvous_address is on 29501, but rank 0 has 29500",
         lambda c: edit_config(c, "learner-0.learner:29500", "learner-0.learner:29501"),
     ),
     "a node's health on another port": Mistake(

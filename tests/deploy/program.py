@@ -158,17 +158,17 @@ def endpoints(cluster: Cluster) -> Iterator[str]:
             yield f"{pods.name}: metrics are on {port_number}, but the container's port is {pods.ports.get('metrics')}"
     for pods in cluster.pods:
         if pods.role in LEARNERS and common.learner.num_nodes > 1:
-            yield from _meeting(cluster, pods, learner)
+            yield from _rendezvous(cluster, pods, learner)
 
 
-def _meeting(cluster: Cluster, pods: Pods, learner: Pods) -> Iterator[str]:
+def _rendezvous(cluster: Cluster, pods: Pods, learner: Pods) -> Iterator[str]:
     """Where a learner's nodes meet, and where nodes without metrics report that they are alive."""
     own = cluster.settings(pods).learner
-    host, _, port = own.meeting_address.rpartition(":")
+    host, _, port = own.rendezvous_address.rpartition(":")
     if host not in _names(cluster, learner):
-        yield f"{pods.name}: learner.meeting_address: {host} is not a name of {learner.name}"
+        yield f"{pods.name}: learner.rendezvous_address: {host} is not a name of {learner.name}"
     if int(port) != learner.ports.get("rendezvous"):
-        yield f"{pods.name}: learner.meeting_address is on {port}, but rank 0 has {learner.ports.get('rendezvous')}"
+        yield f"{pods.name}: learner.rendezvous_address is on {port}, but rank 0 has {learner.ports.get('rendezvous')}"
     if pods.role == "learner-worker" and pods.ports.get("health") != own.metrics_port:
         yield f"{pods.name}: its health is on {own.metrics_port}, but the container's port is {pods.ports.get('health')}"
 

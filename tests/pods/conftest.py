@@ -60,7 +60,7 @@ def two_nodes(tmp_path: Path) -> Cluster:
         "groups_per_batch = 32": "groups_per_batch = 8",
         "every_batches = 5\nnum_tasks = 128": f"every_batches = {NUM_BATCHES}\nnum_tasks = 8",
         "checkpoint_every_batches = 5": "checkpoint_every_batches = 2",
-        "[learner]\n": '[learner]\nnum_nodes = 2\nmeeting_address = "learner-0.learner:29500"\n',
+        "[learner]\n": '[learner]\nnum_nodes = 2\nrendezvous_address = "learner-0.learner:29500"\n',
     }.items():
         edit(cluster, name, value)
     # The overlay's pods make the model themselves; the component expects it on a claim.

@@ -51,7 +51,7 @@ mini_batches = 2
 batch_endpoint = "{broker}"
 [learner]
 num_nodes = 2
-meeting_address = "127.0.0.1:{port}"
+rendezvous_address = "127.0.0.1:{port}"
 zero_stage = 3
 expert_parallel = 2
 collective_timeout_s = 60
@@ -202,8 +202,8 @@ async def test_a_learner_on_two_nodes_trains_saves_survives_the_loss_of_one_and_
 async def test_a_machine_that_waits_for_the_others_ends_when_asked_to_stop(tmp_path: Path) -> None:
     port, _ = configure(tmp_path, "tcp://127.0.0.1:9")
     async with started(tmp_path, "alone", [0]) as (first,):
-        # Rank 0 opens the meeting place and waits there.
-        await wait_until("meeting place", lambda: listens(port))
+        # Rank 0 opens the rendezvous and waits there.
+        await wait_until("rendezvous", lambda: listens(port))
         first.send_signal(signal.SIGTERM)
         async with asyncio.timeout(ALONE_S):
             assert await first.wait() == 0

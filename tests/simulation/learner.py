@@ -244,7 +244,7 @@ class SimTrainer:
     world_size = 1
     model = _Model()
     vocabulary = VOCABULARY
-    token_budget = 4096
+    max_tokens_per_micro_batch = 4096
     sequence_parallel = 1
     max_sequence_tokens = None
 

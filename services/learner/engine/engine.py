@@ -69,7 +69,7 @@ class LearnerEngine:
         self.device = torch.device(engine.device)
         self.rank = torch.distributed.get_rank()
         self.world_size = torch.distributed.get_world_size()
-        self.token_budget = settings.learner.token_budget
+        self.max_tokens_per_micro_batch = settings.learner.max_tokens_per_micro_batch
         # A longer sequence that arrives is refused by name: the model would train on positions that it does not have.
         self.max_sequence_tokens = settings.max_sequence_tokens or position_limit(self.model.config.to_dict())
         self._shares = expert_shares(self.model)

@@ -132,7 +132,7 @@ class BatchProfile:
     num_micro_batches: int
     """Rounds of forward and backward on each rank."""
     packing_efficiency: float
-    """Tokens over the room in all micro-batches' token budgets; above 1 when sequences are longer than the budget."""
+    """Tokens over the room in all micro-batches; above 1 when sequences are longer than a micro-batch may be."""
     padding_efficiency: float
     """Tokens over those of rows padded to the longest: shows what packing saves."""
     flops: float
@@ -184,14 +184,14 @@ class StepProfile:
         *,
         rank: int,
         world_size: int,
-        token_budget: int,
+        max_tokens_per_micro_batch: int,
         cost: ModelCost,
         peak_flops: float | None,
         report: Callable[[BatchProfile], None],
     ) -> None:
         self._timeline = timeline
         self._rank, self._world_size = rank, world_size
-        self._token_budget = token_budget
+        self._max_tokens_per_micro_batch = max_tokens_per_micro_batch
         self._cost = cost
         self._peak_flops = peak_flops
         self._report = report
@@ -236,7 +236,7 @@ class StepProfile:
         table[self._rank] = torch.tensor([*own.values(), self._own_tokens], dtype=torch.float64)
         rows = sum_over_ranks(table).tolist()
         tokens = sum(self._lengths)
-        room = self._num_micro_batches * self._world_size * self._token_budget
+        room = self._num_micro_batches * self._world_size * self._max_tokens_per_micro_batch
         passes = 4 if self._first_pass else 3
         self._report(
             BatchProfile(

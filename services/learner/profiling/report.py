@@ -40,7 +40,7 @@ class ProfiledEngine(Protocol):
     profile: Phases
 
     @property
-    def token_budget(self) -> int: ...
+    def max_tokens_per_micro_batch(self) -> int: ...
     def cost(self) -> ModelCost: ...
 
 
@@ -86,7 +86,7 @@ def profiled(settings: Settings, engine: ProfiledEngine, clock: Clock) -> Iterat
         DeviceTimeline() if engine.device.type == "cuda" else HostTimeline(clock),
         rank=engine.rank,
         world_size=engine.world_size,
-        token_budget=engine.token_budget,
+        max_tokens_per_micro_batch=engine.max_tokens_per_micro_batch,
         cost=engine.cost(),
         peak_flops=_peak_flops(settings, engine.device),
         report=_ignore if files is None else files.add,

@@ -1,7 +1,7 @@
 """Starts the ranks of one machine as processes, passes signals on to them, and ends with their status.
 
 With several machines it runs on each, and only the ranks connect to each other. torchrun does the same, but when one machine
-is stopped, torchrun's agents on the others stay for five minutes, with the old meeting place open. torchrun, or anything
+is stopped, torchrun's agents on the others stay for five minutes, with the old rendezvous open. torchrun, or anything
 else that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, may also start the ranks.
 """
 
@@ -54,7 +54,7 @@ def run_ranks(
     ``node``: None for a single machine. Returns 0, or the status of the first rank that failed.
     """
     if node is None:
-        # Rank 0 opens its meeting place seconds later, after it has imported torch.
+        # Rank 0 opens its rendezvous seconds later, after it has imported torch.
         with held_port("127.0.0.1") as port:
             node = Node(index=0, num_nodes=1, host="127.0.0.1", port=port)
             return _run(module, arguments, num_ranks, node=node, stop_s=stop_s)

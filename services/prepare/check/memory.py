@@ -98,11 +98,11 @@ def _smaller(situation: Situation, model: ReadModel) -> str:
         ways.append("learner.activation_checkpointing = true")
     if situation.num_ranks > 1 and learner.zero_stage < 3:
         ways.append("learner.zero_stage = 3")
-    if learner.token_budget > situation.settings.largest_sampling.max_tokens:
-        ways.append(f"learner.token_budget = {situation.settings.largest_sampling.max_tokens}")
+    if learner.max_tokens_per_micro_batch > situation.settings.largest_sampling.max_tokens:
+        ways.append(f"learner.max_tokens_per_micro_batch = {situation.settings.largest_sampling.max_tokens}")
     if learner.dtype == "float32":
         ways.append('learner.dtype = "bfloat16"')
-    if situation.settings.largest_sampling.max_tokens >= max(LONG_TOKENS, learner.token_budget):
+    if situation.settings.largest_sampling.max_tokens >= max(LONG_TOKENS, learner.max_tokens_per_micro_batch):
         ways += _for_long_sequences(situation, model)
     ways.append("more ranks")
     if learner.offload == "none":

@@ -83,7 +83,7 @@ def _rules_of_processes(situation: Situation) -> Iterator[tuple[list[str], str]]
     elif situation.hardware.device is not None:
         yield ["rollout.max_total_tokens"], "on a GPU SGLang measures the room for its cache"
     if settings.learner.num_nodes == 1:
-        yield ["learner.meeting_address"], "learner.num_nodes is 1"
+        yield ["learner.rendezvous_address"], "learner.num_nodes is 1"
     if not settings.learner.profile:
         yield ["learner.peak_tflops"], "learner.profile is false"
     if not settings.lora.is_used:
@@ -98,7 +98,7 @@ def slow_findings(situation: Situation, model: ReadModel, prompt_tokens: float) 
     """Settings that leave something idle."""
     settings, ranks = situation.settings, situation.num_ranks
     work = work_of(settings, prompt_tokens)
-    budget = settings.learner.token_budget
+    budget = settings.learner.max_tokens_per_micro_batch
     mini_batch = work.all_tokens / settings.batch.mini_batches
     micro = mini_batch / ranks / budget
     sequences = work.sequences / settings.batch.mini_batches
@@ -110,7 +110,8 @@ def slow_findings(situation: Situation, model: ReadModel, prompt_tokens: float) 
     elif micro > MANY_MICRO_BATCHES:
         yield Finding(
             check="slow", status="note", basis="estimated",
-            text=f"some {micro:.0f} micro-batches a rank and step: learner.token_budget ({budget}) may be larger",
+            text=f"some {micro:.0f} micro-batches a rank and step: learner.max_tokens_per_micro_batch ({budget}) may "
+            "be larger",
         )  # fmt: skip
     admitted = (settings.batch.max_lag + 1) * work.sequences
     places = situation.num_rollouts * settings.rollout.max_running

@@ -39,8 +39,8 @@ def addresses(cluster: ClusterModel) -> Iterator[ClusterFault]:
             advertised = settings.learner.advertised_weights_endpoint
             yield from _reaches(cluster, pods, learner, "learner.advertised_weights_endpoint", advertised, "weights")
             if settings.learner.num_nodes > 1:
-                meeting = f"tcp://{settings.learner.meeting_address}"
-                yield from _reaches(cluster, pods, learner, "learner.meeting_address", meeting, "rendezvous")
+                address = f"tcp://{settings.learner.rendezvous_address}"
+                yield from _reaches(cluster, pods, learner, "learner.rendezvous_address", address, "rendezvous")
     for pods in (found for found in (broker, learner) if found):
         yield from _bound(cluster, pods)
 

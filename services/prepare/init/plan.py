@@ -34,7 +34,7 @@ class ProjectPlan:
     mini_batches: int = 4
     max_lag: int = 2
     learning_rate: float
-    token_budget: int
+    max_tokens_per_micro_batch: int
     num_servers: int
     num_ranks: int
     zero_stage: int
@@ -87,7 +87,7 @@ def plan_of(answers: Answers, facts: Facts) -> ProjectPlan:
         num_batches=60 if small else 200 if cuda else 20,
         num_eval_tasks=min(128, facts.num_eval or 128),
         learning_rate=2e-4 if small else 1e-6,
-        token_budget=max(4096, max_tokens) if not cuda else max(8192, 2 * max_tokens),
+        max_tokens_per_micro_batch=max(4096, max_tokens) if not cuda else max(8192, 2 * max_tokens),
         num_servers=servers,
         num_ranks=ranks,
         zero_stage=3 if ranks > 1 else 1,
@@ -128,7 +128,8 @@ def settings_for(plan: ProjectPlan) -> Settings:
             },
             "learner": {
                 "num_ranks": plan.num_ranks, "zero_stage": plan.zero_stage, "offload": plan.offload, "dtype": plan.dtype,
-                "token_budget": plan.token_budget, "activation_checkpointing": plan.activation_checkpointing,
+                "max_tokens_per_micro_batch": plan.max_tokens_per_micro_batch,
+                "activation_checkpointing": plan.activation_checkpointing,
             },
         }
     )  # fmt: skip

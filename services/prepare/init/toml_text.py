@@ -157,7 +157,7 @@ def _learner(answers: Answers, plan: ProjectPlan) -> Iterator[str]:
         yield f"offload = {quoted(plan.offload)}         # masters and moments are in the host's memory"
     yield f"dtype = {quoted(plan.dtype)}"
     yield f"learning_rate = {plan.learning_rate:g}"
-    yield f"token_budget = {plan.token_budget}           # tokens of a micro-batch: as many as memory allows"
+    yield f"max_tokens_per_micro_batch = {plan.max_tokens_per_micro_batch}  # as many as memory allows"
     if plan.activation_checkpointing:
         yield "activation_checkpointing = true"
     yield f"checkpoint_every_batches = {5 if plan.is_small else 10}"

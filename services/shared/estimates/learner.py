@@ -149,7 +149,7 @@ def _activations(shape: ModelShape, settings: Settings) -> Span:
 def _tokens(settings: Settings) -> int:
     """The most of a micro-batch. A sequence that is longer than the budget travels alone, on as many ranks as share it."""
     learner = settings.learner
-    return max(learner.token_budget, -(-settings.largest_sampling.max_tokens // learner.sequence_parallel))
+    return max(learner.max_tokens_per_micro_batch, -(-settings.largest_sampling.max_tokens // learner.sequence_parallel))
 
 
 def _checkpoints(shape: ModelShape, settings: Settings) -> float:

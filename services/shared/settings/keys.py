@@ -21,6 +21,8 @@ from gspo_services.shared.settings.sections import EvaluationSet, Settings
 
 RENAMED: Final[Mapping[str, str]] = {
     "run.take_turns": "run.colocate",
+    "learner.meeting_address": "learner.rendezvous_address",
+    "learner.token_budget": "learner.max_tokens_per_micro_batch",
     "objective.mismatch_mode": "objective.tis_mode",
     "objective.mismatch_cap": "objective.tis_cap",
     "objective.mismatch_token_cap": "objective.tis_token_cap",

@@ -70,7 +70,7 @@ def main(num_layers: int, given: dict[str, Any]) -> None:
     with torch.device(DEVICE):
         model = AutoModelForCausalLM.from_config(moe_config(SHAPE, num_layers), dtype=torch.bfloat16)
     values: dict[str, Any] = {
-        "dtype": "bfloat16", "zero_stage": 2, "activation_checkpointing": True, "token_budget": NUM_TOKENS,
+        "dtype": "bfloat16", "zero_stage": 2, "activation_checkpointing": True, "max_tokens_per_micro_batch": NUM_TOKENS,
         "logprob_chunk_tokens": 1024,
     }  # fmt: skip
     learner = Learner(**(values | given))

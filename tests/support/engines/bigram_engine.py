@@ -27,7 +27,7 @@ class BigramEngine:
         self,
         vocab_size: int = 16,
         *,
-        token_budget: int = 64,
+        max_tokens_per_micro_batch: int = 64,
         learning_rate: float = 0.1,
         seed: int = 0,
         entropy_gradient: bool = False,
@@ -36,7 +36,7 @@ class BigramEngine:
         self.table = torch.randn(vocab_size, vocab_size, generator=generator).requires_grad_()
         self._entropy_gradient = entropy_gradient
         self._start_table = self.table.detach().clone()
-        self.token_budget = token_budget
+        self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
         self.sequence_parallel = 1
         self.max_sequence_tokens: int | None = None
         self._learning_rate = learning_rate

@@ -29,14 +29,14 @@ class MoeEngine:
         self,
         model: Any,
         *,
-        token_budget: int = 200,
+        max_tokens_per_micro_batch: int = 200,
         update: Callable[[Any], None],
         replays_routing: bool = False,
         load_balance_coefficient: float = 0.0,
     ) -> None:
         prepare_policy(model, logprob_chunk_tokens=64, activation_checkpointing=True)
         self.model = model
-        self.token_budget = token_budget
+        self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
         self.sequence_parallel = 1
         self._update = update
         self._experts = ExpertRecorder(model)

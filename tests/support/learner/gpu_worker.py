@@ -47,7 +47,7 @@ def main(config: Qwen3Config, offload: Literal["none", "optimizer", "optimizer_a
         offload=offload,
         activation_checkpointing=True,
         betas=(0.9, 0.999),
-        token_budget=8192,
+        max_tokens_per_micro_batch=8192,
         logprob_chunk_tokens=1024,
     )
     settings = EngineSettings(learner=learner, device="cuda", max_sequence_tokens=None, routing_replay=False, seed=0)

@@ -46,7 +46,7 @@ SETTINGS: dict[str, Any] = {
     "warmup_steps": 2,
     "betas": (0.9, 0.999),
     "weight_decay": 0.1,
-    "token_budget": 60,
+    "max_tokens_per_micro_batch": 60,
     "logprob_chunk_tokens": 16,
 }
 ADAM_EPS = 0.1
@@ -151,13 +151,13 @@ def bfloat16(work: Path) -> dict[str, Any]:
     save_weights(engine, work / "bfloat16.safetensors")
     reads = {}
     profiles: list[BatchProfile] = []
-    for token_budget in (60, 2000):
-        engine.token_budget = token_budget
+    for max_tokens_per_micro_batch in (60, 2000):
+        engine.max_tokens_per_micro_batch = max_tokens_per_micro_batch
         profile = StepProfile(
             HostTimeline(MonotonicClock()),
             rank=0,
             world_size=1,
-            token_budget=token_budget,
+            max_tokens_per_micro_batch=max_tokens_per_micro_batch,
             cost=engine.cost(),
             peak_flops=1e12,
             report=profiles.append,

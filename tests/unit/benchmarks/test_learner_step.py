@@ -59,7 +59,7 @@ def test_both_layouts_hold_the_same_answers_log_probs_and_advantages() -> None:
 def test_the_bare_step_is_the_gradient_of_the_mean_log_prob_of_all_packed_tokens() -> None:
     torch.set_num_threads(1)
     groups = groups_of_lengths(long_tailed_lengths(8, 30, 0.6), 40)
-    bare = Bare(SHAPE, "float32", token_budget=128)
+    bare = Bare(SHAPE, "float32", max_tokens_per_micro_batch=128)
     gradients = []
     name, parameter = next((n, p) for n, p in bare.model.named_parameters() if n.endswith("q_proj.weight"))
     parameter.register_post_accumulate_grad_hook(lambda p: gradients.append(p.grad.clone()))

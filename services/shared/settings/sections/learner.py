@@ -26,7 +26,7 @@ class Learner(Section):
     """Machines that train together. ``gspo learner`` runs on each, and each has num_ranks processes."""
     node_rank: int = Field(0, ge=0)
     """This machine's number, as in ``--set learner.node_rank=1``. Number 0 talks to the broker and serves the weights."""
-    meeting_address: str = ""
+    rendezvous_address: str = ""
     """HOST:PORT of machine 0, where the ranks of several machines find each other; rank 0 opens it."""
     zero_stage: int = Field(1, ge=0, le=3)
     """DeepSpeed's ZeRO stage. 0 replicates everything; 1 partitions optimizer states, 2 gradients too, 3 parameters too. On
@@ -56,7 +56,7 @@ class Learner(Section):
     """AdamW's decay rates of the first and the second moment."""
     max_grad_norm: float = Field(1.0, ge=0)
     """Gradients are scaled down to this norm, over all parameters and ranks. 0 leaves them."""
-    token_budget: int = Field(4096, ge=16)
+    max_tokens_per_micro_batch: int = Field(4096, ge=16)
     """The most tokens of one packed micro-batch on one rank; sequence_parallel ranks hold so many times as much together. A
     longer sequence is alone in its micro-batch."""
     logprob_chunk_tokens: int = Field(512, ge=1)
@@ -147,11 +147,11 @@ class Learner(Section):
     def _nodes_meet(self) -> "Learner":
         if self.node_rank >= self.num_nodes:
             raise ValueError(f"learner.node_rank is {self.node_rank} of {self.num_nodes} machines: it counts from 0")
-        host, _, port = self.meeting_address.rpartition(":")
+        host, _, port = self.rendezvous_address.rpartition(":")
         if self.num_nodes > 1 and not (host and port.isdecimal() and 0 < int(port) < 65536):
             raise ValueError(
-                f"learner.meeting_address is {self.meeting_address!r} and learner.num_nodes is {self.num_nodes}: it must be "
-                "HOST:PORT of machine 0, such as learner-0:29500"
+                f"learner.rendezvous_address is {self.rendezvous_address!r} and learner.num_nodes is {self.num_nodes}: it "
+                "must be HOST:PORT of machine 0, such as learner-0:29500"
             )
         return self
 

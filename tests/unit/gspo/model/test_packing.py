@@ -114,13 +114,13 @@ def test_a_group_with_missing_rewards_is_refused() -> None:
 
 @given(
     lengths=st.lists(st.integers(2, 60), max_size=40),
-    token_budget=st.integers(1, 100),
+    max_tokens=st.integers(1, 100),
     num_ranks=st.integers(1, 5),
 )
 def test_every_sequence_is_planned_once_within_the_budget_and_ranks_stay_in_step(
-    lengths: list[int], token_budget: int, num_ranks: int
+    lengths: list[int], max_tokens: int, num_ranks: int
 ) -> None:
-    plan = plan_micro_batches(lengths, token_budget, num_ranks)
+    plan = plan_micro_batches(lengths, max_tokens, num_ranks)
     assert len(plan) == num_ranks
     assert len({len(rank) for rank in plan}) == 1
     assert len(plan[0]) >= 1
@@ -128,8 +128,8 @@ def test_every_sequence_is_planned_once_within_the_budget_and_ranks_stay_in_step
     assert sorted(flat) == list(range(len(lengths)))
     for rank in plan:
         for micro_batch in rank:
-            assert len(micro_batch) <= 1 or sum(lengths[index] for index in micro_batch) <= token_budget
-    assert plan == plan_micro_batches(lengths, token_budget, num_ranks)
+            assert len(micro_batch) <= 1 or sum(lengths[index] for index in micro_batch) <= max_tokens
+    assert plan == plan_micro_batches(lengths, max_tokens, num_ranks)
 
 
 def test_ranks_get_like_loads_in_every_round() -> None:

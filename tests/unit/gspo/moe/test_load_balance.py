@@ -64,7 +64,9 @@ def test_the_routers_logits_of_a_pass_are_taken_with_their_gradient() -> None:
         recorder.take()
 
 
-def gate_gradients(coefficient: float, token_budget: int, groups: list[Any]) -> tuple[list[torch.Tensor], dict[str, float]]:
+def gate_gradients(
+    coefficient: float, max_tokens_per_micro_batch: int, groups: list[Any]
+) -> tuple[list[torch.Tensor], dict[str, float]]:
     """Of one optimizer step with no advantage anywhere, so that only the auxiliary loss is left."""
     gradients: list[torch.Tensor] = []
 
@@ -73,7 +75,12 @@ def gate_gradients(coefficient: float, token_budget: int, groups: list[Any]) -> 
             gradient = model.get_parameter(f"model.layers.{layer}.mlp.gate.weight").grad
             gradients.append(torch.zeros(1) if gradient is None else gradient.clone())
 
-    engine = MoeEngine(tiny_qwen3_moe(), token_budget=token_budget, update=keep, load_balance_coefficient=coefficient)
+    engine = MoeEngine(
+        tiny_qwen3_moe(),
+        max_tokens_per_micro_batch=max_tokens_per_micro_batch,
+        update=keep,
+        load_balance_coefficient=coefficient,
+    )
     objective = Objective(eps_low=0.1, eps_high=0.19, anchor="behaviour", tis_mode="off")
     metrics = train(engine, groups, objective).metrics
     return gradients, metrics

@@ -78,9 +78,11 @@ def oracle_gradient(engine: BigramEngine, groups: list[TrainGroup]) -> torch.Ten
     return gradient
 
 
-@pytest.mark.parametrize("token_budget", [10, 60, 10_000])
-def test_the_step_is_that_of_the_formula_also_where_an_episode_is_split_over_micro_batches(token_budget: int) -> None:
-    engine = BigramEngine(token_budget=token_budget)
+@pytest.mark.parametrize("max_tokens_per_micro_batch", [10, 60, 10_000])
+def test_the_step_is_that_of_the_formula_also_where_an_episode_is_split_over_micro_batches(
+    max_tokens_per_micro_batch: int,
+) -> None:
+    engine = BigramEngine(max_tokens_per_micro_batch=max_tokens_per_micro_batch)
     groups = several(engine)
     expected = oracle_gradient(engine, groups)
     report = train(engine, groups)

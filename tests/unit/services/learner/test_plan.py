@@ -25,7 +25,7 @@ class Place:
 
     rank: int
     world_size: int
-    token_budget: int = 40
+    max_tokens_per_micro_batch: int = 40
     sequence_parallel: int = 1
     max_sequence_tokens: int | None = None
 
@@ -38,7 +38,7 @@ def settings_of(num_mini_batches: int, **objective: Any) -> Any:
 def test_ranks_that_share_sequences_have_the_same_ones_and_room_for_twice_as_many() -> None:
     lengths = [30, 25, 20, 20, 10, 5, 40, 38]
     shared = [own_micro_batches(Place(rank, 4, sequence_parallel=2), lengths) for rank in range(4)]
-    assert shared == [own_micro_batches(Place(rank // 2, 2, token_budget=80), lengths) for rank in range(4)]
+    assert shared == [own_micro_batches(Place(rank // 2, 2, max_tokens_per_micro_batch=80), lengths) for rank in range(4)]
     assert shared[0] == shared[1] != shared[2] == shared[3]
 
 

@@ -31,7 +31,7 @@ def batch_of(groups: list[TrainGroup]) -> Batch:
 def train(directory: Path, groups: list[TrainGroup], **changes: Any) -> tuple[TokenPart, dict[str, float]]:
     recorder = TokenRecorder(directory, batch_of(groups), groups, rank=0, world_size=1)
     report = train_batch(
-        BigramEngine(token_budget=50, learning_rate=20.0),
+        BigramEngine(max_tokens_per_micro_batch=50, learning_rate=20.0),
         groups,
         objective=CLIPPING,
         policy_version=3,
@@ -83,7 +83,7 @@ def test_recording_changes_no_weight_and_no_metric(tmp_path: Path) -> None:
     groups = random_groups(4, 3, seed=2)
     _, recorded = train(tmp_path, groups)
     plain = train_batch(
-        BigramEngine(token_budget=50, learning_rate=20.0),
+        BigramEngine(max_tokens_per_micro_batch=50, learning_rate=20.0),
         groups,
         objective=CLIPPING,
         policy_version=3,

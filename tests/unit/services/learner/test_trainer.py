@@ -22,7 +22,7 @@ from tests.support.loss.sequences import random_groups
 
 
 def test_the_gradient_of_an_on_policy_batch_is_that_of_the_weighted_log_likelihood() -> None:
-    engine = BigramEngine(token_budget=50)
+    engine = BigramEngine(max_tokens_per_micro_batch=50)
     groups = own_logprobs(engine, random_groups(3, 4, seed=1))
     table = engine.table.detach().clone().requires_grad_()
     train(engine, groups)
@@ -38,11 +38,11 @@ def test_the_gradient_of_an_on_policy_batch_is_that_of_the_weighted_log_likeliho
     torch.testing.assert_close(engine.gradients[0], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_the_step_does_not_depend_on_the_token_budget() -> None:
+def test_the_step_does_not_depend_on_the_size_of_micro_batches() -> None:
     groups = own_logprobs(BigramEngine(), random_groups(4, 3, seed=2), noise=0.05)
     gradients = []
-    for token_budget in (10, 60, 10_000):
-        engine = BigramEngine(token_budget=token_budget)
+    for max_tokens_per_micro_batch in (10, 60, 10_000):
+        engine = BigramEngine(max_tokens_per_micro_batch=max_tokens_per_micro_batch)
         train(engine, groups)
         gradients.append(engine.gradients[0])
     torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-4, atol=1e-6)
@@ -77,21 +77,21 @@ def test_sigma_is_the_deviation_of_engine_noise_on_tokens_of_the_current_version
 
 
 def test_a_proximal_anchor_costs_one_forward_pass_and_starts_every_ratio_at_one() -> None:
-    engine = BigramEngine(token_budget=10_000)
+    engine = BigramEngine(max_tokens_per_micro_batch=10_000)
     groups = own_logprobs(engine, random_groups(4, 3, seed=6), noise=0.3)
     report = train(engine, groups, replace(WIDE, anchor="proximal"))
     assert engine.num_forward_passes == 1
     assert report.metrics["ratio_max/all"] == 1
     assert report.metrics["ratio_min/all"] == 1
     assert report.metrics["mismatch_sigma"] == pytest.approx(0.3, rel=0.3)
-    behaviour = train(BigramEngine(token_budget=10_000), groups)
+    behaviour = train(BigramEngine(max_tokens_per_micro_batch=10_000), groups)
     assert behaviour.metrics["ratio_max/all"] > 1.001
 
 
 def test_a_proximal_pass_measures_all_micro_batches() -> None:
     groups = own_logprobs(BigramEngine(), random_groups(4, 3, seed=6), noise=0.3)
     proximal = replace(WIDE, anchor="proximal")
-    one, many = (train(BigramEngine(token_budget=budget), groups, proximal) for budget in (10_000, 40))
+    one, many = (train(BigramEngine(max_tokens_per_micro_batch=budget), groups, proximal) for budget in (10_000, 40))
     assert many.metrics["mismatch_sigma"] == pytest.approx(one.metrics["mismatch_sigma"], rel=1e-5)
 
 
@@ -245,7 +245,7 @@ def test_experts_to_replay_are_kept_until_their_micro_batch_is_trained() -> None
             seen.append(result.experts.indices_LTK)
             return result
 
-    engine = Watched(tiny_qwen3_moe(), update=next_expert, replays_routing=True, token_budget=40)
+    engine = Watched(tiny_qwen3_moe(), update=next_expert, replays_routing=True, max_tokens_per_micro_batch=40)
     train(engine, groups, num_mini_batches=2)
     half = len(seen) // 2
     assert half > 2

@@ -26,7 +26,9 @@ from tests.support.loss.sequences import random_groups
     [{"aggregation": "token"}, {"aggregation": "constant", "aggregation_tokens": 12}],
     ids=lambda x: x["aggregation"],
 )
-def test_an_on_policy_step_weighs_tokens_as_its_aggregation_says_whatever_the_token_budget(options: dict[str, Any]) -> None:
+def test_an_on_policy_step_weighs_tokens_as_its_aggregation_says_whatever_the_size_of_micro_batches(
+    options: dict[str, Any],
+) -> None:
     objective: Objective = replace(WIDE, **options)
     groups = own_logprobs(BigramEngine(), random_groups(3, 4, seed=1))
     table = BigramEngine().table.detach().clone().requires_grad_()
@@ -39,8 +41,8 @@ def test_an_on_policy_step_weighs_tokens_as_its_aggregation_says_whatever_the_to
         logprobs = torch.log_softmax(table, -1)[sequence.token_ids[:-1], sequence.token_ids[1:]]
         loss = loss - (logprobs * torch.from_numpy(sequence.advantages[1:])).sum() / divisor
     (expected,) = torch.autograd.grad(loss, table)
-    for token_budget in (50, 10_000):
-        engine = BigramEngine(token_budget=token_budget)
+    for max_tokens_per_micro_batch in (50, 10_000):
+        engine = BigramEngine(max_tokens_per_micro_batch=max_tokens_per_micro_batch)
         train(engine, groups, objective)
         torch.testing.assert_close(engine.gradients[0], expected, rtol=1e-4, atol=1e-6)
 
@@ -68,11 +70,14 @@ def moved_engine(**settings: Any) -> BigramEngine:
     return engine
 
 
-@pytest.mark.parametrize("token_budget", [50, 10_000])
-def test_a_kl_in_the_loss_pulls_towards_the_start_weights(token_budget: int) -> None:
+@pytest.mark.parametrize("max_tokens_per_micro_batch", [50, 10_000])
+def test_a_kl_in_the_loss_pulls_towards_the_start_weights(max_tokens_per_micro_batch: int) -> None:
     objective = replace(WIDE, kl_coefficient=0.5, aggregation="token")
     groups = own_logprobs(moved_engine(), random_groups(3, 4, seed=1))
-    engine, without = moved_engine(token_budget=token_budget), moved_engine(token_budget=token_budget)
+    engine, without = (
+        moved_engine(max_tokens_per_micro_batch=max_tokens_per_micro_batch),
+        moved_engine(max_tokens_per_micro_batch=max_tokens_per_micro_batch),
+    )
     kl_T = kl_of(engine, groups)
     (expected,) = torch.autograd.grad(0.5 * kl_T.mean(), engine.table)
     report = train(engine, groups, objective)
@@ -83,12 +88,15 @@ def test_a_kl_in_the_loss_pulls_towards_the_start_weights(token_budget: int) -> 
     assert report.metrics["reference_kl/all"] == pytest.approx(by_sequence.mean().item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("token_budget", [50, 10_000])
-def test_a_kl_in_the_reward_is_taken_from_it_before_the_advantages(token_budget: int) -> None:
+@pytest.mark.parametrize("max_tokens_per_micro_batch", [50, 10_000])
+def test_a_kl_in_the_reward_is_taken_from_it_before_the_advantages(max_tokens_per_micro_batch: int) -> None:
     """The step is that of rewards which were lower from the start; the metrics keep the rewards as they came."""
     groups = own_logprobs(moved_engine(), random_groups(3, 4, seed=1))
     objective = replace(WIDE, kl_coefficient=0.5, kl_in="reward")
-    engine, by_hand = moved_engine(token_budget=token_budget), moved_engine(token_budget=token_budget)
+    engine, by_hand = (
+        moved_engine(max_tokens_per_micro_batch=max_tokens_per_micro_batch),
+        moved_engine(max_tokens_per_micro_batch=max_tokens_per_micro_batch),
+    )
     lengths = [member.num_action_tokens for group in groups for member in group.sequences]
     sums = [part.sum().item() for part in kl_of(engine, groups).detach().split(lengths)]
     lower = [
@@ -112,12 +120,12 @@ def test_a_reference_that_is_not_finite_stops_the_step_before_it_is_made() -> No
     assert engine.gradients == []
 
 
-@pytest.mark.parametrize("token_budget", [50, 10_000])
-def test_an_entropy_bonus_adds_the_gradient_of_the_entropy(token_budget: int) -> None:
+@pytest.mark.parametrize("max_tokens_per_micro_batch", [50, 10_000])
+def test_an_entropy_bonus_adds_the_gradient_of_the_entropy(max_tokens_per_micro_batch: int) -> None:
     objective = replace(WIDE, entropy_coefficient=0.2, aggregation="token")
     groups = own_logprobs(BigramEngine(), random_groups(3, 4, seed=1))
-    engine = BigramEngine(token_budget=token_budget, entropy_gradient=True)
-    without = BigramEngine(token_budget=token_budget)
+    engine = BigramEngine(max_tokens_per_micro_batch=max_tokens_per_micro_batch, entropy_gradient=True)
+    without = BigramEngine(max_tokens_per_micro_batch=max_tokens_per_micro_batch)
     members = [member for group in groups for member in group.sequences]
     contexts = torch.cat([torch.from_numpy(m.token_ids[:-1][m.action_mask[1:]]) for m in members])
     logp = torch.log_softmax(engine.table[contexts], -1)

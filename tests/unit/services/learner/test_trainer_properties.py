@@ -79,7 +79,7 @@ def measured_noise(engine: BigramEngine, groups: list[TrainGroup], version: int)
 def test_sigma_is_that_of_the_weights_at_the_start_of_each_batch(anchor: Anchor, num_mini_batches: int) -> None:
     """The steps move the weights far: measured after any of them, the mismatch would be another. The behaviour anchor sees
     the start weights in the first mini-batch only, the proximal anchor in its pass over the whole batch."""
-    engine, tracker = BigramEngine(learning_rate=20.0, token_budget=50), MismatchTracker(decay=DECAY)
+    engine, tracker = BigramEngine(learning_rate=20.0, max_tokens_per_micro_batch=50), MismatchTracker(decay=DECAY)
     objective = replace(WIDE, anchor=anchor, eps_low=0.19, eps_high=0.19)
     variance = 0.0
     for batch, noise in enumerate((0.05, 0.4, 0.1)):
@@ -143,7 +143,7 @@ def test_rewards_that_differ_in_the_ninth_digit_train_the_same_as_others() -> No
 
 @pytest.mark.parametrize("anchor", ["behaviour", "proximal"])
 def test_the_calibration_learns_from_sequences_under_the_weights_of_the_batchs_start_only(anchor: Anchor) -> None:
-    engine, calibration = BigramEngine(learning_rate=20.0, token_budget=50), LagCalibration()
+    engine, calibration = BigramEngine(learning_rate=20.0, max_tokens_per_micro_batch=50), LagCalibration()
     groups = own_logprobs(engine, random_groups(6, 3, seed=30, versions=(1, 3)), noise=0.1)
     seen = groups if anchor == "proximal" else [groups[i] for i in split_groups(6, 3)[0]]
     expected = []

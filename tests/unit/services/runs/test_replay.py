@@ -227,13 +227,13 @@ def test_a_directory_that_is_no_run_cannot_be_replayed(tmp_path: Path, capsys: p
 
 
 def test_the_ranks_of_two_machines_are_all_started_on_this_one() -> None:
-    learner = Learner(num_ranks=3, num_nodes=2, meeting_address="learner-0:29500")
+    learner = Learner(num_ranks=3, num_nodes=2, rendezvous_address="learner-0:29500")
     assert ranks_of(learner, num_gpus=0) == 6
     assert ranks_of(learner, num_gpus=6) == 6
 
 
 def test_a_machine_with_fewer_gpus_than_ranks_says_what_to_do() -> None:
-    learner = Learner(num_ranks=8, num_nodes=2, meeting_address="learner-0:29500")
+    learner = Learner(num_ranks=8, num_nodes=2, rendezvous_address="learner-0:29500")
     with pytest.raises(ConfigurationError, match=r"2 machines.*8 GPUs for 16 ranks.*num_nodes=1 --set learner.num_ranks=8"):
         ranks_of(learner, num_gpus=8)
 

@@ -53,7 +53,7 @@ def a_profile(
         HostTimeline(clock),
         rank=rank,
         world_size=world_size,
-        token_budget=50,
+        max_tokens_per_micro_batch=50,
         cost=COST,
         peak_flops=peak_flops,
         report=reports.append,
@@ -160,7 +160,9 @@ def test_on_a_device_only_the_end_of_the_batch_waits_and_only_for_the_last_event
     events: list[ScriptedEvent] = []
     reports: list[BatchProfile] = []
     timeline = DeviceTimeline(lambda: ScriptedEvent(events))  # type: ignore[arg-type,return-value]
-    profile = StepProfile(timeline, rank=0, world_size=1, token_budget=50, cost=COST, peak_flops=None, report=reports.append)
+    profile = StepProfile(
+        timeline, rank=0, world_size=1, max_tokens_per_micro_batch=50, cost=COST, peak_flops=None, report=reports.append
+    )
     for _ in range(3):
         with profile.phase("forward"):
             pass
@@ -236,7 +238,7 @@ def test_the_trainer_reports_the_phases_and_tokens_of_a_batch() -> None:
         HostTimeline(MonotonicClock()),
         rank=0,
         world_size=1,
-        token_budget=engine.token_budget,
+        max_tokens_per_micro_batch=engine.max_tokens_per_micro_batch,
         cost=COST,
         peak_flops=None,
         report=reports.append,
@@ -270,7 +272,7 @@ def test_the_learner_reports_every_phase_of_a_batch_but_those_of_deepspeed(tmp_p
         HostTimeline(clock),
         rank=0,
         world_size=1,
-        token_budget=engine.token_budget,
+        max_tokens_per_micro_batch=engine.max_tokens_per_micro_batch,
         cost=COST,
         peak_flops=None,
         report=reports.append,

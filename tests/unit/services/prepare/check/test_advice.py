@@ -19,7 +19,7 @@ from tests.support.checking.shapes import QWEN3_06B, QWEN3_8B
 
 BF16: dict[str, Any] = {
     "model.dtype": "bfloat16", "learner.dtype": "bfloat16", "learner.learning_rate": 1e-6, "sampling.max_turn_tokens": 512,
-    "sampling.max_tokens": 1024, "learner.token_budget": 4096, "learner.activation_checkpointing": True,
+    "sampling.max_tokens": 1024, "learner.max_tokens_per_micro_batch": 4096, "learner.activation_checkpointing": True,
 }  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def test_positions_that_only_the_learner_stretches_are_a_warning(project: Projec
         ({"objective.kl_in": "loss"}, "objective.kl_coefficient is 0"),
         ({"agent.workers": 3}, "agent.workers: no agent.function"),
         ({"agent.url": "http://127.0.0.1:1", "reward.workers": 3}, "reward.workers: an agent returns its reward itself"),
-        ({"learner.meeting_address": "host:1"}, "learner.num_nodes is 1"),
+        ({"learner.rendezvous_address": "host:1"}, "learner.num_nodes is 1"),
         ({"learner.peak_tflops": 1.0}, "learner.profile is false"),
         ({"lora.target_modules": ["experts"]}, "lora.target_modules: lora.rank is 0: all weights are trained"),
         ({"lora.max_loaded_loras": 4}, 'lora.max_loaded_loras: for lora.publish = "adapter"'),

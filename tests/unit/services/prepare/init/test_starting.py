@@ -46,7 +46,7 @@ def test_every_kind_on_every_hardware_is_a_sound_configuration(
     assert main(["p", "--kind", kind, "--hardware", place, "--model", known]) == 0
     assert "gspo check run.toml" in capsys.readouterr().out
     settings = load_settings(Path("p/run.toml"), (), {})
-    assert settings.sampling.max_turn_tokens < settings.sampling.max_tokens <= settings.learner.token_budget
+    assert settings.sampling.max_turn_tokens < settings.sampling.max_tokens <= settings.learner.max_tokens_per_micro_batch
     assert settings.model.dtype == settings.learner.dtype == ("float32" if place == "laptop" else "bfloat16")
     named = [] if place == "laptop" else ["--gpu", "H100", "--gpus", "1" if place == "gpu" else "8"]
     status = check(["p/run.toml", "--no-code", "--elsewhere", "--json", *named])

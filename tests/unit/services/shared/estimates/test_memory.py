@@ -73,7 +73,7 @@ def test_a_reference_is_a_whole_copy_on_each_rank() -> None:
 
 def test_checkpointing_leaves_one_layer_and_the_boundaries_of_the_others() -> None:
     shape = shape_of(QWEN3_8B)
-    given = {"dtype": "bfloat16", "token_budget": 16_384}
+    given = {"dtype": "bfloat16", "max_tokens_per_micro_batch": 16_384}
     without = learner_memory(shape, settings(learner=given), cuda=True).activations
     with_it = learner_memory(shape, settings(learner=given | {"activation_checkpointing": True}), cuda=True).activations
     # 36 layers of some 200 KB a token become one, and 36 boundaries of 8 KB.
@@ -83,7 +83,7 @@ def test_checkpointing_leaves_one_layer_and_the_boundaries_of_the_others() -> No
 
 def test_an_mlp_in_tiles_takes_a_tile_and_checkpoints_may_lie_on_the_host() -> None:
     shape = shape_of(QWEN3_8B)
-    given = {"dtype": "bfloat16", "token_budget": 131_072, "activation_checkpointing": True}
+    given = {"dtype": "bfloat16", "max_tokens_per_micro_batch": 131_072, "activation_checkpointing": True}
     whole, tiled, away = (
         learner_memory(shape, settings(learner=given | more), cuda=True)
         for more in ({}, {"mlp_tiles": 16}, {"mlp_tiles": 16, "activation_offload": True})
@@ -182,7 +182,7 @@ def test_a_model_that_is_larger_than_the_gpu_leaves_no_cache() -> None:
 
 def test_machines_hold_versions_and_the_copy_of_a_checkpoint() -> None:
     shape = shape_of(QWEN3_30B)
-    given = settings(model={"dtype": "bfloat16"}, learner={"num_ranks": 8, "num_nodes": 2, "meeting_address": "h:1",
+    given = settings(model={"dtype": "bfloat16"}, learner={"num_ranks": 8, "num_nodes": 2, "rendezvous_address": "h:1",
                                                            "zero_stage": 3, "dtype": "bfloat16"})  # fmt: skip
     memory = learner_memory(shape, given, cuda=True)
     host = learner_host(shape, given, memory)

@@ -21,7 +21,7 @@ async def test_a_server_that_is_told_the_port_listens_on_it_while_it_is_held() -
             socket.create_connection(("127.0.0.1", port)).close()
 
 
-def test_the_meeting_place_of_ranks_opens_on_a_held_port() -> None:
+def test_the_rendezvous_of_ranks_opens_on_a_held_port() -> None:
     with held_port("127.0.0.1") as port:
         store = TCPStore("127.0.0.1", port, world_size=1, is_master=True, wait_for_workers=False)
         store.set("key", "value")

@@ -84,17 +84,17 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
         ("[learner]\nnode_rank = 1\n", ["learner.node_rank is 1 of 1 machines", "counts from 0"]),
         (
             "[learner]\nnum_nodes = 2\n",
-            ["learner.meeting_address is ''", "learner.num_nodes is 2", "HOST:PORT of machine 0"],
+            ["learner.rendezvous_address is ''", "learner.num_nodes is 2", "HOST:PORT of machine 0"],
         ),
         (
-            "[learner]\nnum_nodes = 2\nmeeting_address = 'learner-0:port'\n",
-            ["learner.meeting_address is 'learner-0:port'", "such as learner-0:29500"],
+            "[learner]\nnum_nodes = 2\nrendezvous_address = 'learner-0:port'\n",
+            ["learner.rendezvous_address is 'learner-0:port'", "such as learner-0:29500"],
         ),
         (
-            "[learner]\nnum_nodes = 2\nmeeting_address = 'learner-0:65536'\n",
-            ["learner.meeting_address is 'learner-0:65536'"],
+            "[learner]\nnum_nodes = 2\nrendezvous_address = 'learner-0:65536'\n",
+            ["learner.rendezvous_address is 'learner-0:65536'"],
         ),
-        ("[learner]\nnum_nodes = 2\nmeeting_address = ':29500'\n", ["learner.meeting_address is ':29500'"]),
+        ("[learner]\nnum_nodes = 2\nrendezvous_address = ':29500'\n", ["learner.rendezvous_address is ':29500'"]),
         (
             "[learner]\ndtype = 'bfloat16'\nzero_stage = 0\n",
             ["learner.dtype is 'bfloat16' and learner.zero_stage is 0", "use zero_stage 1 or higher"],
