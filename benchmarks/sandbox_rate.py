@@ -1,8 +1,8 @@
 """How many programs a second run in sandboxes, beside bare processes that nothing separates: ``make bench-sandbox``.
 
-Alternating rounds of the same script: in boxes of this machine, one run after the other in each; by a bare ``python -I``.
-A box is started for each problem in training, and runs all of its tests; what a start costs is measured as well.
-The processor time of a run counts the caller, the keeper and all processes of the run. Unlike the rate it means something on
+Alternating rounds of the same script: in sandboxes of this machine, one run after the other in each; by ``python -I`` alone.
+A sandbox is started for each problem in training, and runs all of its tests; what a start costs is measured as well.
+The processor time of a run counts the caller, init and all processes of the run. Unlike the rate it means something on
 a busy machine as well: one that is idle does no more than ``cores / time`` runs a second.
 """
 
@@ -20,9 +20,9 @@ from pathlib import Path
 import psutil
 from prometheus_client import CollectorRegistry
 
-from gspo_services.tasks.sandbox import Box, LocalOptions, LocalSandbox, Sandbox, SandboxLimits
-from gspo_services.tasks.sandbox.remote import RemoteOptions, RemoteSandbox
-from gspo_services.tasks.sandbox.server.boxes import BoxBounds
+from gspo_services.tasks.sandbox import LocalOptions, LocalSandboxes, Sandbox, Sandboxes, SandboxLimits
+from gspo_services.tasks.sandbox.remote import RemoteOptions, RemoteSandboxes
+from gspo_services.tasks.sandbox.server.conversation import SandboxBounds
 from gspo_services.tasks.sandbox.server.metrics import SandboxMetrics
 from gspo_services.tasks.sandbox.server.server import SandboxServer
 
@@ -61,18 +61,18 @@ def living_s() -> float:
     return sum(sum(child.cpu_times()[:4]) for child in psutil.Process().children(recursive=True))
 
 
-async def in_boxes(boxes: Sequence[Box], num_runs: int, cost: Cost) -> None:
-    """So many runs, on all boxes at once."""
+async def in_sandboxes(sandboxes: Sequence[Sandbox], num_runs: int, cost: Cost) -> None:
+    """So many runs, on all sandboxes at once."""
 
-    async def part(box: Box) -> None:
-        for index in range(num_runs // len(boxes)):
-            outcome = await box.run(["python", "sum.py"], LIMITS, f"{index} 1".encode())
+    async def part(sandbox: Sandbox) -> None:
+        for index in range(num_runs // len(sandboxes)):
+            outcome = await sandbox.run(["python", "sum.py"], LIMITS, f"{index} 1".encode())
             assert outcome.stdout == f"{index + 1}\n".encode()
 
     begin, used = time.perf_counter(), own_s() + living_s()
     async with asyncio.TaskGroup() as tasks:
-        for box in boxes:
-            tasks.create_task(part(box))
+        for sandbox in sandboxes:
+            tasks.create_task(part(sandbox))
     cost.wall_s += time.perf_counter() - begin
     cost.processor_s += own_s() + living_s() - used
 
@@ -96,36 +96,38 @@ async def bare(script: Path, at_once: int, num_runs: int, cost: Cost) -> None:
     cost.processor_s += own_s() + ended_s() - used
 
 
-async def starts(sandbox: LocalSandbox, num: int) -> float:
-    """Seconds for a new box and one run in it, one after the other."""
+async def starts(sandboxes: LocalSandboxes, num: int) -> float:
+    """Seconds for a new sandbox and one run in it, one after the other."""
     begin = time.perf_counter()
     for _ in range(num):
-        async with sandbox.box() as box:
-            await box.put({"sum.py": SCRIPT})
-            await box.run(["python", "sum.py"], LIMITS, b"1 1")
+        async with sandboxes.acquire() as sandbox:
+            await sandbox.put({"sum.py": SCRIPT})
+            await sandbox.run(["python", "sum.py"], LIMITS, b"1 1")
     return (time.perf_counter() - begin) / num
 
 
 @asynccontextmanager
-async def over_http(sandbox: LocalSandbox, places: int) -> AsyncIterator[RemoteSandbox]:
+async def over_http(sandboxes: LocalSandboxes, max_sandboxes: int) -> AsyncIterator[RemoteSandboxes]:
     """The same sandbox through a server and a client, both in this process."""
-    bounds = BoxBounds(max_wall_s=60, max_memory_bytes=4 << 30, idle_s=600)
-    server = SandboxServer(sandbox, SandboxMetrics(CollectorRegistry()), bounds, places=places, max_waiting=places)
+    bounds = SandboxBounds(max_wall_s=60, max_memory_bytes=4 << 30, idle_s=600)
+    server = SandboxServer(
+        sandboxes, SandboxMetrics(CollectorRegistry()), bounds, max_sandboxes=max_sandboxes, max_waiting=max_sandboxes
+    )
     host, port = await server.start("127.0.0.1", 0)
     try:
-        async with RemoteSandbox(RemoteOptions(urls=[f"http://{host}:{port}"])).opened() as remote:
+        async with RemoteSandboxes(RemoteOptions(urls=[f"http://{host}:{port}"])).opened() as remote:
             yield remote
     finally:
         await server.stop(5)
 
 
-async def boxes_of(sandbox: Sandbox, num: int, stack: AsyncExitStack) -> list[Box]:
-    """So many boxes with the script, and with the first runs behind them."""
-    boxes = [await stack.enter_async_context(sandbox.box()) for _ in range(num)]
-    for box in boxes:
-        await box.put({"sum.py": SCRIPT})
-    await in_boxes(boxes, 2 * num, Cost())
-    return boxes
+async def sandboxes_of(sandboxes: Sandboxes, num: int, stack: AsyncExitStack) -> list[Sandbox]:
+    """So many sandboxes with the script, and with the first runs behind them."""
+    sandboxes = [await stack.enter_async_context(sandboxes.acquire()) for _ in range(num)]
+    for sandbox in sandboxes:
+        await sandbox.put({"sum.py": SCRIPT})
+    await in_sandboxes(sandboxes, 2 * num, Cost())
+    return sandboxes
 
 
 async def measure(num_runs: int) -> None:
@@ -135,19 +137,25 @@ async def measure(num_runs: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "sum.py"
         script.write_bytes(SCRIPT)
-        async with LocalSandbox(LocalOptions(places=2 * cores + 1, spare=0)).opened() as sandbox, AsyncExitStack() as stack:
-            remote = await stack.enter_async_context(over_http(sandbox, cores + 1))
-            boxes, remote_boxes = await boxes_of(sandbox, cores, stack), await boxes_of(remote, cores, stack)
+        async with (
+            LocalSandboxes(LocalOptions(max_sandboxes=2 * cores + 1, warm=0)).opened() as sandboxes,
+            AsyncExitStack() as stack,
+        ):
+            remote = await stack.enter_async_context(over_http(sandboxes, cores + 1))
+            sandboxes, remote_sandboxes = (
+                await sandboxes_of(sandboxes, cores, stack),
+                await sandboxes_of(remote, cores, stack),
+            )
             for _ in range(ROUNDS):
-                await in_boxes(boxes, num_runs, boxed)
-                await in_boxes(remote_boxes, num_runs, served)
+                await in_sandboxes(sandboxes, num_runs, boxed)
+                await in_sandboxes(remote_sandboxes, num_runs, served)
                 await bare(script, cores, num_runs, unboxed)
-                started += await starts(sandbox, 10)
-    print(boxed.text(f"{cores} boxes", ROUNDS * num_runs))
+                started += await starts(sandboxes, 10)
+    print(boxed.text(f"{cores} sandboxes", ROUNDS * num_runs))
     print(served.text(f"{cores} over HTTP", ROUNDS * num_runs))
     print(unboxed.text(f"{cores} bare at once", ROUNDS * num_runs))
-    print(f"boxes beside bare: {unboxed.wall_s / boxed.wall_s:.2f} times the rate")
-    print(f"a box and its first run: {1000 * started / ROUNDS:.0f} ms")
+    print(f"sandboxes beside bare: {unboxed.wall_s / boxed.wall_s:.2f} times the rate")
+    print(f"a sandbox and its first run: {1000 * started / ROUNDS:.0f} ms")
 
 
 def main() -> None:

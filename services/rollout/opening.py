@@ -68,9 +68,9 @@ async def open_user_code(settings: Settings, name: str, metrics: RolloutMetrics)
         raise ConfigurationError(str(error)) from error
     options = reward_pool_options(settings.reward, os.environ)
     async with (
-        open_sandbox(settings.sandbox, environment) as sandbox,
+        open_sandbox(settings.sandbox, environment) as sandboxes,
         RewardPool(
-            options, environment.reward_functions, metrics.reward_took, sandbox=sandbox, probes=environment.reward_probes
+            options, environment.reward_functions, metrics.reward_took, sandboxes=sandboxes, probes=environment.reward_probes
         ) as rewards,
     ):
         yield GradedEnvironment(environment=environment, rewards=rewards)

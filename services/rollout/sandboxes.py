@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from gspo.tasks.environments import TaskSet
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import SandboxSection
-from gspo_services.tasks.sandbox import Sandbox, open_configured
+from gspo_services.tasks.sandbox import Sandboxes, open_configured
 
 
 @asynccontextmanager
-async def open_sandbox(section: SandboxSection, environment: TaskSet) -> AsyncIterator[Sandbox | None]:
+async def open_sandbox(section: SandboxSection, environment: TaskSet) -> AsyncIterator[Sandboxes | None]:
     """The configured sandbox for an environment that scores programs; None for any other.
 
     Raises: ConfigurationError with the way out where programs cannot be separated, or a server refuses.
@@ -22,8 +22,8 @@ async def open_sandbox(section: SandboxSection, environment: TaskSet) -> AsyncIt
         return
     opened = False
     try:
-        async with open_configured(section) as sandbox:
+        async with open_configured(section) as sandboxes:
             opened = True
-            yield sandbox
+            yield sandboxes
     except ConfigurationError as error:
         raise error if opened else ConfigurationError(f"the environment runs programs of the policy: {error}") from error

@@ -288,14 +288,15 @@ FAULTS: dict[str, Fault] = {
         {series("gspo_sandbox_runs_total", 'ending="failed"', SANDBOX): rising(100)},
         minutes=20,
         summary="Sandboxes fail",
-        description="4000 boxes or programs failed in 10 minutes by the sandbox's own fault: programs wait for another.",
+        description="4000 sandboxes or programs failed in 10 minutes by the sandbox's own fault: programs wait for another.",
     ),
     "GspoSandboxesFull": Fault(
         {series("gspo_sandbox_waiting", "", SANDBOX): then("0", 20, 3)},
         minutes=31,
         quiet_minutes=29,
         summary="Programs wait for a sandbox",
-        description="3 clients have waited for a box for 10 minutes: rewards come late, and rollouts hold their episodes.",
+        description="3 clients have waited for a sandbox for 10 minutes: rewards come late, and rollouts hold their "
+        "episodes.",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Boxes of real bubblewrap, on this machine and behind HTTP."""
+"""Sandboxes of real bubblewrap, on this machine and behind HTTP."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -8,34 +8,34 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gspo_services.tasks.sandbox import (
-    Box,
     LocalOptions,
-    LocalSandbox,
+    LocalSandboxes,
     RunOutcome,
     Sandbox,
+    Sandboxes,
     SandboxLimits,
 )
-from gspo_services.tasks.sandbox.remote import RemoteOptions, RemoteSandbox
-from gspo_services.tasks.sandbox.server.boxes import BoxBounds
+from gspo_services.tasks.sandbox.remote import RemoteOptions, RemoteSandboxes
+from gspo_services.tasks.sandbox.server.conversation import SandboxBounds
 from gspo_services.tasks.sandbox.server.metrics import SandboxMetrics
 from gspo_services.tasks.sandbox.server.server import SandboxServer
 
 LIMITS = SandboxLimits(wall_s=10, cpu_s=5, memory_bytes=128 << 20)
-BOUNDS = BoxBounds(max_wall_s=120, max_memory_bytes=4 << 30, idle_s=60)
+BOUNDS = SandboxBounds(max_wall_s=120, max_memory_bytes=4 << 30, idle_s=60)
 KEY = "a key of the tests"
 
 
 @asynccontextmanager
-async def served(options: LocalOptions, *, patience_s: float = 60) -> AsyncIterator[Sandbox]:
+async def served(options: LocalOptions, *, acquire_timeout_s: float = 60) -> AsyncIterator[Sandboxes]:
     """The sandbox of a server in this process, over real HTTP."""
-    async with LocalSandbox(options).opened() as local:
+    async with LocalSandboxes(options).opened() as local:
         server = SandboxServer(
-            local, SandboxMetrics(CollectorRegistry()), BOUNDS, places=options.places, max_waiting=8, key=KEY
+            local, SandboxMetrics(CollectorRegistry()), BOUNDS, max_sandboxes=options.max_sandboxes, max_waiting=8, key=KEY
         )
         host, port = await server.start("127.0.0.1", 0)
         try:
-            async with RemoteSandbox(
-                RemoteOptions(urls=[f"http://{host}:{port}"], key=KEY, patience_s=patience_s)
+            async with RemoteSandboxes(
+                RemoteOptions(urls=[f"http://{host}:{port}"], key=KEY, acquire_timeout_s=acquire_timeout_s)
             ).opened() as remote:
                 yield remote
         finally:
@@ -43,17 +43,17 @@ async def served(options: LocalOptions, *, patience_s: float = 60) -> AsyncItera
 
 
 @pytest.fixture(params=["local", "http"])
-async def box(request: pytest.FixtureRequest) -> AsyncIterator[Box]:
-    options = LocalOptions(places=1, spare=0)
-    opened = served(options) if request.param == "http" else LocalSandbox(options).opened()
-    async with opened as sandbox, sandbox.box() as found:
+async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+    options = LocalOptions(max_sandboxes=1, warm=0)
+    opened = served(options) if request.param == "http" else LocalSandboxes(options).opened()
+    async with opened as sandboxes, sandboxes.acquire() as found:
         yield found
 
 
-async def python(box: Box, text: str, limits: SandboxLimits = LIMITS, stdin: bytes = b"") -> RunOutcome:
+async def python(sandbox: Sandbox, text: str, limits: SandboxLimits = LIMITS, stdin: bytes = b"") -> RunOutcome:
     """A script's run."""
-    await box.put({"script.py": text.encode()})
-    return await box.run(["python", "script.py"], limits, stdin)
+    await sandbox.put({"script.py": text.encode()})
+    return await sandbox.run(["python", "script.py"], limits, stdin)
 
 
 def below(pid: int) -> list[int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo_services.tasks.sandbox import Box, LocalOptions, LocalSandbox
+from gspo_services.tasks.sandbox import LocalOptions, LocalSandboxes, Sandbox
 from tests.sandbox.conftest import LIMITS
 
 pytestmark = pytest.mark.sandbox
@@ -18,36 +18,36 @@ needs_a_compiler = pytest.mark.skipif(shutil.which("g++", path="/usr/local/bin:/
 
 
 @needs_a_compiler
-async def test_a_program_is_compiled_once_and_run_many_times(box: Box) -> None:
-    await box.put({"sum.cpp": SUM})
-    made = await box.prepare(["g++", "-O2", "-o", "/box/sum", "/box/sum.cpp"], COMPILING)
+async def test_a_program_is_compiled_once_and_run_many_times(sandbox: Sandbox) -> None:
+    await sandbox.put({"sum.cpp": SUM})
+    made = await sandbox.prepare(["g++", "-O2", "-o", "/sandbox/sum", "/sandbox/sum.cpp"], COMPILING)
     assert made.succeeded, made
     for number in range(20):
-        outcome = await box.run(["./sum"], LIMITS, f"{number} 1".encode())
+        outcome = await sandbox.run(["./sum"], LIMITS, f"{number} 1".encode())
         assert (outcome.stdout, outcome.exit_code) == (f"{number + 1}\n".encode(), 0)
 
 
 @needs_a_compiler
-async def test_what_cannot_be_compiled_says_why_and_ends_well(box: Box) -> None:
-    await box.put({"sum.cpp": b"int main() { return nothing; }"})
-    made = await box.prepare(["g++", "-o", "/box/sum", "/box/sum.cpp"], COMPILING)
+async def test_what_cannot_be_compiled_says_why_and_ends_well(sandbox: Sandbox) -> None:
+    await sandbox.put({"sum.cpp": b"int main() { return nothing; }"})
+    made = await sandbox.prepare(["g++", "-o", "/sandbox/sum", "/sandbox/sum.cpp"], COMPILING)
     assert made.exit_code == 1
     assert b"nothing" in made.stderr
-    assert (await box.run(["./sum"], LIMITS)).exit_code == 127
+    assert (await sandbox.run(["./sum"], LIMITS)).exit_code == 127
 
 
 @needs_a_compiler
-async def test_what_compilers_include_is_what_programs_may_read(box: Box) -> None:
+async def test_what_compilers_include_is_what_programs_may_read(sandbox: Sandbox) -> None:
     """A program's own text may name any file: it reads no other one by its compiler."""
-    await box.put({"spy.cpp": b'#include "/etc/passwd"\n#include "/proc/self/environ"\nint main() {}\n'})
-    made = await box.prepare(["g++", "-o", "/box/spy", "/box/spy.cpp"], COMPILING)
+    await sandbox.put({"spy.cpp": b'#include "/etc/passwd"\n#include "/proc/self/environ"\nint main() {}\n'})
+    made = await sandbox.prepare(["g++", "-o", "/sandbox/spy", "/sandbox/spy.cpp"], COMPILING)
     assert made.exit_code == 1
     assert b"/etc/passwd: No such file" in made.stderr
     assert b"root:" not in made.stderr
 
 
-async def test_a_missing_compiler_is_named(box: Box) -> None:
-    made = await box.prepare(["no-such-compiler", "x"], LIMITS)
+async def test_a_missing_compiler_is_named(sandbox: Sandbox) -> None:
+    made = await sandbox.prepare(["no-such-compiler", "x"], LIMITS)
     assert made.exit_code == 127
     assert b"no-such-compiler" in made.stderr
 
@@ -68,6 +68,9 @@ def folder() -> Iterator[Path]:
 
 async def test_an_interpreter_elsewhere_is_found_by_its_folder(folder: Path) -> None:
     """Folders of ``read_only`` are there at their own places, and cannot be written."""
-    async with LocalSandbox(LocalOptions(places=1, spare=0, read_only=[folder])).opened() as sandbox, sandbox.box() as box:
-        assert (await box.run([f"{folder}/say", "hello"], LIMITS)).stdout == b"said hello\n"
-        assert (await box.run(["/bin/sh", "-c", f"echo x > {folder}/say || echo kept"], LIMITS)).stdout == b"kept\n"
+    async with (
+        LocalSandboxes(LocalOptions(max_sandboxes=1, warm=0, read_only=[folder])).opened() as sandboxes,
+        sandboxes.acquire() as sandbox,
+    ):
+        assert (await sandbox.run([f"{folder}/say", "hello"], LIMITS)).stdout == b"said hello\n"
+        assert (await sandbox.run(["/bin/sh", "-c", f"echo x > {folder}/say || echo kept"], LIMITS)).stdout == b"kept\n"

@@ -10,8 +10,8 @@ from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.opening import GradedEnvironment, open_user_code
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import Settings, load_settings
-from gspo_services.tasks.sandbox import LocalOptions, LocalSandbox
-from gspo_services.tasks.sandbox.server.boxes import BoxBounds
+from gspo_services.tasks.sandbox import LocalOptions, LocalSandboxes
+from gspo_services.tasks.sandbox.server.conversation import SandboxBounds
 from gspo_services.tasks.sandbox.wire import KEY_VARIABLE
 from tests.sandbox.conftest import KEY
 from tests.sandbox.programs.scoring import ADD, ADDITION, fenced
@@ -19,7 +19,7 @@ from tests.support.sandboxes import serving
 
 pytestmark = pytest.mark.sandbox
 
-BOUNDS = BoxBounds(max_wall_s=120, max_memory_bytes=4 << 30, idle_s=60)
+BOUNDS = SandboxBounds(max_wall_s=120, max_memory_bytes=4 << 30, idle_s=60)
 
 
 def configured(folder: Path, url: str) -> Settings:
@@ -27,7 +27,7 @@ def configured(folder: Path, url: str) -> Settings:
     path = folder / "rows.jsonl"
     path.write_text(json.dumps(ADDITION) + "\n")
     overrides = ["environment.name=code", f'environment.options={{train_path = "{path}"}}', f'sandbox.urls=["{url}"]']
-    return load_settings(None, [*overrides, "sandbox.patience_s=5"], {})
+    return load_settings(None, [*overrides, "sandbox.acquire_timeout_s=5"], {})
 
 
 async def test_programs_of_the_policy_run_on_the_server_that_is_named(
@@ -35,8 +35,8 @@ async def test_programs_of_the_policy_run_on_the_server_that_is_named(
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     async with (
-        LocalSandbox(LocalOptions(places=1, spare=0)).opened() as local,
-        serving(local, places=1, key=KEY, bounds=BOUNDS) as (_, url, metrics),
+        LocalSandboxes(LocalOptions(max_sandboxes=1, warm=0)).opened() as local,
+        serving(local, max_sandboxes=1, key=KEY, bounds=BOUNDS) as (_, url, metrics),
         open_user_code(configured(tmp_path, url), "rollout-0", RolloutMetrics(CollectorRegistry())) as player,
     ):
         assert isinstance(player, GradedEnvironment)
@@ -52,8 +52,8 @@ async def test_programs_of_the_policy_run_on_the_server_that_is_named(
 
 async def test_a_rollout_with_a_wrong_key_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "another-key-of-sixteen")
-    async with LocalSandbox(LocalOptions(places=1, spare=0)).opened() as local:
-        async with serving(local, places=1, key=KEY, bounds=BOUNDS) as (_, url, _):
+    async with LocalSandboxes(LocalOptions(max_sandboxes=1, warm=0)).opened() as local:
+        async with serving(local, max_sandboxes=1, key=KEY, bounds=BOUNDS) as (_, url, _):
             settings = configured(tmp_path, url)
             with pytest.raises(ConfigurationError, match="refuses the key: set GSPO_SANDBOX_KEY here"):
                 async with open_user_code(settings, "rollout-0", RolloutMetrics(CollectorRegistry())):

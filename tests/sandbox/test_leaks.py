@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo_services.tasks.sandbox import LocalOptions, LocalSandbox, SandboxError
+from gspo_services.tasks.sandbox import LocalOptions, LocalSandboxes, SandboxError
 from tests.sandbox.conftest import LIMITS, below, served
 
 pytestmark = pytest.mark.sandbox
@@ -28,13 +28,13 @@ NUM_RUNS = int(os.environ.get("GSPO_TEST_RUNS", "300"))
 PARENT = """
 import asyncio, sys
 from dataclasses import replace
-from gspo_services.tasks.sandbox import LocalOptions, LocalSandbox
+from gspo_services.tasks.sandbox import LocalOptions, LocalSandboxes
 from tests.sandbox.conftest import LIMITS
 LIMITS = replace(LIMITS, wall_s=100, cpu_s=100)
 async def main():
-    async with LocalSandbox(LocalOptions(places=1, spare=1)).opened() as sandbox, sandbox.box() as box:
-        await box.put({"script.py": b"import os\\nprint(input(), flush=True)\\nos.fork()\\nwhile True: pass"})
-        run = asyncio.ensure_future(box.run(["python", "script.py"], LIMITS, b"began"))
+    async with LocalSandboxes(LocalOptions(max_sandboxes=1, warm=1)).opened() as sandboxes, sandboxes.acquire() as sandbox:
+        await sandbox.put({"script.py": b"import os\\nprint(input(), flush=True)\\nos.fork()\\nwhile True: pass"})
+        run = asyncio.ensure_future(sandbox.run(["python", "script.py"], LIMITS, b"began"))
         print("running", flush=True)
         await run
 asyncio.run(main())
@@ -60,17 +60,17 @@ def nothing_is_left() -> Iterator[None]:
 
 @pytest.mark.parametrize("over", ["local", "http"])
 async def test_many_runs_leave_nothing(nothing_is_left: None, over: str) -> None:
-    options = LocalOptions(places=2, spare=1)
-    opened = served(options, patience_s=3600) if over == "http" else LocalSandbox(options).opened()
-    async with opened as sandbox:
+    options = LocalOptions(max_sandboxes=2, warm=1)
+    opened = served(options, acquire_timeout_s=3600) if over == "http" else LocalSandboxes(options).opened()
+    async with opened as sandboxes:
 
         async def part(number: int) -> None:
-            async with sandbox.box() as box:
-                await box.put({"script.py": FORKS})
+            async with sandboxes.acquire() as sandbox:
+                await sandbox.put({"script.py": FORKS})
                 open_before = len(os.listdir("/proc/self/fd"))
                 for index in range(NUM_RUNS // 6):
                     said = f"{number} {index}".encode()
-                    outcome = await box.run(["python", "script.py"], LIMITS, said)
+                    outcome = await sandbox.run(["python", "script.py"], LIMITS, said)
                     assert said in outcome.stdout
                 assert len(os.listdir("/proc/self/fd")) <= open_before + 16
 
@@ -84,7 +84,7 @@ def test_a_kill_of_the_parent_ends_every_program(nothing_is_left: None) -> None:
     try:
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"running\n"
-        # Three of each box, and three of the run.
+        # Three of each sandbox, and three of the run.
         until = time.monotonic() + 60
         while len(found := below(parent.pid)) != 9:
             assert time.monotonic() < until, found
@@ -100,20 +100,20 @@ def test_a_kill_of_the_parent_ends_every_program(nothing_is_left: None) -> None:
         parent.stdout.close()
 
 
-async def test_a_box_that_dies_amid_a_run_is_an_error_and_the_next_box_works(nothing_is_left: None) -> None:
-    async with LocalSandbox(LocalOptions(places=1, spare=0)).opened() as sandbox:
-        async with sandbox.box() as box:
+async def test_a_sandbox_that_dies_amid_a_run_is_an_error_and_the_next_sandbox_works(nothing_is_left: None) -> None:
+    async with LocalSandboxes(LocalOptions(max_sandboxes=1, warm=0)).opened() as sandboxes:
+        async with sandboxes.acquire() as sandbox:
             (first, *_) = below(os.getpid())
-            await box.put({"script.py": b"print(input(), flush=True)\nwhile True: pass"})
+            await sandbox.put({"script.py": b"print(input(), flush=True)\nwhile True: pass"})
             async with asyncio.TaskGroup() as tasks:
 
                 async def dies() -> None:
                     with pytest.raises(SandboxError, match="has ended"):
-                        await box.run(["python", "script.py"], LIMITS, b"x")
+                        await sandbox.run(["python", "script.py"], LIMITS, b"x")
 
                 tasks.create_task(dies())
                 await asyncio.sleep(0)
                 os.kill(first, signal.SIGKILL)
-        async with sandbox.box() as box:
-            await box.put({"script.py": b"print('again')"})
-            assert (await box.run(["python", "script.py"], LIMITS)).stdout == b"again\n"
+        async with sandboxes.acquire() as sandbox:
+            await sandbox.put({"script.py": b"print('again')"})
+            assert (await sandbox.run(["python", "script.py"], LIMITS)).stdout == b"again\n"

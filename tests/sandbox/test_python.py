@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo_services.tasks.sandbox import Box, LocalOptions
+from gspo_services.tasks.sandbox import LocalOptions, Sandbox
 from tests.sandbox.conftest import python
 
 pytestmark = pytest.mark.sandbox
@@ -41,22 +41,24 @@ async def bare(script: str, stdin: bytes) -> tuple[int | None, bytes, bytes]:
             env={"LANG": "C.UTF-8"},
         )  # fmt: skip
         out, err = await process.communicate(stdin)
-        return process.returncode, out, err.replace(os.fsencode(folder), b"/box")
+        return process.returncode, out, err.replace(os.fsencode(folder), b"/sandbox")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-async def test_a_script_ends_and_says_what_it_does_in_a_fresh_interpreter(box: Box, name: str) -> None:
-    outcome = await python(box, SCRIPTS[name], stdin="ß\n".encode())
+async def test_a_script_ends_and_says_what_it_does_in_a_fresh_interpreter(sandbox: Sandbox, name: str) -> None:
+    outcome = await python(sandbox, SCRIPTS[name], stdin="ß\n".encode())
     code = outcome.exit_code if outcome.signal is None else -outcome.signal
     assert (code, outcome.stdout, outcome.stderr) == await bare(SCRIPTS[name], "ß\n".encode())
 
 
-async def test_random_numbers_are_new_in_each_run(box: Box) -> None:
-    said = {(await python(box, "import random\nprint(random.random())")).stdout for _ in range(3)}
+async def test_random_numbers_are_new_in_each_run(sandbox: Sandbox) -> None:
+    said = {(await python(sandbox, "import random\nprint(random.random())")).stdout for _ in range(3)}
     assert len(said) == 3
 
 
-async def test_what_one_run_changes_in_the_interpreter_no_other_sees(box: Box) -> None:
-    await python(box, "import sys, math, builtins\nmath.pi = 3\nbuiltins.print = None\nsys.setrecursionlimit(50)")
-    outcome = await python(box, "import sys, math\nprint(round(math.pi, 2), sys.getrecursionlimit(), __file__, sys.argv)")
-    assert outcome.stdout == b"3.14 1000 /box/script.py ['/box/script.py']\n"
+async def test_what_one_run_changes_in_the_interpreter_no_other_sees(sandbox: Sandbox) -> None:
+    await python(sandbox, "import sys, math, builtins\nmath.pi = 3\nbuiltins.print = None\nsys.setrecursionlimit(50)")
+    outcome = await python(
+        sandbox, "import sys, math\nprint(round(math.pi, 2), sys.getrecursionlimit(), __file__, sys.argv)"
+    )
+    assert outcome.stdout == b"3.14 1000 /sandbox/script.py ['/sandbox/script.py']\n"

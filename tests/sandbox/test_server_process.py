@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from gspo_services.tasks.sandbox.remote import RemoteOptions, RemoteSandbox
+from gspo_services.tasks.sandbox.remote import RemoteOptions, RemoteSandboxes
 from gspo_services.tasks.sandbox.wire import KEY_VARIABLE
 from tests.sandbox.conftest import LIMITS, below
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.sandbox
 KEY = "the-key-of-this-test"
 START_S = 120
 NUM_PROCESSES = 5
-"""Two of bubblewrap, the keeper, the run's first process and its program."""
+"""Two of bubblewrap, init, the run's first process and its program."""
 Starts = Callable[[int], "subprocess.Popen[bytes]"]
 
 
@@ -31,7 +31,7 @@ def starts() -> Iterator[Starts]:
     servers: list[subprocess.Popen[bytes]] = []
 
     def start(port: int) -> "subprocess.Popen[bytes]":
-        settings = (f"sandbox.port={port}", "sandbox.metrics_port=0", "sandbox.places=1", "sandbox.spare=0")
+        settings = (f"sandbox.port={port}", "sandbox.metrics_port=0", "sandbox.max_sandboxes=1", "sandbox.warm=0")
         words = [word for setting in settings for word in ("--set", setting)]
         command = [sys.executable, "-m", "gspo_services.tasks.sandbox.server", *words]
         servers.append(subprocess.Popen(command, env={**os.environ, KEY_VARIABLE: KEY}))
@@ -47,12 +47,12 @@ async def test_a_server_that_is_killed_amid_a_run_leaves_nothing_and_costs_time_
     starts: Starts, unused_tcp_port: int
 ) -> None:
     first = starts(unused_tcp_port)
-    options = RemoteOptions(urls=[f"http://127.0.0.1:{unused_tcp_port}"], key=KEY, patience_s=START_S)
-    async with RemoteSandbox(options).opened() as sandbox, sandbox.box() as box, asyncio.TaskGroup() as tasks:
-        await box.put({"script.py": b"import time\ntime.sleep(2)\nprint(open('/box/made').read(), input())"})
-        await box.put({"make.py": b"open('/box/made', 'w').write('it is made')"})
-        assert (await box.prepare(["python", "make.py"], LIMITS)).succeeded
-        run = tasks.create_task(box.run(["python", "script.py"], replace(LIMITS, wall_s=60), b"and run"))
+    options = RemoteOptions(urls=[f"http://127.0.0.1:{unused_tcp_port}"], key=KEY, acquire_timeout_s=START_S)
+    async with RemoteSandboxes(options).opened() as sandboxes, sandboxes.acquire() as sandbox, asyncio.TaskGroup() as tasks:
+        await sandbox.put({"script.py": b"import time\ntime.sleep(2)\nprint(open('/sandbox/made').read(), input())"})
+        await sandbox.put({"make.py": b"open('/sandbox/made', 'w').write('it is made')"})
+        assert (await sandbox.prepare(["python", "make.py"], LIMITS)).succeeded
+        run = tasks.create_task(sandbox.run(["python", "script.py"], replace(LIMITS, wall_s=60), b"and run"))
         until = time.monotonic() + START_S
         while len(found := below(first.pid)) < NUM_PROCESSES:
             assert time.monotonic() < until, found

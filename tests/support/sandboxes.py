@@ -1,4 +1,4 @@
-"""A sandbox whose boxes do what a test says, for faults of servers."""
+"""A sandbox whose sandboxes do what a test says, for faults of servers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -6,19 +6,19 @@ from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry
 
-from gspo_services.tasks.sandbox import Box, RunOutcome, Sandbox, SandboxError, SandboxLimits
-from gspo_services.tasks.sandbox.server.boxes import BoxBounds
+from gspo_services.tasks.sandbox import RunOutcome, Sandbox, SandboxError, Sandboxes, SandboxLimits
+from gspo_services.tasks.sandbox.server.conversation import SandboxBounds
 from gspo_services.tasks.sandbox.server.metrics import SandboxMetrics
 from gspo_services.tasks.sandbox.server.server import SandboxServer
 
-BOUNDS = BoxBounds(max_wall_s=20, max_memory_bytes=1 << 30, idle_s=30)
+BOUNDS = SandboxBounds(max_wall_s=20, max_memory_bytes=1 << 30, idle_s=30)
 
 
-class ScriptedBox:
-    """Remembers what is done in it. Commands: "echo" says its files and input; "hang" waits; "fail" fails as a box does."""
+class ScriptedSandbox:
+    """Remembers what is done in it. Commands: "echo" says its files and input; "hang" waits; "fail" fails like a sandbox."""
 
-    def __init__(self, sandbox: "ScriptedSandbox") -> None:
-        self._sandbox = sandbox
+    def __init__(self, sandboxes: "ScriptedSandboxes") -> None:
+        self._sandboxes = sandboxes
         self.files: dict[str, bytes] = {}
         self.prepared: list[str] = []
 
@@ -27,45 +27,45 @@ class ScriptedBox:
 
     async def prepare(self, command: list[str], limits: SandboxLimits) -> RunOutcome:
         self.prepared.append(" ".join(command))
-        return outcome(0 if self._sandbox.prepares else 1)
+        return outcome(0 if self._sandboxes.prepares else 1)
 
     async def run(self, command: list[str], limits: SandboxLimits, stdin: bytes = b"") -> RunOutcome:
-        self._sandbox.num_runs += 1
-        self._sandbox.running.set()
+        self._sandboxes.num_runs += 1
+        self._sandboxes.running.set()
         if command[0] == "hang":
             try:
-                await self._sandbox.goes_on.wait()
+                await self._sandboxes.goes_on.wait()
             except asyncio.CancelledError:
-                self._sandbox.cancelled.set()
+                self._sandboxes.cancelled.set()
                 raise
         if command[0] == "fail":
-            raise SandboxError("the keeper has ended")
+            raise SandboxError("init has ended")
         return outcome(0, f"{sorted(self.files)} {self.prepared} {stdin!r}".encode())
 
 
-class ScriptedSandbox:
+class ScriptedSandboxes:
     """See ``Sandbox``."""
 
-    def __init__(self, places: int = 2, *, prepares: bool = True) -> None:
+    def __init__(self, max_sandboxes: int = 2, *, prepares: bool = True) -> None:
         """``prepares``: whether preparations end well."""
         self.prepares = prepares
-        self._free = asyncio.Semaphore(places)
-        self.num_boxes = 0
+        self._free = asyncio.Semaphore(max_sandboxes)
+        self.num_sandboxes = 0
         self.num_open = 0
         self.num_runs = 0
         self.running, self.goes_on, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.full = asyncio.Event()
-        """Somebody waits for a box."""
+        """Somebody waits for a sandbox."""
 
     @asynccontextmanager
-    async def box(self) -> AsyncIterator[Box]:
+    async def acquire(self) -> AsyncIterator[Sandbox]:
         if self._free.locked():
             self.full.set()
         async with self._free:
-            self.num_boxes += 1
+            self.num_sandboxes += 1
             self.num_open += 1
             try:
-                yield ScriptedBox(self)
+                yield ScriptedSandbox(self)
             finally:
                 self.num_open -= 1
 
@@ -77,17 +77,17 @@ def outcome(code: int, stdout: bytes = b"") -> RunOutcome:
 
 @asynccontextmanager
 async def serving(
-    sandbox: Sandbox,
+    sandboxes: Sandboxes,
     *,
     port: int = 0,
-    places: int = 2,
+    max_sandboxes: int = 2,
     max_waiting: int = 2,
     key: str = "",
-    bounds: BoxBounds = BOUNDS,
+    bounds: SandboxBounds = BOUNDS,
 ) -> AsyncIterator[tuple[SandboxServer, str, SandboxMetrics]]:
-    """A real server of boxes: itself, its URL and its metrics."""
+    """A real server of sandboxes: itself, its URL and its metrics."""
     metrics = SandboxMetrics(CollectorRegistry())
-    server = SandboxServer(sandbox, metrics, bounds, places=places, max_waiting=max_waiting, key=key)
+    server = SandboxServer(sandboxes, metrics, bounds, max_sandboxes=max_sandboxes, max_waiting=max_waiting, key=key)
     host, port = await server.start("127.0.0.1", port)
     try:
         yield server, f"http://{host}:{port}", metrics

@@ -21,7 +21,7 @@ from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.settings import EXPOSED, SandboxSection, Settings, is_private, read_run_settings, run_fingerprint
 from gspo_services.tasks.sandbox import SandboxError, SandboxLimits, open_configured
 
-PATIENCE_S: Final = 0.5
+ACQUIRE_TIMEOUT_S: Final = 0.5
 """For servers of sandboxes, which should be there by now."""
 TOKEN_BYTES: Final = 24
 """Of one token in the ledger: id, log-prob, index and what a page wastes."""
@@ -32,7 +32,7 @@ def machine_findings(situation: Situation, model: ReadModel) -> Iterator[Finding
     yield from _driver(situation)
     yield from _ports(situation)
     yield from _keys(situation)
-    yield from _sandbox(situation)
+    yield from _sandboxes(situation)
     if not situation.elsewhere:
         yield from _directory(situation)
         yield from _room(situation, model)
@@ -49,7 +49,7 @@ def _driver(situation: Situation) -> Iterator[Finding]:
         yield Finding(check="driver", status="fail", text=text, way_out=way_out)
 
 
-def _sandbox(situation: Situation) -> Iterator[Finding]:
+def _sandboxes(situation: Situation) -> Iterator[Finding]:
     """Whether a program runs where the section ``[sandbox]`` says; nothing for a configuration that does not say it."""
     section = situation.settings.sandbox
     if section == SandboxSection():
@@ -59,7 +59,7 @@ def _sandbox(situation: Situation) -> Iterator[Finding]:
         yield Finding(check="sandbox", status="note", text=f"{where}: not tried, the run will be on other machines")
         return
     try:
-        said = asyncio.run(_program(section.model_copy(update={"patience_s": PATIENCE_S, "spare": 0})))
+        said = asyncio.run(_program(section.model_copy(update={"acquire_timeout_s": ACQUIRE_TIMEOUT_S, "warm": 0})))
     except (ConfigurationError, SandboxError) as error:
         text, _, out = str(error).partition("\n")
         yield Finding(
@@ -72,9 +72,9 @@ def _sandbox(situation: Situation) -> Iterator[Finding]:
 
 async def _program(section: SandboxSection) -> str:
     """What a small program prints in the sandbox. Raises: ConfigurationError; SandboxError."""
-    async with open_configured(section) as sandbox, sandbox.box() as box:
-        await box.put({"version.py": b"import sys\nprint(sys.version.split()[0])\n"})
-        outcome = await box.run(["python", "version.py"], SandboxLimits())
+    async with open_configured(section) as sandboxes, sandboxes.acquire() as sandbox:
+        await sandbox.put({"version.py": b"import sys\nprint(sys.version.split()[0])\n"})
+        outcome = await sandbox.run(["python", "version.py"], SandboxLimits())
         return one_line(outcome.stdout.decode(errors="replace").strip(), 40)
 
 

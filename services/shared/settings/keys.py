@@ -27,6 +27,9 @@ RENAMED: Final[Mapping[str, str]] = {
     "objective.mismatch_cap": "objective.tis_cap",
     "objective.mismatch_token_cap": "objective.tis_token_cap",
     "objective.mismatch_product_cap": "objective.tis_product_cap",
+    "sandbox.patience_s": "sandbox.acquire_timeout_s",
+    "sandbox.places": "sandbox.max_sandboxes",
+    "sandbox.spare": "sandbox.warm",
     "lora.targets": "lora.target_modules",
     "lora.loaded": "lora.max_loaded_loras",
 }

@@ -33,7 +33,7 @@ from gspo_services.tasks.environments.reward_results import (
 )
 from gspo_services.tasks.environments.scoring import score_of
 from gspo_services.tasks.reward_worker.worker import MAX_MESSAGE_BYTES
-from gspo_services.tasks.sandbox import Sandbox
+from gspo_services.tasks.sandbox import Sandboxes
 from gspo_services.tasks.worker.reward_value import UnscoredError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class RewardPool:
         functions: Sequence[str] = (),
         took: Callable[[RewardPart, float], None] = lambda part, seconds: None,
         *,
-        sandbox: Sandbox | None = None,
+        sandboxes: Sandboxes | None = None,
         probes: Sequence[RewardJob] = (),
     ) -> None:
         """``functions``: those that must be there before the pool opens, "package.module:function" each. ``took`` hears how
@@ -70,7 +70,7 @@ class RewardPool:
         self._idle = list(self._workers)
         self._free = asyncio.Semaphore(self._options.num_workers)
         self._service: RewardService | None = None
-        self._sandboxed = SandboxedJobs(sandbox, KeptRows().tests)
+        self._sandboxed = SandboxedJobs(sandboxes, KeptRows().tests)
         self._probes = probes
         self._closed = False
 

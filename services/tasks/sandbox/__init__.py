@@ -1,19 +1,30 @@
 """Programs that nobody has read, such as a model's, run here: without a network, without rights, within limits."""
 
-from gspo_services.tasks.sandbox.choosing import local_options, num_places, open_configured
+from gspo_services.tasks.sandbox.choosing import local_options, max_sandboxes_of, open_configured
 from gspo_services.tasks.sandbox.interface import (
-    Box,
     LimitName,
     ProgramRefused,
     RunOutcome,
     Sandbox,
     SandboxError,
+    Sandboxes,
     SandboxLimits,
     SandboxUnavailable,
 )
-from gspo_services.tasks.sandbox.local import LocalOptions, LocalSandbox
+from gspo_services.tasks.sandbox.local import LocalOptions, LocalSandboxes
 
 __all__ = [
-    "Box", "LimitName", "LocalOptions", "LocalSandbox", "ProgramRefused", "RunOutcome",
-    "Sandbox", "SandboxError", "SandboxLimits", "SandboxUnavailable", "local_options", "num_places", "open_configured",
+    "LimitName",
+    "LocalOptions",
+    "LocalSandboxes",
+    "ProgramRefused",
+    "RunOutcome",
+    "Sandbox",
+    "SandboxError",
+    "SandboxLimits",
+    "SandboxUnavailable",
+    "Sandboxes",
+    "local_options",
+    "max_sandboxes_of",
+    "open_configured",
 ]  # fmt: skip

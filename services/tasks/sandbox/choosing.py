@@ -10,40 +10,42 @@ from typing import TYPE_CHECKING
 
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import SandboxSection
-from gspo_services.tasks.sandbox.interface import ProgramRefused, Sandbox, SandboxUnavailable
-from gspo_services.tasks.sandbox.local import PYTHON, LocalOptions, LocalSandbox
+from gspo_services.tasks.sandbox.interface import ProgramRefused, Sandboxes, SandboxUnavailable
+from gspo_services.tasks.sandbox.local import PYTHON, LocalOptions, LocalSandboxes
 from gspo_services.tasks.sandbox.wire import KEY_VARIABLE
 
 if TYPE_CHECKING:
-    from gspo_services.tasks.sandbox.remote import RemoteSandbox
+    from gspo_services.tasks.sandbox.remote import RemoteSandboxes
 
 
 @asynccontextmanager
-async def open_configured(section: SandboxSection, environment: Mapping[str, str] = os.environ) -> AsyncIterator[Sandbox]:
+async def open_configured(section: SandboxSection, environment: Mapping[str, str] = os.environ) -> AsyncIterator[Sandboxes]:
     """The sandbox of the section ``[sandbox]``, until the end of the block.
 
     Raises: ConfigurationError with the way out, where programs cannot be separated or a server refuses.
     """
-    sandbox = _chosen(section, environment)
+    sandboxes = _chosen(section, environment)
     try:
-        async with sandbox.opened():
-            yield sandbox
+        async with sandboxes.opened():
+            yield sandboxes
     except (SandboxUnavailable, ProgramRefused) as error:
         raise ConfigurationError(str(error)) from error
 
 
-def _chosen(section: SandboxSection, environment: Mapping[str, str]) -> LocalSandbox | RemoteSandbox:
+def _chosen(section: SandboxSection, environment: Mapping[str, str]) -> LocalSandboxes | RemoteSandboxes:
     if not section.urls:
-        return LocalSandbox(local_options(section))
+        return LocalSandboxes(local_options(section))
     # Its HTTP client is not in every image: the broker's has none.
     from gspo_services.tasks.sandbox import remote
 
-    options = remote.RemoteOptions(urls=section.urls, key=environment.get(KEY_VARIABLE, ""), patience_s=section.patience_s)
-    return remote.RemoteSandbox(options)
+    options = remote.RemoteOptions(
+        urls=section.urls, key=environment.get(KEY_VARIABLE, ""), acquire_timeout_s=section.acquire_timeout_s
+    )
+    return remote.RemoteSandboxes(options)
 
 
 def local_options(section: SandboxSection) -> LocalOptions:
-    """What boxes of this machine have. Raises: ConfigurationError for an interpreter or a folder that is not there."""
+    """What sandboxes of this machine have. Raises: ConfigurationError for an interpreter or a folder that is not there."""
     python = Path(section.python) if section.python else PYTHON
     if not os.access(python, os.X_OK):
         raise ConfigurationError(f"sandbox.python is {python}: no program is there; install it, or leave the setting empty")
@@ -51,9 +53,9 @@ def local_options(section: SandboxSection) -> LocalOptions:
     for folder in read_only:
         if not folder.is_dir():
             raise ConfigurationError(f"sandbox.read_only holds {folder}: no such folder; create it, or leave it out")
-    return LocalOptions(places=num_places(section), spare=section.spare, python=python, read_only=read_only)
+    return LocalOptions(max_sandboxes=max_sandboxes_of(section), warm=section.warm, python=python, read_only=read_only)
 
 
-def num_places(section: SandboxSection) -> int:
-    """Boxes at a time: as many as there are processors, where the section does not say."""
-    return section.places or len(os.sched_getaffinity(0))
+def max_sandboxes_of(section: SandboxSection) -> int:
+    """Sandboxes at a time: as many as there are processors, where the section does not say."""
+    return section.max_sandboxes or len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Frames between a keeper and whoever started it. What a keeper says is checked like any peer's message."""
+"""Frames between init and whoever started it. What init says is checked like any peer's message."""
 
 import asyncio
 import json

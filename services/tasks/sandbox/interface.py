@@ -69,41 +69,41 @@ class RunOutcome:
         return self.exit_code == 0
 
 
-class Box(Protocol):
-    """A folder of files, ``/box``, and programs that run beside it, one at a time."""
+class Sandbox(Protocol):
+    """A folder of files, ``/sandbox``, and programs that run beside it, one at a time."""
 
     async def put(self, files: Mapping[str, bytes]) -> None:
-        """Write files, named from ``/box`` on. Raises: ProgramRefused; SandboxError."""
+        """Write files, named from ``/sandbox`` on. Raises: ProgramRefused; SandboxError."""
 
     async def prepare(self, command: list[str], limits: SandboxLimits) -> RunOutcome:
-        """Run a program that may write to ``/box``, such as a compiler. Raises: ProgramRefused; SandboxError."""
+        """Run a program that may write to ``/sandbox``, such as a compiler. Raises: ProgramRefused; SandboxError."""
 
     async def run(self, command: list[str], limits: SandboxLimits, stdin: bytes = b"") -> RunOutcome:
-        """Run a program that cannot change ``/box``. It starts in an empty ``/tmp``, which ends with it.
+        """Run a program that cannot change ``/sandbox``. It starts in an empty ``/tmp``, which ends with it.
 
         A command of "python" and a file runs in an interpreter that is already there, which takes a few milliseconds.
         Raises: ProgramRefused; SandboxError.
         """
 
 
-class Sandbox(Protocol):
+class Sandboxes(Protocol):
     """Where programs run that nobody has read."""
 
-    def box(self) -> AbstractAsyncContextManager[Box]:
-        """A new box, which ends with everything in it. Waits for a place. Raises: SandboxError."""
+    def acquire(self) -> AbstractAsyncContextManager[Sandbox]:
+        """A new sandbox, which ends with everything in it. Waits for a free one. Raises: SandboxError."""
 
 
 def check_files(files: Mapping[str, bytes]) -> None:
-    """Raises: ProgramRefused for a name outside of the box, and for too much."""
+    """Raises: ProgramRefused for a name outside of the sandbox, and for too much."""
     if len(files) > MAX_FILES:
-        raise ProgramRefused(f"{len(files)} files: a box takes {MAX_FILES} at once")
+        raise ProgramRefused(f"{len(files)} files: a sandbox takes {MAX_FILES} at once")
     for name in files:
         parts = name.split("/")
         if not name or "\0" in name or any(part in ("", ".", "..") for part in parts) or len(name) > 255:
             raise ProgramRefused(f"the file name {name[:100]!r} must be a relative path without . and ..")
     size = sum(map(len, files.values()))
     if size > MAX_FILES_BYTES:
-        raise ProgramRefused(f"{size} bytes of files: a box takes {MAX_FILES_BYTES} at once")
+        raise ProgramRefused(f"{size} bytes of files: a sandbox takes {MAX_FILES_BYTES} at once")
 
 
 def check_command(command: list[str], stdin: bytes) -> None:

@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 START_S: Final = 20.0
 GRACE_S: Final = 10.0
-"""A keeper ends a run at its limit; one that has said nothing for so long after it is ended itself."""
+"""Init ends a run at its limit; if it has said nothing for so long after that, it is ended itself."""
 STDERR_BYTES: Final = 4096
 PYTHON: Final = Path(sys.executable).resolve()
 
@@ -38,39 +38,39 @@ PYTHON: Final = Path(sys.executable).resolve()
 class LocalOptions:
     """What programs find in the sandboxes of this machine."""
 
-    places: int = 2
-    """Boxes at the same time."""
-    spare: int = 2
-    """Boxes that are started before anybody asks."""
+    max_sandboxes: int = 2
+    """Sandboxes at the same time."""
+    warm: int = 2
+    """Sandboxes that are started before anybody asks."""
     python: Path = PYTHON
     """Without the packages of this process's virtual environment."""
     read_only: Sequence[Path] = ()
     """Folders beside the system's that programs may read, such as another compiler's."""
 
 
-class LocalBox:
-    """One keeper, from its start to its end. See ``Box``."""
+class LocalSandbox:
+    """One init, from its start to its end. See ``Sandbox``."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     async def put(self, files: Mapping[str, bytes]) -> None:
-        """See ``Box.put``."""
+        """See ``Sandbox.put``."""
         check_files(files)
         await self._ask({"do": "put", "names": list(files)}, list(files.values()), START_S)
 
     async def prepare(self, command: list[str], limits: SandboxLimits) -> RunOutcome:
-        """See ``Box.prepare``."""
+        """See ``Sandbox.prepare``."""
         return await self._run(command, limits, b"", prepares=True)
 
     async def run(self, command: list[str], limits: SandboxLimits, stdin: bytes = b"") -> RunOutcome:
-        """See ``Box.run``."""
+        """See ``Sandbox.run``."""
         return await self._run(command, limits, stdin, prepares=False)
 
     async def _run(self, command: list[str], limits: SandboxLimits, stdin: bytes, *, prepares: bool) -> RunOutcome:
         check_command(command, stdin)
         python = command[0] == "python" and len(command) > 1 and not command[1].startswith("-")
-        argv = [_in_box(command[1]), *command[2:]] if python else [_in_box(command[0], plain=True), *command[1:]]
+        argv = [_in_sandbox(command[1]), *command[2:]] if python else [_in_sandbox(command[0], plain=True), *command[1:]]
         request = {"do": "run", "argv": argv, "python": python, "prepares": prepares, "limits": asdict(limits)}
         header, outputs = await self._ask(request, [stdin], limits.wall_s + GRACE_S)
         if len(outputs) != 2:
@@ -81,17 +81,17 @@ class LocalBox:
             raise SandboxError(f"the sandbox's answer is not one: {error}") from error
 
     async def _ask(
-        self, header: Mapping[str, Any], blobs: list[bytes], patience_s: float
+        self, header: Mapping[str, Any], blobs: list[bytes], answer_s: float
     ) -> tuple[dict[str, Any], list[bytes]]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(answer_s):
                 self._process.stdin.write(frame(header, blobs))
                 await self._process.stdin.drain()
                 answer, parts = await read_frame(self._process.stdout)
         except TimeoutError as error:
-            raise SandboxError(f"the sandbox has said nothing for {patience_s:g} s") from error
+            raise SandboxError(f"the sandbox has said nothing for {answer_s:g} s") from error
         except OSError as error:
             raise SandboxError(f"the sandbox has ended: {error}") from error
         if "failed" in answer:
@@ -99,7 +99,7 @@ class LocalBox:
         return answer, parts
 
     async def ready(self) -> None:
-        """Wait until the keeper can be asked. Raises: SandboxUnavailable."""
+        """Wait until init can be asked. Raises: SandboxUnavailable."""
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(START_S):
@@ -117,7 +117,7 @@ class LocalBox:
         return ""
 
     async def close(self) -> None:
-        """End the keeper, and with it everything in the box."""
+        """End init, and with it everything in the sandbox."""
         with suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
@@ -125,11 +125,11 @@ class LocalBox:
             self._process.stdin.close()
 
 
-def _in_box(word: str, *, plain: bool = False) -> str:
-    """A file of the box by its whole name; with ``plain``, names without a slash are looked up in PATH."""
+def _in_sandbox(word: str, *, plain: bool = False) -> str:
+    """A file of the sandbox by its whole name; with ``plain``, names without a slash are looked up in PATH."""
     if word.startswith("/") or (plain and "/" not in word):
         return word
-    return "/box/" + word.removeprefix("./")
+    return "/sandbox/" + word.removeprefix("./")
 
 
 WAY_OUT: Final = (
@@ -140,26 +140,26 @@ WAY_OUT: Final = (
 )
 
 
-class LocalSandbox:
-    """Boxes on this machine, some of them started ahead.
+class LocalSandboxes:
+    """Sandboxes on this machine, some of them started ahead.
 
-    produces:     boxes
-    waits for:    a place
-    unblocked by: the end of another box
+    produces:     sandboxes
+    waits for:    a free sandbox
+    unblocked by: the end of another sandbox
     """
 
     def __init__(self, options: LocalOptions) -> None:
         self._options = options
-        self._free = asyncio.Semaphore(options.places)
-        self._users = list(range(FIRST_USER, FIRST_USER + options.places + options.spare))
-        self._spare: list[tuple[LocalBox, int]] = []
+        self._free = asyncio.Semaphore(options.max_sandboxes)
+        self._users = list(range(FIRST_USER, FIRST_USER + options.max_sandboxes + options.warm))
+        self._warm: list[tuple[LocalSandbox, int]] = []
         self._num_starting = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._commands: dict[int, list[str]] = {}
-        """What starts a keeper of each user."""
+        """What starts the init of each user."""
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator["LocalSandbox"]:
+    async def opened(self) -> AsyncIterator["LocalSandboxes"]:
         """Serve until the end of the block, after which nothing of it runs. Raises: SandboxUnavailable."""
         if shutil.which("bwrap") is None:
             raise SandboxUnavailable(f"bwrap is not found in PATH\n{WAY_OUT}")
@@ -167,7 +167,7 @@ class LocalSandbox:
         folders = [*folders_of(python), *self._options.read_only]
         self._commands = {user: bubblewrap_command(python, folders, user if is_root else None) for user in self._users}
         failure: BaseException | None = None
-        self._spare.append(await self._start())
+        self._warm.append(await self._start())
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -179,47 +179,49 @@ class LocalSandbox:
                     failure = error
                 self._tasks = None
         finally:
-            for box, _ in self._spare:
-                await box.close()
-            self._spare.clear()
+            for sandbox, _ in self._warm:
+                await sandbox.close()
+            self._warm.clear()
         if failure is not None:
             raise failure
 
     @asynccontextmanager
-    async def box(self) -> AsyncIterator[LocalBox]:
-        """See ``Sandbox.box``."""
+    async def acquire(self) -> AsyncIterator[LocalSandbox]:
+        """See ``Sandboxes.acquire``."""
         async with self._free:
-            box, user = self._spare.pop() if self._spare else await self._start()
+            sandbox, user = self._warm.pop() if self._warm else await self._start()
             self._refill()
             try:
-                yield box
+                yield sandbox
             finally:
-                await box.close()
+                await sandbox.close()
                 self._users.append(user)
 
     def _refill(self) -> None:
-        """Start what is missing of the boxes that wait."""
-        while self._tasks is not None and len(self._spare) + self._num_starting < self._options.spare and self._users:
+        """Start what is missing of the sandboxes that wait."""
+        while self._tasks is not None and len(self._warm) + self._num_starting < self._options.warm and self._users:
             self._num_starting += 1
-            self._tasks.create_task(self._start_spare(), name="spare-box")
+            self._tasks.create_task(self._start_warm(), name="warm-sandbox")
 
-    async def _start_spare(self) -> None:
+    async def _start_warm(self) -> None:
         try:
-            self._spare.append(await self._start())
+            self._warm.append(await self._start())
         except SandboxError as error:
-            log.warning("spare_box_failed", error=str(error))
+            log.warning("spare_sandbox_failed", error=str(error))
         finally:
             self._num_starting -= 1
 
-    async def _start(self) -> tuple[LocalBox, int]:
+    async def _start(self) -> tuple[LocalSandbox, int]:
         user = self._users.pop(0)
-        box = None
+        sandbox = None
         try:
-            box = LocalBox(await asyncio.create_subprocess_exec(*self._commands[user], stdin=PIPE, stdout=PIPE, stderr=PIPE))
-            await box.ready()
+            sandbox = LocalSandbox(
+                await asyncio.create_subprocess_exec(*self._commands[user], stdin=PIPE, stdout=PIPE, stderr=PIPE)
+            )
+            await sandbox.ready()
         except BaseException:
             self._users.append(user)
-            if box is not None:
-                await box.close()
+            if sandbox is not None:
+                await sandbox.close()
             raise
-        return box, user
+        return sandbox, user

@@ -10,7 +10,15 @@ from typing import Final, TypeVar
 import aiohttp
 import structlog
 
-from gspo_services.tasks.sandbox.connection import CONNECT_S, PLACE_S, RETRY_S, BoxLost, ServerBox, ServerBusy, connect
+from gspo_services.tasks.sandbox.connection import (
+    ACQUIRE_S,
+    CONNECT_S,
+    RETRY_S,
+    SandboxLost,
+    ServerBusy,
+    ServerSandbox,
+    connect,
+)
 from gspo_services.tasks.sandbox.interface import (
     ProgramRefused,
     RunOutcome,
@@ -24,7 +32,7 @@ from gspo_services.tasks.sandbox.interface import (
 log = structlog.get_logger()
 
 MOST_DEATHS: Final = 3
-"""A request that ended so many boxes is given up: perhaps it is what ends them."""
+"""A request that ended so many sandboxes is given up: perhaps it is what ends them."""
 ANSWER_S: Final = 60.0
 """What a server may take beyond the program's own time, for what travels."""
 _Answer = TypeVar("_Answer")
@@ -36,33 +44,33 @@ class RemoteOptions:
 
     urls: Sequence[str]
     key: str = ""
-    patience_s: float = 300.0
-    """For a box, and for each thing that it is asked: seconds until a SandboxError."""
-    places: int = 64
-    """Boxes of this client at the same time, on all servers."""
+    acquire_timeout_s: float = 300.0
+    """For a sandbox, and for each thing that it is asked: seconds until a SandboxError."""
+    max_sandboxes: int = 64
+    """Sandboxes of this client at the same time, on all servers."""
 
 
-class RemoteSandbox:
-    """Boxes on servers, taken in turn. See ``Sandbox``.
+class RemoteSandboxes:
+    """Sandboxes on servers, taken in turn. See ``Sandbox``.
 
-    produces:     boxes
-    waits for:    a place at one of the servers
-    unblocked by: the end of another box; a server that starts; ``RemoteOptions.patience_s``
+    produces:     sandboxes
+    waits for:    a free sandbox at one of the servers
+    unblocked by: the end of another sandbox; a server that starts; ``RemoteOptions.acquire_timeout_s``
     """
 
     def __init__(self, options: RemoteOptions) -> None:
         self._options = options
-        self._free = asyncio.Semaphore(options.places)
+        self._free = asyncio.Semaphore(options.max_sandboxes)
         self._session: aiohttp.ClientSession | None = None
         self._turn = 0
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator["RemoteSandbox"]:
+    async def opened(self) -> AsyncIterator["RemoteSandboxes"]:
         """Serve until the end of the block. A server that is not there yet is no error, and one that refuses is.
 
         Raises: SandboxUnavailable.
         """
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=PLACE_S)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=ACQUIRE_S)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
@@ -71,27 +79,27 @@ class RemoteSandbox:
             for url in self._options.urls:
                 try:
                     await (await connect(session, url, self._options.key, ANSWER_S)).close()
-                except (ServerBusy, BoxLost) as error:
+                except (ServerBusy, SandboxLost) as error:
                     log.warning("sandbox_server_not_ready", error=str(error))
             yield self
 
     @asynccontextmanager
-    async def box(self) -> AsyncIterator["RemoteBox"]:
-        """See ``Sandbox.box``."""
+    async def acquire(self) -> AsyncIterator["RemoteSandbox"]:
+        """See ``Sandboxes.acquire``."""
         async with self._free:
-            box = RemoteBox(self.connection, self._options.patience_s)
-            await box.open()
+            sandbox = RemoteSandbox(self.connection, self._options.acquire_timeout_s)
+            await sandbox.open()
             try:
-                yield box
+                yield sandbox
             finally:
-                await box.close()
+                await sandbox.close()
 
-    async def connection(self, until: float) -> ServerBox:
-        """A new box on the next server that has a place, found before ``until`` by the monotonic clock.
+    async def connection(self, until: float) -> ServerSandbox:
+        """A new sandbox on the next server that has one free, found before ``until`` by the monotonic clock.
 
         Raises: SandboxUnavailable; SandboxError when the time is over.
         """
-        assert self._session is not None, "the sandbox is not open"
+        assert self._session is not None, "the sandboxes are not open"
         urls = self._options.urls
         while True:
             retry_s, reasons = RETRY_S, []
@@ -103,87 +111,87 @@ class RemoteSandbox:
                 except ServerBusy as error:
                     retry_s = error.retry_s
                     reasons.append(str(error))
-                except BoxLost as error:
+                except SandboxLost as error:
                     reasons.append(str(error))
             if time.monotonic() + retry_s > until:
-                raise SandboxError(f"no sandbox within {self._options.patience_s:g} s: {'; '.join(reasons)}")
+                raise SandboxError(f"no sandbox within {self._options.acquire_timeout_s:g} s: {'; '.join(reasons)}")
             await asyncio.sleep(retry_s)
 
 
-class RemoteBox:
-    """A box that outlives its server: on another one everything that was done in it is done again. See ``Box``."""
+class RemoteSandbox:
+    """A sandbox that outlives its server: on another one everything that was done in it is done again. See ``Sandbox``."""
 
-    def __init__(self, connection: Callable[[float], Awaitable[ServerBox]], patience_s: float) -> None:
+    def __init__(self, connection: Callable[[float], Awaitable[ServerSandbox]], acquire_timeout_s: float) -> None:
         self._connection = connection
-        self._patience_s = patience_s
-        self._box: ServerBox | None = None
+        self._acquire_timeout_s = acquire_timeout_s
+        self._sandbox: ServerSandbox | None = None
         self._done: list[_Put | _Prepared] = []
-        """What the box's folder is made of."""
+        """What the sandbox's folder is made of."""
 
     async def open(self) -> None:
-        """Get a place. Raises: SandboxError."""
-        self._box = await self._connection(time.monotonic() + self._patience_s)
+        """Get a sandbox. Raises: SandboxError."""
+        self._sandbox = await self._connection(time.monotonic() + self._acquire_timeout_s)
 
     async def close(self) -> None:
-        """End the box."""
-        box, self._box = self._box, None
-        if box is not None:
+        """End the sandbox."""
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
             with suppress(SandboxError, OSError):
-                await box.close()
+                await sandbox.close()
 
     async def put(self, files: Mapping[str, bytes]) -> None:
-        """See ``Box.put``."""
+        """See ``Sandbox.put``."""
         check_files(files)
         step = _Put(dict(files))
         await self._ask(step.do)
         self._done.append(step)
 
     async def prepare(self, command: list[str], limits: SandboxLimits) -> RunOutcome:
-        """See ``Box.prepare``."""
+        """See ``Sandbox.prepare``."""
         check_command(command, b"")
-        outcome = await self._ask(lambda box: box.run(command, limits, b"", prepares=True))
+        outcome = await self._ask(lambda sandbox: sandbox.run(command, limits, b"", prepares=True))
         self._done.append(_Prepared(command, limits, outcome))
         return outcome
 
     async def run(self, command: list[str], limits: SandboxLimits, stdin: bytes = b"") -> RunOutcome:
-        """See ``Box.run``."""
+        """See ``Sandbox.run``."""
         check_command(command, stdin)
-        return await self._ask(lambda box: box.run(command, limits, stdin, prepares=False))
+        return await self._ask(lambda sandbox: sandbox.run(command, limits, stdin, prepares=False))
 
-    async def _ask(self, do: Callable[[ServerBox], Awaitable[_Answer]]) -> _Answer:
-        until = time.monotonic() + self._patience_s
+    async def _ask(self, do: Callable[[ServerSandbox], Awaitable[_Answer]]) -> _Answer:
+        until = time.monotonic() + self._acquire_timeout_s
         for death in range(1, MOST_DEATHS + 1):
             try:
-                if self._box is None:
-                    self._box = await self._again(until)
-                return await do(self._box)
-            except BoxLost as error:
+                if self._sandbox is None:
+                    self._sandbox = await self._again(until)
+                return await do(self._sandbox)
+            except SandboxLost as error:
                 await self.close()
-                log.warning("sandbox_box_lost", error=str(error), death=death)
+                log.warning("sandbox_sandbox_lost", error=str(error), death=death)
                 lost = error
-        raise SandboxError(f"{MOST_DEATHS} boxes have ended amid the same request, the last one: {lost}") from lost
+        raise SandboxError(f"{MOST_DEATHS} sandboxes have ended amid the same request, the last one: {lost}") from lost
 
-    async def _again(self, until: float) -> ServerBox:
-        """A new box, in which everything was done again. Raises: SandboxError."""
-        box = await self._connection(until)
+    async def _again(self, until: float) -> ServerSandbox:
+        """A new sandbox, in which everything was done again. Raises: SandboxError."""
+        sandbox = await self._connection(until)
         try:
             for step in self._done:
-                await step.do(box)
+                await step.do(sandbox)
         except ProgramRefused as error:
-            await box.close()
+            await sandbox.close()
             raise SandboxUnavailable(f"another server refuses what the first one took: {error}") from error
         except BaseException:
-            await box.close()
+            await sandbox.close()
             raise
-        return box
+        return sandbox
 
 
 @dataclass(frozen=True)
 class _Put:
     files: Mapping[str, bytes]
 
-    async def do(self, box: ServerBox) -> None:
-        await box.put(self.files)
+    async def do(self, sandbox: ServerSandbox) -> None:
+        await sandbox.put(self.files)
 
 
 @dataclass(frozen=True)
@@ -192,8 +200,8 @@ class _Prepared:
     limits: SandboxLimits
     outcome: RunOutcome
 
-    async def do(self, box: ServerBox) -> None:
-        """Raises: SandboxError when it ends in another way than before: the program would run in another box."""
-        outcome = await box.run(self.command, self.limits, b"", prepares=True)
+    async def do(self, sandbox: ServerSandbox) -> None:
+        """Raises: SandboxError when it ends in another way than before: the program would run in another sandbox."""
+        outcome = await sandbox.run(self.command, self.limits, b"", prepares=True)
         if outcome.succeeded != self.outcome.succeeded:
             raise SandboxError(f"{self.command[0][:100]} ends otherwise on another server")

@@ -1,4 +1,4 @@
-"""The command that puts a keeper into a sandbox of bubblewrap. Pure, but for looking at what this machine has."""
+"""The command that starts init in a sandbox of bubblewrap. Pure, but for looking at what this machine has."""
 
 import os
 from collections.abc import Sequence
@@ -7,16 +7,14 @@ from typing import Final
 
 from gspo_services.tasks.sandbox.interface import ProgramRefused
 
-KEEPER: Final = Path(__file__).with_name("init")
-INSIDE: Final = "/keeper/gspo_sandbox_keeper"
-"""The keeper's folder as a program would see it. The name is nobody else's, as "services" may be."""
-START: Final = (
-    "import sys; sys.path.insert(0, '/keeper'); from gspo_sandbox_keeper.main import main; del sys.path[0]; main()"
-)
-BOX_BYTES: Final = 256 << 20
-"""Of all files in ``/box``; memory holds them."""
+INIT: Final = Path(__file__).with_name("init")
+INSIDE: Final = "/init/gspo_sandbox_init"
+"""Init's folder as a program would see it. The name is nobody else's, as "services" may be."""
+START: Final = "import sys; sys.path.insert(0, '/init'); from gspo_sandbox_init.main import main; del sys.path[0]; main()"
+SANDBOX_BYTES: Final = 256 << 20
+"""Of all files in ``/sandbox``; memory holds them."""
 FIRST_USER: Final = 2_000_000_000
-"""As root each place has a user of its own from here on, which has no other process and owns no file."""
+"""As root each sandbox has a user of its own from here on, which has no other process and owns no file."""
 SYSTEM: Final = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/etc/alternatives", "/etc/ld.so.cache")
 """What programs and compilers need of the system; nothing of it has a secret."""
 VARIABLES: Final = {
@@ -26,14 +24,14 @@ VARIABLES: Final = {
 
 
 def bubblewrap_command(python: Path, read_only: Sequence[Path], user: int | None) -> list[str]:
-    """The arguments that start a keeper.
+    """The arguments that start init.
 
-    ``read_only`` are folders that programs may read beside the system, at their own places. ``user`` is who the keeper
+    ``read_only`` are folders that programs may read beside the system, at their own places. ``user`` is who init
     becomes, where this process is root.
     """
     command = [
         "bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
-        "--hostname", "box", "--die-with-parent", "--new-session", "--cap-drop" if user is None else "--cap-add", "ALL",
+        "--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop" if user is None else "--cap-add", "ALL",
     ]  # fmt: skip
     if user is None:
         command += ["--unshare-user"]
@@ -45,8 +43,8 @@ def bubblewrap_command(python: Path, read_only: Sequence[Path], user: int | None
             command += [*_parents(path), "--ro-bind", place, place]
     for path in read_only:
         command += [*_parents(path), "--ro-bind", str(path), str(path)]
-    command += ["--perms", "0755", "--dir", "/keeper", "--ro-bind", str(KEEPER), INSIDE, "--proc", "/proc", "--dev", "/dev"]
-    command += ["--perms", "1777", "--tmpfs", "/tmp", "--perms", "0777", "--size", str(BOX_BYTES), "--tmpfs", "/box"]
+    command += ["--perms", "0755", "--dir", "/init", "--ro-bind", str(INIT), INSIDE, "--proc", "/proc", "--dev", "/dev"]
+    command += ["--perms", "1777", "--tmpfs", "/tmp", "--perms", "0777", "--size", str(SANDBOX_BYTES), "--tmpfs", "/sandbox"]
     # As an ordinary user a program owns /dev as well.
     command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--clearenv"]
     for name, value in VARIABLES.items():

@@ -1,9 +1,10 @@
-"""What a client and a server of sandboxes say to each other, over one WebSocket for each box.
+"""What a client and a server of sandboxes say to each other, over one WebSocket for each sandbox.
 
-A box is a GET of ``BOX_PATH`` that is upgraded: the server answers 101 when it has a place, and the box lives as long as the
-connection. Otherwise it says why: 401 without the key, 404 for another version of this contract, 429 when all is taken and
-503 when it stops or cannot start a box, both with Retry-After. Each binary message is one frame as in ``frames.py``: a
-request (put, prepare, run), and one answer to it, in this order. A client that asks a second thing meanwhile is cut off.
+A sandbox is a GET of ``SANDBOX_PATH`` that is upgraded: the server answers 101 when it has one free, which then lives as
+long as the connection. Otherwise it says why: 401 without the key, 404 for another version of this contract, 429 when all
+is taken and 503 when it stops or cannot start a sandbox, both with Retry-After. Each binary message is one frame as in
+``frames.py``: a request (put, prepare, run), and one answer to it, in this order. A client that asks a second thing
+meanwhile is cut off.
 """
 
 import json
@@ -16,8 +17,8 @@ import msgspec
 from gspo_services.tasks.sandbox.interface import MAX_FILES, MAX_FILES_BYTES, RunOutcome, SandboxLimits
 
 VERSION: Final = 1
-BOX_PATH: Final = f"/v{VERSION}/box"
-INFO_PATH: Final = f"/v{VERSION}/sandbox"
+SANDBOX_PATH: Final = f"/v{VERSION}/sandbox"
+INFO_PATH: Final = f"/v{VERSION}/info"
 KEY_VARIABLE: Final = "GSPO_SANDBOX_KEY"
 MAX_HEADER_BYTES: Final = 1 << 20
 MAX_OUTPUT_BYTES: Final = 64 << 20
@@ -28,24 +29,26 @@ HEARTBEAT_S: Final = 15.0
 
 
 class PutFiles(msgspec.Struct, frozen=True, tag_field="do", tag="put"):
-    """Client -> server: files, whose contents follow in this order. Answered by BoxDone or BoxRefused or BoxFailed."""
+    """Client -> server: files, whose contents follow in this order. Answered by SandboxDone, SandboxRefused or
+    SandboxFailed."""
 
     names: list[str]
 
 
 class RunCommand(msgspec.Struct, frozen=True, tag_field="do", tag="run"):
-    """Client -> server: a program, whose standard input follows. Answered by BoxOutcome or BoxRefused or BoxFailed."""
+    """Client -> server: a program, whose standard input follows. Answered by SandboxOutcome, SandboxRefused or
+    SandboxFailed."""
 
     command: list[str]
     prepares: bool
     limits: SandboxLimits
 
 
-class BoxDone(msgspec.Struct, frozen=True, tag_field="is", tag="done"):
+class SandboxDone(msgspec.Struct, frozen=True, tag_field="is", tag="done"):
     """Server -> client: the files are there."""
 
 
-class BoxOutcome(msgspec.Struct, frozen=True, tag_field="is", tag="outcome"):
+class SandboxOutcome(msgspec.Struct, frozen=True, tag_field="is", tag="outcome"):
     """Server -> client: how a run ended; its two outputs follow. Fields as in ``RunOutcome``."""
 
     exit_code: int | None
@@ -55,22 +58,22 @@ class BoxOutcome(msgspec.Struct, frozen=True, tag_field="is", tag="outcome"):
     cpu_s: float
 
 
-class BoxRefused(msgspec.Struct, frozen=True, tag_field="is", tag="refused"):
+class SandboxRefused(msgspec.Struct, frozen=True, tag_field="is", tag="refused"):
     """Server -> client: no sandbox takes that; it would be refused again."""
 
     text: str
 
 
-class BoxFailed(msgspec.Struct, frozen=True, tag_field="is", tag="failed"):
-    """Server -> client: the box has failed, whatever was asked, and ends. Another one may do it."""
+class SandboxFailed(msgspec.Struct, frozen=True, tag_field="is", tag="failed"):
+    """Server -> client: the sandbox has failed, whatever was asked, and ends. Another one may do it."""
 
     text: str
 
 
-BoxRequest = PutFiles | RunCommand
-BoxAnswer = BoxDone | BoxOutcome | BoxRefused | BoxFailed
-_REQUESTS: Final = msgspec.json.Decoder(BoxRequest)
-_ANSWERS: Final = msgspec.json.Decoder(BoxAnswer)
+SandboxRequest = PutFiles | RunCommand
+SandboxAnswer = SandboxDone | SandboxOutcome | SandboxRefused | SandboxFailed
+_REQUESTS: Final = msgspec.json.Decoder(SandboxRequest)
+_ANSWERS: Final = msgspec.json.Decoder(SandboxAnswer)
 
 
 class WireError(ValueError):
@@ -81,14 +84,14 @@ class SandboxInfo(msgspec.Struct, frozen=True):
     """What GET of ``INFO_PATH`` answers, as JSON."""
 
     version: int
-    places: int
+    max_sandboxes: int
     used: int
     waiting: int
     max_wall_s: float
     max_memory_bytes: int
 
 
-def packed(message: BoxRequest | BoxAnswer, *blobs: bytes) -> bytes:
+def packed(message: SandboxRequest | SandboxAnswer, *blobs: bytes) -> bytes:
     """A message and its bytes. Raises: WireError for a header that the other end would not take."""
     fields: Mapping[str, Any] = msgspec.to_builtins(message)
     text = json.dumps({**fields, "sizes": [len(blob) for blob in blobs]}).encode()
@@ -97,11 +100,11 @@ def packed(message: BoxRequest | BoxAnswer, *blobs: bytes) -> bytes:
     return struct.pack(">I", len(text)) + text + b"".join(blobs)
 
 
-def request_of(data: bytes) -> tuple[BoxRequest, list[bytes]]:
+def request_of(data: bytes) -> tuple[SandboxRequest, list[bytes]]:
     """What a client asks, and its bytes. Raises: WireError; ProgramRefused for limits that no sandbox takes."""
     text, blobs = _parts(data)
     try:
-        request: BoxRequest = _REQUESTS.decode(text)
+        request: SandboxRequest = _REQUESTS.decode(text)
     except msgspec.ValidationError as error:
         raise WireError(f"the request is not one: {error}") from error
     if len(blobs) != (len(request.names) if isinstance(request, PutFiles) else 1):
@@ -109,12 +112,12 @@ def request_of(data: bytes) -> tuple[BoxRequest, list[bytes]]:
     return request, blobs
 
 
-def answer_of(data: bytes) -> BoxDone | RunOutcome | BoxRefused | BoxFailed:
+def answer_of(data: bytes) -> SandboxDone | RunOutcome | SandboxRefused | SandboxFailed:
     """What a server answers. Raises: WireError."""
     text, blobs = _parts(data)
     try:
-        answer: BoxAnswer = _ANSWERS.decode(text)
-        if not isinstance(answer, BoxOutcome):
+        answer: SandboxAnswer = _ANSWERS.decode(text)
+        if not isinstance(answer, SandboxOutcome):
             return answer
         if len(blobs) != 2:
             raise WireError(f"the outcome has {len(blobs)} outputs")

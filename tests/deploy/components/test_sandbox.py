@@ -64,7 +64,7 @@ def test_the_api_server_would_accept_it_and_its_parts_fit(servers: Cluster, dire
 def test_a_server_listens_where_its_ports_are_and_has_a_key(servers: Cluster) -> None:
     pods = one(servers)
     section = own_settings(pods).sandbox
-    assert (section.host, section.port, section.metrics_port) == ("0.0.0.0", pods.ports["boxes"], pods.ports["metrics"])
+    assert (section.host, section.port, section.metrics_port) == ("0.0.0.0", pods.ports["sandboxes"], pods.ports["metrics"])
     assert own_settings(pods).security.metrics_host == "0.0.0.0"
     (key,) = (entry for entry in pods.main["env"] if entry["name"] == KEY_VARIABLE)
     assert key["valueFrom"]["secretKeyRef"] == {"name": "gspo-sandbox", "key": "key"}
@@ -77,8 +77,8 @@ def test_a_server_listens_where_its_ports_are_and_has_a_key(servers: Cluster) ->
 def test_memory_and_time_are_enough(servers: Cluster) -> None:
     pods = one(servers)
     section = own_settings(pods).sandbox
-    assert section.places == quantity(pods.main["resources"]["requests"]["cpu"])
-    assert section.places * section.max_memory_bytes < quantity(pods.main["resources"]["limits"]["memory"])
+    assert section.max_sandboxes == quantity(pods.main["resources"]["requests"]["cpu"])
+    assert section.max_sandboxes * section.max_memory_bytes < quantity(pods.main["resources"]["limits"]["memory"])
     assert pods.spec["terminationGracePeriodSeconds"] >= section.drain_s + 10
 
 
@@ -124,5 +124,5 @@ def test_rollouts_and_servers_name_each_other(cluster: Callable[[str], Cluster],
         (peer,) = rule[side]
         assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": where}}
         assert matches(peer["podSelector"], other.labels)
-        assert {pods.ports.get(port["port"], port["port"]) for port in rule["ports"]} == {pods.ports["boxes"]}
+        assert {pods.ports.get(port["port"], port["port"]) for port in rule["ports"]} == {pods.ports["sandboxes"]}
     assert matches(run.one("NetworkPolicy", "sandbox")["spec"]["podSelector"], rollout.labels)

@@ -5,11 +5,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gspo_services.tasks.environments import RewardPool
-from gspo_services.tasks.sandbox import LocalOptions, LocalSandbox
+from gspo_services.tasks.sandbox import LocalOptions, LocalSandboxes
 from tests.sandbox.programs.scoring import Scoring
 
 
 @pytest.fixture
 async def scoring() -> AsyncIterator[Scoring]:
-    async with LocalSandbox(LocalOptions(places=2, spare=0)).opened() as sandbox, RewardPool(sandbox=sandbox) as pool:
+    async with (
+        LocalSandboxes(LocalOptions(max_sandboxes=2, warm=0)).opened() as sandboxes,
+        RewardPool(sandboxes=sandboxes) as pool,
+    ):
         yield Scoring(pool)

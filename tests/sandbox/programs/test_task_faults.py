@@ -9,7 +9,7 @@ import pytest
 from gspo.tasks.environments import RewardJob
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.tasks.environments import RewardPool, create_environment
-from gspo_services.tasks.sandbox import LocalOptions, LocalSandbox
+from gspo_services.tasks.sandbox import LocalOptions, LocalSandboxes
 from tests.sandbox.programs.scoring import ADD, ADDITION, Scoring, ending, fenced
 
 pytestmark = pytest.mark.sandbox
@@ -52,25 +52,30 @@ async def test_packed_tests_that_are_damaged_on_the_way_score_nobody(scoring: Sc
 
 async def test_a_compiler_that_is_missing_is_no_programs_fault(scoring: Scoring, tmp_path: Path) -> None:
     toolchains = {
-        "cobol": {"file": "a.cob", "compile": ["no-such-cobc", "/box/a.cob"], "run": ["/box/a"], "probe": "DISPLAY 7."}
+        "cobol": {
+            "file": "a.cob",
+            "compile": ["no-such-cobc", "/sandbox/a.cob"],
+            "run": ["/sandbox/a"],
+            "probe": "DISPLAY 7.",
+        }
     }
     options = {"languages": ["cobol"], "toolchains": toolchains}
     result = await scoring.score(tmp_path, ADDITION, fenced("DISPLAY 3.", "cobol"), **options)
     assert (result.reward, result.failure) == (None, "sandbox")
     assert "no-such-cobc is not there, which compiles cobol" in result.detail
     environment = create_environment("code", {"train_path": str(tmp_path / "rows.jsonl"), **options})
-    async with LocalSandbox(LocalOptions(places=1, spare=0)).opened() as sandbox:
+    async with LocalSandboxes(LocalOptions(max_sandboxes=1, warm=0)).opened() as sandboxes:
         with pytest.raises(ConfigurationError, match="no-such-cobc is not there"):
-            async with RewardPool(sandbox=sandbox, probes=environment.reward_probes):
+            async with RewardPool(sandboxes=sandboxes, probes=environment.reward_probes):
                 pass
 
 
 async def test_an_interpreter_that_is_missing_is_found_before_a_rollout_starts(tmp_path: Path) -> None:
-    toolchains = {"lisp": {"file": "a.lisp", "run": ["no-such-lisp", "/box/a.lisp"], "probe": "(print 7)"}}
+    toolchains = {"lisp": {"file": "a.lisp", "run": ["no-such-lisp", "/sandbox/a.lisp"], "probe": "(print 7)"}}
     environment = create_environment("code", {"languages": ["lisp"], "toolchains": toolchains})
-    async with LocalSandbox(LocalOptions(places=1, spare=0)).opened() as sandbox:
+    async with LocalSandboxes(LocalOptions(max_sandboxes=1, warm=0)).opened() as sandboxes:
         with pytest.raises(ConfigurationError, match=r'programs in "lisp" cannot be scored: a trial ended as crashed'):
-            async with RewardPool(sandbox=sandbox, probes=environment.reward_probes):
+            async with RewardPool(sandboxes=sandboxes, probes=environment.reward_probes):
                 pass
 
 
@@ -85,7 +90,10 @@ async def test_tests_that_stay_in_their_file_score_programs_while_it_is_there(sc
     (tmp_path / "rows.jsonl").unlink()
     job = environment.step({}, fenced("print(input())")).reward
     assert isinstance(job, RewardJob)
-    async with LocalSandbox(LocalOptions(places=1, spare=0)).opened() as sandbox, RewardPool(sandbox=sandbox) as pool:
+    async with (
+        LocalSandboxes(LocalOptions(max_sandboxes=1, warm=0)).opened() as sandboxes,
+        RewardPool(sandboxes=sandboxes) as pool,
+    ):
         result = await pool.grade(job.for_task(task))
     assert (result.reward, result.failure) == (None, "bad_task")
     assert "rows.jsonl, line 1: its tests are too large for a task" in result.detail

@@ -16,13 +16,13 @@ class SandboxSection(Section):
     urls: list[str] = Field([])
     """Servers, such as ["http://gspo-sandbox:7010"]; several are taken in turn. Empty: bubblewrap on the rollout's own
     machine. A key that servers ask for is in the variable GSPO_SANDBOX_KEY."""
-    patience_s: PositiveSeconds = 300.0
+    acquire_timeout_s: PositiveSeconds = 300.0
     """Seconds for which a rollout tries again when servers are busy, stop or die. Then the attempt fails, and nothing is
     scored."""
-    places: int = Field(0, ge=0, le=1024)
-    """Boxes at a time, of a server, and of each rollout without one. 0: one for each processor."""
-    spare: int = Field(2, ge=0, le=64)
-    """Boxes that are started before anybody asks; each takes about 15 MB."""
+    max_sandboxes: int = Field(0, ge=0, le=1024)
+    """Sandboxes at a time, of a server, and of each rollout without one. 0: one for each processor."""
+    warm: int = Field(2, ge=0, le=64)
+    """Sandboxes that are started before anybody asks; each takes about 15 MB."""
     python: str = ""
     """The interpreter for "python", such as "/opt/python3.13/bin/python3". Empty: the one that gspo runs in, without its
     virtual environment's packages."""
@@ -36,15 +36,15 @@ class SandboxSection(Section):
     metrics_port: Port = 9104
     """Port of a server's /metrics, /healthz and /readyz, on security.metrics_host. 0: any free port."""
     max_waiting: int = Field(256, ge=0, le=65536)
-    """Boxes that may be waited for at a server. Whoever comes then is told to try again later, or elsewhere."""
+    """Sandboxes that may be waited for at a server. Whoever comes then is told to try again later, or elsewhere."""
     max_wall_s: PositiveSeconds = 120.0
     """Wall-clock and processor seconds that a server gives one program, at most; what asks for more is refused."""
     max_memory_bytes: int = Field(4 * 2**30, ge=2**20)
-    """Memory that a server gives one program, at most. ``places`` times as much must be there."""
+    """Memory that a server gives one program, at most. ``max_sandboxes`` times as much must be there."""
     idle_s: PositiveSeconds = 60.0
-    """Seconds after which a server ends a box that nobody has asked for anything."""
+    """Seconds after which a server ends a sandbox that nobody has asked for anything."""
     drain_s: PositiveSeconds = 30.0
-    """Seconds that boxes in use have to end after SIGTERM. Clients then run their programs on another server."""
+    """Seconds that sandboxes in use have to end after SIGTERM. Clients then run their programs on another server."""
 
     @field_validator("urls")
     @classmethod

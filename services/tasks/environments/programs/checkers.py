@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Final
 
 from gspo_services.tasks.environments.programs.problems import CheckerProgram, TaskFault
-from gspo_services.tasks.environments.programs.running import BoxedProgram, last_words, put_program
+from gspo_services.tasks.environments.programs.running import SandboxedProgram, last_words, put_program
 from gspo_services.tasks.environments.programs.runs import TestRun, TestRuns
 from gspo_services.tasks.environments.programs.toolchains import Toolchain
 from gspo_services.tasks.environments.programs.verdict import ProgramVerdict
-from gspo_services.tasks.sandbox import Box, ProgramRefused, RunOutcome, SandboxLimits
+from gspo_services.tasks.sandbox import ProgramRefused, RunOutcome, Sandbox, SandboxLimits
 
 CHECKER_LIMITS: Final = SandboxLimits(wall_s=30, cpu_s=30, memory_bytes=1 << 30)
 TESTLIB_FILE: Final = "testlib.h"
@@ -27,7 +27,9 @@ PARTIAL: Final = 7
 PARTIAL_FROM: Final = 16
 
 
-async def check_outputs(box: Box, checker: CheckerProgram, toolchain: Toolchain, testlib: str, runs: TestRuns) -> None:
+async def check_outputs(
+    sandbox: Sandbox, checker: CheckerProgram, toolchain: Toolchain, testlib: str, runs: TestRuns
+) -> None:
     """Let the checker judge every output that has no failure yet; a wrong one gets its failure.
 
     Raises: TaskFault for a checker that does not compile, crashes, goes over a limit, or says nothing; SandboxError.
@@ -36,32 +38,36 @@ async def check_outputs(box: Box, checker: CheckerProgram, toolchain: Toolchain,
     if not waiting:
         return
     if testlib:
-        await box.put({TESTLIB_FILE: testlib.encode()})
+        await sandbox.put({TESTLIB_FILE: testlib.encode()})
     elif TESTLIB_FILE in checker.source:
         raise TaskFault(
             "its checker includes testlib.h: name the file in environment.options.testlib_path (it is at "
             "https://github.com/MikeMirzayanov/testlib)"
         )
-    program = await put_program(box, checker.source, checker.language, toolchain)
+    program = await put_program(sandbox, checker.source, checker.language, toolchain)
     if isinstance(program, ProgramVerdict):
         raise TaskFault(f"its checker does not compile: {program.detail}. Correct it, or leave the row out")
     for run in waiting:
-        said = await _judged(box, program, checker, run)
+        said = await _judged(sandbox, program, checker, run)
         if said is not None:
             run.failure = "wrong_answer", f"the checker says: {said}"
             if runs.ends_at_failure:
                 return
 
 
-async def _judged(box: Box, program: BoxedProgram, checker: CheckerProgram, run: TestRun) -> str | None:
+async def _judged(sandbox: Sandbox, program: SandboxedProgram, checker: CheckerProgram, run: TestRun) -> str | None:
     """What the checker says of a wrong output; None for a right one."""
     files = {"input": run.test.input.encode(), "output": run.output, "answer": run.test.output.encode()}
     try:
-        await box.put(files)
+        await sandbox.put(files)
     except ProgramRefused as error:
         raise TaskFault(f"test {run.number} cannot be checked: {error}") from error
     prints = checker.kind == "prints"
-    arguments = ("/box/input", "/box/answer", "/box/output") if prints else ("/box/input", "/box/output", "/box/answer")
+    arguments = (
+        ("/sandbox/input", "/sandbox/answer", "/sandbox/output")
+        if prints
+        else ("/sandbox/input", "/sandbox/output", "/sandbox/answer")
+    )
     outcome = await program.run(b"", CHECKER_LIMITS, arguments)
     if outcome.limit is not None or outcome.signal is not None:
         why = f"went over the limit {outcome.limit}" if outcome.limit else f"was ended by signal {outcome.signal}"

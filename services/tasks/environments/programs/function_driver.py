@@ -29,7 +29,7 @@ space.update(
     string=string, sys=sys, typing=typing,
 )
 sys.setrecursionlimit(50000)
-with open("/box/solution.py", encoding="utf-8", errors="surrogateescape") as file:
+with open("/sandbox/solution.py", encoding="utf-8", errors="surrogateescape") as file:
     exec(compile(file.read(), "solution.py", "exec"), space)
 name = sys.argv[1]
 found = getattr(space["Solution"](), name, None) if isinstance(space.get("Solution"), type) else None

@@ -19,7 +19,7 @@ from gspo_services.tasks.environments.programs.running import put_program
 from gspo_services.tasks.environments.programs.runs import TestRuns
 from gspo_services.tasks.environments.programs.toolchains import Toolchain
 from gspo_services.tasks.environments.programs.verdict import ProgramVerdict
-from gspo_services.tasks.sandbox import Sandbox, SandboxError
+from gspo_services.tasks.sandbox import SandboxError, Sandboxes
 
 log = structlog.get_logger(__name__)
 
@@ -53,11 +53,11 @@ class SolutionTrial:
 
 
 class ProgramGrader:
-    """Scores programs, as many at a time as the sandbox has places."""
+    """Scores programs, as many at a time as there may be sandboxes."""
 
-    def __init__(self, sandbox: Sandbox, read_tests: Callable[[FiledTests], list[ProgramTest]]) -> None:
+    def __init__(self, sandboxes: Sandboxes, read_tests: Callable[[FiledTests], list[ProgramTest]]) -> None:
         """``read_tests`` reads those that did not travel with their task; it raises ValueError where it cannot."""
-        self._sandbox = sandbox
+        self._sandboxes = sandboxes
         self._read_tests = read_tests
         self._trials: OrderedDict[bytes, SolutionTrial] = OrderedDict()
 
@@ -124,17 +124,17 @@ class ProgramGrader:
         for is_last in (False, True):
             runs = TestRuns(problem, asked.rules, tests)
             try:
-                async with self._sandbox.box() as box:
-                    program = await put_program(box, source, language, toolchain, problem.function)
+                async with self._sandboxes.acquire() as sandbox:
+                    program = await put_program(sandbox, source, language, toolchain, problem.function)
                     if isinstance(program, ProgramVerdict):
                         return replace(program, num_tests=len(tests))
                     await runs.run(program)
-                # A box of its own, which no program of the policy has been in.
+                # A sandbox of its own, which no program of the policy has been in.
                 if problem.checker is not None:
                     checker = problem.checker
-                    async with self._sandbox.box() as box:
+                    async with self._sandboxes.acquire() as sandbox:
                         await check_outputs(
-                            box, checker, _toolchain(asked, checker.language, "checker"), asked.rules.testlib, runs
+                            sandbox, checker, _toolchain(asked, checker.language, "checker"), asked.rules.testlib, runs
                         )
                 return runs.verdict()
             except SandboxError as error:

@@ -10,21 +10,21 @@ from gspo_services.tasks.environments.programs.grading import ProgramGrader
 from gspo_services.tasks.environments.programs.problems import FiledTests, ProgramTest, TaskFault
 from gspo_services.tasks.environments.reward_results import RewardResult, no_reward
 from gspo_services.tasks.environments.scoring import score_of
-from gspo_services.tasks.sandbox import Sandbox, SandboxError
+from gspo_services.tasks.sandbox import SandboxError, Sandboxes
 from gspo_services.tasks.worker.reward_value import UnscoredError
 
 
 class SandboxedJobs:
     """Computes rewards by running programs; without a sandbox it says of each that it cannot."""
 
-    def __init__(self, sandbox: Sandbox | None, read_tests: Callable[[FiledTests], list[ProgramTest]]) -> None:
+    def __init__(self, sandboxes: Sandboxes | None, read_tests: Callable[[FiledTests], list[ProgramTest]]) -> None:
         """``read_tests``: see ``ProgramGrader``."""
-        self._grader = None if sandbox is None else ProgramGrader(sandbox, read_tests)
+        self._grader = None if sandboxes is None else ProgramGrader(sandboxes, read_tests)
 
     async def result(self, job: RewardJob) -> RewardResult:
         """The reward of ``job``, or why there is none.
 
-        waits for:    a place in the sandbox
+        waits for:    a free sandbox
         unblocked by: the end of other programs, each of which has its limits
         """
         if self._grader is None:

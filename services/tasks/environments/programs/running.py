@@ -1,4 +1,4 @@
-"""One program in one box: put there, compiled, and run on one input after the other."""
+"""One program in one sandbox: put there, compiled, and run on one input after the other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gspo_services.tasks.environments.programs.function_driver import DRIVER, DR
 from gspo_services.tasks.environments.programs.problems import TaskFault
 from gspo_services.tasks.environments.programs.toolchains import Toolchain
 from gspo_services.tasks.environments.programs.verdict import LIMIT_ENDINGS, Ending, ProgramVerdict
-from gspo_services.tasks.sandbox import Box, ProgramRefused, RunOutcome, SandboxError, SandboxLimits
+from gspo_services.tasks.sandbox import ProgramRefused, RunOutcome, Sandbox, SandboxError, SandboxLimits
 
 COMPILE_LIMITS: Final = SandboxLimits(
     wall_s=240, cpu_s=60, memory_bytes=2 << 30, file_bytes=128 << 20, scratch_bytes=256 << 20
@@ -19,24 +19,24 @@ NOT_FOUND: Final = 127
 MOST_SAID: Final = 300
 
 
-class BoxedProgram:
-    """A program in a box, compiled where its language is."""
+class SandboxedProgram:
+    """A program in a sandbox, compiled where its language is."""
 
-    def __init__(self, box: Box, command: Sequence[str]) -> None:
-        self._box = box
+    def __init__(self, sandbox: Sandbox, command: Sequence[str]) -> None:
+        self._sandbox = sandbox
         self._command = list(command)
 
     async def run(self, stdin: bytes, limits: SandboxLimits, arguments: Sequence[str] = ()) -> RunOutcome:
         """Run it once. Raises: TaskFault for an input that no sandbox takes; SandboxError."""
         try:
-            return await self._box.run([*self._command, *arguments], limits, stdin)
+            return await self._sandbox.run([*self._command, *arguments], limits, stdin)
         except ProgramRefused as error:
             raise TaskFault(f"a test cannot be run: {error}") from error
 
 
 async def put_program(
-    box: Box, source: str, name: str, toolchain: Toolchain, function: str = ""
-) -> BoxedProgram | ProgramVerdict:
+    sandbox: Sandbox, source: str, name: str, toolchain: Toolchain, function: str = ""
+) -> SandboxedProgram | ProgramVerdict:
     """The program, ready to run; or the verdict on one that cannot be compiled.
 
     ``name`` is its language. With ``function`` that function is called, in Python. Raises: SandboxError, also for a compiler
@@ -48,11 +48,11 @@ async def put_program(
     if function:
         files[DRIVER_FILE] = DRIVER.encode()
     try:
-        await box.put(files)
+        await sandbox.put(files)
     except ProgramRefused as error:
         return ProgramVerdict(ending="not_compiled", detail=str(error))
     if toolchain.compile:
-        made = await box.prepare(toolchain.compile, COMPILE_LIMITS)
+        made = await sandbox.prepare(toolchain.compile, COMPILE_LIMITS)
         if made.exit_code == NOT_FOUND:
             raise SandboxError(
                 f"{toolchain.compile[0]} is not there, which compiles {name}: install it where the sandbox runs, or name "
@@ -62,7 +62,7 @@ async def put_program(
             return ProgramVerdict(ending=LIMIT_ENDINGS[made.limit], detail=f"compiling went over the limit {made.limit}")
         if not made.succeeded:
             return ProgramVerdict(ending="not_compiled", detail=last_words(made))
-    return BoxedProgram(box, ["python", DRIVER_FILE, function] if function else toolchain.run)
+    return SandboxedProgram(sandbox, ["python", DRIVER_FILE, function] if function else toolchain.run)
 
 
 def limits_for(limits: SandboxLimits, num_expected_bytes: int) -> SandboxLimits:

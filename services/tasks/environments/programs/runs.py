@@ -11,7 +11,7 @@ from typing import Final
 from gspo_services.tasks.environments.programs.comparing import same_output, same_value
 from gspo_services.tasks.environments.programs.problems import Problem, ProgramTest, TaskFault
 from gspo_services.tasks.environments.programs.rules import ProgramRules
-from gspo_services.tasks.environments.programs.running import BoxedProgram, failure_of, limits_for
+from gspo_services.tasks.environments.programs.running import SandboxedProgram, failure_of, limits_for
 from gspo_services.tasks.environments.programs.verdict import Ending, ProgramVerdict
 from gspo_services.tasks.sandbox import SandboxLimits
 
@@ -51,7 +51,7 @@ class TestRuns:
         self._tests = tests
         self._left_s = rules.total_s
 
-    async def run(self, program: BoxedProgram) -> None:
+    async def run(self, program: SandboxedProgram) -> None:
         """Run and compare. Raises: TaskFault; SandboxError."""
         for number, test in enumerate(self._tests, start=1):
             run = TestRun(number=number, test=test)
@@ -81,7 +81,7 @@ class TestRuns:
         detail = f"test {failed[0].number} of {num_tests}: {said}"
         return ProgramVerdict(ending=ending, num_passed=passed, num_tests=num_tests, detail=detail)
 
-    async def _one(self, program: BoxedProgram, run: TestRun) -> None:
+    async def _one(self, program: SandboxedProgram, run: TestRun) -> None:
         rules = self._rules
         test_s = self._problem.time_limit_s or rules.test_s
         seconds = min(test_s, self._left_s)

@@ -9,10 +9,10 @@ import msgspec
 
 
 class Toolchain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One language. Its files lie in /box, and commands run in an empty /tmp."""
+    """One language. Its files lie in /sandbox, and commands run in an empty /tmp."""
 
     file: str
-    """The program's file in /box."""
+    """The program's file in /sandbox."""
     compile: list[str] = []
     """The command that compiles it; empty for an interpreter."""
     run: list[str]
@@ -30,8 +30,8 @@ TOOLCHAINS: Mapping[str, Toolchain] = MappingProxyType(
         ),
         "cpp": Toolchain(
             file="solution.cpp",
-            compile=["g++", "-std=c++17", "-O2", "-o", "/box/solution", "/box/solution.cpp"],
-            run=["/box/solution"],
+            compile=["g++", "-std=c++17", "-O2", "-o", "/sandbox/solution", "/sandbox/solution.cpp"],
+            run=["/sandbox/solution"],
             probe='#include <cstdio>\nint main() { puts("7"); }\n',
             tags=["c++", "cc", "c++17", "c++20"],
         ),

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def read_exactly(fd: int, num_bytes: int) -> bytes:
-    """So many bytes; the keeper ends when whoever started it has gone."""
+    """So many bytes; init ends when whoever started it has gone."""
     parts = []
     while num_bytes:
         part = os.read(fd, min(num_bytes, 1 << 20))

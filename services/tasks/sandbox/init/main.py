@@ -1,4 +1,4 @@
-"""The keeper: it writes files, runs programs and says how they ended, until its standard input ends."""
+"""Init: it writes files, runs programs and says how they ended, until its standard input ends."""
 
 import gc
 import importlib
@@ -15,7 +15,7 @@ PRELOADED = (
     "bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "operator", "random", "re", "string",
     "typing",
 )  # fmt: skip
-"""What programs import most: each run has it for nothing, and the keeper starts a few milliseconds later."""
+"""What programs import most: each run has it for nothing, and init starts a few milliseconds later."""
 
 
 def run(request: dict[str, Any], stdin: bytes) -> tuple[dict[str, Any], list[bytes]]:
@@ -49,9 +49,9 @@ def ending(status: int | None, cpu_s: float, watch: Watch) -> dict[str, Any]:
 
 
 def put(names: list[str], blobs: list[bytes]) -> None:
-    """Write files into /box."""
+    """Write files into /sandbox."""
     for name, content in zip(names, blobs, strict=True):
-        path = os.path.join("/box", name)
+        path = os.path.join("/sandbox", name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "wb") as file:
             file.write(content)

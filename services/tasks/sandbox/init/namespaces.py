@@ -58,7 +58,7 @@ def fork() -> int:
     return pid
 
 
-def enter(uid: int, gid: int, limits: dict[str, Any], may_write_box: bool) -> None:
+def enter(uid: int, gid: int, limits: dict[str, Any], may_write_sandbox: bool) -> None:
     """What a run may see of the file system, in the namespaces that ``clone`` has made."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         write("/proc/self/" + name, text)
@@ -67,9 +67,9 @@ def enter(uid: int, gid: int, limits: dict[str, Any], may_write_box: bool) -> No
     mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, scratch)
     mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, scratch)
     mount("tmpfs", "/proc", "tmpfs", MS_NOSUID | MS_NODEV | MS_RDONLY, "size=0")
-    if not may_write_box:
-        mount("/box", "/box", "", MS_BIND)
-        mount("none", "/box", "", MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    if not may_write_sandbox:
+        mount("/sandbox", "/sandbox", "", MS_BIND)
+        mount("none", "/sandbox", "", MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
 def write(path: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The processes of one run, from the keeper's fork to the program."""
+"""The processes of one run, from init's fork to the program."""
 
 import _thread
 import atexit
@@ -18,7 +18,7 @@ from .namespaces import LIBC, PR_SET_DUMPABLE, clone, drop_rights, enter, fork
 
 
 def set_limits(limits: dict[str, Any]) -> None:
-    """What one process may use; the keeper adds up what all of them use."""
+    """What one process may use; init adds up what all of them use."""
     for name, value in (
         (resource.RLIMIT_CPU, int(limits["cpu_s"]) + 1),
         (resource.RLIMIT_AS, 2 * limits["memory_bytes"]),
@@ -48,7 +48,7 @@ def become(argv: list[str], python: bool, streams: Sequence[int], limits: dict[s
 def run_python(argv: list[str]) -> NoReturn:
     """A script by the interpreter that already runs: that is what makes a start cheap.
 
-    Its streams are the keeper's own, which an interpreter has made for these numbers and nobody has used.
+    Its streams are init's own, which an interpreter has made for these numbers and nobody has used.
     """
     module = types.ModuleType("__main__")
     module.__file__ = argv[0]
@@ -119,7 +119,7 @@ def watch_program(request: dict[str, Any], streams: Sequence[int], report: int) 
 
 
 def say(report: int, what: dict[str, Any]) -> None:
-    """A line for the keeper."""
+    """A line for init."""
     os.write(report, json.dumps(what).encode() + b"\n")
 
 

@@ -19,7 +19,7 @@ def resident() -> int:
 
 
 def used(inherited: int) -> tuple[int, float]:
-    """Bytes of memory and seconds of processor time that everything but the keeper and process 1 uses now.
+    """Bytes of memory and seconds of processor time that everything but init and process 1 uses now.
 
     Of each process, ``inherited`` bytes are not counted.
     """
@@ -42,7 +42,7 @@ class Watch:
 
     def __init__(self, request: dict[str, Any], stdin: bytes, to_in: int, from_out: int, from_err: int, report: int) -> None:
         self.limits, self.stdin, self.report = request["limits"], memoryview(stdin), report
-        # A script's processes have all of the keeper's memory, which they share.
+        # A script's processes have all of init's memory, which they share.
         self.inherited = resident() if request["python"] else 0
         self.to_in: int | None = to_in
         self.kept: dict[int, list[bytes]] = {from_out: [], from_err: []}

@@ -19,8 +19,8 @@ from gspo_services.shared.runtime.lifecycle import run_until_stopped, until_stop
 from gspo_services.shared.runtime.logs import configure_logging
 from gspo_services.shared.runtime.telemetry import Health, TelemetryServer
 from gspo_services.shared.settings import Settings, is_private, load_settings
-from gspo_services.tasks.sandbox import LocalSandbox, ProgramRefused, SandboxUnavailable, local_options, num_places
-from gspo_services.tasks.sandbox.server.boxes import BoxBounds
+from gspo_services.tasks.sandbox import LocalSandboxes, ProgramRefused, SandboxUnavailable, local_options, max_sandboxes_of
+from gspo_services.tasks.sandbox.server.conversation import SandboxBounds
 from gspo_services.tasks.sandbox.server.metrics import SandboxMetrics
 from gspo_services.tasks.sandbox.server.server import SandboxServer
 from gspo_services.tasks.sandbox.server.trying import try_sandbox
@@ -32,13 +32,13 @@ BEAT_S: Final = 1.0
 MAX_QUIET_S: Final = 30.0
 DESCRIPTION: Final = """\
 Serve sandboxes: rollouts on other machines run programs of the policy here, in bubblewrap, as many at a time as
-sandbox.places says. They name this server in sandbox.urls. Without CONFIG every setting has its default.
+sandbox.max_sandboxes says. They name this server in sandbox.urls. Without CONFIG every setting has its default.
 
   GSPO_SANDBOX_KEY=... gspo sandbox run.toml --set sandbox.host=0.0.0.0
   gspo sandbox run.toml --try              run some programs where run.toml says, here or on servers, and time them
   gspo sandbox run.toml --try g++ java     also ask whether these programs are there
 
-On SIGTERM no new box is given; those in use have sandbox.drain_s to end. Status 2: programs cannot be separated here.
+On SIGTERM no new sandbox is given; those in use have sandbox.drain_s to end. Status 2: programs cannot be separated here.
 """
 
 
@@ -48,7 +48,7 @@ def sandbox_command(argv: Sequence[str] | None = None) -> int:
         prog="gspo sandbox", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("config", type=Path, nargs="?", help="a TOML file with a section [sandbox]")
-    add_override_argument(parser, "override one setting, such as --set sandbox.places=8; can be repeated")
+    add_override_argument(parser, "override one setting, such as --set sandbox.max_sandboxes=8; can be repeated")
     parser.add_argument(
         "--try", dest="programs", nargs="*", metavar="PROGRAM", help="run programs instead of serving; also look for PROGRAM"
     )
@@ -66,24 +66,36 @@ def _act(arguments: argparse.Namespace) -> int:
 
 
 async def serve(settings: Settings, key: str, stop: asyncio.Event) -> None:
-    """Serve boxes until ``stop`` is set, and let those in use end. Raises: ConfigurationError; EndpointError."""
+    """Serve sandboxes until ``stop`` is set, and let those in use end. Raises: ConfigurationError; EndpointError."""
     section = settings.sandbox
     _require_key(section.host, key, settings.security.allow_plaintext)
     registry, clock = CollectorRegistry(), MonotonicClock()
     health = Health(clock, MAX_QUIET_S)
-    places = num_places(section)
+    max_sandboxes = max_sandboxes_of(section)
     try:
-        async with LocalSandbox(local_options(section)).opened() as sandbox:
-            bounds = BoxBounds(
+        async with LocalSandboxes(local_options(section)).opened() as sandboxes:
+            bounds = SandboxBounds(
                 max_wall_s=section.max_wall_s, max_memory_bytes=section.max_memory_bytes, idle_s=section.idle_s
             )
             server = SandboxServer(
-                sandbox, SandboxMetrics(registry), bounds, places=places, max_waiting=section.max_waiting, key=key
+                sandboxes,
+                SandboxMetrics(registry),
+                bounds,
+                max_sandboxes=max_sandboxes,
+                max_waiting=section.max_waiting,
+                key=key,
             )
             metrics_host = settings.security.metrics_host
             with TelemetryServer(metrics_host, section.metrics_port, registry, health) as telemetry:
                 host, port = await server.start(section.host, section.port)
-                log.info("sandbox_started", host=host, port=port, places=places, metrics_port=telemetry.port, key=bool(key))
+                log.info(
+                    "sandbox_started",
+                    host=host,
+                    port=port,
+                    max_sandboxes=max_sandboxes,
+                    metrics_port=telemetry.port,
+                    key=bool(key),
+                )
                 try:
                     while not await until_stopped(stop, BEAT_S):
                         health.progress()

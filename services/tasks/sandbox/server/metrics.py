@@ -22,14 +22,14 @@ class SandboxMetrics(MetricTable):
         zeros=ENDINGS,
     )
     run_seconds = histogram("run_seconds", "Wall-clock time of a program", buckets=RUN_BUCKETS)
-    wait_seconds = histogram("wait_seconds", "Time that a client waited for a box it got", buckets=WAIT_BUCKETS)
-    places = gauge("places", "Boxes that there may be at a time")
-    used = gauge("used_places", "Boxes that clients have")
-    waiting = gauge("waiting", "Clients that wait for a box")
+    wait_seconds = histogram("wait_seconds", "Time that a client waited for a sandbox it got", buckets=WAIT_BUCKETS)
+    max_sandboxes = gauge("max_sandboxes", "Sandboxes that there may be at a time")
+    used = gauge("used", "Sandboxes that clients have")
+    waiting = gauge("waiting", "Clients that wait for a sandbox")
     turned_away = counter(
         "turned_away_total",
-        "Requests for a box that got none, by reason: a wrong key, an unknown path, a request that is none; busy and "
-        "draining clients come again, here or elsewhere; failed: no box could be started",
+        "Requests for a sandbox that got none, by reason: a wrong key, an unknown path, a request that is none; busy and "
+        "draining clients come again, here or elsewhere; failed: no sandbox could be started",
         "reason",
         zeros=REASONS,
     )

@@ -1,4 +1,4 @@
-"""The HTTP server of sandboxes: who gets a box, and when."""
+"""The HTTP server of sandboxes: who gets a sandbox, and when."""
 
 import asyncio
 import hmac
@@ -13,10 +13,10 @@ from aiohttp import WSCloseCode, web
 
 from gspo_services.shared.runtime.http_listener import listen
 from gspo_services.shared.runtime.plain_text import one_line
-from gspo_services.tasks.sandbox import Box, Sandbox, SandboxError
-from gspo_services.tasks.sandbox.server.boxes import BoxBounds, BoxConversation
+from gspo_services.tasks.sandbox import Sandbox, SandboxError, Sandboxes
+from gspo_services.tasks.sandbox.server.conversation import SandboxBounds, SandboxConversation
 from gspo_services.tasks.sandbox.server.metrics import SandboxMetrics
-from gspo_services.tasks.sandbox.wire import BOX_PATH, INFO_PATH, MAX_MESSAGE_BYTES, VERSION, SandboxInfo
+from gspo_services.tasks.sandbox.wire import INFO_PATH, MAX_MESSAGE_BYTES, SANDBOX_PATH, VERSION, SandboxInfo
 
 log = structlog.get_logger()
 
@@ -26,11 +26,11 @@ RETRY_S: Final = 1
 RETRY_STOPPING_S: Final = 5
 DRAINING: Final = "this server stops: ask another one"
 SPARE_CONNECTIONS: Final = 64
-"""For those that are told why they get no box."""
+"""For those that are told why they get no sandbox."""
 
 
-class NoBox(Exception):
-    """A request that gets no box."""
+class NoSandbox(Exception):
+    """A request that gets no sandbox."""
 
     def __init__(self, status: int, reason: str, text: str, retry_s: int | None = None) -> None:
         super().__init__(text)
@@ -40,21 +40,28 @@ class NoBox(Exception):
 
 
 class SandboxServer:
-    """Gives boxes to whoever has the key, as many at a time as there are places. Call ``start``, and ``stop`` at the end.
+    """Gives sandboxes to whoever has the key, at most ``max_sandboxes`` at a time. Call ``start``, and ``stop`` at the end.
 
-    produces:     boxes, each on a WebSocket
-    waits for:    clients; a place
-    unblocked by: the end of another client's box; MOST_WAIT_S; ``stop``
+    produces:     sandboxes, each on a WebSocket
+    waits for:    clients; a free sandbox
+    unblocked by: the end of another client's sandbox; MOST_WAIT_S; ``stop``
     """
 
     def __init__(
-        self, sandbox: Sandbox, metrics: SandboxMetrics, bounds: BoxBounds, *, places: int, max_waiting: int, key: str = ""
+        self,
+        sandboxes: Sandboxes,
+        metrics: SandboxMetrics,
+        bounds: SandboxBounds,
+        *,
+        max_sandboxes: int,
+        max_waiting: int,
+        key: str = "",
     ) -> None:
-        """``places``: as many as ``sandbox`` has. ``key``: empty for a server that everybody may use who reaches it."""
-        self._sandbox = sandbox
+        """``max_sandboxes``: as many as ``sandboxes`` gives. ``key``: empty where everybody who gets here may use it."""
+        self._sandboxes = sandboxes
         self._metrics = metrics
         self._bounds = bounds
-        self._places = places
+        self._max_sandboxes = max_sandboxes
         self._max_waiting = max_waiting
         self._key = key.encode()
         self._num_used = 0
@@ -65,17 +72,17 @@ class SandboxServer:
         self._none_open = asyncio.Event()
         self._none_open.set()
         self._runner: web.ServerRunner | None = None
-        metrics.places.set(places)
+        metrics.max_sandboxes.set(max_sandboxes)
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen; gives the address. Raises: EndpointError when the port is taken or the address is not of this host."""
-        most = self._places + self._max_waiting + SPARE_CONNECTIONS
+        most = self._max_sandboxes + self._max_waiting + SPARE_CONNECTIONS
         self._runner = await listen(self._serve, host, port, most)
         address: tuple[str, int] = self._runner.addresses[0][:2]
         return address
 
     async def stop(self, budget_s: float) -> None:
-        """Give no more boxes, wait for those in use, and cut off what takes longer than ``budget_s``."""
+        """Give no more sandboxes, wait for those in use, and cut off what takes longer than ``budget_s``."""
         self._draining = True
         for wait in self._waits:
             wait.reschedule(asyncio.get_running_loop().time())
@@ -83,7 +90,7 @@ class SandboxServer:
             async with asyncio.timeout(budget_s):
                 await self._none_open.wait()
         except TimeoutError:
-            log.warning("sandbox_drain_incomplete", boxes=len(self._sockets), budget_s=budget_s)
+            log.warning("sandbox_drain_incomplete", sandboxes=len(self._sockets), budget_s=budget_s)
             for socket in list(self._sockets):
                 await socket.close(code=WSCloseCode.GOING_AWAY, message=b"the server stops")
         if self._runner is not None:
@@ -92,37 +99,37 @@ class SandboxServer:
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             return await self._route(request)
-        except NoBox as refused:
+        except NoSandbox as refused:
             self._metrics.turned_away.labels(reason=refused.reason).inc()
             headers = {} if refused.retry_s is None else {"Retry-After": str(refused.retry_s)}
             return web.Response(status=refused.status, text=f"{refused}\n", headers=headers)
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path not in (BOX_PATH, INFO_PATH):
-            served = f"{BOX_PATH} and {INFO_PATH} are, version {VERSION}"
-            raise NoBox(404, "path", f"{one_line(request.path, 100)} is not served: {served}")
+        if request.path not in (SANDBOX_PATH, INFO_PATH):
+            served = f"{SANDBOX_PATH} and {INFO_PATH} are, version {VERSION}"
+            raise NoSandbox(404, "path", f"{one_line(request.path, 100)} is not served: {served}")
         if request.method != "GET":
-            raise NoBox(405, "path", f"{request.path} takes GET only")
+            raise NoSandbox(405, "path", f"{request.path} takes GET only")
         said = request.headers.get("Authorization", "").removeprefix("Bearer ").encode(errors="surrogateescape")
         if self._key and not hmac.compare_digest(said, self._key):
-            raise NoBox(401, "key", "the key is missing or wrong: set GSPO_SANDBOX_KEY to what it is at this server")
+            raise NoSandbox(401, "key", "the key is missing or wrong: set GSPO_SANDBOX_KEY to what it is at this server")
         if request.path == INFO_PATH:
             return web.Response(body=msgspec.json.encode(self._info()), content_type="application/json")
         if request.headers.get("Upgrade", "").lower() != "websocket":
-            raise NoBox(426, "request", f"{BOX_PATH} is a WebSocket: send Upgrade: websocket")
-        async with self._place() as box:
-            return await self._converse(request, box)
+            raise NoSandbox(426, "request", f"{SANDBOX_PATH} is a WebSocket: send Upgrade: websocket")
+        async with self._acquired() as sandbox:
+            return await self._converse(request, sandbox)
 
-    async def _converse(self, request: web.BaseRequest, box: Box) -> web.StreamResponse:
+    async def _converse(self, request: web.BaseRequest, sandbox: Sandbox) -> web.StreamResponse:
         # No heartbeat: a client between two requests does not read. One that vanished is found by ``idle_s``.
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, compress=False, timeout=1.0)
         try:
             await socket.prepare(request)
         except web.HTTPException as error:
-            raise NoBox(400, "request", f"no WebSocket handshake: {error.text or error.reason}") from error
+            raise NoSandbox(400, "request", f"no WebSocket handshake: {error.text or error.reason}") from error
         self._sockets.add(socket)
         try:
-            await BoxConversation(socket, box, self._bounds, self._metrics).run()
+            await SandboxConversation(socket, sandbox, self._bounds, self._metrics).run()
         except* ConnectionError:
             pass  # The client has gone between its request and our answer.
         finally:
@@ -131,33 +138,35 @@ class SandboxServer:
         return socket
 
     @asynccontextmanager
-    async def _place(self) -> AsyncIterator[Box]:
-        """A box. Raises: NoBox when there is none soon."""
+    async def _acquired(self) -> AsyncIterator[Sandbox]:
+        """A sandbox. Raises: NoSandbox when there is none soon."""
         if self._draining:
-            raise NoBox(503, "draining", DRAINING, RETRY_STOPPING_S)
-        if self._num_waiting >= self._max_waiting and self._num_used >= self._places:
-            raise NoBox(429, "busy", f"all {self._places} places are taken and {self._num_waiting} wait", RETRY_S)
+            raise NoSandbox(503, "draining", DRAINING, RETRY_STOPPING_S)
+        if self._num_waiting >= self._max_waiting and self._num_used >= self._max_sandboxes:
+            raise NoSandbox(
+                429, "busy", f"all {self._max_sandboxes} sandboxes are in use and {self._num_waiting} wait", RETRY_S
+            )
         began = time.monotonic()
-        opened = self._sandbox.box()
+        opened = self._sandboxes.acquire()
         self._count(waiting=1)
         try:
             async with asyncio.timeout(MOST_WAIT_S) as end:
                 self._waits.add(end)
-                box = await opened.__aenter__()
+                sandbox = await opened.__aenter__()
         except TimeoutError as error:
             if self._draining:
-                raise NoBox(503, "draining", DRAINING, RETRY_STOPPING_S) from error
-            raise NoBox(429, "busy", f"no place within {MOST_WAIT_S:g} s", RETRY_S) from error
+                raise NoSandbox(503, "draining", DRAINING, RETRY_STOPPING_S) from error
+            raise NoSandbox(429, "busy", f"no free sandbox within {MOST_WAIT_S:g} s", RETRY_S) from error
         except SandboxError as error:
-            log.error("box_not_started", error=str(error))
-            raise NoBox(503, "failed", f"no box can be started: {one_line(str(error))}", RETRY_STOPPING_S) from error
+            log.error("sandbox_not_started", error=str(error))
+            raise NoSandbox(503, "failed", f"no sandbox can be started: {one_line(str(error))}", RETRY_STOPPING_S) from error
         finally:
             self._waits.discard(end)
             self._count(waiting=-1)
         self._metrics.wait_seconds.observe(time.monotonic() - began)
         self._count(used=1)
         try:
-            yield box
+            yield sandbox
         finally:
             try:
                 await opened.__aexit__(None, None, None)
@@ -176,6 +185,6 @@ class SandboxServer:
 
     def _info(self) -> SandboxInfo:
         return SandboxInfo(
-            version=VERSION, places=self._places, used=self._num_used, waiting=self._num_waiting,
+            version=VERSION, max_sandboxes=self._max_sandboxes, used=self._num_used, waiting=self._num_waiting,
             max_wall_s=self._bounds.max_wall_s, max_memory_bytes=self._bounds.max_memory_bytes,
         )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Final
 
 from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.settings import SandboxSection
-from gspo_services.tasks.sandbox import Box, SandboxError, SandboxLimits, open_configured
+from gspo_services.tasks.sandbox import Sandbox, SandboxError, SandboxLimits, open_configured
 
 RUNS: Final = 50
 LIMITS: Final = SandboxLimits(wall_s=10, cpu_s=10)
@@ -20,26 +20,26 @@ async def try_sandbox(section: SandboxSection, programs: Sequence[str], say: Cal
     Raises: ConfigurationError where programs cannot be separated or a server refuses.
     """
     where = ", ".join(section.urls) or "bubblewrap on this machine"
-    async with open_configured(section) as sandbox:
+    async with open_configured(section) as sandboxes:
         try:
-            async with sandbox.box() as box:
-                await box.put({"try.py": SCRIPT, "find.py": FIND})
-                first = await box.run(["python", "try.py"], LIMITS)
+            async with sandboxes.acquire() as sandbox:
+                await sandbox.put({"try.py": SCRIPT, "find.py": FIND})
+                first = await sandbox.run(["python", "try.py"], LIMITS)
                 say(f"ok    {where}: Python {one_line(first.stdout.decode(errors='replace').strip(), 40)}\n")
                 begin = time.perf_counter()
                 for _ in range(RUNS):
-                    await box.run(["python", "try.py"], LIMITS)
+                    await sandbox.run(["python", "try.py"], LIMITS)
                 say(f"ok    {RUNS} runs, one after the other: {1000 * (time.perf_counter() - begin) / RUNS:.1f} ms each\n")
-                return await _find(box, programs, say)
+                return await _find(sandbox, programs, say)
         except SandboxError as error:
             say(f"fail  {where}: {one_line(error)}\n")
             return 1
 
 
-async def _find(box: Box, programs: Sequence[str], say: Callable[[str], object]) -> int:
+async def _find(sandbox: Sandbox, programs: Sequence[str], say: Callable[[str], object]) -> int:
     if not programs:
         return 0
-    outcome = await box.run(["python", "find.py", *programs], LIMITS)
+    outcome = await sandbox.run(["python", "find.py", *programs], LIMITS)
     found = outcome.stdout.decode(errors="replace").split("\n")
     for name, path in zip(programs, found, strict=False):
         if path:

@@ -13,8 +13,8 @@ from gspo_services.tasks.environments import create_environment
 async def test_an_environment_without_programs_gets_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     for name in ("arithmetic", "dataset"):
-        async with open_sandbox(SandboxSection(), create_environment(name, {})) as sandbox:
-            assert sandbox is None
+        async with open_sandbox(SandboxSection(), create_environment(name, {})) as sandboxes:
+            assert sandboxes is None
 
 
 async def test_without_bubblewrap_a_rollout_of_programs_does_not_start(

@@ -26,7 +26,7 @@ def test_a_server_that_is_not_there_is_named_with_the_way_out(project: Project, 
 
 def test_a_machine_without_bubblewrap_is_told_how_to_get_it(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    project.keys["sandbox.places"] = 1
+    project.keys["sandbox.max_sandboxes"] = 1
     (finding,) = of_the_sandbox(project.findings(code=False))
     assert finding.text == "bwrap is not found in PATH"
     assert "apt-get install bubblewrap" in finding.way_out

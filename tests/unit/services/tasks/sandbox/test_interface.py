@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from gspo_services.tasks.sandbox import LocalOptions, LocalSandbox, ProgramRefused, SandboxLimits, SandboxUnavailable
+from gspo_services.tasks.sandbox import LocalOptions, LocalSandboxes, ProgramRefused, SandboxLimits, SandboxUnavailable
 from gspo_services.tasks.sandbox.interface import MAX_FILES, check_command, check_files
 from gspo_services.tasks.sandbox.walls import bubblewrap_command, folders_of
 
 
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "a\0b", "a/", "x" * 256])
-def test_a_file_outside_of_the_box_is_refused(name: str) -> None:
+def test_a_file_outside_of_the_sandbox_is_refused(name: str) -> None:
     with pytest.raises(ProgramRefused, match="relative path"):
         check_files({name: b""})
 
 
-def test_files_within_the_box_are_taken_up_to_a_bound() -> None:
+def test_files_within_the_sandbox_are_taken_up_to_a_bound() -> None:
     check_files({"a": b"", "deep/er/b.txt": b"", "..c": b""})
     with pytest.raises(ProgramRefused, match="257 files"):
         check_files({f"f{number}": b"" for number in range(MAX_FILES + 1)})
@@ -72,5 +72,5 @@ def test_the_walls_let_nothing_through() -> None:
 async def test_without_bubblewrap_nothing_runs_and_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(SandboxUnavailable, match="apt-get install bubblewrap"):
-        async with LocalSandbox(LocalOptions()).opened():
+        async with LocalSandboxes(LocalOptions()).opened():
             raise AssertionError("it is open")

@@ -1,4 +1,4 @@
-"""A server's death costs time: the box is made again elsewhere, and only the program itself can fail."""
+"""A server's death costs time: the sandbox is made again elsewhere, and only the program itself can fail."""
 
 import asyncio
 
@@ -6,38 +6,38 @@ import pytest
 
 from gspo_services.tasks.sandbox import SandboxError, SandboxLimits
 from gspo_services.tasks.sandbox import remote as remote_module
-from gspo_services.tasks.sandbox.remote import RemoteOptions, RemoteSandbox
+from gspo_services.tasks.sandbox.remote import RemoteOptions, RemoteSandboxes
 from gspo_services.tasks.sandbox.wire import WireError, answer_of, request_of
-from tests.support.sandboxes import ScriptedSandbox, serving
+from tests.support.sandboxes import ScriptedSandboxes, serving
 
 LIMITS = SandboxLimits(wall_s=5, cpu_s=5)
 
 
-async def test_a_box_answers_over_http_as_it_does_here() -> None:
-    async with serving(ScriptedSandbox()) as (_, url, _), RemoteSandbox(RemoteOptions(urls=[url])).opened() as remote:
-        async with remote.box() as box:
-            await box.put({"a": b"1", "b/c": b"\0\xff"})
-            assert (await box.prepare(["make", "it"], LIMITS)).succeeded
-            outcome = await box.run(["echo"], LIMITS, b"in")
+async def test_a_sandbox_answers_over_http_as_it_does_here() -> None:
+    async with serving(ScriptedSandboxes()) as (_, url, _), RemoteSandboxes(RemoteOptions(urls=[url])).opened() as remote:
+        async with remote.acquire() as sandbox:
+            await sandbox.put({"a": b"1", "b/c": b"\0\xff"})
+            assert (await sandbox.prepare(["make", "it"], LIMITS)).succeeded
+            outcome = await sandbox.run(["echo"], LIMITS, b"in")
             assert outcome.stdout == b"['a', 'b/c'] ['make it'] b'in'"
             assert (outcome.exit_code, outcome.wall_s) == (0, 0.1)
 
 
-async def test_after_a_servers_end_the_box_is_made_again_on_another() -> None:
-    first, second = ScriptedSandbox(), ScriptedSandbox()
+async def test_after_a_servers_end_the_sandbox_is_made_again_on_another() -> None:
+    first, second = ScriptedSandboxes(), ScriptedSandboxes()
     async with serving(second) as (_, other, _), serving(first) as (server, url, _):
-        async with RemoteSandbox(RemoteOptions(urls=[url, other])).opened() as remote, remote.box() as box:
-            await box.put({"a": b"1"})
-            await box.prepare(["make", "it"], LIMITS)
-            await box.prepare(["test", "it"], LIMITS)
+        async with RemoteSandboxes(RemoteOptions(urls=[url, other])).opened() as remote, remote.acquire() as sandbox:
+            await sandbox.put({"a": b"1"})
+            await sandbox.prepare(["make", "it"], LIMITS)
+            await sandbox.prepare(["test", "it"], LIMITS)
             async with asyncio.TaskGroup() as tasks:
-                run = tasks.create_task(box.run(["hang"], LIMITS, b"in"))
+                run = tasks.create_task(sandbox.run(["hang"], LIMITS, b"in"))
                 await first.running.wait()
                 second.goes_on.set()
                 await server.stop(0)
             assert run.result().stdout == b"['a'] ['make it', 'test it'] b'in'"
-            # One to see that it is there, one for the box.
-            assert (first.num_boxes, second.num_boxes, second.num_runs) == (2, 2, 1)
+            # One to see that it is there, one for the sandbox.
+            assert (first.num_sandboxes, second.num_sandboxes, second.num_runs) == (2, 2, 1)
 
 
 async def test_a_client_waits_for_a_server_that_is_started_again(
@@ -45,37 +45,40 @@ async def test_a_client_waits_for_a_server_that_is_started_again(
 ) -> None:
     monkeypatch.setattr(remote_module, "RETRY_S", 0.01)
     url = f"http://127.0.0.1:{unused_tcp_port}"
-    async with RemoteSandbox(RemoteOptions(urls=[url], patience_s=60)).opened() as remote, asyncio.TaskGroup() as tasks:
+    async with (
+        RemoteSandboxes(RemoteOptions(urls=[url], acquire_timeout_s=60)).opened() as remote,
+        asyncio.TaskGroup() as tasks,
+    ):
 
         async def runs() -> bytes:
-            async with remote.box() as box:
-                return (await box.run(["echo"], LIMITS)).stdout
+            async with remote.acquire() as sandbox:
+                return (await sandbox.run(["echo"], LIMITS)).stdout
 
         run = tasks.create_task(runs())
         await asyncio.sleep(0)
-        async with serving(ScriptedSandbox(), port=unused_tcp_port):
+        async with serving(ScriptedSandboxes(), port=unused_tcp_port):
             assert await run == b"[] [] b''"
 
 
-async def test_a_request_that_ends_every_box_is_given_up_and_is_no_outcome() -> None:
-    sandbox = ScriptedSandbox()
-    async with serving(sandbox) as (_, url, metrics), RemoteSandbox(RemoteOptions(urls=[url])).opened() as remote:
-        async with remote.box() as box:
-            with pytest.raises(SandboxError, match=r"3 boxes have ended amid the same request.*the keeper has ended"):
-                await box.run(["fail"], LIMITS)
-            assert sandbox.num_runs == 3
+async def test_a_request_that_ends_every_sandbox_is_given_up_and_is_no_outcome() -> None:
+    sandboxes = ScriptedSandboxes()
+    async with serving(sandboxes) as (_, url, metrics), RemoteSandboxes(RemoteOptions(urls=[url])).opened() as remote:
+        async with remote.acquire() as sandbox:
+            with pytest.raises(SandboxError, match=r"3 sandboxes have ended amid the same request.*init has ended"):
+                await sandbox.run(["fail"], LIMITS)
+            assert sandboxes.num_runs == 3
             assert metrics.runs.labels(ending="failed")._value.get() == 3
-            assert (await box.run(["echo"], LIMITS)).succeeded
+            assert (await sandbox.run(["echo"], LIMITS)).succeeded
 
 
 async def test_a_server_that_prepares_otherwise_is_not_believed() -> None:
-    first, second = ScriptedSandbox(), ScriptedSandbox(prepares=False)
+    first, second = ScriptedSandboxes(), ScriptedSandboxes(prepares=False)
     async with serving(second) as (_, other, _), serving(first) as (server, url, _):
-        async with RemoteSandbox(RemoteOptions(urls=[url, other])).opened() as remote, remote.box() as box:
-            assert (await box.prepare(["make", "it"], LIMITS)).succeeded
+        async with RemoteSandboxes(RemoteOptions(urls=[url, other])).opened() as remote, remote.acquire() as sandbox:
+            assert (await sandbox.prepare(["make", "it"], LIMITS)).succeeded
             await server.stop(0)
             with pytest.raises(SandboxError, match="make ends otherwise on another server"):
-                await box.run(["echo"], LIMITS)
+                await sandbox.run(["echo"], LIMITS)
             assert second.num_runs == 0
 
 

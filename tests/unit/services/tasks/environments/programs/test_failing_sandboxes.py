@@ -11,12 +11,12 @@ import pytest
 from gspo.tasks.environments import RewardJob
 from gspo_services.tasks.environments import RewardPool
 from gspo_services.tasks.environments.programs import TOOLCHAINS
-from gspo_services.tasks.sandbox import Box, RunOutcome, SandboxError, SandboxLimits
+from gspo_services.tasks.sandbox import RunOutcome, Sandbox, SandboxError, SandboxLimits
 
 TASK = {"place": "rows.jsonl, line 7", "problem": {"tests": [{"input": "", "output": "7"}]}}
 
 
-class EchoBox:
+class EchoSandbox:
     """Every program prints 7."""
 
     def __init__(self, failure: Exception | None) -> None:
@@ -34,7 +34,7 @@ class EchoBox:
         return RunOutcome(exit_code=0, signal=None, limit=None, stdout=b"7\n", stderr=b"", wall_s=0.1, cpu_s=0.1)
 
 
-class SlowSandbox:
+class SlowSandboxes:
     """The first runs are ended by the clock."""
 
     def __init__(self, num_slow: int) -> None:
@@ -42,35 +42,35 @@ class SlowSandbox:
         self.walls: list[float] = []
 
     @asynccontextmanager
-    async def box(self) -> AsyncIterator[Box]:
-        yield SlowBox(self)
+    async def acquire(self) -> AsyncIterator[Sandbox]:
+        yield SlowSandbox(self)
 
 
-class SlowBox(EchoBox):
-    """See ``SlowSandbox``."""
+class SlowSandbox(EchoSandbox):
+    """See ``SlowSandboxes``."""
 
-    def __init__(self, sandbox: SlowSandbox) -> None:
+    def __init__(self, sandboxes: SlowSandboxes) -> None:
         super().__init__(None)
-        self._sandbox = sandbox
+        self._sandboxes = sandboxes
 
     async def run(self, command: list[str], limits: SandboxLimits, stdin: bytes = b"") -> RunOutcome:
         outcome = await super().run(command, limits, stdin)
-        self._sandbox.walls.append(limits.wall_s)
-        slow = len(self._sandbox.walls) <= self._sandbox.num_slow
+        self._sandboxes.walls.append(limits.wall_s)
+        slow = len(self._sandboxes.walls) <= self._sandboxes.num_slow
         return replace(outcome, limit="wall", exit_code=None, wall_s=limits.wall_s) if slow else outcome
 
 
-class FailingSandbox:
-    """The first boxes fail."""
+class FailingSandboxes:
+    """The first sandboxes fail."""
 
     def __init__(self, num_failures: int) -> None:
-        self.num_boxes = 0
+        self.num_sandboxes = 0
         self._num_failures = num_failures
 
     @asynccontextmanager
-    async def box(self) -> AsyncIterator[Box]:
-        self.num_boxes += 1
-        yield EchoBox(SandboxError("the sandbox has ended") if self.num_boxes <= self._num_failures else None)
+    async def acquire(self) -> AsyncIterator[Sandbox]:
+        self.num_sandboxes += 1
+        yield EchoSandbox(SandboxError("the sandbox has ended") if self.num_sandboxes <= self._num_failures else None)
 
 
 def job(**changes: Any) -> RewardJob:
@@ -81,27 +81,27 @@ def job(**changes: Any) -> RewardJob:
     return RewardJob(grader="programs", arguments={**arguments, **changes}, weights={"solved": 1.0})
 
 
-async def test_a_box_that_fails_is_replaced_once() -> None:
-    sandbox = FailingSandbox(1)
-    async with RewardPool(sandbox=sandbox) as pool:
+async def test_a_sandbox_that_fails_is_replaced_once() -> None:
+    sandboxes = FailingSandboxes(1)
+    async with RewardPool(sandboxes=sandboxes) as pool:
         result = await pool.grade(job())
-    assert (result.reward, result.failure, sandbox.num_boxes) == (1.0, None, 2)
+    assert (result.reward, result.failure, sandboxes.num_sandboxes) == (1.0, None, 2)
 
 
 async def test_what_the_clock_has_ended_runs_once_more_with_more_time() -> None:
     """It may have waited for a processor."""
-    sandbox = SlowSandbox(1)
-    async with RewardPool(sandbox=sandbox) as pool:
+    sandboxes = SlowSandboxes(1)
+    async with RewardPool(sandboxes=sandboxes) as pool:
         result = await pool.grade(job(rules={"test_s": 2.0}))
-    assert (result.reward, sandbox.walls) == (1.0, [6.0, 24.0])
-    async with RewardPool(sandbox=SlowSandbox(2)) as pool:
+    assert (result.reward, sandboxes.walls) == (1.0, [6.0, 24.0])
+    async with RewardPool(sandboxes=SlowSandboxes(2)) as pool:
         result = await pool.grade(job(rules={"test_s": 2.0}))
     assert (result.reward, result.components["limit_wall"]) == (0.0, 1.0)
 
 
 async def test_a_solution_that_the_clock_has_ended_is_tried_again_for_the_next_program() -> None:
     task = {**TASK, "problem": {**TASK["problem"], "solution": "print(7)"}}  # type: ignore[dict-item]
-    async with RewardPool(sandbox=SlowSandbox(2)) as pool:
+    async with RewardPool(sandboxes=SlowSandboxes(2)) as pool:
         first = await pool.grade(job(task=task, rules={"try_solution": True}))
         second = await pool.grade(job(task=task, rules={"try_solution": True}))
     assert (first.reward, first.failure) == (None, "bad_task")
@@ -110,11 +110,11 @@ async def test_a_solution_that_the_clock_has_ended_is_tried_again_for_the_next_p
 
 
 async def test_a_sandbox_that_fails_twice_scores_nobody() -> None:
-    sandbox = FailingSandbox(2)
-    async with RewardPool(sandbox=sandbox) as pool:
+    sandboxes = FailingSandboxes(2)
+    async with RewardPool(sandboxes=sandboxes) as pool:
         result = await pool.grade(job())
     assert (result.reward, result.failure, result.detail) == (None, "sandbox", "the sandbox has ended")
-    assert sandbox.num_boxes == 2
+    assert sandboxes.num_sandboxes == 2
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ async def test_a_sandbox_that_fails_twice_scores_nobody() -> None:
     ],
 )
 async def test_a_job_or_task_that_is_none_scores_nobody(changes: dict[str, Any], reason: str, says: str) -> None:
-    async with RewardPool(sandbox=FailingSandbox(0)) as pool:
+    async with RewardPool(sandboxes=FailingSandboxes(0)) as pool:
         result = await pool.grade(job(**changes))
     assert (result.reward, result.failure) == (None, reason)
     assert says in result.detail
@@ -147,7 +147,7 @@ async def test_without_a_sandbox_or_with_another_grader_there_is_no_reward() -> 
     async with RewardPool() as pool:
         result = await pool.grade(job())
     assert (result.reward, result.failure) == (None, "sandbox")
-    async with RewardPool(sandbox=FailingSandbox(0)) as pool:
+    async with RewardPool(sandboxes=FailingSandboxes(0)) as pool:
         result = await pool.grade(RewardJob(grader="essays", arguments={}))
     assert (result.reward, result.failure, result.detail) == (
         None,

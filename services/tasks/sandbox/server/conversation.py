@@ -1,4 +1,4 @@
-"""One client's box on a server: requests in, answers out, until either end has enough."""
+"""One client's sandbox on a server: requests in, answers out, until either end has enough."""
 
 import asyncio
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from typing import Final
 import structlog
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
-from gspo_services.tasks.sandbox import Box, ProgramRefused, RunOutcome, SandboxError, SandboxLimits
+from gspo_services.tasks.sandbox import ProgramRefused, RunOutcome, Sandbox, SandboxError, SandboxLimits
 from gspo_services.tasks.sandbox.server.metrics import SandboxMetrics
 from gspo_services.tasks.sandbox.wire import (
     MAX_OUTPUT_BYTES,
-    BoxDone,
-    BoxFailed,
-    BoxOutcome,
-    BoxRefused,
     PutFiles,
+    SandboxDone,
+    SandboxFailed,
+    SandboxOutcome,
+    SandboxRefused,
     WireError,
     packed,
     request_of,
@@ -28,8 +28,8 @@ MOST_OPEN_FILES: Final = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoxBounds:
-    """What one program may ask for, and how long a box waits to be asked."""
+class SandboxBounds:
+    """What one program may ask for, and how long a sandbox waits to be asked."""
 
     max_wall_s: float
     max_memory_bytes: int
@@ -53,29 +53,31 @@ class BoxBounds:
                 raise ProgramRefused(f"the limit {name} is {asked:g}: this server gives {most:g}{out}")
 
 
-class BoxConversation:
-    """Serves one box over one WebSocket.
+class SandboxConversation:
+    """Serves one sandbox over one WebSocket.
 
     produces:     answers
     waits for:    the client's next request; its program
-    unblocked by: the program's limits; ``BoxBounds.idle_s``; the end of the connection, which ends the program
+    unblocked by: the program's limits; ``SandboxBounds.idle_s``; the end of the connection, which ends the program
     """
 
-    def __init__(self, socket: web.WebSocketResponse, box: Box, bounds: BoxBounds, metrics: SandboxMetrics) -> None:
+    def __init__(
+        self, socket: web.WebSocketResponse, sandbox: Sandbox, bounds: SandboxBounds, metrics: SandboxMetrics
+    ) -> None:
         self._socket = socket
-        self._box = box
+        self._sandbox = sandbox
         self._bounds = bounds
         self._metrics = metrics
 
     async def run(self) -> None:
-        """Serve until the client has gone or the box has failed."""
+        """Serve until the client has gone or the sandbox has failed."""
         async with asyncio.TaskGroup() as tasks:
-            receiving = tasks.create_task(self._socket.receive(), name="box-receive")
+            receiving = tasks.create_task(self._socket.receive(), name="sandbox-receive")
             try:
                 while (message := await self._next(receiving)) is not None:
                     # Meanwhile a client that hangs up is heard: nobody would read what its program says.
-                    receiving = tasks.create_task(self._socket.receive(), name="box-receive")
-                    answering = tasks.create_task(self._answer(message.data), name="box-answer")
+                    receiving = tasks.create_task(self._socket.receive(), name="sandbox-receive")
+                    answering = tasks.create_task(self._answer(message.data), name="sandbox-answer")
                     await asyncio.wait([receiving, answering], return_when=asyncio.FIRST_COMPLETED)
                     if not answering.done():
                         answering.cancel()
@@ -98,27 +100,27 @@ class BoxConversation:
         return message if message.type is WSMsgType.BINARY else None
 
     async def _answer(self, data: bytes) -> tuple[bytes, bool]:
-        """The answer, and whether the box goes on."""
+        """The answer, and whether the sandbox goes on."""
         try:
             request, blobs = request_of(data)
             if isinstance(request, PutFiles):
-                await self._box.put(dict(zip(request.names, blobs, strict=True)))
-                return packed(BoxDone()), True
+                await self._sandbox.put(dict(zip(request.names, blobs, strict=True)))
+                return packed(SandboxDone()), True
             self._bounds.check(request.limits)
             if request.prepares:
-                outcome = await self._box.prepare(request.command, request.limits)
+                outcome = await self._sandbox.prepare(request.command, request.limits)
             else:
-                outcome = await self._box.run(request.command, request.limits, blobs[0])
+                outcome = await self._sandbox.run(request.command, request.limits, blobs[0])
         except (WireError, ProgramRefused) as error:
             self._metrics.runs.labels(ending="refused").inc()
-            return packed(BoxRefused(str(error))), True
+            return packed(SandboxRefused(str(error))), True
         except SandboxError as error:
             self._metrics.runs.labels(ending="failed").inc()
-            log.warning("box_failed", error=str(error))
-            return packed(BoxFailed(str(error))), False
+            log.warning("sandbox_failed", error=str(error))
+            return packed(SandboxFailed(str(error))), False
         self._metrics.run_seconds.observe(outcome.wall_s)
         self._metrics.runs.labels(ending=ending_of(outcome)).inc()
-        said = BoxOutcome(outcome.exit_code, outcome.signal, outcome.limit, outcome.wall_s, outcome.cpu_s)
+        said = SandboxOutcome(outcome.exit_code, outcome.signal, outcome.limit, outcome.wall_s, outcome.cpu_s)
         return packed(said, outcome.stdout, outcome.stderr), True
 
 

@@ -1,4 +1,4 @@
-"""A keeper that lies, hangs or dies is an error of the sandbox, and never a program's result."""
+"""An init that lies, hangs or dies is an error of the sandbox, and never a program's result."""
 
 import os
 import sys
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gspo_services.tasks.sandbox import LocalOptions, LocalSandbox, SandboxError, SandboxLimits, SandboxUnavailable
+from gspo_services.tasks.sandbox import LocalOptions, LocalSandboxes, SandboxError, SandboxLimits, SandboxUnavailable
 from gspo_services.tasks.sandbox import local as local_module
 
-WITH_KEEPER = Callable[[str], AbstractAsyncContextManager[LocalSandbox]]
+WITH_INIT = Callable[[str], AbstractAsyncContextManager[LocalSandboxes]]
 FRAMES = """#!{python}
 import json, os, struct, sys
 def say(header, *blobs):
@@ -25,18 +25,18 @@ RESULT = {{"exit_code": 0, "signal": None, "limit": None, "wall_s": 0.1, "cpu_s"
 
 
 @pytest.fixture
-def with_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WITH_KEEPER:
+def with_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WITH_INIT:
     """A sandbox whose bwrap is a script of the test's."""
 
     @asynccontextmanager
-    async def opened(text: str) -> AsyncIterator[LocalSandbox]:
+    async def opened(text: str) -> AsyncIterator[LocalSandboxes]:
         program = tmp_path / "bwrap"
         program.write_text(FRAMES.format(python=sys.executable) + text)
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        options = LocalOptions(places=1, spare=0, python=Path("/usr/bin/python3"))
-        async with LocalSandbox(options).opened() as sandbox:
-            yield sandbox
+        options = LocalOptions(max_sandboxes=1, warm=0, python=Path("/usr/bin/python3"))
+        async with LocalSandboxes(options).opened() as sandboxes:
+            yield sandboxes
 
     return opened
 
@@ -57,25 +57,23 @@ def with_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WITH_KEEPER:
         ("", "has ended"),
     ],
 )
-async def test_an_answer_that_is_none_is_an_error(with_keeper: WITH_KEEPER, text: str, says: str) -> None:
-    async with with_keeper(text) as sandbox, sandbox.box() as box:
+async def test_an_answer_that_is_none_is_an_error(with_init: WITH_INIT, text: str, says: str) -> None:
+    async with with_init(text) as sandboxes, sandboxes.acquire() as sandbox:
         with pytest.raises(SandboxError, match=says):
-            await box.run(["true"], SandboxLimits())
+            await sandbox.run(["true"], SandboxLimits())
 
 
-async def test_a_true_answer_is_taken(with_keeper: WITH_KEEPER) -> None:
-    async with with_keeper("say(RESULT, b'x')") as sandbox, sandbox.box() as box:
-        outcome = await box.run(["true"], SandboxLimits())
+async def test_a_true_answer_is_taken(with_init: WITH_INIT) -> None:
+    async with with_init("say(RESULT, b'x')") as sandboxes, sandboxes.acquire() as sandbox:
+        outcome = await sandbox.run(["true"], SandboxLimits())
         assert (outcome.exit_code, outcome.stdout, outcome.succeeded) == (0, b"x", True)
 
 
-async def test_a_keeper_that_hangs_is_given_up_after_the_limit(
-    with_keeper: WITH_KEEPER, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_init_that_hangs_is_given_up_after_the_limit(with_init: WITH_INIT, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_module, "GRACE_S", 0.1)
-    async with with_keeper("os.read(0, 1); os.read(0, 1)") as sandbox, sandbox.box() as box:
+    async with with_init("os.read(0, 1); os.read(0, 1)") as sandboxes, sandboxes.acquire() as sandbox:
         with pytest.raises(SandboxError, match=r"said nothing for 0\.2 s"):
-            await box.run(["true"], SandboxLimits(wall_s=0.1))
+            await sandbox.run(["true"], SandboxLimits(wall_s=0.1))
 
 
 async def test_a_machine_without_namespaces_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +83,7 @@ async def test_a_machine_without_namespaces_says_why(tmp_path: Path, monkeypatch
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    options = LocalOptions(places=1, spare=0, python=Path("/usr/bin/python3"))
+    options = LocalOptions(max_sandboxes=1, warm=0, python=Path("/usr/bin/python3"))
     with pytest.raises(SandboxUnavailable, match=r"Operation not permitted\n.*Install bubblewrap"):
-        async with LocalSandbox(options).opened():
+        async with LocalSandboxes(options).opened():
             raise AssertionError("it is open")
