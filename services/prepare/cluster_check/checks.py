@@ -4,29 +4,29 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
 from gspo_services.prepare.cluster_check import (
+    endpoints,
     health,
-    keeping,
-    meeting,
+    monitoring,
+    redundancy,
     references,
     scheduling,
-    served,
+    schema,
     starting,
     traffic,
-    watching,
 )
 from gspo_services.prepare.cluster_check.model import ClusterFault, ClusterModel
 
 Check: TypeAlias = Callable[[ClusterModel], Iterator[ClusterFault]]
 CHECKS: Final[tuple[Check, ...]] = (
-    served.versions, served.names, served.templates, served.updates, served.volume_claims,
+    schema.versions, schema.names, schema.templates, schema.updates, schema.volume_claims,
     references.pods, references.services,
     scheduling.places, scheduling.images, scheduling.host_ports, scheduling.shared_volumes, scheduling.gpus,
     starting.commands, starting.variables, starting.configurations, starting.directories,
-    meeting.addresses,
+    endpoints.addresses,
     health.probes, health.stopping,
     traffic.policies,
-    keeping.numbers, keeping.priorities, keeping.budgets,
-    watching.monitors, watching.autoscalers,
+    redundancy.numbers, redundancy.priorities, redundancy.budgets,
+    monitoring.monitors, monitoring.autoscalers,
 )  # fmt: skip
 
 
