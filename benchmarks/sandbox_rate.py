@@ -108,7 +108,7 @@ async def starts(sandboxes: LocalSandboxes, num: int) -> float:
 
 @asynccontextmanager
 async def over_http(sandboxes: LocalSandboxes, max_sandboxes: int) -> AsyncIterator[RemoteSandboxes]:
-    """The same sandbox through a server and a client, both in this process."""
+    """The same sandboxes through a server and a client, both in this process."""
     bounds = SandboxBounds(max_wall_s=60, max_memory_bytes=4 << 30, idle_s=600)
     server = SandboxServer(
         sandboxes, SandboxMetrics(CollectorRegistry()), bounds, max_sandboxes=max_sandboxes, max_waiting=max_sandboxes
@@ -123,17 +123,17 @@ async def over_http(sandboxes: LocalSandboxes, max_sandboxes: int) -> AsyncItera
 
 async def sandboxes_of(sandboxes: Sandboxes, num: int, stack: AsyncExitStack) -> list[Sandbox]:
     """So many sandboxes with the script, and with the first runs behind them."""
-    sandboxes = [await stack.enter_async_context(sandboxes.acquire()) for _ in range(num)]
-    for sandbox in sandboxes:
+    found = [await stack.enter_async_context(sandboxes.acquire()) for _ in range(num)]
+    for sandbox in found:
         await sandbox.put({"sum.py": SCRIPT})
-    await in_sandboxes(sandboxes, 2 * num, Cost())
-    return sandboxes
+    await in_sandboxes(found, 2 * num, Cost())
+    return found
 
 
 async def measure(num_runs: int) -> None:
     """Print the rates."""
     cores = os.cpu_count() or 1
-    boxed, served, unboxed, started = Cost(), Cost(), Cost(), 0.0
+    sandboxed, served, bare_cost, started = Cost(), Cost(), Cost(), 0.0
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "sum.py"
         script.write_bytes(SCRIPT)
@@ -142,19 +142,16 @@ async def measure(num_runs: int) -> None:
             AsyncExitStack() as stack,
         ):
             remote = await stack.enter_async_context(over_http(sandboxes, cores + 1))
-            sandboxes, remote_sandboxes = (
-                await sandboxes_of(sandboxes, cores, stack),
-                await sandboxes_of(remote, cores, stack),
-            )
+            here, there = await sandboxes_of(sandboxes, cores, stack), await sandboxes_of(remote, cores, stack)
             for _ in range(ROUNDS):
-                await in_sandboxes(sandboxes, num_runs, boxed)
-                await in_sandboxes(remote_sandboxes, num_runs, served)
-                await bare(script, cores, num_runs, unboxed)
+                await in_sandboxes(here, num_runs, sandboxed)
+                await in_sandboxes(there, num_runs, served)
+                await bare(script, cores, num_runs, bare_cost)
                 started += await starts(sandboxes, 10)
-    print(boxed.text(f"{cores} sandboxes", ROUNDS * num_runs))
+    print(sandboxed.text(f"{cores} sandboxes", ROUNDS * num_runs))
     print(served.text(f"{cores} over HTTP", ROUNDS * num_runs))
-    print(unboxed.text(f"{cores} bare at once", ROUNDS * num_runs))
-    print(f"sandboxes beside bare: {unboxed.wall_s / boxed.wall_s:.2f} times the rate")
+    print(bare_cost.text(f"{cores} bare at once", ROUNDS * num_runs))
+    print(f"sandboxes beside bare: {bare_cost.wall_s / sandboxed.wall_s:.2f} times the rate")
     print(f"a sandbox and its first run: {1000 * started / ROUNDS:.0f} ms")
 
 

@@ -1,4 +1,4 @@
-"""A sandbox whose sandboxes do what a test says, for faults of servers."""
+"""Sandboxes that do what a test says, for faults of servers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
