@@ -210,7 +210,7 @@ def test_one_rank_without_zero_inside_trains_as_deepspeeds_zero_1_to_the_bit(
     assert len(set(found["digests"])) == 1
 
 
-def test_deepspeed_moves_the_states_of_no_stage_that_run_take_turns_refuses(everything: Results) -> None:
+def test_deepspeed_moves_the_states_of_no_stage_that_run_colocate_refuses(everything: Results) -> None:
     (result,) = everything["leaving"][1]
     assert set(result["refused"]) == set(IMMOVABLE)
     for name, changes in IMMOVABLE.items():
