@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from gspo_services.runs.export.weights import CheckpointWeights
-from gspo_services.runs.export.writing import CARD, write_export
+from gspo_services.runs.export.writer import CARD, write_export
 from tests.support.learner.parallel_jobs import checkpoint, job, run_jobs
 from tests.support.learner.training_groups import write_model_and_groups
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from gspo_protocol.messages import TensorInfo
 from gspo_services.rollout.sglang import Engine, EngineServer, GenerateRequest, SamplingParameters, ServerOptions
-from gspo_services.rollout.weights import loading
+from gspo_services.rollout.weights import loader
 from gspo_services.rollout.weights.file import write_arrays
 from gspo_services.rollout.weights.patch import write_patch
 from gspo_services.rollout.weights.verify import Verification, Verifier, verify_loaded
@@ -116,7 +116,7 @@ async def test_a_server_of_two_ranks_follows_twenty_versions_bit_for_bit(
                 path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
         return num_bytes
 
-    monkeypatch.setattr(loading, "write_patch", write)
+    monkeypatch.setattr(loader, "write_patch", write)
     loads: list[str] = []
     update = Engine._update
 

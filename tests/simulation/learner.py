@@ -22,7 +22,7 @@ from gspo_services.learner.broker.loop import BrokerLoop
 from gspo_services.learner.broker.port import ToBroker
 from gspo_services.learner.engine.engine import LearnerEngine
 from gspo_services.learner.trainer import BatchReport
-from gspo_services.learner.weights.copying import WeightCopy
+from gspo_services.learner.weights.weight_copy import WeightCopy
 from gspo_services.shared.settings import Learner
 from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import VOCABULARY, tables_after, weights_after

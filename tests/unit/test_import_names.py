@@ -35,7 +35,7 @@ def test_the_links_for_static_tools_lead_to_the_folders(name: str, folder: str) 
 
 
 ENVIRONMENT = "from gspo_services.tasks.environments import find_environment as find; found = find('services.tasks:Words')"
-REWARD = "from gspo_services.shared.runtime.importing import import_named as find; found = find('services.tasks').grade"
+REWARD = "from gspo_services.shared.runtime.user_modules import import_named as find; found = find('services.tasks').grade"
 AGENT = "from gspo_services.tasks.worker.imports import find_function as find; found = find('services.agent:solve')"
 
 

@@ -37,7 +37,7 @@ def compare_command(words: Sequence[str]) -> int:
         raise ConfigurationError(f"--png is {png}, a directory: name a file, such as {png / 'compare.png'}")
     comparison = compare_runs(arguments.runs)
     if png is not None:
-        from gspo_services.cli.compare.drawing import draw
+        from gspo_services.cli.compare.picture import draw
 
         draw(comparison, png)
     if arguments.json:

@@ -5,8 +5,8 @@ from gspo_services.learner.checkpoints.canary import canary_batch, require_canar
 from gspo_services.learner.checkpoints.digest_stream import streamed_digest
 from gspo_services.learner.checkpoints.digests import FileDigest, find_damage
 from gspo_services.learner.checkpoints.format import CheckpointError, CheckpointState, DamagedCheckpoint, read_metadata
-from gspo_services.learner.checkpoints.resuming import require_own_directory, resume
-from gspo_services.learner.checkpoints.saving import Background, CheckpointSaver, Threads
+from gspo_services.learner.checkpoints.resumption import require_own_directory, resume
+from gspo_services.learner.checkpoints.saver import Background, CheckpointSaver, Threads
 from gspo_services.learner.checkpoints.scrub import CheckpointScrub
 from gspo_services.learner.checkpoints.state_copy import EngineCopy, state_digest
 from gspo_services.learner.checkpoints.state_files import TensorDirectory, TensorFile, read_steps, write_steps

@@ -2,11 +2,11 @@
 
 from gspo_services.learner.weights.adapters import AdapterCopy, PublishedBase, copy_adapter
 from gspo_services.learner.weights.checksums import PublishedChecksums, likely_hash
-from gspo_services.learner.weights.copying import DTYPE_NAMES, DTYPES, WeightCopy, copy_parameters, copy_weights
 from gspo_services.learner.weights.delta import encode_delta
-from gspo_services.learner.weights.publishing import VersionCopies
 from gspo_services.learner.weights.server import WeightServer
 from gspo_services.learner.weights.snapshot import SnapshotStore, build_snapshot
+from gspo_services.learner.weights.version_copies import VersionCopies
+from gspo_services.learner.weights.weight_copy import DTYPE_NAMES, DTYPES, WeightCopy, copy_parameters, copy_weights
 
 __all__ = [
     "DTYPES",

@@ -11,8 +11,8 @@ import structlog
 
 from gspo.model.serving_layout import ServedParameter
 from gspo_protocol.messages import AdapterInfo
-from gspo_services.learner.weights.copying import WeightCopy, copy_parameters
 from gspo_services.learner.weights.snapshot import Snapshot, build_snapshot
+from gspo_services.learner.weights.weight_copy import WeightCopy, copy_parameters
 from gspo_services.shared.weights import MODULES, Hash, hash_function, layouts, parts_of
 
 log = structlog.get_logger()

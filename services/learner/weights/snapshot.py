@@ -9,7 +9,7 @@ from msgspec import structs
 from gspo_protocol.digests import version_digest
 from gspo_protocol.limits import MAX_WEIGHT_CHUNK_BYTES
 from gspo_protocol.messages import Manifest
-from gspo_services.learner.weights.copying import WeightCopy, described
+from gspo_services.learner.weights.weight_copy import WeightCopy, described
 from gspo_services.shared.weights import Parts
 
 CHUNK_BYTES: Final = MAX_WEIGHT_CHUNK_BYTES

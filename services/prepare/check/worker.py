@@ -20,10 +20,10 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from gspo.tasks.environments import TaskSource
-from gspo_services.prepare.env_try.playing import PlayedEpisode, TaskPicker, open_player
+from gspo_services.prepare.env_try.player import PlayedEpisode, TaskPicker, open_player
 from gspo_services.prepare.env_try.prompts import Prompts, WatchedTokenizer
 from gspo_services.prepare.env_try.scripted import TextEngine, echo
-from gspo_services.prepare.env_try.watching import PlayedTurn
+from gspo_services.prepare.env_try.watcher import PlayedTurn
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.opening import open_user_code
 from gspo_services.rollout.tokenizer import SENTINEL, ChatTokenizer, TokenizerError

@@ -11,7 +11,7 @@ from gspo_services.prepare.cluster_check import (
     references,
     scheduling,
     schema,
-    starting,
+    startup,
     traffic,
 )
 from gspo_services.prepare.cluster_check.model import ClusterFault, ClusterModel
@@ -21,7 +21,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     schema.versions, schema.names, schema.templates, schema.updates, schema.volume_claims,
     references.pods, references.services,
     scheduling.places, scheduling.images, scheduling.host_ports, scheduling.shared_volumes, scheduling.gpus,
-    starting.commands, starting.variables, starting.configurations, starting.directories,
+    startup.commands, startup.variables, startup.configurations, startup.directories,
     endpoints.addresses,
     health.probes, health.stopping,
     traffic.policies,

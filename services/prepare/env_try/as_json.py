@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from gspo_services.prepare.env_try.playing import PlayedEpisode
-from gspo_services.prepare.env_try.watching import PlayedTurn
+from gspo_services.prepare.env_try.player import PlayedEpisode
+from gspo_services.prepare.env_try.watcher import PlayedTurn
 from gspo_services.rollout.tokenizer import ChatTokenizer
 from gspo_services.runs.local_play import TokenRun
 

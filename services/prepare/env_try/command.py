@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TextIO
 
-from gspo_services.prepare.env_try.answering import AnswerSource, open_engine, require_directory
+from gspo_services.prepare.env_try.answer_source import AnswerSource, open_engine, require_directory
 from gspo_services.prepare.env_try.as_json import JsonReport
-from gspo_services.prepare.env_try.playing import PlayedEpisode, TaskPicker, open_player
+from gspo_services.prepare.env_try.player import PlayedEpisode, TaskPicker, open_player
 from gspo_services.prepare.env_try.prompts import Prompts, WatchedTokenizer
 from gspo_services.prepare.env_try.report import TerminalReport
 from gspo_services.rollout.tokenizer import TokenizerError

@@ -10,8 +10,8 @@ from typing import Any, Final
 from rich.style import Style
 from rich.text import Text
 
-from gspo_services.prepare.env_try.playing import PlayedEpisode
-from gspo_services.prepare.env_try.watching import PlayedTurn
+from gspo_services.prepare.env_try.player import PlayedEpisode
+from gspo_services.prepare.env_try.watcher import PlayedTurn
 from gspo_services.rollout.tokenizer import ChatTokenizer
 from gspo_services.runs.local_play import TokenRun, Use
 from gspo_services.shared.runtime.console import PlainConsole

@@ -17,7 +17,7 @@ from gspo_services.rollout.episodes.budget import Budget
 from gspo_services.rollout.episodes.history import Conversation, Histories
 from gspo_services.rollout.episodes.live import LiveCall
 from gspo_services.rollout.episodes.log import EpisodeLog, Round
-from gspo_services.rollout.episodes.placing import Known, find_place
+from gspo_services.rollout.episodes.place import Known, find_place
 from gspo_services.rollout.episodes.records import CallRecord, read_journal
 from gspo_services.rollout.episodes.registry import ENDED
 from gspo_services.rollout.episodes.sampler import CallSampler

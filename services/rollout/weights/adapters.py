@@ -31,7 +31,7 @@ from gspo_protocol.digests import tensor_digest
 from gspo_protocol.messages import AdapterInfo, Manifest, TensorInfo
 from gspo_services.rollout.sglang import Adapter, Engine, EngineError
 from gspo_services.rollout.weights.file import header_of
-from gspo_services.rollout.weights.loading import LOADED, VerificationError
+from gspo_services.rollout.weights.loader import LOADED, VerificationError
 from gspo_services.rollout.weights.replica import Replica
 from gspo_services.rollout.weights.verify import Verifier
 from gspo_services.shared.runtime.errors import ServiceError

@@ -27,7 +27,7 @@ from gspo_services.rollout.sglang import Engine, EngineError
 from gspo_services.rollout.weights.adapters import AdapterLoader, AdapterPlan, BaseUnknownError
 from gspo_services.rollout.weights.colocate import EngineDevice
 from gspo_services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest
-from gspo_services.rollout.weights.loading import EngineLoader, VerificationError
+from gspo_services.rollout.weights.loader import EngineLoader, VerificationError
 from gspo_services.rollout.weights.peers import WeightPeers
 from gspo_services.rollout.weights.replica import Replica
 from gspo_services.rollout.weights.verify import Verifier

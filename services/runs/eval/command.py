@@ -16,13 +16,13 @@ import structlog
 from gspo_services.rollout.tokenizer import ChatTokenizer
 from gspo_services.runs.eval.models import ScoredModel, scored_models, served_directory
 from gspo_services.runs.eval.picture import PLOT_FILE, write_picture
-from gspo_services.runs.eval.playing import open_maker
 from gspo_services.runs.eval.progress import SamplingProgress, progress_console
 from gspo_services.runs.eval.report import cost_lines, results_table
 from gspo_services.runs.eval.results import SetResult, known_samples, result_of
+from gspo_services.runs.eval.sample_maker import open_maker
 from gspo_services.runs.eval.samples import SampleFile, ScoredSample
-from gspo_services.runs.eval.serving import open_served
 from gspo_services.runs.eval.sets import ScoredSet, ScoredTask, chosen_sets, open_set
+from gspo_services.runs.eval.sglang_server import open_served
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.config_arguments import add_configuration_arguments
 from gspo_services.shared.runtime.console import PlainConsole

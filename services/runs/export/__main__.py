@@ -11,7 +11,7 @@ from typing import Final
 from gspo_services.broker.rows import VersionRow
 from gspo_services.broker.store import LEDGER_FILE, NoLedger, Reader, ReaderGaveWay, StoreCorrupt, reading, refusing_damage
 from gspo_services.runs.audit import read_checkpoints
-from gspo_services.runs.export.choosing import ChosenCheckpoint, choose, wanted_checkpoint
+from gspo_services.runs.export.choice import ChosenCheckpoint, choose, wanted_checkpoint
 from gspo_services.runs.metrics import NoMetrics, RunMetrics, read_metrics
 from gspo_services.shared.runtime.errors import (
     EXIT_CONFIGURATION,
@@ -107,7 +107,7 @@ def _export(arguments: argparse.Namespace) -> None:
     # torch and transformers take seconds to import: only when everything else is known to be good.
     from gspo_services.runs.export.adapted import AdaptedCheckpointWeights, open_checkpoint
     from gspo_services.runs.export.card import CardFacts, model_card
-    from gspo_services.runs.export.writing import require_free, write_adapter, write_export
+    from gspo_services.runs.export.writer import require_free, write_adapter, write_export
 
     require_free(destination)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

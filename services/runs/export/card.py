@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gspo_services.runs.export.choosing import ChosenCheckpoint
+from gspo_services.runs.export.choice import ChosenCheckpoint
 from gspo_services.runs.export.versions import gspo_version, versions
 from gspo_services.runs.metrics import HeldOut, RunMetrics, number
 from gspo_services.shared.runtime.plain_text import one_line

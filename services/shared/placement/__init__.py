@@ -1,7 +1,7 @@
 """Which GPUs and cores each process of a run on one machine gets."""
 
 from gspo_services.shared.placement.driver import require_driver
-from gspo_services.shared.placement.placing import (
+from gspo_services.shared.placement.placement import (
     Placement,
     ProcessPlace,
     is_for_cuda,

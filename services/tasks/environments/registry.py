@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from gspo.tasks.environments import Environment, TaskSet
-from gspo_services.shared.runtime.importing import import_named
+from gspo_services.shared.runtime.user_modules import import_named
 
 ENVIRONMENTS: Mapping[str, str] = MappingProxyType(
     {

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 import msgpack
 
-from gspo_services.shared.runtime.importing import import_named
+from gspo_services.shared.runtime.user_modules import import_named
 from gspo_services.tasks.reward_worker.failures import described, import_failure
 from gspo_services.tasks.reward_worker.isolation import isolate
 from gspo_services.tasks.worker.reward_value import outcome_of

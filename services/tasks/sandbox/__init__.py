@@ -1,6 +1,6 @@
 """Programs that nobody has read, such as a model's, run here: without a network, without rights, within limits."""
 
-from gspo_services.tasks.sandbox.choosing import local_options, max_sandboxes_of, open_configured
+from gspo_services.tasks.sandbox.choice import local_options, max_sandboxes_of, open_configured
 from gspo_services.tasks.sandbox.interface import (
     LimitName,
     ProgramRefused,

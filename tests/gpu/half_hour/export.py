@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from gspo.model.serving_layout import ServedParameter, ServedPart
-from gspo_services.learner.weights.copying import copy_parameters, copy_weights
+from gspo_services.learner.weights.weight_copy import copy_parameters, copy_weights
 
 NUM_EXPERTS, HIDDEN, INNER = 128, 2048, 768
 

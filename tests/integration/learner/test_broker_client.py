@@ -32,7 +32,7 @@ from gspo_services.learner.broker.batches import BatchAnnounced, PartArrived
 from gspo_services.learner.broker.parts import CREDIT
 from gspo_services.learner.broker.thread import BrokerThread
 from gspo_services.learner.metrics import LearnerMetrics
-from gspo_services.learner.weights.copying import WeightCopy, copy_weights
+from gspo_services.learner.weights.weight_copy import WeightCopy, copy_weights
 from gspo_services.rollout.weights.fetch import fetch_newest
 from gspo_services.shared.net.channel import RouterChannel
 from gspo_services.shared.runtime.clock import MonotonicClock

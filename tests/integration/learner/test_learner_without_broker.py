@@ -13,11 +13,11 @@ from gspo_protocol.messages import BatchRequest, Checkpointed, Resume, Trained, 
 from gspo_services.learner.broker.no_broker import NoBroker
 from gspo_services.learner.broker.port import ToBroker
 from gspo_services.learner.checkpoints.format import CheckpointError
-from gspo_services.learner.checkpoints.saving import Background
+from gspo_services.learner.checkpoints.saver import Background
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.service import FLUSH_S, NOT_YET, POLL_S, STOPPED, LearnerService
 from gspo_services.learner.share import MAX_SHARED_FRAMES, NO_FRAME, STOP
-from gspo_services.learner.weights.copying import WeightCopy
+from gspo_services.learner.weights.weight_copy import WeightCopy
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.runtime.telemetry import Health

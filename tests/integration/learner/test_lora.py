@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from gspo_services.runs.export.adapted import AdaptedCheckpointWeights, open_checkpoint
-from gspo_services.runs.export.writing import write_adapter, write_export
+from gspo_services.runs.export.writer import write_adapter, write_export
 from gspo_services.shared.runtime.errors import ConfigurationError
 from tests.support.learner.parallel_jobs import (
     RESUMED_STEPS,

@@ -33,7 +33,7 @@ from gspo_services.learner.broker import loop
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from gspo_services.learner.broker.parts import CREDIT, MOST_DAMAGED
 from gspo_services.learner.several import lines, merged_answers
-from gspo_services.learner.weights.copying import copy_weights
+from gspo_services.learner.weights.weight_copy import copy_weights
 from gspo_services.shared.runtime.errors import ServiceError, flatten
 from tests.support.broker.made_batches import MadeBatch, damaged
 from tests.support.shares.several import NUM_BROKERS, Brokers, connected, opened

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gspo_services.rollout.weights.loading import MAX_FAILED_PATCHES
+from gspo_services.rollout.weights.loader import MAX_FAILED_PATCHES
 from gspo_services.rollout.weights.replica import Replica
 from gspo_services.rollout.weights.verify import Expected, Verifier
 from gspo_services.shared.weights import ABILITY

@@ -9,7 +9,7 @@ import pytest_asyncio
 from safetensors.torch import load_file
 
 from gspo_services.rollout.sglang.client import Engine, EngineError
-from gspo_services.rollout.weights import loading
+from gspo_services.rollout.weights import loader
 from gspo_services.rollout.weights.patch import write_patch
 from gspo_services.rollout.weights.verify import verify_loaded
 from gspo_services.shared.weights import ABILITY, patch_file
@@ -45,7 +45,7 @@ async def test_many_patches_leave_the_engine_with_the_bits_of_a_full_load(
             path.write_bytes(content[:-1] if spoiled.pop() == "cut" else content)
         return num_bytes
 
-    monkeypatch.setattr(loading, "write_patch", write)
+    monkeypatch.setattr(loader, "write_patch", write)
     loads: list[str] = []
     update = Engine._update
 

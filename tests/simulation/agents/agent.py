@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gspo_services.rollout.episodes.placing import LONG_TEXT
+from gspo_services.rollout.episodes.place import LONG_TEXT
 from tests.simulation.agents.chat import FIRST_CHARACTER, PADDING
 from tests.simulation.episodes import FIRST_WORD, NUM_WORDS
 

@@ -89,7 +89,7 @@ AGENTS = (
     ),
     Bug(
         name="a conversation that goes on is rendered again",
-        module="gspo_services.rollout.episodes.placing",
+        module="gspo_services.rollout.episodes.place",
         old="            if bridge:\n",
         new="            if False:\n",
         invariants=(GOES_ON,),

@@ -145,7 +145,7 @@ TRAINING = (
     ),
     Bug(
         name="loaded weights are not verified",
-        module="gspo_services.rollout.weights.loading",
+        module="gspo_services.rollout.weights.loader",
         old="        self.require(await self._verifier.verify(expected))\n",
         new="        await self._verifier.verify(expected)\n",
         invariants=("G4", "G5"),

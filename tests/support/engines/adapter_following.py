@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 
 from gspo_protocol.messages import Loaded
 from gspo_services.learner.weights.adapters import PublishedBase
-from gspo_services.learner.weights.copying import copy_weights
 from gspo_services.learner.weights.snapshot import Snapshot
+from gspo_services.learner.weights.weight_copy import copy_weights
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.sglang.client import Engine
 from gspo_services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters

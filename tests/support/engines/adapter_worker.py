@@ -19,8 +19,8 @@ from gspo_protocol.messages import Manifest
 from gspo_services.learner.engine.engine import LearnerEngine
 from gspo_services.learner.trainer import train_batch
 from gspo_services.learner.weights.adapters import AdapterCopy
-from gspo_services.learner.weights.publishing import VersionCopies
 from gspo_services.learner.weights.snapshot import Snapshot, build_snapshot
+from gspo_services.learner.weights.version_copies import VersionCopies
 from gspo_services.shared.settings.sections import LoraSection, Settings
 from tests.support.learner.learner_worker import OBJECTIVE, settings
 from tests.support.loss.sequences import load_groups

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gspo_services.learner.checkpoints.digest_stream import streamed_digest
 from gspo_services.learner.checkpoints.format import CheckpointState
-from gspo_services.learner.checkpoints.saving import CheckpointSaver, Threads
+from gspo_services.learner.checkpoints.saver import CheckpointSaver, Threads
 from gspo_services.learner.checkpoints.state_copy import EngineCopy
 from gspo_services.learner.checkpoints.state_files import TensorDirectory, TensorFile
 from tests.support.engines.bigram_engine import BigramEngine

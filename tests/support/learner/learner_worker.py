@@ -29,7 +29,7 @@ from gspo.model.policy import load_policy
 from gspo.settings import Objective
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from gspo_services.learner.checkpoints.format import CheckpointError, CheckpointState, load_checkpoint
-from gspo_services.learner.checkpoints.saving import CheckpointSaver, Threads
+from gspo_services.learner.checkpoints.saver import CheckpointSaver, Threads
 from gspo_services.learner.engine.engine import LearnerEngine
 from gspo_services.learner.engine.gradients import GradientError
 from gspo_services.learner.export import export_model

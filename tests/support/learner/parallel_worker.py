@@ -27,7 +27,7 @@ from gspo.model.packing import PackedBatch, TrainGroup, pack
 from gspo.moe.experts import ExpertPicks
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from gspo_services.learner.checkpoints.format import CheckpointError, CheckpointState, find_latest, load_checkpoint
-from gspo_services.learner.checkpoints.saving import CheckpointSaver, Threads
+from gspo_services.learner.checkpoints.saver import CheckpointSaver, Threads
 from gspo_services.learner.engine.engine import LearnerEngine
 from gspo_services.learner.export import export_model
 from gspo_services.learner.trainer import train_batch

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from gspo_services.learner.checkpoints.format import CheckpointEngine, CheckpointState
-from gspo_services.learner.checkpoints.saving import CheckpointSaver
+from gspo_services.learner.checkpoints.saver import CheckpointSaver
 
 
 def save_checkpoint(engine: CheckpointEngine, root: Path, state: CheckpointState, *, keep: int = 3) -> Path:

@@ -9,7 +9,7 @@ from gspo_protocol.messages import BatchRequest, Segment, VersionRun, Welcome
 from gspo_protocol.messages.pieces import Pieces
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from gspo_services.learner.broker.port import BrokerPort, ToBroker
-from gspo_services.learner.weights.copying import WeightCopy
+from gspo_services.learner.weights.weight_copy import WeightCopy
 from tests.support.broker.made_batches import Made, MadeBatch, made_batch
 from tests.support.wire.zmq_ends import ScriptedEnd, a_welcome
 

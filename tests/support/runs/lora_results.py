@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from gspo_services.runs.export.adapted import open_checkpoint
-from gspo_services.runs.export.writing import write_export
+from gspo_services.runs.export.writer import write_export
 from tests.support.learner.parallel_jobs import RESUMED_STEPS, Results, checkpoint
 from tests.support.learner.tiny_model import reference_logprobs, tiny_qwen3_moe
 

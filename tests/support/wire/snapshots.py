@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import torch
 
-from gspo_services.learner.weights.copying import copy_weights
 from gspo_services.learner.weights.snapshot import Snapshot, build_snapshot
+from gspo_services.learner.weights.weight_copy import copy_weights
 
 
 def snapshot_of(policy_version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> Snapshot:

@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from gspo_services.tasks.environments.layouts.recognising import LayoutName, program_row
+from gspo_services.tasks.environments.layouts.recognition import LayoutName, program_row
 from gspo_services.tasks.environments.programs import FiledTests, ProgramTest, digest_of
 
 KEPT_BYTES: Final = 256 << 20

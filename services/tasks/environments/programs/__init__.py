@@ -1,7 +1,7 @@
 """Programs as answers: tasks with tests, and the grader that runs programs in a sandbox."""
 
 from gspo_services.tasks.environments.programs.extraction import AnsweredProgram, program_in
-from gspo_services.tasks.environments.programs.grading import ProgramGrader
+from gspo_services.tasks.environments.programs.grader import ProgramGrader
 from gspo_services.tasks.environments.programs.jobs import SandboxedJobs
 from gspo_services.tasks.environments.programs.problems import (
     PACKED_TESTS_BYTES,

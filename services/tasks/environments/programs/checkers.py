@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Final
 
 from gspo_services.tasks.environments.programs.problems import CheckerProgram, TaskFault
-from gspo_services.tasks.environments.programs.running import SandboxedProgram, last_words, put_program
 from gspo_services.tasks.environments.programs.runs import TestRun, TestRuns
+from gspo_services.tasks.environments.programs.sandboxed_program import SandboxedProgram, last_words, put_program
 from gspo_services.tasks.environments.programs.toolchains import Toolchain
 from gspo_services.tasks.environments.programs.verdict import ProgramVerdict
 from gspo_services.tasks.sandbox import ProgramRefused, RunOutcome, Sandbox, SandboxLimits

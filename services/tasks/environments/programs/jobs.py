@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gspo.tasks.environments import RewardJob
 from gspo_services.shared.runtime.errors import ConfigurationError
-from gspo_services.tasks.environments.programs.grading import ProgramGrader
+from gspo_services.tasks.environments.programs.grader import ProgramGrader
 from gspo_services.tasks.environments.programs.problems import FiledTests, ProgramTest, TaskFault
 from gspo_services.tasks.environments.reward_results import RewardResult, no_reward
 from gspo_services.tasks.environments.scoring import score_of

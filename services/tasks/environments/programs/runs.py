@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gspo_services.tasks.environments.programs.comparing import same_output, same_value
+from gspo_services.tasks.environments.programs.comparison import same_output, same_value
 from gspo_services.tasks.environments.programs.problems import Problem, ProgramTest, TaskFault
 from gspo_services.tasks.environments.programs.rules import ProgramRules
-from gspo_services.tasks.environments.programs.running import SandboxedProgram, failure_of, limits_for
+from gspo_services.tasks.environments.programs.sandboxed_program import SandboxedProgram, failure_of, limits_for
 from gspo_services.tasks.environments.programs.verdict import Ending, ProgramVerdict
 from gspo_services.tasks.sandbox import SandboxLimits
 

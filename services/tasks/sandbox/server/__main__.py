@@ -23,7 +23,7 @@ from gspo_services.tasks.sandbox import LocalSandboxes, ProgramRefused, SandboxU
 from gspo_services.tasks.sandbox.server.conversation import SandboxBounds
 from gspo_services.tasks.sandbox.server.metrics import SandboxMetrics
 from gspo_services.tasks.sandbox.server.server import SandboxServer
-from gspo_services.tasks.sandbox.server.trying import try_sandbox
+from gspo_services.tasks.sandbox.server.trial import try_sandbox
 from gspo_services.tasks.sandbox.wire import KEY_VARIABLE
 
 log = structlog.get_logger()

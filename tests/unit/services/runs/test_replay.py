@@ -17,8 +17,8 @@ from gspo_services.broker.sending import TokenSpan
 from gspo_services.broker.store.reader import LEDGER_FILE, StoreCorrupt
 from gspo_services.broker.store.schema import TABLES, row_checksum
 from gspo_services.learner.broker.batches import BatchAnnounced, PartArrived
-from gspo_services.learner.weights.copying import copy_weights
 from gspo_services.learner.weights.snapshot import Snapshot
+from gspo_services.learner.weights.weight_copy import copy_weights
 from gspo_services.runs.replay.__main__ import ranks_of, replay_command
 from gspo_services.runs.replay.batches import RecordedBroker, RecordedRun, _RecordedLedger
 from gspo_services.shared.runtime.errors import ConfigurationError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gspo_services.learner.checkpoints.format import CheckpointState, checkpoint_of
 from gspo_services.learner.checkpoints.retention import worth_keeping
-from gspo_services.learner.checkpoints.saving import CheckpointSaver
+from gspo_services.learner.checkpoints.saver import CheckpointSaver
 from tests.support.engines.bigram_engine import BigramEngine
 
 

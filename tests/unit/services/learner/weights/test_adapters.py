@@ -8,8 +8,8 @@ import torch
 from gspo.model.serving_layout import ServedParameter
 from gspo_services.learner.weights.adapters import AdapterCopy, PublishedBase, copy_adapter
 from gspo_services.learner.weights.checksums import PublishedChecksums
-from gspo_services.learner.weights.copying import copy_weights
 from gspo_services.learner.weights.snapshot import build_snapshot
+from gspo_services.learner.weights.weight_copy import copy_weights
 from gspo_services.shared.weights import xxh3_checksum
 
 PROBE = ([3, 1, 4], [-0.5, -1.0])

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gspo_services.prepare.env_try.as_json import JsonReport
-from gspo_services.prepare.env_try.playing import PlayedEpisode
+from gspo_services.prepare.env_try.player import PlayedEpisode
 from gspo_services.prepare.env_try.prompts import Prompt
 from gspo_services.prepare.env_try.report import TerminalReport
-from gspo_services.prepare.env_try.watching import PlayedTurn
+from gspo_services.prepare.env_try.watcher import PlayedTurn
 from gspo_services.rollout.rendering import Parsed, ParsedCall
 from gspo_services.rollout.tokenizer import ChatTokenizer
 from gspo_services.runs.local_play import Mask, TokenRun

@@ -11,13 +11,13 @@ from msgspec import structs
 
 from gspo.model.serving_layout import ServedParameter
 from gspo_services.learner.weights.adapters import PublishedBase, copy_adapter
-from gspo_services.learner.weights.copying import copy_weights
 from gspo_services.learner.weights.snapshot import Snapshot, build_snapshot
+from gspo_services.learner.weights.weight_copy import copy_weights
 from gspo_services.rollout.sglang.adapters import Adapter
 from gspo_services.rollout.sglang.answers import RankChecksums, ServerInfo
 from gspo_services.rollout.sglang.client import EngineError
 from gspo_services.rollout.weights.adapters import AdapterLoader, AdapterPlan, BaseUnknownError, lora_arguments
-from gspo_services.rollout.weights.loading import VerificationError
+from gspo_services.rollout.weights.loader import VerificationError
 from gspo_services.rollout.weights.replica import Replica
 from gspo_services.rollout.weights.verify import Verifier
 from gspo_services.shared.runtime.errors import ServiceError

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from gspo_services.runs.export.__main__ import export_command
 from gspo_services.runs.export.weights import CheckpointWeights
-from gspo_services.runs.export.writing import write_export
+from gspo_services.runs.export.writer import write_export
 from gspo_services.shared.settings.run_settings import write_run_settings
 from gspo_services.shared.settings.sections import EnvironmentSection, Model, Run, Settings
 from tests.support.learner.tiny_model import save_tiny_model, tiny_qwen3_moe

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from gspo_services.runs.export.weights import CheckpointWeights
-from gspo_services.runs.export.writing import write_export
+from gspo_services.runs.export.writer import write_export
 from tests.support.runs.model_checkpoints import write_model_checkpoint
 
 SIZES: dict[str, Any] = {

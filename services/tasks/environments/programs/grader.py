@@ -15,8 +15,8 @@ import structlog
 from gspo_services.tasks.environments.programs.checkers import check_outputs
 from gspo_services.tasks.environments.programs.problems import FiledTests, Problem, ProgramTest, TaskFault
 from gspo_services.tasks.environments.programs.rules import ProgramRules
-from gspo_services.tasks.environments.programs.running import put_program
 from gspo_services.tasks.environments.programs.runs import TestRuns
+from gspo_services.tasks.environments.programs.sandboxed_program import put_program
 from gspo_services.tasks.environments.programs.toolchains import Toolchain
 from gspo_services.tasks.environments.programs.verdict import ProgramVerdict
 from gspo_services.tasks.sandbox import SandboxError, Sandboxes

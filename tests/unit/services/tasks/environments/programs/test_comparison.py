@@ -2,7 +2,7 @@
 
 import pytest
 
-from gspo_services.tasks.environments.programs.comparing import same_output, same_value
+from gspo_services.tasks.environments.programs.comparison import same_output, same_value
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from gspo_protocol.messages.journal import journal_array
 from gspo_protocol.messages.pieces import NO_PIECES, piece_arrays
 from gspo_services.broker.ledger import trajectory_seed
 from gspo_services.prepare.env_try.prompts import Prompts, WatchedTokenizer
-from gspo_services.prepare.env_try.watching import EpisodeWatch, PlayedTurn, TurnWatcher
+from gspo_services.prepare.env_try.watcher import EpisodeWatch, PlayedTurn, TurnWatcher
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.opening import Policy, open_episodes, open_user_code
 from gspo_services.rollout.sglang import EngineError

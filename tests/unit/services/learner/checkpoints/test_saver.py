@@ -14,7 +14,7 @@ from gspo_services.learner.checkpoints.format import (
     find_latest,
     load_checkpoint,
 )
-from gspo_services.learner.checkpoints.saving import CheckpointSaver, Threads
+from gspo_services.learner.checkpoints.saver import CheckpointSaver, Threads
 from gspo_services.learner.checkpoints.versions import Versions
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.learner.held_background import HeldBackground

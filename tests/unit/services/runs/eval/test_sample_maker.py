@@ -9,7 +9,7 @@ import pytest
 from gspo_protocol.messages import VersionRun
 from gspo_services.rollout.sglang import EngineError, GenerateRequest, OutputPiece, SamplingParameters
 from gspo_services.rollout.tokenizer import ChatTokenizer
-from gspo_services.runs.eval.playing import BusyEngine, open_maker
+from gspo_services.runs.eval.sample_maker import BusyEngine, open_maker
 from gspo_services.runs.eval.samples import ScoredSample
 from gspo_services.runs.eval.sets import open_set
 from gspo_services.runs.local_play import VERSION

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gspo_services.rollout.endpoint import CallRefused
-from gspo_services.rollout.episodes.placing import LONG_TEXT
+from gspo_services.rollout.episodes.place import LONG_TEXT
 from gspo_services.rollout.rendering import Renderer
 from tests.support.agent_episodes import LedgerBroker, an_episode, ask, sampling_of, shared_of, user
 from tests.support.engines.scripted_engine import ScriptedEngine

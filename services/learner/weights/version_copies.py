@@ -10,7 +10,7 @@ import torch
 
 from gspo.model.serving_layout import ServedParameter
 from gspo_services.learner.weights.adapters import PublishedBase, copy_adapter
-from gspo_services.learner.weights.copying import DTYPES, WeightCopy, copy_parameters
+from gspo_services.learner.weights.weight_copy import DTYPES, WeightCopy, copy_parameters
 from gspo_services.shared.settings import Settings
 
 log = structlog.get_logger()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gspo_services.runs.audit import Checkpoint
-from gspo_services.runs.export.choosing import choose, wanted_checkpoint
+from gspo_services.runs.export.choice import choose, wanted_checkpoint
 from gspo_services.runs.metrics import HeldOut
 from gspo_services.shared.runtime.errors import ConfigurationError
 

@@ -7,7 +7,7 @@ import torch
 
 from gspo.model.serving_layout import ServedParameter
 from gspo_services.learner.weights import AdapterCopy
-from gspo_services.learner.weights.publishing import VersionCopies
+from gspo_services.learner.weights.version_copies import VersionCopies
 from gspo_services.shared.settings.sections import LoraSection, Model, Settings
 
 
