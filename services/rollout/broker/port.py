@@ -80,7 +80,7 @@ class Brokers(ABC):
     @property
     @abstractmethod
     def there(self) -> list[int]:
-        """Numbers of the brokers to wait for; see ``TurnTaker``."""
+        """Numbers of the brokers to wait for; see ``TimeSharing``."""
 
     @property
     @abstractmethod
