@@ -74,8 +74,8 @@ MAX_SET_NAME: Final = 64
 """Characters of the name of an evaluation set."""
 MAX_EVALUATIONS: Final = 65_536
 """Evaluations of a run that a learner is told of at once."""
-MAX_BATCHES_RELEASED: Final = 4096
-"""Batches that one ReleaseRequest names."""
+MAX_BATCHES_REQUEUED: Final = 4096
+"""Batches that one RequeueRequest names."""
 
 MAX_PEERS: Final = 4096
 """Sessions that a broker or weight server keeps."""

@@ -40,7 +40,7 @@ from gspo_protocol.messages.batch import (
 from gspo_protocol.messages.connection import Ack, Goodbye, Hello, Refused, Welcome
 from gspo_protocol.messages.gathered import Chunks
 from gspo_protocol.messages.journal import Journal
-from gspo_protocol.messages.operator import ReleaseRequest, Status, StatusRequest, StopRequest
+from gspo_protocol.messages.operator import RequeueRequest, Status, StatusRequest, StopRequest
 from gspo_protocol.messages.weights import (
     AdapterInfo,
     DeltaBucket,
@@ -72,7 +72,7 @@ AnyMessage = (
     | BatchRequest | BatchPending | Batch | BatchPartRequest | BatchPart | SkipBatch | EndOfRun | Evaluated
     | Published | Trained | BatchFailed | Checkpointed | Resume
     | ManifestRequest | Manifest | WeightRequest | WeightChunk | WeightGone | Loaded
-    | StatusRequest | Status | StopRequest | ReleaseRequest
+    | StatusRequest | Status | StopRequest | RequeueRequest
 )  # fmt: skip
 SEQUENCED = (Chunk, Chunks, Journal, Finish, Release, Published, Trained, BatchFailed, Checkpointed)
 """Messages that must arrive: sent with a sequence number, kept by the sender until acknowledged."""
@@ -126,7 +126,7 @@ __all__ = [
     "Reason",
     "Refused",
     "Release",
-    "ReleaseRequest",
+    "RequeueRequest",
     "Resume",
     "Role",
     "Segment",

@@ -157,7 +157,7 @@ class BatchPart(Message, frozen=True, tag="batch_part"):
 
 
 class SkipBatch(Message, frozen=True, tag="skip_batch"):
-    """Broker -> learner: batch ``index`` was set aside, and ``reason`` says why. Nothing is trained for it; the learner
+    """Broker -> learner: batch ``index`` was quarantined, and ``reason`` says why. Nothing is trained for it; the learner
     publishes its weights as the next version, so that batches and versions stay in step.
     """
 
@@ -217,7 +217,7 @@ class Published(Message, frozen=True, tag="published"):
 class Trained(Message, frozen=True, tag="trained"):
     """Learner -> broker: batch ``index`` has been trained; its metrics, for metrics.jsonl.
 
-    ``skipped``: nothing was trained, because the broker has set the batch aside.
+    ``skipped``: nothing was trained, because the broker has quarantined the batch.
     """
 
     index: Count

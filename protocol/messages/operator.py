@@ -1,4 +1,4 @@
-"""Messages of the batch channel, operator <-> broker: to watch a run, to stop it, to give back what it has set aside."""
+"""Messages of the batch channel, operator <-> broker: to watch a run, to stop it, to requeue what it has quarantined."""
 
 from typing import Annotated, ClassVar
 
@@ -35,7 +35,7 @@ class StopRequest(Message, frozen=True, tag="stop_request"):
     reason: Reason
 
 
-class ReleaseRequest(Message, frozen=True, tag="release_request"):
-    """Operator (``gspo release``) -> broker: use the groups of these set-aside batches again; of all if none is named."""
+class RequeueRequest(Message, frozen=True, tag="requeue_request"):
+    """Operator (``gspo requeue``) -> broker: use the groups of these quarantined batches again; of all if none is named."""
 
-    batches: Annotated[list[Count], Meta(max_length=limits.MAX_BATCHES_RELEASED)]
+    batches: Annotated[list[Count], Meta(max_length=limits.MAX_BATCHES_REQUEUED)]

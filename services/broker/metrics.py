@@ -55,7 +55,7 @@ class BrokerMetrics(MetricTable):
     dropped = counter("dropped_groups_total", "Groups dropped, by reason", "reason", zeros=DROP_REASONS)
     left_out = counter("left_out_groups_total", "Left out by dynamic sampling, for want of a signal: groups")
     left_out_tokens = counter("left_out_tokens_total", "Left out by dynamic sampling, for want of a signal: tokens")
-    set_aside = counter("set_aside_batches_total", "Batches set aside, because they ended their learner")
+    quarantined = counter("quarantined_batches_total", "Quarantined batches: each ended its learner")
     commit_failures = counter("commit_failures_total", "Commits that failed and were tried again")
     archived_trajectories = counter(
         "archived_trajectories_total", "Trajectories whose tokens moved from the ledger into an archive file"
@@ -139,8 +139,8 @@ class BrokerMetrics(MetricTable):
         """Count what a new line of metrics.jsonl tells; ``wall_s``: the time, in seconds since 1970."""
         if line["event"] == "batch":
             self.last_batch.set(wall_s)
-        elif line["event"] == "set_aside":
-            self.set_aside.inc()
+        elif line["event"] == "quarantined":
+            self.quarantined.inc()
         elif line["event"] == "left_out":
             self.left_out.inc()
             self.left_out_tokens.inc(sum(line["num_tokens"]))

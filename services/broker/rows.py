@@ -9,11 +9,11 @@ import msgspec
 from gspo_protocol.messages import GroupSampling, Split, TrainingValues
 
 GroupStatus = Literal[
-    "open", "complete", "batched", "dropped", "evaluated", "left_out", "set_aside", "released", "resampled"
+    "open", "complete", "batched", "dropped", "evaluated", "left_out", "quarantined", "requeued", "resampled"
 ]  # fmt: skip
-"""left_out: its rewards were all equal, and another prompt took its place (dynamic sampling); set_aside: its batch ended the
-learner again and again; released: an operator gave it back, and it waits for room; resampled: it was too old by then, and
-another group has its prompt."""
+"""left_out: its rewards were all equal, and another prompt took its place (dynamic sampling); quarantined: its batch ended
+the learner again and again; requeued: an operator requeued its batch, and it waits for room; resampled: it was too old by
+then, and another group has its prompt."""
 TrajectoryStatus = Literal["free", "leased", "finished", "failed"]
 DropReason = Literal["stale", "failed"]
 NO_TURN: Final = -1
@@ -37,7 +37,7 @@ class GroupRow(Row, frozen=True, kw_only=True):
     sampling: GroupSampling
     """How all its trajectories are sampled, whatever the schedules say later."""
     batch: int | None = None
-    """The batch it went into, also when that was set aside; None before, and for dropped and held-out groups."""
+    """The batch it went into, also when that was quarantined; None before, and for dropped and held-out groups."""
     drop_reason: DropReason | None = None
     replaces: int | None = None
     """The resampled group whose prompt this one has."""
@@ -181,7 +181,7 @@ class TrainedRow(Row, frozen=True, kw_only=True):
     index: int
     policy_version: int
     how: Literal["trained", "skipped"] = "trained"
-    """skipped: the batch was set aside, and the version has the weights of the one before."""
+    """skipped: the batch was quarantined, and the version has the weights of the one before."""
 
 
 class FailureRow(Row, frozen=True, kw_only=True):
@@ -198,9 +198,9 @@ class FailureRow(Row, frozen=True, kw_only=True):
     """What it said."""
 
 
-class SetAsideRow(Row, frozen=True, kw_only=True):
-    """Batch ``index`` is not trained any more: it is delivered as one to be skipped. For good, also after a release of its
-    groups."""
+class QuarantinedRow(Row, frozen=True, kw_only=True):
+    """Batch ``index`` is not trained any more: it is delivered as one to be skipped. For good, also when its groups are
+    requeued."""
 
     index: int
     policy_version: int
@@ -333,9 +333,9 @@ class LedgerContents(msgspec.Struct, frozen=True, kw_only=True):
     evaluations: tuple[EvaluationRow, ...] = ()
     failures: tuple[FailureRow, ...] = ()
     """Of batches that no checkpoint covers."""
-    set_aside: tuple[SetAsideRow, ...] = ()
+    quarantined: tuple[QuarantinedRow, ...] = ()
     shelved_groups: tuple[GroupRow, ...] = ()
-    """Those of batches that no checkpoint covers, and all that are set aside or released, by id."""
+    """Those of batches that no checkpoint covers, and all that are quarantined or requeued, by id."""
     shelved_trajectories: tuple[TrajectoryRow, ...] = ()
     """Those of ``shelved_groups``, by id."""
     run: RunRow = RunRow()

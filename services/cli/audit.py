@@ -41,10 +41,10 @@ def print_audit(audit: Audit, console: PlainConsole) -> None:
             f"{outcome.action_tokens:,}",
         )
     console.print(table)
-    aside = f", {audit.num_set_aside} set aside" if audit.num_set_aside else ""
+    quarantined = f", {audit.num_quarantined} quarantined" if audit.num_quarantined else ""
     again = f", {audit.num_trained_again} of them once more after a restart" if audit.num_trained_again else ""
     console.print(
-        f"batches: {audit.num_batches:,} assembled, {audit.num_trained_batches:,} trained{again}{aside}; "
+        f"batches: {audit.num_batches:,} assembled, {audit.num_trained_batches:,} trained{again}{quarantined}; "
         f"policy versions: {audit.num_versions:,}",
         soft_wrap=True,
     )

@@ -36,7 +36,7 @@ Watch and check a run:
   gspo view runs/arithmetic            look at it in the browser: curves, groups, tokens
   gspo doctor runs/arithmetic          say what it waits for, what is wrong, and what to do
   gspo stop runs/arithmetic            finish the current batch, save, and end
-  gspo release runs/arithmetic         list batches that were set aside, and why; give them back
+  gspo requeue runs/arithmetic         list quarantined batches, and why they are; requeue them
   gspo data add runs/sums more.jsonl   give it more training tasks, also while it goes on
   gspo audit runs/arithmetic           prove that each trajectory was trained once or dropped for a stated reason
   gspo compare runs/a runs/b           show settings that differ and what came of it; --png FILE draws curves
@@ -141,19 +141,19 @@ Ask the broker to stop the run. The learner finishes the current batch, saves a 
 processes end.
 """
 
-RELEASE_DESCRIPTION: Final = """\
-List the batches that were set aside, or give them back.
+REQUEUE_DESCRIPTION: Final = """\
+List the quarantined batches, or requeue them.
 
-A batch is set aside when two learners report that they cannot train it, when three in a row end without a word while they
-train it, or when it cannot be read. The run goes on without it. Find the cause first: the list has the learners' words.
-Given back, groups that are fresh enough (batch.max_lag) are trained as they are; the prompts of the others are sampled
-again. It works while the broker runs and when no process does.
+A batch is quarantined when two learners report that they cannot train it, when three learners in a row die while training
+it, or when it cannot be read. The run goes on without it. Find the cause first: the list shows the learners' errors.
+Requeued groups that are fresh enough (batch.max_lag) are trained as they are; the prompts of the others are sampled again.
+The command works while the broker runs and when no process does.
 
-  gspo release runs/arithmetic             what was set aside, when and why
-  gspo release runs/arithmetic 7 12        give batches 7 and 12 back
-  gspo release runs/arithmetic all         give all back
+  gspo requeue runs/arithmetic             what was quarantined, when and why
+  gspo requeue runs/arithmetic 7 12        requeue batches 7 and 12
+  gspo requeue runs/arithmetic all         requeue all of them
 
-Status 0: done; 1: the broker refuses, or the ledger cannot be used; 2: no such run, or a batch that is not set aside.
+Status 0: done; 1: the broker refuses, or the ledger cannot be used; 2: no such run, or the batch is not quarantined.
 """
 
 KEYS_DESCRIPTION: Final = """\
@@ -262,11 +262,11 @@ def _add_directory_commands(commands: Commands) -> None:
     restore.add_argument("directory", type=Path, metavar="RUN_DIR", help="a directory that does not exist yet")
     restore.add_argument("--batch", type=int, metavar="N", help="as the run stood when a checkpoint covered N batches")
     accept = _add(commands, "accept-loss", "go on from what is left of a damaged run", ACCEPT_LOSS_DESCRIPTION)
-    release = _add(commands, "release", "list batches that were set aside, or give them back", RELEASE_DESCRIPTION)
-    for command in (stop, plot, audit, accept, release):
+    requeue = _add(commands, "requeue", "list quarantined batches, or requeue them", REQUEUE_DESCRIPTION)
+    for command in (stop, plot, audit, accept, requeue):
         command.add_argument("directory", type=Path, help="the run's directory")
-    release.add_argument("batches", nargs="*", metavar="BATCH", help="batches to give back, or all; none: list them")
-    release.add_argument("--list", action="store_true", help="only list, whatever batches are named")
+    requeue.add_argument("batches", nargs="*", metavar="BATCH", help="batches to requeue, or all; none: list them")
+    requeue.add_argument("--list", action="store_true", help="only list, whatever batches are named")
     commands.add_parser("track", help="send a run to TensorBoard, Weights & Biases, MLflow or Trackio", add_help=False)
     commands.add_parser("replay", help="train a recorded run again and compare its weights bit by bit", add_help=False)
     commands.add_parser("compare", help="show runs beside each other: settings, measures, curves", add_help=False)

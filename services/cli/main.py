@@ -81,10 +81,10 @@ def _act(arguments: argparse.Namespace) -> int:
         from gspo_services.cli.stop import stop_command
 
         return stop_command(arguments.directory, arguments.reason)
-    if arguments.command == "release":
-        from gspo_services.cli.release import release_command
+    if arguments.command == "requeue":
+        from gspo_services.cli.requeue import requeue_command
 
-        return release_command(arguments.directory, arguments.batches, only_list=arguments.list)
+        return requeue_command(arguments.directory, arguments.batches, only_list=arguments.list)
     if arguments.command == "view":
         from gspo_services.cli.view import view_command
 

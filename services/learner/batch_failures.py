@@ -1,4 +1,4 @@
-"""What the learner says, before it ends, about the batch that it could not train: the broker sets aside one that is named
+"""What the learner says, before it ends, about the batch that it could not train: the broker quarantines one that is named
 again and again (docs/guide/learner.md).
 
 The error of one rank is the others' lost rank, and only rank 0 speaks with the broker. So another rank leaves a note in the

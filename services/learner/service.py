@@ -248,7 +248,7 @@ class LearnerService:
         self._profile.end_batch(batch.index, self._engine.sum_over_ranks)
 
     def _skip(self, skipped: SkipBatch) -> None:
-        """The broker has set the batch aside: the next version has the same weights."""
+        """The broker has quarantined the batch: the next version has the same weights."""
         self._next_batch = skipped.index + 1
         self._publish()
         self._metrics.next_batch.set(self._next_batch)

@@ -101,12 +101,12 @@ FAULTS: dict[str, Fault] = {
         description="3 groups were dropped in 15 minutes, reason: failed.",
         labels={**RUN, "reason": "failed"},
     ),
-    "GspoBatchSetAside": Fault(
-        {series("gspo_broker_set_aside_batches_total", "", BROKER): then("1", 20, 3)},
+    "GspoBatchQuarantined": Fault(
+        {series("gspo_broker_quarantined_batches_total", "", BROKER): then("1", 20, 3)},
         minutes=25,
         quiet_minutes=19,
-        summary="A batch ended its learner again and again, and was set aside",
-        description="2 batches were set aside in 15 minutes; after three in a row the run stops.",
+        summary="A batch ended its learner again and again, and was quarantined",
+        description="2 batches were quarantined in 15 minutes; after three in a row the run stops.",
     ),
     "GspoEpisodesFail": Fault(
         {series("gspo_rollout_episodes_total", 'outcome="engine_error"', OTHER): rising(20)},

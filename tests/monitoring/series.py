@@ -71,7 +71,7 @@ def healthy() -> Series:
         made[series("gspo_broker_rollouts", f'status="{status}"', BROKER)] = steady(number)
     for reason in ("stale", "failed"):
         made[series("gspo_broker_dropped_groups_total", f'reason="{reason}"', BROKER)] = steady(2)
-    made[series("gspo_broker_set_aside_batches_total", "", BROKER)] = steady(1)
+    made[series("gspo_broker_quarantined_batches_total", "", BROKER)] = steady(1)
     for server, of in (("broker", BROKER), ("learner", LEARNER)):
         made[series(f"gspo_{server}_refused_connections_total", 'reason="unknown_key"', of)] = steady(1)
         made[series(f"gspo_{server}_refused_connections_total", 'reason="handshake"', of)] = rising(0.1)

@@ -1,4 +1,4 @@
-"""An operator in virtual time, ``gspo release RUN_DIR all`` and a stop, and a hostile peer that the broker admits."""
+"""An operator in virtual time, ``gspo requeue RUN_DIR all`` and a stop, and a hostile peer that the broker admits."""
 
 import asyncio
 import itertools
@@ -20,7 +20,7 @@ from gspo_protocol.messages import (
     Message,
     NoLease,
     Refused,
-    ReleaseRequest,
+    RequeueRequest,
     Role,
     Segment,
     StopRequest,
@@ -55,7 +55,7 @@ class OperatorProcess:
     """Asks brokers several times, as a request may be lost."""
 
     def __init__(
-        self, machinery: Machinery, process: Process, request: ReleaseRequest | StopRequest, brokers: Sequence[int]
+        self, machinery: Machinery, process: Process, request: RequeueRequest | StopRequest, brokers: Sequence[int]
     ) -> None:
         """``brokers``: numbers of those that are asked."""
         self._machinery = machinery

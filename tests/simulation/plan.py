@@ -47,7 +47,7 @@ Kind = Literal[
     "corrupt",
     "damage_checkpoint",
     "poison",
-    "release",
+    "requeue",
     "hostile",
     "damage",
     "restore",

@@ -174,8 +174,8 @@ class Storm(DiskStorm):
         shared.unreadable_at[index] = broker_number(event.target[-1]) if len(event.target) > 1 else 0
         return True
 
-    def _on_release(self, event: Event) -> bool:
-        """An operator gives back whatever is set aside."""
+    def _on_requeue(self, event: Event) -> bool:
+        """An operator requeues whatever is quarantined."""
         host = self.hosts.setdefault(OPERATOR, Host(OPERATOR))
         host.wanted = True
         self.start(host)

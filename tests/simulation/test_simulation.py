@@ -23,7 +23,7 @@ KINDS = (
     "suspend broker", "suspend learner", "suspend rollout", "standstill", "partition", "half_open", "loss", "duplication",
     "slow",
     "disk_full", "engine_fails", "engine_fails_update", "engine_damages", "engine_dies", "rewards_fail", "leave", "join",
-    "second_learner", "takeover", "second_rollout", "corrupt", "damage", "damage_checkpoint", "poison", "release", "restore",
+    "second_learner", "takeover", "second_rollout", "corrupt", "damage", "damage_checkpoint", "poison", "requeue", "restore",
     "engine_lies",
 )  # fmt: skip
 CONSEQUENCES = (
@@ -39,8 +39,8 @@ CONSEQUENCES = (
     "snapshot fetched", "delta fetched", "chunk of weights damaged", "damaged weights found", "weight_peer: fetched",
     "weight_peer: failed", "weight_peer: damaged",
     "damage refused: old copy", "damage refused: row", "damage without loss: old mark", "loss accepted",
-    "learner could not train its batch", "learner died of its batch", "set aside: raises", "set aside: dies",
-    "set aside: unreadable", "batch skipped", "prompt sampled again", "group archived",
+    "learner could not train its batch", "learner died of its batch", "quarantined: raises", "quarantined: dies",
+    "quarantined: unreadable", "batch skipped", "prompt sampled again", "group archived",
     "restored whole", "restored to an earlier batch",
     "engine lied: token", "engine lied: logprob", "engine lied: version", "reward absurd",
     "components trained", "journal resumed", "group left out", "left out limit", "task passed over",

@@ -190,7 +190,7 @@ def _archive(rng: random.Random) -> list[Event]:
 
 
 def _poison(rng: random.Random, plan: Plan, storm_s: float) -> list[Event]:
-    """In a third of the runs one batch, or the first and the last, ends whoever handles it; later it is given back."""
+    """In a third of the runs one batch, or the first and the last, ends whoever handles it; later it is requeued."""
     if rng.random() < 0.5:
         return []
     indices = rng.choice([[rng.randrange(plan.num_batches)], [0, plan.num_batches - 1]])
@@ -209,7 +209,7 @@ def _poison(rng: random.Random, plan: Plan, storm_s: float) -> list[Event]:
                 point="batch failed",
             )
         )
-    return events + [Event(at=rng.uniform(0.5, 2.0) * storm_s, kind="release") for _ in range(rng.randint(0, 3))]
+    return events + [Event(at=rng.uniform(0.5, 2.0) * storm_s, kind="requeue") for _ in range(rng.randint(0, 3))]
 
 
 def _hostile(rng: random.Random, storm_s: float) -> list[Event]:

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 import torch
 
-from gspo_protocol.messages import ReleaseRequest, StopRequest
+from gspo_protocol.messages import RequeueRequest, StopRequest
 from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.learner.checkpoints.format import find_latest
 from gspo_services.shared.runtime.errors import DiskDamageError, OccupiedError, ReplacedError, ServiceError, flatten
@@ -222,7 +222,7 @@ class World(Storm):
                 is_deterministic=self.plan.is_deterministic,
             )
         if name == OPERATOR:
-            return OperatorProcess(self.machinery, process, ReleaseRequest(batches=[]), range(self.plan.num_brokers))
+            return OperatorProcess(self.machinery, process, RequeueRequest(batches=[]), range(self.plan.num_brokers))
         if name == STOPPER:
             return OperatorProcess(self.machinery, process, StopRequest(reason="simulated"), self.stopped_at)
         if name == HOSTILE:

@@ -40,7 +40,7 @@ from gspo_protocol.messages import (
     Pulse,
     Refused,
     Release,
-    ReleaseRequest,
+    RequeueRequest,
     Resume,
     Segment,
     SkipBatch,
@@ -238,5 +238,5 @@ def one_of_each() -> list[tuple[Message, Arrays]]:
         (StatusRequest(), {}),
         (Status(status={"batches_trained": 3, "reward": None}), {}),
         (StopRequest(reason="enough"), {}),
-        (ReleaseRequest(batches=[4, 7]), {}),
+        (RequeueRequest(batches=[4, 7]), {}),
     ]

@@ -18,7 +18,6 @@ from gspo_services.broker.ledger.actions import (
 )
 from gspo_services.broker.ledger.batch_order import REMEMBERED, batch_stats
 from gspo_services.broker.ledger.config import LedgerConfig, Schedules
-from gspo_services.broker.ledger.dead_letters import DeadLetters, released_line
 from gspo_services.broker.ledger.evaluations import SetTerms
 from gspo_services.broker.ledger.extensions import MOST_BEHIND, extended_row
 from gspo_services.broker.ledger.fencing import Owner
@@ -26,6 +25,7 @@ from gspo_services.broker.ledger.fleet import STATES
 from gspo_services.broker.ledger.intake import TokenFacts, check_finish, grown_row, growth, journal_entry
 from gspo_services.broker.ledger.ledger import ALLOWED, UNKNOWN_SESSION, Ledger
 from gspo_services.broker.ledger.lengths import DIFFICULTIES, batch_report, sampling_line
+from gspo_services.broker.ledger.quarantine import Quarantine, requeued_line
 from gspo_services.broker.ledger.sampling import AddedTasks, SamplingRules, Share, SourceShare, trajectory_seed
 from gspo_services.broker.ledger.status import groups_by_state
 
@@ -41,7 +41,6 @@ __all__ = [
     "Announce",
     "AppendChunk",
     "AppendChunks",
-    "DeadLetters",
     "DeliverBatch",
     "DeliverParts",
     "GrantLease",
@@ -50,6 +49,7 @@ __all__ = [
     "Note",
     "Offence",
     "Owner",
+    "Quarantine",
     "Reply",
     "Reshelve",
     "SamplingRules",
@@ -69,7 +69,7 @@ __all__ = [
     "grown_row",
     "growth",
     "journal_entry",
-    "released_line",
+    "requeued_line",
     "sampling_line",
     "trajectory_seed",
 ]

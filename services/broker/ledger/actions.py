@@ -102,7 +102,7 @@ class DeliverParts(Action, frozen=True, kw_only=True):
 
 
 class Reshelve(Action, frozen=True, kw_only=True):
-    """A learner went back to an older checkpoint: read again which batches may be set aside (see ``Ledger.reshelve``)."""
+    """A learner went back to an older checkpoint: read again which batches may be quarantined (see ``Ledger.reshelve``)."""
 
 
 class WriteMetrics(Action, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ from gspo_protocol.messages import (
     Published,
     Refused,
     Release,
-    ReleaseRequest,
+    RequeueRequest,
     Resume,
     Role,
     Status,
@@ -80,7 +80,7 @@ ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
         BatchRequest, BatchPartRequest, Published, Trained, BatchFailed, Checkpointed, Resume, StopRequest, Heartbeat,
         Goodbye,
     ),
-    "operator": (StatusRequest, StopRequest, ReleaseRequest, Goodbye),
+    "operator": (StatusRequest, StopRequest, RequeueRequest, Goodbye),
 }  # fmt: skip
 
 
@@ -288,8 +288,8 @@ class Ledger:
                 return self._on_goodbye(peer, message)
             case StatusRequest():
                 return [Reply(to=sender, message=Status(status=self.status(now)))]
-            case ReleaseRequest():
-                return self._on_release(sender, message)
+            case RequeueRequest():
+                return self._on_requeue(sender, message)
             case StopRequest():
                 return self.state.stop(f"stopped by {sender.peer}: {message.reason}")
             case _:
@@ -334,11 +334,11 @@ class Ledger:
         """Only the end of a rollout's session ends a rollout, whatever name another peer has."""
         return self.fleet.changes(peer.key.peer, "gone", reason) if peer.role == "rollout" else []
 
-    def _on_release(self, sender: SessionKey, request: ReleaseRequest) -> list[Action]:
+    def _on_requeue(self, sender: SessionKey, request: RequeueRequest) -> list[Action]:
         try:
-            return self.state.release(request.batches, sender.peer)
+            return self.state.requeue(request.batches, sender.peer)
         except ValueError as error:
-            return [refused(sender, f"release_request: {error}", "release_request")]
+            return [refused(sender, f"requeue_request: {error}", "requeue_request")]
 
     def _forgotten(self, peer: Peer, reason: str) -> list[Action]:
         fields = {"peer": peer.key.peer, "role": peer.role, "reason": reason}

@@ -12,10 +12,10 @@ from gspo_services.broker.ledger.actions import Action, Note, Reply, Save, Sessi
 from gspo_services.broker.ledger.admission import Admission, Window
 from gspo_services.broker.ledger.batch_order import Batches
 from gspo_services.broker.ledger.config import LedgerConfig
-from gspo_services.broker.ledger.dead_letters import IN_A_ROW, DeadLetters, Failures, released_line
 from gspo_services.broker.ledger.evaluations import Evaluations, SetTerms, score_of
 from gspo_services.broker.ledger.group_states import Groups
 from gspo_services.broker.ledger.lengths import passed
+from gspo_services.broker.ledger.quarantine import IN_A_ROW, Failures, Quarantine, requeued_line
 from gspo_services.broker.ledger.sampling import (
     MOST_PASSED_OVER,
     AddedTasks,
@@ -45,7 +45,7 @@ class State:
             num_batches=config.num_batches,
         )
         self.failures = Failures(contents)
-        self.dead_letters = DeadLetters(contents)
+        self.quarantine = Quarantine(contents)
         one = () if config.num_train_tasks is None else (SourceShare(name="", weight=1.0, num_tasks=config.num_train_tasks),)
         self.schedule = TaskSchedule(config.seed, config.sources or one, contents.additions, self.share)
         self.rests = Rests(
@@ -112,10 +112,10 @@ class State:
     # --- changes -----------------------------------------------------------------------------------------------------
 
     def start_group(self) -> tuple[int, list[Action]]:
-        """Admit the next prompt, or one whose group was given back too late; returns the group's id and the actions."""
-        for shelved in self.dead_letters.released:
+        """Admit the next prompt, or one whose group was requeued too late; returns the group's id and the actions."""
+        for shelved in self.quarantine.requeued:
             if shelved.oldest_version < self.oldest_allowed:
-                former = self.dead_letters.resample(shelved.group.group_id)
+                former = self.quarantine.resample(shelved.group.group_id)
                 group = self.groups.start(
                     "train",
                     former.prompt,
@@ -224,28 +224,28 @@ class State:
         return [WriteMetrics(line={"event": "left_out_limit", **fields}), note]
 
     def take_back(self, window: Window) -> list[Action]:
-        """Put groups that an operator gave back among the complete ones: those that are fresh, if ``window`` has room."""
+        """Put requeued groups among the complete ones: those that are fresh, if ``window`` has room."""
         actions: list[Action] = []
-        for shelved in self.dead_letters.released:
+        for shelved in self.quarantine.requeued:
             fresh = shelved.oldest_version >= self.oldest_allowed
             if self.num_wanted_groups <= 0 or not fresh or not window.add(shelved.oldest_version):
                 continue
-            back = self.dead_letters.take_back(shelved.group.group_id)
+            back = self.quarantine.take_back(shelved.group.group_id)
             self.groups.take_back(back.group, back.members)
             actions += [Save(row=back.group), Note(event="group_taken_back", fields={"group_id": back.group.group_id})]
         return actions
 
     def reshelve(self, contents: LedgerContents) -> None:
-        """Batches that a checkpoint covered are delivered again, and may be set aside again."""
+        """Batches that a checkpoint covered are delivered again, and may be quarantined again."""
         self.failures = Failures(contents)
-        self.dead_letters = DeadLetters(contents)
+        self.quarantine = Quarantine(contents)
 
-    def set_aside(self, index: int, reason: str) -> list[Action]:
+    def quarantine_batch(self, index: int, reason: str) -> list[Action]:
         """No learner gets the batch any more. The run goes on without it, unless that happens to one batch after another."""
-        row, shelved = self.dead_letters.set_aside(index, self.batches.newest_version, reason)
+        row, shelved = self.quarantine.add(index, self.batches.newest_version, reason)
         self.num_batched_groups -= len(shelved)
         line = {
-            "event": "set_aside",
+            "event": "quarantined",
             "batch": index,
             "reason": row.reason,
             "policy_version": row.policy_version,
@@ -253,27 +253,27 @@ class State:
             "num_tokens": [member.num_tokens for each in shelved for member in each.members],
         }
         fields = {"batch": index, "reason": row.reason, "num_groups": len(shelved)}
-        note = Note(event="batch_set_aside", fields=fields, level="warning")
+        note = Note(event="batch_quarantined", fields=fields, level="warning")
         actions = [Save(row=row), *(Save(row=each.group) for each in shelved), WriteMetrics(line=line), note]
-        if self.dead_letters.is_one_too_many(index) and not self.stop_reason:
+        if self.quarantine.is_one_too_many(index) and not self.stop_reason:
             error = shortened(
-                f"{IN_A_ROW} batches in a row were set aside, so the fault is not in the data; the last one, batch {index}, "
-                f"because {row.reason}"
+                f"{IN_A_ROW} batches in a row were quarantined, so the fault is not in the data; the last one, batch "
+                f"{index}, because {row.reason}"
             )
             actions += [*self.change_run(error=error), *self.stop(error)]
         return actions
 
-    def release(self, indices: Sequence[int], by: str) -> list[Action]:
-        """Give the groups of these set-aside batches back, or of all if none is named.
+    def requeue(self, indices: Sequence[int], by: str) -> list[Action]:
+        """Requeue the groups of these quarantined batches, or of all if none is named.
 
-        Raises: ValueError for a batch that is not set aside.
+        Raises: ValueError for a batch that is not quarantined.
         """
-        released = self.dead_letters.release(indices)
-        if not released:
+        requeued = self.quarantine.requeue(indices)
+        if not requeued:
             return []
-        line = released_line(released, by, self.batches.newest_version)
-        note = Note(event="batches_released", fields={"batches": line["batches"], "by": by, "num_groups": len(released)})
-        return [*(Save(row=each.group) for each in released), WriteMetrics(line=line), note]
+        line = requeued_line(requeued, by, self.batches.newest_version)
+        note = Note(event="batches_requeued", fields={"batches": line["batches"], "by": by, "num_groups": len(requeued)})
+        return [*(Save(row=each.group) for each in requeued), WriteMetrics(line=line), note]
 
     def fail_attempt(self, row: TrajectoryRow, reason: str) -> list[Action]:
         """An attempt at a leased trajectory failed by itself, not with its lease: try once more, or give it up."""

@@ -8,7 +8,7 @@ from gspo_services.broker.ledger.state import State
 from gspo_services.broker.ledger.training import Training
 
 NAMED_BATCHES: Final = 8
-"""At most this many of the batches that are set aside are described; the others are counted."""
+"""At most this many of the quarantined batches are described; the others are counted."""
 
 
 def status_of(state: State, peers: Peers, fleet: Fleet, training: Training, now: float) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def status_of(state: State, peers: Peers, fleet: Fleet, training: Training, now:
         "tokens_per_s": training.tokens_per_s,
         "groups": groups_by_state(state),
         "dropped": dict(state.num_dropped),
-        "set_aside": _set_aside(state),
+        "quarantined": _quarantined(state),
         "left_out": {"groups": state.run.left_out_groups, "limit": state.config.sampling.max_left_out},
         "resting": state.rests.num_resting(state.batches.num_assembled),
         "prompts_started": state.next_prompt,
@@ -62,10 +62,10 @@ def _learner(peers: Peers, now: float) -> dict[str, Any]:
     }
 
 
-def _set_aside(state: State) -> dict[str, Any]:
+def _quarantined(state: State) -> dict[str, Any]:
     """What waits for an operator: the newest batches by name."""
-    waiting = state.dead_letters.waiting()
-    named = [row for row in state.dead_letters.batches if row.index in waiting][-NAMED_BATCHES:]
+    waiting = state.quarantine.waiting()
+    named = [row for row in state.quarantine.batches if row.index in waiting][-NAMED_BATCHES:]
     return {
         "batches": len(waiting),
         "groups": sum(waiting.values()),
@@ -85,7 +85,7 @@ def groups_by_state(state: State) -> dict[str, int]:
         "batched": state.num_batched_groups,
         "dropped": sum(state.num_dropped.values()),
         "left_out": state.num_left_out_groups,
-        "set_aside": state.dead_letters.num_groups,
+        "quarantined": state.quarantine.num_groups,
     }
 
 

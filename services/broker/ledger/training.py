@@ -102,9 +102,9 @@ class Training:
 
     def on_trained(self, sender: SessionKey, trained: Trained, now: float) -> list[Action]:
         state = self._state
-        set_aside = state.dead_letters.reason(trained.index)
-        if trained.skipped != bool(set_aside):
-            text = f"was set aside ({set_aside}), and must be skipped" if set_aside else "was not set aside: train it"
+        why = state.quarantine.reason(trained.index)
+        if trained.skipped != bool(why):
+            text = f"was quarantined ({why}), and must be skipped" if why else "was not quarantined: train it"
             return [_refuse(sender, f"trained: batch {trained.index} {text}", "trained")]
         again = state.batches.was_trained(trained.index)
         try:
@@ -149,7 +149,7 @@ class Training:
             reason = f"batch_failed: index is {index}: only {state.batches.num_assembled} batches exist"
             return [_refuse(sender, reason, "batch_failed")]
         actions = state.change_run(learner_batch=None)
-        if index < state.batches.checkpointed or state.dead_letters.reason(index):
+        if index < state.batches.checkpointed or state.quarantine.reason(index):
             return actions  # It was trained before, or is skipped already.
         if failed.raised:
             rows = state.failures.report(index, sender.tag, failed.reason)
@@ -161,9 +161,9 @@ class Training:
 
     def on_unreadable(self, sender: SessionKey, index: int, reason: str) -> list[Action]:
         """A batch cannot be read, or does not fit a message: nobody will ever train it."""
-        if self._state.dead_letters.reason(index):
+        if self._state.quarantine.reason(index):
             return []
-        return [*self._state.set_aside(index, f"it cannot be delivered: {reason}"), *self._deliver(sender, index)]
+        return [*self._state.quarantine_batch(index, f"it cannot be delivered: {reason}"), *self._deliver(sender, index)]
 
     def on_checkpointed(self, sender: SessionKey, checkpointed: Checkpointed) -> list[Action]:
         try:
@@ -171,7 +171,7 @@ class Training:
         except ValueError as error:
             return [_refuse(sender, f"checkpointed: {error}", "checkpointed")]
         self._state.failures.forget_below(self._state.batches.checkpointed)
-        self._state.dead_letters.forget_below(self._state.batches.checkpointed)
+        self._state.quarantine.forget_below(self._state.batches.checkpointed)
         self._session_has_checkpointed = True
         return [*saves(rows), *(Note(event="batches_checkpointed", fields=msgspec.to_builtins(row)) for row in rows)]
 
@@ -214,7 +214,7 @@ class Training:
                 f"{batches.checkpointed}, {batches.num_assembled} is the next new one"
             )
             return [_refuse(sender, reason, "batch_part_request")]
-        if self._state.dead_letters.reason(request.index):
+        if self._state.quarantine.reason(request.index):
             return self._deliver(sender, request.index)
         return [DeliverParts(to=sender, index=request.index, part=request.part, count=request.count)]
 
@@ -297,7 +297,7 @@ class Training:
 
     def _deliver(self, sender: SessionKey, index: int) -> list[Action]:
         """Send a batch, or that it is to be skipped. Which batch the learner has is durable before it gets it."""
-        reason = self._state.dead_letters.reason(index)
+        reason = self._state.quarantine.reason(index)
         if reason:
             skip = Reply(to=sender, message=SkipBatch(index=index, reason=reason))
             return [*self._state.change_run(learner_batch=None), skip]
@@ -312,7 +312,7 @@ class Training:
 
     def _judge(self, index: int) -> list[Action]:
         verdict = self._state.failures.verdict(index)
-        return self._state.set_aside(index, verdict) if verdict else []
+        return self._state.quarantine_batch(index, verdict) if verdict else []
 
     def _choose(self) -> Choice:
         state = self._state
@@ -337,7 +337,7 @@ class Training:
         rows = state.groups.close(group_ids, batch.index)
         state.note_passes(rows, members)
         for row, trajectories in zip(rows, members, strict=True):
-            state.dead_letters.keep(row, trajectories)
+            state.quarantine.keep(row, trajectories)
         state.num_batched_groups += len(rows)
         fields = {"batch": batch.index, "policy_version": version, **msgspec.to_builtins(batch.stats)}
         note = Note(event="batch_assembled", fields=fields)

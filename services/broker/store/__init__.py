@@ -47,7 +47,7 @@ from gspo_services.broker.store.reader import (
     reading,
     refusing_damage,
 )
-from gspo_services.broker.store.rewind import num_given_back, rewrite_ledger
+from gspo_services.broker.store.rewind import count_requeued, rewrite_ledger
 from gspo_services.broker.store.schema import SCHEMA_VERSION, checked_columns, row_checksum
 from gspo_services.broker.store.scrub import Scrub, Scrubbed
 from gspo_services.broker.store.store import RowChanges, Store, StoreUnavailable
@@ -87,6 +87,7 @@ __all__ = [
     "checked_columns",
     "chunk_checksum",
     "chunk_header",
+    "count_requeued",
     "decode_rows",
     "encode_rows",
     "file_digest",
@@ -99,7 +100,6 @@ __all__ = [
     "loss_without_ledger",
     "mark_ledger",
     "next_archive",
-    "num_given_back",
     "read_evidence",
     "reading",
     "recorded",

@@ -87,7 +87,7 @@ class ArchiveWriter:
         self._pending.append(group)
         self._pending_bytes += _TOKEN_BYTES * group.num_tokens
         self.places[group.group.group_id] = self._num_row_groups
-        # One whose prompt was sampled again still names the batch that was set aside, which others of it may be in yet.
+        # One whose prompt was sampled again still names the batch that was quarantined, which others of it may be in yet.
         batch = group.group.batch if group.group.status == "batched" else None
         self._groups.append((batch, len(group.members), group.num_tokens))
         if self._pending_bytes >= ROW_GROUP_BYTES:

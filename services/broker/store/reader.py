@@ -24,9 +24,9 @@ from gspo_services.broker.rows import (
     GroupStatus,
     JournalRow,
     LedgerContents,
+    QuarantinedRow,
     Row,
     RunRow,
-    SetAsideRow,
     TaskRow,
     TrainedRow,
     TrajectoryRow,
@@ -42,10 +42,10 @@ LEDGER_FILE: Final = "ledger.sqlite3"
 WAL_SUFFIX: Final = "-wal"
 BUSY_S: Final = 5.0
 SHELVED: Final = """
-SELECT group_id FROM groups WHERE status IN ('set_aside', 'released') UNION
+SELECT group_id FROM groups WHERE status IN ('quarantined', 'requeued') UNION
 SELECT value FROM batches, json_each(batches.group_ids) WHERE batches.batch >= ?
 """
-"""Groups that may be set aside, or given back; the parameter is the first batch that no checkpoint covers."""
+"""Groups that may be quarantined or requeued; the parameter is the first batch that no checkpoint covers."""
 GROUP_STATUSES: Final = get_args(GroupStatus)
 MOST_GROWTH: Final = 2**30
 """Bytes by which a write-ahead log may grow beside one reader."""
@@ -206,7 +206,7 @@ class Reader:
             trained=tuple(reversed(self.rows(TrainedRow, f"ORDER BY policy_version DESC, batch DESC LIMIT {REMEMBERED}"))),
             evaluations=tuple(self.rows(EvaluationRow, "ORDER BY evaluation_id")),
             failures=tuple(self.rows(FailureRow, "WHERE batch >= ? ORDER BY batch", (checkpointed,))),
-            set_aside=tuple(self.rows(SetAsideRow, "ORDER BY batch")),
+            quarantined=tuple(self.rows(QuarantinedRow, "ORDER BY batch")),
             shelved_groups=tuple(self.rows(GroupRow, f"WHERE {shelved} ORDER BY group_id", (checkpointed,))),
             shelved_trajectories=tuple(self.rows(TrajectoryRow, f"WHERE {shelved} ORDER BY trajectory_id", (checkpointed,))),
             tasks=tuple(self.rows(TaskRow, "ORDER BY task_index")),
@@ -347,9 +347,9 @@ class Reader:
                 items.append((trajectory, payload))
         return items
 
-    def set_aside(self) -> dict[int, SetAsideRow]:
-        """The batches that were set aside, by index."""
-        return {row.index: row for row in self.rows(SetAsideRow, "ORDER BY batch")}
+    def quarantined(self) -> dict[int, QuarantinedRow]:
+        """The batches that were quarantined, by index."""
+        return {row.index: row for row in self.rows(QuarantinedRow, "ORDER BY batch")}
 
     def metrics_after(self, number: int, last: int = 2**62) -> list[dict[str, Any]]:
         """Lines of metrics.jsonl after line ``number``, up to line ``last``, each with its own number as "record"."""

@@ -42,7 +42,7 @@ def rewrite_ledger(ledger: Path, *, run_id: str, rewind_to: tuple[int, int] | No
     versions after it and what depends on them are removed. The prompts of their groups, and of groups that were under way,
     are sampled again: each prompt up to the last one that stays keeps its group, without tokens.
 
-    Raises: StoreMismatch when batches were given back after they were set aside, which cannot be taken back; StoreCorrupt.
+    Raises: StoreMismatch when quarantined batches were requeued, which cannot be undone; StoreCorrupt.
     """
     with closing(sqlite3.connect(ledger, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = FULL")
@@ -60,9 +60,9 @@ def rewrite_ledger(ledger: Path, *, run_id: str, rewind_to: tuple[int, int] | No
     mark_ledger(ledger)
 
 
-def num_given_back(reader: Reader) -> int:
-    """Groups that were set aside and given back: that cannot be taken back. Raises: StoreCorrupt."""
-    return reader.number("SELECT count(*) FROM groups WHERE status IN ('released', 'resampled')")
+def count_requeued(reader: Reader) -> int:
+    """Groups that were quarantined and requeued, which cannot be undone. Raises: StoreCorrupt."""
+    return reader.number("SELECT count(*) FROM groups WHERE status IN ('requeued', 'resampled')")
 
 
 def write_identity(connection: sqlite3.Connection, run: RunRow, run_id: str) -> None:
@@ -131,7 +131,7 @@ class _Rewind:
         for table, condition, value in (
             ("batches", "batch >= ?", next_batch),
             ("failures", "batch >= ?", next_batch),
-            ("set_aside", "batch >= ?", next_batch),
+            ("quarantined", "batch >= ?", next_batch),
             ("trained", "batch >= ?", next_batch),
             ("trained", "policy_version > ?", version),
             # Batches that were trained again: their lines may come later.
@@ -152,10 +152,10 @@ class _Rewind:
         return RunRow(left_out_groups=len(since), left_out_tokens=num_tokens)
 
     def _require_simple(self) -> None:
-        given_back = num_given_back(self._reader)
-        if given_back:
+        num_requeued = count_requeued(self._reader)
+        if num_requeued:
             raise StoreMismatch(
-                f"{self._reader.path}: {given_back} groups were set aside and given back, and that cannot be taken back: "
+                f"{self._reader.path}: {num_requeued} groups were quarantined and requeued, which cannot be undone: "
                 "restore the whole backup, without --batch"
             )
 

@@ -18,8 +18,8 @@ from gspo_services.broker.rows import (
     FailureRow,
     GroupRow,
     JournalRow,
+    QuarantinedRow,
     Row,
-    SetAsideRow,
     TaskRow,
     TrainedRow,
     TrajectoryRow,
@@ -86,7 +86,7 @@ CREATE TABLE failures (
     batch INTEGER PRIMARY KEY, reported INTEGER NOT NULL, silent INTEGER NOT NULL, session TEXT NOT NULL,
     reason TEXT NOT NULL, checksum INTEGER NOT NULL
 );
-CREATE TABLE set_aside (
+CREATE TABLE quarantined (
     batch INTEGER PRIMARY KEY, policy_version INTEGER NOT NULL, reason TEXT NOT NULL, checksum INTEGER NOT NULL
 );
 CREATE TABLE evaluations (
@@ -225,7 +225,7 @@ TABLES: Final[dict[type[Row], Table]] = {
         _table("versions", VersionRow),
         _table("trained", TrainedRow, index="batch"),
         _table("failures", FailureRow, index="batch"),
-        _table("set_aside", SetAsideRow, index="batch"),
+        _table("quarantined", QuarantinedRow, index="batch"),
         _table("tasks", TaskRow),
         _table("additions", AdditionRow),
         _table("archives", ArchiveRow),

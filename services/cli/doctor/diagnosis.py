@@ -33,7 +33,7 @@ class Remark:
 
 def diagnose(seen: Observation) -> list[Remark]:
     """Remarks on a run, the cause first where it is known."""
-    remarks = [*_disk(seen), *_damage(seen), *_set_aside(seen)]
+    remarks = [*_disk(seen), *_damage(seen), *_quarantined(seen)]
     if seen.status is None:
         return [*remarks, *_without_broker(seen)]
     return [*remarks, *_with_broker(seen, seen.status)]
@@ -94,16 +94,17 @@ def _broker_names(seen: Observation) -> list[str]:
     return [broker_name(number) for number in range(seen.settings.broker.num_brokers)]
 
 
-def _set_aside(seen: Observation) -> Iterator[Remark]:
-    waiting = [] if seen.ledger is None else [each for each in seen.ledger.set_aside if each.waiting]
+def _quarantined(seen: Observation) -> Iterator[Remark]:
+    waiting = [] if seen.ledger is None else [each for each in seen.ledger.quarantined if each.waiting]
     if not waiting:
         return
     directory = seen.settings.run.directory
     last = waiting[-1]
-    others = f" So were {len(waiting) - 1} others: `gspo release {directory}` lists them." if len(waiting) > 1 else ""
+    others = f" So were {len(waiting) - 1} others: `gspo requeue {directory}` lists them." if len(waiting) > 1 else ""
     yield Remark(
-        text=f"batch {last.batch} ({last.waiting} groups) was set aside at version {last.policy_version}, and the run goes "
-        f"on without it: {_said(last.reason)}.{others} Find the cause; then `gspo release {directory} all` gives them back"
+        text=f"batch {last.batch} ({last.waiting} groups) was quarantined at version {last.policy_version}, and the run "
+        f"goes on without it: {_said(last.reason)}.{others} "
+        f"Find the cause; then `gspo requeue {directory} all` requeues them"
     )
 
 

@@ -20,7 +20,7 @@ from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.broker.store import LEDGER_FILE, NoLedger, StoreCorrupt, reading, refusing_damage
 from gspo_services.cli.doctor.damage import Holder, find_damage, find_holder
 from gspo_services.cli.operator import NoAnswer, TurnedAway, operator
-from gspo_services.cli.release import SetAside, read_set_aside
+from gspo_services.cli.requeue import QuarantinedBatch, read_quarantine
 from gspo_services.cli.run import FINAL_EVENTS, last_error
 from gspo_services.runs.ledgers import broker_name, ledger_directories, ledger_directory
 from gspo_services.shared.runtime.log_files import read_end
@@ -72,7 +72,7 @@ class LedgerState:
     trained: int
     version: int
     groups: dict[str, int]
-    set_aside: tuple[SetAside, ...] = ()
+    quarantined: tuple[QuarantinedBatch, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +257,7 @@ def read_ledger(directory: Path) -> LedgerState:
         trained=min(each.trained for each in found),
         version=min(each.version for each in found),
         groups=dict(groups),
-        set_aside=tuple(read_set_aside(directory)),
+        quarantined=tuple(read_quarantine(directory)),
     )
 
 

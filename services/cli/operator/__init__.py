@@ -1,4 +1,4 @@
-"""Asks the brokers of a run for its status, to stop it, or to release what is set aside, for the ``gspo`` commands."""
+"""Asks the brokers of a run for its status, to stop it, or to requeue what is quarantined, for the ``gspo`` commands."""
 
 from gspo_services.cli.operator.line import NoAnswer, OperatorLine, TurnedAway
 from gspo_services.cli.operator.operator import Operator, connection, operator

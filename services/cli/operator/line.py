@@ -1,10 +1,10 @@
-"""Asks one broker for its status, to stop the run, or to release what it has set aside."""
+"""Asks one broker for its status, to stop the run, or to requeue what it has quarantined."""
 
 import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gspo_protocol.messages import ReleaseRequest, Status, StatusRequest, StopRequest
+from gspo_protocol.messages import RequeueRequest, Status, StatusRequest, StopRequest
 from gspo_services.shared.net import PeerClient
 
 ASK_AGAIN_S: Final = 1.0
@@ -62,12 +62,12 @@ class OperatorLine:
         except TimeoutError as error:
             raise self._silence(timeout_s) from error
 
-    async def release(self, batches: Sequence[int], timeout_s: float) -> None:
-        """Ask the broker to give batches back. Whether it did is seen in the ledger. Raises: NoAnswer."""
+    async def requeue(self, batches: Sequence[int], timeout_s: float) -> None:
+        """Ask the broker to requeue batches. Whether it did is seen in the ledger. Raises: NoAnswer."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._welcome()
-                await self._client.send(ReleaseRequest(batches=list(batches)))
+                await self._client.send(RequeueRequest(batches=list(batches)))
                 await self._ask()
         except TimeoutError as error:
             raise self._silence(timeout_s) from error

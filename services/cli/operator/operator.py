@@ -50,13 +50,13 @@ class Operator:
         assert status is not None
         return status
 
-    async def release(self, batches: Sequence[Sequence[int]], timeout_s: float) -> None:
-        """Ask each broker to give back its batches, by its place in ``batches``; one that has none is not asked.
+    async def requeue(self, batches: Sequence[Sequence[int]], timeout_s: float) -> None:
+        """Ask each broker to requeue its batches, by its place in ``batches``; one that has none is not asked.
 
         Whether they did is seen in the ledgers. Raises: NoAnswer.
         """
         asked = [number for number, own in enumerate(batches) if own]
-        asking = (self._lines[number].release(batches[number], timeout_s) for number in asked)
+        asking = (self._lines[number].requeue(batches[number], timeout_s) for number in asked)
         answers = dict(zip(asked, await self._gathered(asking), strict=True))
         self._require_all([answers.get(number) for number in range(len(self._lines))])
 

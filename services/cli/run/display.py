@@ -94,7 +94,7 @@ class Display:
                 status["eval_policy_version"],
                 serving,
                 status["stopping"],
-                status["groups"]["set_aside"],
+                status["groups"]["quarantined"],
             )
             line = self._line(status, serving)
         if key != self._seen:
@@ -145,7 +145,7 @@ class Display:
         grid.add_row(
             "groups",
             f"{groups['open']} open, {groups['complete']} ready",
-            f"{groups['dropped']} dropped, {groups['left_out']} left out, {groups['set_aside']} set aside",
+            f"{groups['dropped']} dropped, {groups['left_out']} left out, {groups['quarantined']} quarantined",
         )
         end = one_line(status["stopping"] or status["error"] or "", MOST_CHARACTERS)
         grid.add_row("waiting", one_line(status["waiting_for"] or "-", MOST_CHARACTERS), end)
@@ -205,8 +205,8 @@ def _broker_text(broker: dict[str, Any]) -> str:
 
 
 def _aside(status: dict[str, Any]) -> str:
-    num_groups = status["groups"]["set_aside"]
-    return f"{num_groups} groups set aside  " if num_groups else ""
+    num_groups = status["groups"]["quarantined"]
+    return f"{num_groups} groups quarantined  " if num_groups else ""
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -53,11 +53,11 @@ class Happenings:
                     dropped[str(row.get("reason"))] += 1
                 case "left_out_limit":
                     found.append(self._limit_reached(row))
-                case "set_aside":
-                    text = f"batch {row.get('batch')} was set aside: {row.get('reason')}; `gspo release` lists such batches"
+                case "quarantined":
+                    text = f"batch {row.get('batch')} was quarantined: {row.get('reason')}; `gspo requeue` lists them"
                     found.append(Happening(text=text, is_problem=True))
-                case "released":
-                    found.append(Happening(text=f"batches were given back: {row.get('batches')}"))
+                case "requeued":
+                    found.append(Happening(text=f"batches were requeued: {row.get('batches')}"))
                 case "batch" if row.get("again"):
                     found.append(Happening(text=f"batch {row.get('batch')} was trained again after a restart"))
         for reason, groups_lost in dropped.items():

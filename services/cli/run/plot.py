@@ -20,8 +20,8 @@ LAGS: Final = (
 DIFFICULTIES: Final = (("seldom", "tasks seldom solved before", ORANGE), ("often", "tasks often solved before", GREEN))
 """Whose pass rates are drawn beside the reward: those of the others are near 0 and 1 by what they are."""
 EVENTS: Final = (
-    ("dropped", "groups dropped", "v", ORANGE), ("set_aside", "batch set aside", "X", RED),
-    ("again", "batch trained again", "o", PURPLE), ("released", "batches released", "^", GREEN),
+    ("dropped", "groups dropped", "v", ORANGE), ("quarantined", "batch quarantined", "X", RED),
+    ("again", "batch trained again", "o", PURPLE), ("requeued", "batches requeued", "^", GREEN),
 )  # fmt: skip
 
 

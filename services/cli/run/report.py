@@ -27,8 +27,8 @@ def summary_table(metrics: RunMetrics) -> Table:
     left_out = sum(known(column(batches, "num_left_out_groups")))
     if left_out:
         table.add_row("groups left out (no signal)", "", f"{left_out:.0f}", "")
-    aside = {batch for batch, row in events if row["event"] == "set_aside"}
-    table.add_row("batches set aside", "", str(len(aside)), "")
+    quarantined = {batch for batch, row in events if row["event"] == "quarantined"}
+    table.add_row("batches quarantined", "", str(len(quarantined)), "")
     if batches:
         table.add_row("seconds", "", f"{column(batches, 'time_s')[-1]:.0f}", "")
     return table

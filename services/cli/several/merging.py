@@ -12,7 +12,7 @@ _IDLE: Final = "the learner to ask"
 """How a broker begins to say what it waits for, when it has its share ready."""
 _LEAST: Final = ("batches_trained", "batches_assembled", "batches_checkpointed", "policy_version")
 NAMED_BATCHES: Final = 8
-"""At most this many of the batches that are set aside are described; the others are counted."""
+"""At most this many of the quarantined batches are described; the others are counted."""
 
 
 def merged_status(answers: Sequence[Status | None]) -> Status | None:
@@ -40,7 +40,7 @@ def merged_status(answers: Sequence[Status | None]) -> Status | None:
         "resting": sum(status["resting"] for status in statuses),
         # A broker counts prompts in steps of as many as there are brokers.
         "prompts_started": sum(status["prompts_started"] // len(answers) for status in statuses),
-        "set_aside": _set_aside([status["set_aside"] for status in statuses]),
+        "quarantined": _quarantined([status["quarantined"] for status in statuses]),
         "rollouts": _rollouts(statuses),
         "rollouts_gone": _rollouts_gone(statuses),
         "limited": [each for status in statuses for each in status.get("limited", ())],
@@ -91,8 +91,8 @@ def _sums(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     return total
 
 
-def _set_aside(parts: Sequence[Status]) -> Status:
-    """Each broker sets its own share of a batch aside: the others are trained without it."""
+def _quarantined(parts: Sequence[Status]) -> Status:
+    """Each broker quarantines its own share of a batch: the others are trained without it."""
     named: dict[int, Status] = {}
     for part in parts:
         for each in part["newest"]:

@@ -50,7 +50,7 @@ class BatchRound:
         return answer is None or (self.end is not None and not isinstance(answer, EndOfRun))
 
     def hear(self, broker: int, answer: Answer) -> bool:
-        """Take an answer, or the next part of a share. A share that was announced may be set aside later.
+        """Take an answer, or the next part of a share. A share that was announced may be quarantined later.
 
         Returns: whether all shares must come again from their first part, because one of a batch that was announced is
         missing now.

@@ -86,7 +86,7 @@ def renumbered(arrived: PartArrived, first: int) -> PartArrived:
 
 
 def merged_skip(skips: Mapping[int, SkipBatch]) -> SkipBatch:
-    """By broker: why its share was set aside. The whole batch is skipped when all are."""
+    """By broker: why its share was quarantined. The whole batch is skipped when all are."""
     numbers = sorted(skips)
     first = skips[numbers[0]]
     reasons = {number: skips[number].reason for number in numbers}
@@ -100,11 +100,11 @@ def merged_answers(streams: Sequence[Iterable[Answer]]) -> Iterator[Answer]:
     """One stream of what K brokers have of one batch, in their order: what ``BrokerPort.take`` gives, without sockets.
 
     Each of ``streams`` is what one broker has: a BatchAnnounced and then its parts in order, or a SkipBatch, or an EndOfRun.
-    The result is a BatchAnnounced of all shares and then their parts, numbered on; a SkipBatch if all are set aside; the
+    The result is a BatchAnnounced of all shares and then their parts, numbered on; a SkipBatch if all are quarantined; the
     first EndOfRun if there is any. Each stream's first answer is read at once, its parts only when it is their turn. One
     stream is passed on as it is.
 
-    Raises: ValueError for a share that is set aside after its announcement, and what ``merged`` raises.
+    Raises: ValueError for a share that is quarantined after its announcement, and what ``merged`` raises.
     """
     iterators = [iter(stream) for stream in streams]
     firsts = [next(iterator) for iterator in iterators]

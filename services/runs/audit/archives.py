@@ -13,7 +13,7 @@ IN_PLAY: Final = """
 SELECT a.group_id, g.status FROM archived a LEFT JOIN groups g ON g.group_id = a.group_id
 WHERE g.status IS NULL OR g.status = 'open'
 """
-"""A complete group may be: its batch was set aside after it was archived, and given back."""
+"""A complete group may be: its batch was quarantined after it was archived, and requeued."""
 
 
 class ArchiveAudit:

@@ -23,7 +23,7 @@ from gspo_services.runs.audit.groups import audit_groups
 from gspo_services.runs.audit.groups import outcomes as read_outcomes
 from gspo_services.runs.audit.left_out import audit_left_out
 from gspo_services.runs.audit.missing import audit_losses, audit_missing, audit_rows, audit_without_ledger
-from gspo_services.runs.audit.order import Order, audit_batches, audit_set_aside, audit_versions, read_order
+from gspo_services.runs.audit.order import Order, audit_batches, audit_quarantine, audit_versions, read_order
 from gspo_services.runs.audit.record import Checkpoint, audit_checkpoints, audit_record
 from gspo_services.runs.audit.tokens import TokenAudit, TokenCounts
 from gspo_services.runs.audit.values import audit_values
@@ -90,7 +90,7 @@ def _audit_rows(
             audit_left_out(connection, findings)
             audit_additions(connection, findings, directory)
             audit_batches(connection, findings, rules, order)
-            audit_set_aside(connection, findings, order)
+            audit_quarantine(connection, findings, order)
             notes += audit_versions(findings, order)
             notes += audit_checkpoints(findings, order, checkpoints)
             notes += audit_record(connection, findings, directory)
@@ -125,7 +125,7 @@ def _result(
         num_batches=len(order.batch_versions),
         num_trained_batches=len(set(trained)),
         num_trained_again=len(trained) - len(set(trained)),
-        num_set_aside=len(order.set_aside),
+        num_quarantined=len(order.quarantined),
         num_resumed=counts.num_resumed,
         num_versions=len(order.trained_batches),
         num_chunks=counts.num_chunks,

@@ -59,8 +59,8 @@ class Audit:
     num_trained_batches: int
     num_trained_again: int
     """How often a batch was trained again after a restart of the learner."""
-    num_set_aside: int
-    """Batches that were set aside, and are skipped."""
+    num_quarantined: int
+    """Batches that were quarantined, and are skipped."""
     num_resumed: int
     """Trajectories whose tokens came under more than one lease."""
     num_versions: int
@@ -103,7 +103,7 @@ class Audit:
             "batches": self.num_batches,
             "batches_trained": self.num_trained_batches,
             "batches_trained_again": self.num_trained_again,
-            "batches_set_aside": self.num_set_aside,
+            "batches_quarantined": self.num_quarantined,
             "trajectories_resumed": self.num_resumed,
             "versions": self.num_versions,
             "chunks": self.num_chunks,

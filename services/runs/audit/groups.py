@@ -10,7 +10,7 @@ GROUPS: Final = """
 SELECT g.group_id, g.split, g.status, g.batch, g.drop_reason, count(t.trajectory_id), total(t.status = 'finished'),
        total(t.status = 'failed'), b.batch IS NOT NULL, a.reason
 FROM groups g LEFT JOIN trajectories t ON t.group_id = g.group_id LEFT JOIN batches b ON b.batch = g.batch
-LEFT JOIN set_aside a ON a.batch = g.batch
+LEFT JOIN quarantined a ON a.batch = g.batch
 GROUP BY g.group_id
 """
 OUTCOMES: Final = """
@@ -20,7 +20,7 @@ SELECT g.split, CASE WHEN g.status != 'batched' THEN g.status WHEN g.batch IN (S
 FROM groups g LEFT JOIN trajectories t ON t.group_id = g.group_id GROUP BY g.split, outcome, g.drop_reason
 """
 REASONS: Final = get_args(DropReason)
-SHELVED: Final = ("set_aside", "released", "resampled")
+SHELVED: Final = ("quarantined", "requeued", "resampled")
 
 
 def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rules) -> None:
@@ -28,7 +28,7 @@ def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rule
     _audit_prompts(connection, findings, rules)
     size = rules.group_size
     for row in connection.execute(GROUPS):
-        group_id, split, status, batch, reason, members, finished, failed, batch_exists, why_aside = row
+        group_id, split, status, batch, reason, members, finished, failed, batch_exists, why_quarantined = row
         where = f"group {group_id}"
         wanted = size if split == "train" else 1
         if wanted is not None and members != wanted:
@@ -41,10 +41,10 @@ def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rule
                 )
         if status == "batched" and not batch_exists:
             findings.add("batch missing", f"{where} is in batch {batch}, which is not there")
-        if status in SHELVED and not why_aside:
-            findings.add("set aside without a reason", f"{where} is {status}, and batch {batch} has no reason for that")
-        if status == "batched" and why_aside:
-            findings.add("trained although set aside", f"{where} is in batch {batch}, which was set aside: {why_aside}")
+        if status in SHELVED and not why_quarantined:
+            findings.add("quarantined without a reason", f"{where} is {status}, and batch {batch} has no reason for that")
+        if status == "batched" and why_quarantined:
+            findings.add("trained although quarantined", f"{where} is in batch {batch}, quarantined: {why_quarantined}")
         if status not in ("batched", *SHELVED) and batch is not None:
             findings.add("group and batch disagree", f"{where} is {status}, and in batch {batch}")
         if status == "dropped" and reason not in REASONS:
@@ -68,12 +68,12 @@ def _audit_prompts(connection: sqlite3.Connection, findings: Findings, rules: Ru
             findings.add("prompt skipped", f"{missing} in no group; the next is prompt {prompt} in group {group_id}")
         if before[1] == "resampled" and prompt >= expected:
             findings.add(
-                "prompt skipped", f"prompt {expected - step} was given back with group {before[0]}, and is in no other"
+                "prompt skipped", f"prompt {expected - step} was requeued with group {before[0]}, and is in no other"
             )
         expected = prompt + step
         before = (group_id, status)
     if before[1] == "resampled":
-        findings.add("prompt skipped", f"prompt {expected - step} was given back with group {before[0]}, and is in no other")
+        findings.add("prompt skipped", f"prompt {expected - step} was requeued with group {before[0]}, and is in no other")
 
 
 def outcomes(connection: sqlite3.Connection) -> list[Outcome]:

@@ -28,8 +28,8 @@ class Order:
     newest version, and made none."""
     checkpointed: int
     """Batches that a checkpoint covers."""
-    set_aside: dict[int, int] = field(default_factory=dict)
-    """By batch that was set aside: the newest version then."""
+    quarantined: dict[int, int] = field(default_factory=dict)
+    """By batch that was quarantined: the newest version then."""
     skipped: set[tuple[int, int]] = field(default_factory=set)
     """The (batch, published version) of ``trained`` for which nothing was trained."""
 
@@ -53,7 +53,7 @@ def read_order(connection: sqlite3.Connection) -> Order:
         ),
         trained=list(connection.execute("SELECT batch, policy_version FROM trained ORDER BY policy_version, batch")),
         checkpointed=int(checkpointed),
-        set_aside=dict(connection.execute("SELECT batch, policy_version FROM set_aside ORDER BY batch")),
+        quarantined=dict(connection.execute("SELECT batch, policy_version FROM quarantined ORDER BY batch")),
         skipped=set(connection.execute("SELECT batch, policy_version FROM trained WHERE how = 'skipped'")),
     )
 
@@ -82,31 +82,31 @@ def audit_batches(connection: sqlite3.Connection, findings: Findings, rules: Rul
         listed = json.loads(group_ids)
         if rules.groups_per_batch is not None and len(listed) != rules.groups_per_batch:
             findings.add("batch not whole", f"{where} has {len(listed)} groups, {rules.groups_per_batch} belong to it")
-        if batch not in order.set_aside:
+        if batch not in order.quarantined:
             _audit_members(connection, findings, batch, group_ids, listed)
-        if claimed.get(batch, 0) != (0 if batch in order.set_aside else len(listed)):
+        if claimed.get(batch, 0) != (0 if batch in order.quarantined else len(listed)):
             text = f"{where} lists {len(listed)} groups, {claimed.get(batch, 0)} groups say that they are in it"
             findings.add("group and batch disagree", text)
         _audit_content(connection, findings, where, group_ids, stats)
 
 
-def audit_set_aside(connection: sqlite3.Connection, findings: Findings, order: Order) -> None:
-    """Check that batches that were set aside are skipped from then on, and no others. Raises: sqlite3.DatabaseError."""
-    for batch, reason in connection.execute("SELECT batch, reason FROM set_aside ORDER BY batch"):
+def audit_quarantine(connection: sqlite3.Connection, findings: Findings, order: Order) -> None:
+    """Check that batches that were quarantined are skipped from then on, and no others. Raises: sqlite3.DatabaseError."""
+    for batch, reason in connection.execute("SELECT batch, reason FROM quarantined ORDER BY batch"):
         if batch not in order.batch_versions:
-            findings.add("batch missing", f"batch {batch} was set aside, and is not there")
+            findings.add("batch missing", f"batch {batch} was quarantined, and is not there")
         if not reason:
-            findings.add("set aside without a reason", f"batch {batch} was set aside without a reason")
+            findings.add("quarantined without a reason", f"batch {batch} was quarantined without a reason")
     for batch, version in order.trained:
-        aside_at = order.set_aside.get(batch)
+        quarantined_at = order.quarantined.get(batch)
         if (batch, version) in order.skipped:
-            if aside_at is None:
+            if quarantined_at is None:
                 findings.add(
-                    "skipped without a reason", f"batch {batch} was skipped at version {version}, and not set aside"
+                    "skipped without a reason", f"batch {batch} was skipped at version {version}, and not quarantined"
                 )
-        elif aside_at is not None and version > aside_at:
-            text = f"batch {batch} was set aside at version {aside_at}, and trained into version {version}"
-            findings.add("trained although set aside", text)
+        elif quarantined_at is not None and version > quarantined_at:
+            text = f"batch {batch} was quarantined at version {quarantined_at}, and trained into version {version}"
+            findings.add("trained although quarantined", text)
 
 
 def _was_under_way(order: Order, batch: int, version: int) -> bool:

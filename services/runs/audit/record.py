@@ -20,8 +20,8 @@ SELECT json_extract(line, '$.batch'), json_extract(line, '$.policy_version') FRO
 WHERE json_extract(line, '$.event') IN ('batch', 'batch_skipped')
 """
 UNRECORDED_ASIDE: Final = """
-SELECT batch FROM set_aside EXCEPT
-SELECT json_extract(line, '$.batch') FROM records WHERE json_extract(line, '$.event') = 'set_aside'
+SELECT batch FROM quarantined EXCEPT
+SELECT json_extract(line, '$.batch') FROM records WHERE json_extract(line, '$.event') = 'quarantined'
 """
 UNRECORDED_DROPS: Final = """
 SELECT group_id FROM groups WHERE status = 'dropped' EXCEPT
@@ -89,7 +89,7 @@ def audit_checkpoints(findings: Findings, order: Order, checkpoints: list[Checkp
 
 
 def audit_record(connection: sqlite3.Connection, findings: Findings, directory: Path) -> list[str]:
-    """Check that each training, drop and batch set aside has a line in the store, and that metrics.jsonl equals it.
+    """Check that each training, drop and quarantined batch has a line in the store, and that metrics.jsonl equals it.
 
     Returns notes. Raises: sqlite3.DatabaseError.
     """
@@ -98,7 +98,7 @@ def audit_record(connection: sqlite3.Connection, findings: Findings, directory: 
     for (group_id,) in connection.execute(UNRECORDED_DROPS):
         findings.add("not in the record", f"the drop of group {group_id}")
     for (batch,) in connection.execute(UNRECORDED_ASIDE):
-        findings.add("not in the record", f"batch {batch} was set aside")
+        findings.add("not in the record", f"batch {batch} was quarantined")
     path = directory / METRICS_FILE
     last = connection.execute("SELECT coalesce(max(record), 0) FROM records").fetchone()[0]
     if not path.exists():

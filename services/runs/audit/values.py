@@ -53,7 +53,7 @@ KINDS: Final[dict[str, dict[str, str]]] = {
     },
     "trained": {**dict.fromkeys(("batch", "policy_version"), NUMBER), "how": TEXT},
     "failures": {**dict.fromkeys(("batch", "reported", "silent"), NUMBER), **dict.fromkeys(("session", "reason"), TEXT)},
-    "set_aside": {**dict.fromkeys(("batch", "policy_version"), NUMBER), "reason": TEXT},
+    "quarantined": {**dict.fromkeys(("batch", "policy_version"), NUMBER), "reason": TEXT},
     "evaluations": {
         **dict.fromkeys(("evaluation_id", "policy_version", "batch", "num_tasks", "num_finished", "num_failed"), NUMBER),
         "samples": NUMBER,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gspo_services.broker.store import LEDGER_FILE, Reader, num_given_back, reading, refusing_damage
+from gspo_services.broker.store import LEDGER_FILE, Reader, count_requeued, reading, refusing_damage
 from gspo_services.runs.audit import Checkpoint, read_checkpoints
 from gspo_services.runs.ledgers import broker_name, ledger_directories
 from gspo_services.shared.runtime.durable import partial_path
@@ -48,8 +48,8 @@ class _State:
     assembled: int
     newest: int
     """Policy version."""
-    given_back: int
-    """Groups that were set aside and given back: a rewind cannot take that back."""
+    num_requeued: int
+    """Groups that were quarantined and requeued, which a rewind cannot undo."""
 
 
 @contextmanager
@@ -101,9 +101,9 @@ def _require_rewind(directory: Path, states: list[_State], covered: int) -> None
     if not covered:
         why = "no checkpoint covers any batch yet: wait for the first one (learner.checkpoint_every_batches)"
     for number, state in enumerate(states):
-        if state.given_back:
+        if state.num_requeued:
             why = (
-                f"{state.given_back} groups of {broker_name(number)} were set aside and given back, which cannot be rewound"
+                f"{state.num_requeued} groups of {broker_name(number)} were quarantined and requeued: that cannot be rewound"
             )
     if why:
         raise ServiceError(
@@ -124,7 +124,7 @@ def _copied(source: Path, destination: Path, say: Say) -> _State:
             covered=reader.number("SELECT max(next_batch) FROM checkpointed"),
             assembled=reader.number("SELECT count(*) FROM batches"),
             newest=reader.number("SELECT max(policy_version) FROM versions"),
-            given_back=num_given_back(reader),
+            num_requeued=count_requeued(reader),
         )
 
 

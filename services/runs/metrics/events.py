@@ -64,7 +64,7 @@ class SetScores:
 
 @dataclass(frozen=True, kw_only=True)
 class RunEvent:
-    """Any other line: a group dropped, a batch set aside or released, and so on."""
+    """Any other line: a group dropped, a batch quarantined or requeued, and so on."""
 
     event: str
     time_s: float

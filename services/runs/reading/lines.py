@@ -12,7 +12,7 @@ PAGE: Final = 256
 class MetricsLines:
     """The lines in order. Each is one of these events:
 
-    batch (trained: rewards, lag, the loss's diagnostics), eval, dropped, set_aside, released, batch_skipped.
+    batch (trained: rewards, lag, the loss's diagnostics), eval, dropped, quarantined, requeued, batch_skipped.
     """
 
     def __init__(self, reader: Reader) -> None:

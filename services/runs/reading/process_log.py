@@ -11,7 +11,7 @@ LOG_DIRECTORY: Final = "logs"
 EVENTS: Final = {
     *("hello", "goodbye", "peer_forgotten", "rollout_state", "stopped_by_error", "cannot_start", "damaged", "resumed"),
     *("lease_expired", "lease_taken_back", "lease_of_former_session_ended", "attempt_failed", "attempt_not_counted"),
-    *("group_dropped", "batch_set_aside", "batch_failed", "learner_ended_silently", "learner_resumed", "run_stops"),
+    *("group_dropped", "batch_quarantined", "batch_failed", "learner_ended_silently", "learner_resumed", "run_stops"),
     "commit_failed",
 }
 """The events that are read; everything else in a log is routine."""

@@ -1,5 +1,5 @@
 """What a run's files say, as typed records. Rows of the ledger that need nothing added stay as they are
-(``gspo_services.broker.rows``): EvaluationRow, VersionRow, SetAsideRow."""
+(``gspo_services.broker.rows``): EvaluationRow, VersionRow, QuarantinedRow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class RecordedBatch:
     trained_versions: tuple[int, ...]
     """Versions that its training made, in order: several when it was trained again after a restart; 0 for a training
     that made none."""
-    set_aside: str
+    quarantined: str
     """Why it is not trained any more; empty for any other batch."""
 
 

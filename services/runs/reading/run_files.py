@@ -11,8 +11,8 @@ from gspo_services.broker.rows import (
     BatchRow,
     EvaluationRow,
     GroupRow,
+    QuarantinedRow,
     RunRow,
-    SetAsideRow,
     TrainedRow,
     TrajectoryRow,
     VersionRow,
@@ -80,7 +80,7 @@ class OpenRun:
         return list(self._known_evaluations().values())
 
     def lines(self) -> MetricsLines:
-        """The lines of metrics.jsonl, from the ledger: one for each batch, evaluation, drop, batch set aside or released."""
+        """The lines of metrics.jsonl, from the ledger: one for each batch, evaluation, drop, quarantine or requeue."""
         return MetricsLines(self._reader)
 
     def other_lines(self) -> list[MetricsLines]:
@@ -102,14 +102,14 @@ class OpenRun:
 
     def _recorded_batch(self, row: BatchRow) -> RecordedBatch:
         trained = self._reader.rows(TrainedRow, "WHERE batch = ? ORDER BY policy_version", (row.index,))
-        aside = self._reader.rows(SetAsideRow, "WHERE batch = ?", (row.index,))
+        quarantined = self._reader.rows(QuarantinedRow, "WHERE batch = ?", (row.index,))
         return RecordedBatch(
             index=row.index,
             policy_version=row.policy_version,
             group_ids=row.group_ids,
             stats=row.stats,
             trained_versions=tuple(each.policy_version for each in trained if each.how == "trained"),
-            set_aside=aside[0].reason if aside else "",
+            quarantined=quarantined[0].reason if quarantined else "",
         )
 
     # --- groups and trajectories --------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class RecordedRun:
         return self.num_assembled or min(ledger.num_unassembled for ledger in self._ledgers)
 
     def answers(self, index: int) -> Iterator[Answer]:
-        """The batch as the learner received it, part by part, each read when it is asked for; or that it was set aside.
+        """The batch as the learner received it, part by part, each read when it is asked for; or that it was quarantined.
 
         Raises: StoreCorrupt when its tokens are not those that were recorded.
         """
@@ -110,9 +110,9 @@ class _RecordedLedger:
         """
         with refusing_damage(self._directory / LEDGER_FILE), reading(self._directory) as connection:
             reader = Reader(self._directory / LEDGER_FILE, connection)
-            set_aside = reader.set_aside().get(index)
-            if set_aside is not None:
-                yield SkipBatch(index=index, reason=set_aside.reason)
+            quarantined = reader.quarantined().get(index)
+            if quarantined is not None:
+                yield SkipBatch(index=index, reason=quarantined.reason)
                 return
             batch = self._batch(reader, index, would_be)
             message, arrays = batch.announcement()

@@ -32,7 +32,7 @@ def merged(directory: Path, audits: Sequence[Audit], shares: Sequence[SharedHist
         num_batches=min(audit.num_batches for audit in audits),
         num_trained_batches=min(audit.num_trained_batches for audit in audits),
         num_trained_again=max(audit.num_trained_again for audit in audits),
-        num_set_aside=max(audit.num_set_aside for audit in audits),
+        num_quarantined=max(audit.num_quarantined for audit in audits),
         num_resumed=sum(audit.num_resumed for audit in audits),
         num_versions=min(audit.num_versions for audit in audits),
         num_chunks=sum(audit.num_chunks for audit in audits),

@@ -99,14 +99,14 @@ class SharedRun(OpenRun):
 
 def _whole(shares: Sequence[RecordedBatch]) -> RecordedBatch:
     """The groups in the order in which the learner gets them. Lag is counted from the newest version of the shares."""
-    aside = [(number, share.set_aside) for number, share in enumerate(shares) if share.set_aside]
+    quarantined = [(number, share.quarantined) for number, share in enumerate(shares) if share.quarantined]
     return replace(
         shares[0],
         policy_version=max(share.policy_version for share in shares),
         group_ids=tuple(group_id for share in shares for group_id in share.group_ids),
         stats=_stats([share.stats for share in shares]),
         trained_versions=max((share.trained_versions for share in shares), key=len),
-        set_aside="; ".join(f"share of {broker_name(number)}: {reason}" for number, reason in aside),
+        quarantined="; ".join(f"share of {broker_name(number)}: {reason}" for number, reason in quarantined),
     )
 
 

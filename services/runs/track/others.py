@@ -1,4 +1,4 @@
-"""What the other brokers of a run have dropped or set aside, batch by batch.
+"""What the other brokers of a run have dropped or quarantined, batch by batch.
 
 Batches and evaluations are complete in broker 0's metrics.jsonl. What a broker gave up is in its own.
 """

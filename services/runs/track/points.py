@@ -1,6 +1,6 @@
 """Rows of metrics.jsonl as points for a tracker: one for each batch and each evaluation, at its batch.
 
-Other rows (drops, batches set aside) become counts, which the next batch's point carries: a tracker has one value of each
+Other rows (drops, batches quarantined) become counts, which the next batch's point carries: a tracker has one value of each
 measure at each step.
 """
 
@@ -13,7 +13,7 @@ from typing import Final
 from gspo_services.runs.metrics import Row, number
 from gspo_services.runs.track.names import tracker_names, usable
 
-COUNTED: Final = ("dropped", "set_aside", "batch_skipped", "released")
+COUNTED: Final = ("dropped", "quarantined", "batch_skipped", "requeued")
 RECORD: Final = "progress/record"
 """The number of the last line of metrics.jsonl that a tracker has: so it can be asked where to go on."""
 

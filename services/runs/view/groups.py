@@ -28,7 +28,7 @@ def groups_of_batch(run: OpenRun, index: int, settings: Settings | None, learned
         "batch": index,
         "policy_version": batch.policy_version,
         "trained_versions": batch.trained_versions,
-        "set_aside": batch.set_aside,
+        "quarantined": batch.quarantined,
         "stats": batch.stats,
         "has_learned": bool(learned),
         "groups": plain_groups(groups, settings, learned),

@@ -32,7 +32,7 @@ MEASURES: Final = {
 }
 """The columns, and their names in metrics.jsonl."""
 MOST_POINTS: Final = 1000
-EVENTS: Final = ("dropped", "left_out_limit", "set_aside", "released", "batch_skipped")
+EVENTS: Final = ("dropped", "left_out_limit", "quarantined", "requeued", "batch_skipped")
 MOST_EVENTS: Final = 2000
 
 
@@ -49,7 +49,7 @@ class Curves:
         self.sets: dict[str, dict[str, Any]] = {}
         """The newest result of each named evaluation set."""
         self.events: list[dict[str, Any]] = []
-        """The newest drops and batches set aside, skipped or given back, oldest first."""
+        """The newest drops and batches quarantined, skipped or requeued, oldest first."""
         self.dropped: dict[str, int] = {}
         """Groups that were dropped, by reason."""
 

@@ -48,7 +48,7 @@ TABLES: Final = (
     "meta",
     "commits",
     "failures",
-    "set_aside",
+    "quarantined",
     "archives",
     "archived",
 )

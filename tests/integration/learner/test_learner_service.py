@@ -338,7 +338,7 @@ async def test_a_batch_that_training_raises_on_is_reported_before_the_learner_en
     assert failed.reason.startswith(f"{type(error).__name__}: ")
 
 
-async def test_a_batch_that_was_set_aside_changes_no_weights_and_all_counts_go_on(tmp_path: Path) -> None:
+async def test_a_batch_that_was_quarantined_changes_no_weights_and_all_counts_go_on(tmp_path: Path) -> None:
     async with training(tmp_path, broker_version=0) as learner:
         await learner.take(Resume)
         first = await learner.take(Published)

@@ -15,8 +15,8 @@ from gspo_services.broker.ledger.sampling.task_order import TaskOrder
 from gspo_services.broker.rows import (
     BatchRow,
     GroupRow,
+    QuarantinedRow,
     RunRow,
-    SetAsideRow,
     TaskRow,
     TrainedRow,
     TrajectoryRow,
@@ -86,7 +86,7 @@ class Durable:
     batches: dict[int, BatchRow] = field(default_factory=dict)
     versions: dict[int, VersionRow] = field(default_factory=dict)
     trained: list[TrainedRow] = field(default_factory=list)
-    set_aside: dict[int, SetAsideRow] = field(default_factory=dict)
+    quarantined: dict[int, QuarantinedRow] = field(default_factory=dict)
     next_batch_checkpointed: int = 0
     run: RunRow = field(default_factory=RunRow)
     tasks: dict[int, TaskRow] = field(default_factory=dict)
@@ -192,7 +192,7 @@ class Books:
         """By batch: as it was delivered last."""
         self.parts: dict[tuple[int, int], bytes] = {}
         """By batch and part: its content."""
-        self.given_back: set[int] = set()
+        self.requeued: set[int] = set()
         """Groups that an operator gave back, and that are complete again."""
         self.delivered_to: defaultdict[int, set[str]] = defaultdict(set)
         """By batch: the learners that got it since it was last trained."""

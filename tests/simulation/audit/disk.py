@@ -7,7 +7,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gspo_services.broker.ledger import MOST_BEHIND
-from gspo_services.broker.ledger.dead_letters import REPORTED_MOST, SILENT_MOST
+from gspo_services.broker.ledger.quarantine import REPORTED_MOST, SILENT_MOST
 from gspo_services.broker.rows import (
     ArchivedRow,
     BatchRow,
@@ -15,9 +15,9 @@ from gspo_services.broker.rows import (
     EvaluationRow,
     GroupRow,
     JournalRow,
+    QuarantinedRow,
     Row,
     RunRow,
-    SetAsideRow,
     TrainedRow,
     TrajectoryRow,
     VersionRow,
@@ -32,7 +32,7 @@ from tests.simulation.audit.sequences import Placed
 from tests.simulation.brokers.sharing import SharingAudit
 from tests.simulation.episodes import version_in
 
-GIVEN_BACK = {("batched", "set_aside"), ("set_aside", "released"), ("released", "complete"), ("released", "resampled")}
+QUARANTINE = {("batched", "quarantined"), ("quarantined", "requeued"), ("requeued", "complete"), ("requeued", "resampled")}
 
 
 class DiskAudit(SamplingAudit, SharingAudit, AgentAudit):
@@ -122,8 +122,8 @@ class DiskAudit(SamplingAudit, SharingAudit, AgentAudit):
                 journal.append(row.entry)
             case BatchRow():
                 self._batch(row)
-            case SetAsideRow():
-                self._set_aside(row)
+            case QuarantinedRow():
+                self._quarantined(row)
             case TrainedRow():
                 durable.trained.append(row)
                 if row.how == "trained":
@@ -155,12 +155,12 @@ class DiskAudit(SamplingAudit, SharingAudit, AgentAudit):
             )
         if former is not None:
             self.require(
-                former.status in ("open", "complete") or (former.status, row.status) in GIVEN_BACK,
+                former.status in ("open", "complete") or (former.status, row.status) in QUARANTINE,
                 "G2 exactly once",
                 lambda: f"group {row.group_id} was already {former.status} and becomes {row.status}",
             )
-            if (former.status, row.status) == ("released", "complete"):
-                self.given_back.add(row.group_id)
+            if (former.status, row.status) == ("requeued", "complete"):
+                self.requeued.add(row.group_id)
                 self.happened["group taken back"] += 1
         if row.status == "dropped":
             self.happened[f"group dropped: {row.drop_reason}"] += 1
@@ -288,18 +288,18 @@ class DiskAudit(SamplingAudit, SharingAudit, AgentAudit):
                 ),
             )
 
-    def _set_aside(self, row: SetAsideRow) -> None:
-        self.require(bool(row.reason), "poison: what is set aside has a reason", lambda: f"batch {row.index} has none")
+    def _quarantined(self, row: QuarantinedRow) -> None:
+        self.require(bool(row.reason), "poison: what is quarantined has a reason", lambda: f"batch {row.index} has none")
         poison = self.poison.get(row.index)
         least = {"unreadable": 1, "raises": REPORTED_MOST}.get(poison or "", SILENT_MOST)
         learners = self.delivered_to[row.index]
         self.require(
             len(learners) >= least,
-            "poison: a healthy batch is not set aside",
-            lambda: f"batch {row.index} ({poison or 'healthy'}) is set aside after {sorted(learners)}: {row.reason}",
+            "poison: a healthy batch is not quarantined",
+            lambda: f"batch {row.index} ({poison or 'healthy'}) is quarantined after {sorted(learners)}: {row.reason}",
         )
-        self.happened[f"set aside: {poison or 'healthy'}"] += 1
-        self.durable.set_aside[row.index] = row
+        self.happened[f"quarantined: {poison or 'healthy'}"] += 1
+        self.durable.quarantined[row.index] = row
 
     def _batch(self, row: BatchRow) -> None:
         durable = self.durable
@@ -321,7 +321,7 @@ class DiskAudit(SamplingAudit, SharingAudit, AgentAudit):
             group_id
             for batch in durable.batches.values()
             for group_id in batch.group_ids
-            if batch.index not in durable.set_aside
+            if batch.index not in durable.quarantined
         }
         for group_id in row.group_ids:
             self.require(

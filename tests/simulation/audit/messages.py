@@ -30,7 +30,7 @@ from gspo_protocol.messages import (
     Welcome,
 )
 from gspo_protocol.messages.gathered import Gathered
-from gspo_services.broker.ledger.dead_letters import REPORTED_MOST
+from gspo_services.broker.ledger.quarantine import REPORTED_MOST
 from gspo_services.shared.net.peer import REPLACED
 from tests.simulation.audit.books import Violation, content_of
 from tests.simulation.audit.learners import LearnerAudit
@@ -91,9 +91,9 @@ class MessageAudit(LearnerAudit, ScheduleAudit, SharingAudit):
             case SkipBatch(index=index):
                 self.happened["batch skipped"] += 1
                 self.require(
-                    index in self.durable.set_aside,
+                    index in self.durable.quarantined,
                     "G2 said only when durable",
-                    lambda: f"batch {index} is to be skipped, and it is not set aside on disk",
+                    lambda: f"batch {index} is to be skipped, and it is not quarantined on disk",
                 )
             case Welcome(policy_version=version) | Pulse(policy_version=version):
                 self.require(
@@ -235,13 +235,13 @@ class MessageAudit(LearnerAudit, ScheduleAudit, SharingAudit):
 
     def _may_be_trained(self, index: int, session: str) -> None:
         self.require(
-            index not in self.durable.set_aside,
-            "poison: a batch that was set aside is not trained",
-            lambda: f"batch {index} is delivered to {session}, and was set aside",
+            index not in self.durable.quarantined,
+            "poison: a batch that was quarantined is not trained",
+            lambda: f"batch {index} is delivered to {session}, and was quarantined",
         )
         self.require(
             len(self.failed_at[index]) < REPORTED_MOST,
-            "poison: a batch that ended two learners is set aside",
+            "poison: a batch that ended two learners is quarantined",
             lambda: f"batch {index} is delivered to {session}, after {self.failed_at[index]} could not train it",
         )
         self.delivered_to[index].add(session)

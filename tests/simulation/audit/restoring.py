@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from gspo_services.broker.rows import BatchRow, GroupRow, SetAsideRow, TrainedRow, TrajectoryRow, VersionRow
+from gspo_services.broker.rows import BatchRow, GroupRow, QuarantinedRow, TrainedRow, TrajectoryRow, VersionRow
 from gspo_services.broker.store.acceptance import accept_loss
 from gspo_services.broker.store.reader import LEDGER_FILE, Reader, StoreMismatch, reading
 from gspo_services.runs.backup import BackupManifest, back_up, restore
@@ -107,7 +107,7 @@ class Restoring:
         try:
             restore(self._backup, target, batch, lambda _: None)
         except StoreMismatch:
-            return ""  # Batches were given back, which is only restored whole.
+            return ""  # Batches were requeued, which is only restored whole.
         for pattern in RESTORED:
             for path in self._directory.glob(pattern):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -159,7 +159,7 @@ def read_durable(directory: Path, num_brokers: int) -> Durable:
             batches={row.index: row for row in reader.rows(BatchRow, "ORDER BY batch")},
             versions={row.policy_version: row for row in reader.rows(VersionRow, "ORDER BY policy_version")},
             trained=reader.rows(TrainedRow, "ORDER BY policy_version, batch"),
-            set_aside={row.index: row for row in reader.rows(SetAsideRow, "")},
+            quarantined={row.index: row for row in reader.rows(QuarantinedRow, "")},
             next_batch_checkpointed=reader.number("SELECT max(next_batch) FROM checkpointed"),
             run=contents.run,
             tasks={row.task_index: row for row in contents.tasks},

@@ -45,7 +45,7 @@ class SamplingAudit(Books):
         if any(isinstance(row, BatchRow) for row in rows):
             return  # The count has begun again meanwhile.
         for group in groups:
-            is_new = (group.split, group.status) == ("train", "complete") and group.group_id not in self.given_back
+            is_new = (group.split, group.status) == ("train", "complete") and group.group_id not in self.requeued
             self.require(
                 not is_new or count == most or self._is_settled(group.group_id) or self._rewards_differ(group),
                 SIFTED,

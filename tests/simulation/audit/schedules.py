@@ -39,7 +39,7 @@ class ScheduleAudit(Books):
         """A learner trains a batch; ``own_rate`` is that of its settings."""
         items = [item for item in batch.items if self.is_mine(item.group_id)]
         if not items:
-            return  # This broker's share was set aside.
+            return  # This broker's share was quarantined.
         row = self.durable.batches[batch.index]
         recorded = own_rate if row.values.learning_rate is None else row.values.learning_rate
         self.require(

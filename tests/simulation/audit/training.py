@@ -144,8 +144,8 @@ class TrainingAudit(AgentAudit):
         )
 
     def trained_for(self, index: int) -> tuple[int, ...]:
-        """What was trained for a batch of this broker's share: nothing if it was set aside."""
-        if index in self.durable.set_aside:
+        """What was trained for a batch of this broker's share: nothing if it was quarantined."""
+        if index in self.durable.quarantined:
             return ()
         return tuple(
             row.trajectory_id
@@ -158,7 +158,7 @@ class TrainingAudit(AgentAudit):
         for group in self.durable.groups.values():
             if group.split == "train":
                 self.require(
-                    group.status in ("batched", "dropped", "left_out", "set_aside", "released", "resampled"),
+                    group.status in ("batched", "dropped", "left_out", "quarantined", "requeued", "resampled"),
                     "G2 no prompt is skipped",
                     lambda: f"prompt {group.prompt} is {group.status} at the end",
                 )

@@ -124,18 +124,18 @@ class WholeAudit:
                 share, its_arrays = self._share(broker, batch, arrays, mine)
                 its_spans, its_episodes = ([every[place] for place in mine] for every in (spans, episodes))
                 broker.trains_share(history, share, its_arrays, its_spans, its_episodes)
-        self._lines.expect(index, {broker.number for broker in self.brokers if index not in broker.durable.set_aside})
+        self._lines.expect(index, {broker.number for broker in self.brokers if index not in broker.durable.quarantined})
 
     def _number_of(self, batch: Batch, place: int) -> int:
         return batch.items[place].group_id % len(self.brokers)
 
     def _require_share(self, broker: BrokerAudit, batch: Batch, is_trained: bool) -> None:
-        """The share is trained if it was not set aside."""
-        row = broker.durable.set_aside.get(batch.index)
+        """The share is trained if it was not quarantined."""
+        row = broker.durable.quarantined.get(batch.index)
         self.require(
             row is None or not is_trained,
-            "poison: a batch that was set aside is not trained",
-            lambda: f"batch {batch.index} is trained, and was set aside: {row and row.reason}",
+            "poison: a batch that was quarantined is not trained",
+            lambda: f"batch {batch.index} is trained, and was quarantined: {row and row.reason}",
         )
         self.require(
             row is not None or is_trained,

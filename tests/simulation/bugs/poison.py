@@ -21,15 +21,15 @@ POISON = (
         ),
     ),
     Bug(
-        name="a batch is set aside without a reason",
-        module="gspo_services.broker.ledger.dead_letters.letters",
+        name="a batch is quarantined without a reason",
+        module="gspo_services.broker.ledger.quarantine.quarantine",
         old="reason=reason[:MAX_TEXT])",
         new='reason="")',
         invariants=("poison",),
         weather=_poison("raises"),
     ),
     Bug(
-        name="a batch that was set aside is delivered",
+        name="a batch that was quarantined is delivered",
         module="gspo_services.broker.ledger.training",
         old="        if reason:\n            skip = Reply(",
         new="        if False:\n            skip = Reply(",
@@ -37,8 +37,8 @@ POISON = (
         weather=_poison("raises"),
     ),
     Bug(
-        name="a batch is set aside when its learner was killed once",
-        module="gspo_services.broker.ledger.dead_letters.failures",
+        name="a batch is quarantined when its learner was killed once",
+        module="gspo_services.broker.ledger.quarantine.failures",
         old="row.reported + row.silent < SILENT_MOST",
         new="row.reported + row.silent < 1",
         invariants=("poison",),
@@ -58,7 +58,7 @@ POISON = (
         old="                    former.prompt,\n",
         new="                    former.prompt + 1,\n",
         invariants=("G2 no prompt",),
-        weather=_poison("raises", *(Event(at=at, kind="release") for at in (8.0, 14.0, 20.0))),
+        weather=_poison("raises", *(Event(at=at, kind="requeue") for at in (8.0, 14.0, 20.0))),
         seed=3,
     ),
 )

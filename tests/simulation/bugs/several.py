@@ -81,7 +81,7 @@ SEVERAL = (
         num_brokers=2,
     ),
     Bug(
-        name="a share that was set aside is reported as trained",
+        name="a share that was quarantined is reported as trained",
         module="gspo_services.learner.several.round",
         old="skipped=isinstance(answer, SkipBatch))",
         new="skipped=False)",

@@ -23,7 +23,7 @@ const SHOWS = {
   cut: ["cut off at a limit", (group) => group.members.some((each) => each.finish === "length")],
   dropped: ["dropped", (group) => group.status === "dropped"],
 };
-const STATUSES = ["open", "complete", "batched", "dropped", "evaluated", "left_out", "set_aside", "released", "resampled"];
+const STATUSES = ["open", "complete", "batched", "dropped", "evaluated", "left_out", "quarantined", "requeued", "resampled"];
 const AT_ONCE = 60;
 
 const known = (group, name) => group.members.map((each) => each[name]).filter((value) => value !== null && value !== undefined);
@@ -77,8 +77,8 @@ function headOfBatch(data, batch, run, base) {
   ];
   return h("div", {},
     h("h1", {}, `Batch ${batch}`),
-    h("p", { class: "soft" }, `Assembled for version ${data.policy_version}`, versions.length ? `, trained into version ${versions.join(" and again into ")}` : data.set_aside ? "" : ", not trained yet", ". ", batch > 0 && link(batch - 1, "← before"), " ", link(batch + 1, "after →")),
-    data.set_aside && h("p", { class: "note bad" }, `Set aside: ${data.set_aside}`),
+    h("p", { class: "soft" }, `Assembled for version ${data.policy_version}`, versions.length ? `, trained into version ${versions.join(" and again into ")}` : data.quarantined ? "" : ", not trained yet", ". ", batch > 0 && link(batch - 1, "← before"), " ", link(batch + 1, "after →")),
+    data.quarantined && h("p", { class: "note bad" }, `Quarantined: ${data.quarantined}`),
     data.learner_error && h("p", { class: "note" }, data.learner_error),
     h("div", { class: "figures" }, figures.map(([value, name]) => h("div", { class: "figure" }, h("b", {}, value), h("span", {}, name)))));
 }
@@ -107,7 +107,7 @@ export function card(group, base, here = null) {
   const why = group.drop_reason === "stale" ? "dropped: too old for any batch" : group.drop_reason === "failed" ? "dropped: an episode failed too often" : group.status === "left_out" ? "left out: all rewards are equal" : group.status.replaceAll("_", " ");
   const size = Math.max(...group.members.map((each) => Math.abs(each.advantage || 0)), 1e-9);
   return h("section", { class: "card group" },
-    h("header", {}, h("h2", {}, `Group ${group.group_id}`), h("span", { class: `badge ${group.status === "dropped" ? "bad" : group.status === "set_aside" ? "warm" : ""}` }, why),
+    h("header", {}, h("h2", {}, `Group ${group.group_id}`), h("span", { class: `badge ${group.status === "dropped" ? "bad" : group.status === "quarantined" ? "warm" : ""}` }, why),
       group.batch !== null && h("a", { class: "small", href: `${base}/batches/${group.batch}` }, `batch ${group.batch}`),
       h("a", { class: "small", href: `${base}/tasks/${group.split}/${group.task_index}` }, `${group.split === "eval" ? "held-out " : ""}task ${group.task_index}`)),
     h("div", { class: "members" }, group.members.map((each) => h("a", { class: `member${each.id === here ? " here" : ""}`, href: `${base}/t/${each.id}`, "data-trajectory": each.id, style: { borderLeftColor: shade(each.advantage === null ? each.reward : each.advantage, each.advantage === null ? 0 : -size, each.advantage === null ? 1 : size) } },

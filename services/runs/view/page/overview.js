@@ -12,9 +12,9 @@ const KINDS = {
   Starts: ["started", "restarted", "resumed", "goodbye", "run_stops"],
   "Leases lost": ["leases_lost"],
   Dropped: ["dropped"],
-  "Set aside": ["left_out_limit", "set_aside", "batch_set_aside", "batch_failed", "batch_skipped", "released", "commit_failed"],
+  Quarantined: ["left_out_limit", "quarantined", "batch_quarantined", "batch_failed", "batch_skipped", "requeued", "commit_failed"],
 };
-const COLOURS = { Kills: "var(--bad)", Starts: "var(--good)", "Leases lost": "var(--warm)", Dropped: "var(--violet)", "Set aside": "var(--c5)" };
+const COLOURS = { Kills: "var(--bad)", Starts: "var(--good)", "Leases lost": "var(--warm)", Dropped: "var(--violet)", Quarantined: "var(--c5)" };
 
 export async function show(place, [run], query, isShown) {
   document.title = `${run} · gspo view`;

@@ -99,12 +99,12 @@ def test_nothing_is_archived_that_may_still_change_or_that_the_policy_keeps(run:
 
 def test_a_group_of_a_later_batch_that_was_sampled_again_does_not_keep_earlier_batches_in_the_ledger(run: Path) -> None:
     with a_store(run) as store:
-        given_back = store.rows(GroupRow, "WHERE batch = 2")[0]
-        store.commit(RowChanges(rows=[replace(given_back, status="resampled")]))
-    Archiving(run, file_bytes=1).until(lambda: given_back.group_id in archived(run))
+        requeued = store.rows(GroupRow, "WHERE batch = 2")[0]
+        store.commit(RowChanges(rows=[replace(requeued, status="resampled")]))
+    Archiving(run, file_bytes=1).until(lambda: requeued.group_id in archived(run))
     with a_store(run) as store:
         left = groups_to_archive(store, keep_batches=1, num_bytes=1)
-    assert {*archived(run), *left} == {*expected_groups(run, 1), given_back.group_id}
+    assert {*archived(run), *left} == {*expected_groups(run, 1), requeued.group_id}
 
 
 def test_a_run_that_keeps_everything_archives_nothing(run: Path) -> None:

@@ -286,7 +286,7 @@ def test_a_checkpoint_that_the_learner_replaces_meanwhile_is_held(
         back_up(run, tmp_path / "others", nothing)
 
 
-def test_groups_that_were_given_back_are_not_rewound(run: Path, tmp_path: Path) -> None:
+def test_groups_that_were_requeued_are_not_rewound(run: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(run / LEDGER_FILE, isolation_level=None)) as connection:
         connection.execute("UPDATE groups SET status = 'resampled' WHERE group_id = (SELECT max(group_id) FROM groups)")
     back_up(run, tmp_path / "backups", nothing)

@@ -113,9 +113,9 @@ def test_a_run_that_goes_on_without_a_checkpoint_is_refused(
     assert list((tmp_path / "backups").glob("[0-9]*")) == []
 
 
-def test_a_run_that_goes_on_with_groups_that_were_given_back_is_refused(run: Path, goes_on: Path, tmp_path: Path) -> None:
-    commit(run, status="released")
-    with pytest.raises(ServiceError, match=r"1 groups of broker-1 were set aside and given back.*gspo stop"):
+def test_a_run_that_goes_on_with_groups_that_were_requeued_is_refused(run: Path, goes_on: Path, tmp_path: Path) -> None:
+    commit(run, status="requeued")
+    with pytest.raises(ServiceError, match=r"1 groups of broker-1 were quarantined and requeued.*gspo stop"):
         back_up(goes_on, tmp_path / "backups", nothing)
 
 

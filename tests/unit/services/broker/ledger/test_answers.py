@@ -81,7 +81,7 @@ def test_the_groups_that_a_batch_waits_for_may_be_in_hands_with_long_names() -> 
     assert len(pending.waiting_for) <= limits.MAX_REASON_CHARS
 
 
-def test_a_batch_that_is_set_aside_with_a_long_reason_is_skipped_with_it() -> None:
+def test_a_batch_that_is_quarantined_with_a_long_reason_is_skipped_with_it() -> None:
     world = harness(group_size=1, groups_per_batch=1)
     (lease,) = world.lease(ROLLOUTS[0])
     world.episode(ROLLOUTS[0], lease, 1)

@@ -10,14 +10,14 @@ from gspo_services.cli.doctor.command import report
 from gspo_services.cli.doctor.damage import Holder
 from gspo_services.cli.doctor.diagnosis import diagnose
 from gspo_services.cli.doctor.observe import LedgerState, Log, Observation
-from gspo_services.cli.release import SetAside
+from gspo_services.cli.requeue import QuarantinedBatch
 from gspo_services.shared.runtime.console import PlainConsole
 from gspo_services.shared.settings.sections import Broker, Rollout
 from tests.support.cli.pages import A_LEDGER, GIB, HEALTHY, SETTINGS, a_page, a_rollout, a_status, without_broker
 
 
-def set_aside(batch: int, waiting: int) -> SetAside:
-    return SetAside(batch=batch, policy_version=9, reason="the loss is nan", waiting=waiting, released=0, at=None)
+def quarantined(batch: int, waiting: int) -> QuarantinedBatch:
+    return QuarantinedBatch(batch=batch, policy_version=9, reason="the loss is nan", waiting=waiting, requeued=0, at=None)
 
 
 def wrong(seen: Observation) -> list[str]:
@@ -42,10 +42,10 @@ CASES: list[tuple[str, Observation, str]] = [
     ("disk", replace(HEALTHY, free_bytes={"run.directory (runs/x)": (5 << 20, 100 * GIB)}), "has 5 MiB free: make room"),
     ("error", replace(HEALTHY, status=a_status(error="20 groups in a row failed")), "failed: 20 groups in a row failed"),
     (
-        "set aside",
-        replace(HEALTHY, ledger=replace(A_LEDGER, set_aside=(set_aside(7, 4), set_aside(9, 4), set_aside(8, 0)))),
-        "batch 9 (4 groups) was set aside at version 9, and the run goes on without it: the loss is nan. So were 1 others: "
-        "`gspo release runs/x` lists them. Find the cause; then `gspo release runs/x all` gives them back",
+        "quarantined",
+        replace(HEALTHY, ledger=replace(A_LEDGER, quarantined=(quarantined(7, 4), quarantined(9, 4), quarantined(8, 0)))),
+        "batch 9 (4 groups) was quarantined at version 9, and the run goes on without it: the loss is nan. So were 1 "
+        "others: `gspo requeue runs/x` lists them. Find the cause; then `gspo requeue runs/x all` requeues them",
     ),
     (
         "no learner",

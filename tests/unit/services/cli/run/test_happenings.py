@@ -49,13 +49,13 @@ def test_an_evaluation_says_when_its_tokens_are_newer_than_the_weights_it_is_nam
     assert second.endswith("the best so far (its tokens are 2.2 versions newer on average)")
 
 
-def test_drops_are_summed_up_and_batches_set_aside_are_named() -> None:
+def test_drops_are_summed_up_and_batches_quarantined_are_named() -> None:
     news = Happenings(max_lag=2)
     news.skip([{"event": "dropped", "reason": "stale"}])
     stale, failed = {"event": "dropped", "reason": "stale"}, {"event": "dropped", "reason": "failed"}
-    aside = {"event": "set_aside", "batch": 4, "reason": "out of memory"}
-    assert texts(news.of_rows([stale, failed, stale, aside, {"event": "batch", "batch": 3, "again": True}])) == [
-        "! batch 4 was set aside: out of memory; `gspo release` lists such batches",
+    quarantined = {"event": "quarantined", "batch": 4, "reason": "out of memory"}
+    assert texts(news.of_rows([stale, failed, stale, quarantined, {"event": "batch", "batch": 3, "again": True}])) == [
+        "! batch 4 was quarantined: out of memory; `gspo requeue` lists them",
         "batch 3 was trained again after a restart",
         "! 2 groups were dropped: stale (3 in all)",
         "! 1 group was dropped: failed (4 in all)",

@@ -50,14 +50,16 @@ def test_new_measures_and_events_can_be_drawn(tmp_path: Path) -> None:
     lengths = {"length/mean": 12.0, "length/p95": 20, "length/max": 30, "length/cut_off": 0.25}
     rows: list[dict[str, Any]] = [a_batch(index, **lengths) for index in range(14)]
     rows += [{**an_eval(5, 0.5), "eval/reward_error": 0.01, "num_finished": 64}, {"event": "dropped", "reason": "stale"}]
-    rows += [{"event": "set_aside", "batch": 3}, a_batch(13, again=True), {"event": "released", "batches": [3]}]
+    rows += [{"event": "quarantined", "batch": 3}, a_batch(13, again=True), {"event": "requeued", "batches": [3]}]
     assert write_plot(read_metrics(recorded(tmp_path, *rows))).stat().st_size > 5_000
 
 
 def test_events_are_where_the_run_was_when_they_happened(tmp_path: Path) -> None:
     drop = {"event": "dropped", "reason": "stale"}
-    path = recorded(tmp_path, drop, a_batch(0), a_batch(1), drop, {"event": "set_aside", "batch": 4}, a_batch(1, again=True))
-    assert happened(read_metrics(path)) == {"dropped": [0, 1], "set_aside": [4], "again": [1], "released": []}
+    path = recorded(
+        tmp_path, drop, a_batch(0), a_batch(1), drop, {"event": "quarantined", "batch": 4}, a_batch(1, again=True)
+    )
+    assert happened(read_metrics(path)) == {"dropped": [0, 1], "quarantined": [4], "again": [1], "requeued": []}
 
 
 def test_values_that_nobody_would_write_do_not_stop_the_picture(tmp_path: Path) -> None:

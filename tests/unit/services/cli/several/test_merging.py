@@ -12,7 +12,7 @@ def a_status(**changes: Any) -> dict[str, Any]:
         "run_id": "a", "batches_trained": 3, "batches_assembled": 3, "batches_total": 60, "batches_checkpointed": 2,
         "policy_version": 4, "train_reward": 0.5, "lag_mean": 0.25, "lag_max": 1, "eval_reward": None, "tokens_per_s": None,
         "groups": {"open": 3, "complete": 5, "dropped": 1}, "dropped": {"stale": 1}, "left_out": {"groups": 1, "limit": 4},
-        "resting": 2, "prompts_started": 20, "set_aside": {"batches": 0, "groups": 0, "newest": []},
+        "resting": 2, "prompts_started": 20, "quarantined": {"batches": 0, "groups": 0, "newest": []},
         "rollouts": [], "rollouts_gone": [], "learner": "learner", "limited": [], "waiting_for": "", "quiet_s": 1.0,
         "stopping": "", "finished": False, "error": "",
     }  # fmt: skip
@@ -78,11 +78,11 @@ def test_a_broker_that_does_not_answer_is_named_and_ends_nothing() -> None:
     assert [each["answers"] for each in status["brokers"]] == [True, False]
 
 
-def test_a_batch_that_is_set_aside_is_one_batch_with_the_groups_of_all() -> None:
+def test_a_batch_that_is_quarantined_is_one_batch_with_the_groups_of_all() -> None:
     one = {"batches": 1, "groups": 2, "newest": [{"batch": 7, "groups": 2, "policy_version": 3, "reason": "NaN"}]}
     late = {"batches": 0, "groups": 0, "newest": []}
-    status = merged(a_status(set_aside=one), a_status(set_aside=one), a_status(set_aside=late))
-    assert status["set_aside"] == {
+    status = merged(a_status(quarantined=one), a_status(quarantined=one), a_status(quarantined=late))
+    assert status["quarantined"] == {
         "batches": 1,
         "groups": 4,
         "newest": [{"batch": 7, "groups": 4, "policy_version": 3, "reason": "NaN"}],

@@ -127,7 +127,7 @@ class Course:
         assert sum(isinstance(answer, PartArrived) for answer in self.waiting) <= CREDIT
         assert all(len(held) <= CREDIT for held in self.round._held)
 
-    def set_aside(self, broker: int) -> None:
+    def quarantine(self, broker: int) -> None:
         """Unless all parts were handed over."""
         if self.round.turn is None:
             return
@@ -154,12 +154,12 @@ class Course:
 def test_whatever_comes_first_the_stream_is_that_of_the_shares_and_few_parts_wait(
     lengths: list[list[int]], steps: list[tuple[str, int]], unreadable: int | None
 ) -> None:
-    """``unreadable``: the broker that sets its share aside in the end."""
+    """``unreadable``: the broker that quarantines its share in the end."""
     course = Course(lengths)
     for what, broker in steps:
         course.advance(what, broker % len(lengths))
     if unreadable is not None:
-        course.set_aside(unreadable % len(lengths))
+        course.quarantine(unreadable % len(lengths))
     course.finish()
     left = [answers_of(share) for broker, share in enumerate(course.shares) if broker != course.gone]
     expected = plain(list(merged_answers(left)) if left else [SKIP])
@@ -179,7 +179,7 @@ def plain(answers: Sequence[Answer]) -> list[object]:
     ]
 
 
-def test_a_share_that_was_set_aside_is_left_out() -> None:
+def test_a_share_that_was_quarantined_is_left_out() -> None:
     share = a_share(2)
     found = BatchRound(4, 3)
     for broker, answer in ((0, SKIP), (2, announced(share)), (1, SKIP)):
@@ -261,7 +261,7 @@ def test_each_broker_hears_whether_its_share_was_trained_and_what_all_shares_mak
     assert reports[0].metrics["num_tokens"] == whole.batch.num_tokens, "not what the trainer says"
 
 
-def test_a_batch_that_all_have_set_aside_is_reported_as_it_is() -> None:
+def test_a_batch_that_all_have_quarantined_is_reported_as_it_is() -> None:
     found = BatchRound(4, 2)
     for broker in range(2):
         found.hear(broker, SKIP)

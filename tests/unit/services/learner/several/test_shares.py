@@ -127,7 +127,7 @@ def test_no_part_is_read_before_its_turn() -> None:
     assert read == [0, 1, 0]
 
 
-def test_a_share_that_is_set_aside_is_left_out_and_all_of_them_skip_the_batch() -> None:
+def test_a_share_that_is_quarantined_is_left_out_and_all_of_them_skip_the_batch() -> None:
     skip = SkipBatch(index=4, reason="it crashed twice")
     left = a_share(1)
     assert list(merged_answers([[skip], answers_of(left)]))[0] == announced(left)  # noqa: RUF015
@@ -141,7 +141,7 @@ def test_the_first_end_ends_all() -> None:
     assert list(merged_answers([answers_of(a_share(0)), [end]])) == [end]
 
 
-def test_a_share_that_is_set_aside_after_its_announcement_is_refused_where_nothing_can_begin_again() -> None:
+def test_a_share_that_is_quarantined_after_its_announcement_is_refused_where_nothing_can_begin_again() -> None:
     answers = answers_of(a_share(1))
     with pytest.raises(ValueError, match="broker 1: SkipBatch"):
         list(merged_answers([answers_of(a_share(0)), [*answers[:2], SkipBatch(index=4, reason="damaged")]]))

@@ -64,9 +64,9 @@ def test_what_was_done_again_counts_once_as_it_was_last(tmp_path: Path) -> None:
 
 
 def test_what_happened_is_at_the_batch_that_it_names_or_came_after(tmp_path: Path) -> None:
-    write(tmp_path, {"event": "dropped"}, batch(0), batch(1), {"event": "dropped"}, {"event": "set_aside", "batch": 7})
+    write(tmp_path, {"event": "dropped"}, batch(0), batch(1), {"event": "dropped"}, {"event": "quarantined", "batch": 7})
     assert [(at, row["event"]) for at, row in read_metrics(tmp_path).events] == [
-        (0, "dropped"), (1, "dropped"), (7, "set_aside"),
+        (0, "dropped"), (1, "dropped"), (7, "quarantined"),
     ]  # fmt: skip
 
 

@@ -76,9 +76,9 @@ def test_evaluations_have_steps_of_their_own() -> None:
 def test_events_are_counted_up_to_the_next_batch() -> None:
     stale = {"event": "dropped", "reason": "stale", "num_tokens": [1]}
     found = points(
-        a_batch(1, 0), {**stale, "record": 2}, {**stale, "record": 3}, {"event": "set_aside", "batch": 1, "record": 4},
+        a_batch(1, 0), {**stale, "record": 2}, {**stale, "record": 3}, {"event": "quarantined", "batch": 1, "record": 4},
         {"event": "what is this?", "record": 5}, a_batch(6, 2),
     )  # fmt: skip
     events = {name: value for name, value in found[1].values.items() if name.startswith("events/")}
-    assert events == {"events/dropped": 2.0, "events/dropped_stale": 2.0, "events/set_aside": 1.0}
+    assert events == {"events/dropped": 2.0, "events/dropped_stale": 2.0, "events/quarantined": 1.0}
     assert len(found) == 2

@@ -55,7 +55,7 @@ def test_status_says_how_the_run_stands() -> None:
     status = answer.status
     assert (status["batches_trained"], status["batches_assembled"], status["batches_total"]) == (1, 1, 3)
     assert (status["policy_version"], status["train_reward"], status["lag_mean"]) == (2, 0.5, 0.0)
-    assert status["groups"] == {"open": 1, "complete": 0, "batched": 2, "dropped": 0, "left_out": 0, "set_aside": 0}
+    assert status["groups"] == {"open": 1, "complete": 0, "batched": 2, "dropped": 0, "left_out": 0, "quarantined": 0}
     (rollout,) = status["rollouts"]
     assert (rollout["peer"], rollout["status"], rollout["policy_version"], rollout["silent_s"]) == ("r1", "serving", 2, 1.5)
     assert status["waiting_for"].startswith("2 more complete groups")

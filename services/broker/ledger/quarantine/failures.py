@@ -4,7 +4,7 @@ A learner that reports what a batch did to it (it raised, the loss was not finit
 A learner that ends without a word may have been killed for any other reason: by an operator, a preemption, or the memory of
 another process. Only the third such end in a row counts, in a row on the same batch: one that ends at another batch, or
 trains this one, breaks the row. If each learner is killed after t seconds on average and a batch takes b, one that is
-healthy is set aside with a probability of about (1 - exp(-b / t)) ** 3; where that is not small, nothing would be trained
+healthy is quarantined with a probability of about (1 - exp(-b / t)) ** 3; where that is not small, nothing would be trained
 either.
 """
 
@@ -49,7 +49,7 @@ class Failures:
         return [self._put(FailureRow(index=index))]
 
     def verdict(self, index: int) -> str:
-        """Why the batch must be set aside; empty while it need not."""
+        """Why the batch must be quarantined; empty while it need not."""
         row = self.of(index)
         if row.reported >= REPORTED_MOST:
             return f"{row.reported} learners could not train it: {row.reason}"

@@ -1,4 +1,4 @@
-"""A batch that ends its learners is set aside by a real broker, and a person gives it back."""
+"""A batch that ends its learners is quarantined by a real broker, and an operator requeues it."""
 
 import asyncio
 import sqlite3
@@ -21,7 +21,7 @@ def require_clean(broker: BrokerProcess) -> None:
     assert audit_run(broker.run_directory).problems == []
 
 
-async def test_a_batch_that_two_learners_cannot_train_is_skipped_and_given_back(
+async def test_a_batch_that_two_learners_cannot_train_is_skipped_and_requeued(
     tmp_path: Path, context: zmq.asyncio.Context
 ) -> None:
     async with broker_process(tmp_path, batch={"max_lag": 4}, **ALONE) as broker, asyncio.timeout(RUN_TIMEOUT_S):
@@ -37,12 +37,12 @@ async def test_a_batch_that_two_learners_cannot_train_is_skipped_and_given_back(
             assert "2 learners could not train it: the loss is nan" in third.skipped[0].reason
             status, said = await command("doctor", str(broker.run_directory))
             assert status == 1
-            assert "batch 1 (2 groups) was set aside at version" in said
-            assert f"`gspo release {broker.run_directory} all` gives them back" in said
-            status, said = await command("release", str(broker.run_directory), "0")
-            assert (status, "0 is no batch that is set aside; set aside are: 1" in said) == (2, True)
-            status, said = await command("release", str(broker.run_directory), "all")
-            assert (status, "batch 1 is given back" in said) == (0, True), said
+            assert "batch 1 (2 groups) was quarantined at version" in said
+            assert f"`gspo requeue {broker.run_directory} all` requeues them" in said
+            status, said = await command("requeue", str(broker.run_directory), "0")
+            assert (status, "0 is not a quarantined batch; quarantined are: 1" in said) == (2, True)
+            status, said = await command("requeue", str(broker.run_directory), "all")
+            assert (status, "batch 1 is requeued" in said) == (0, True), said
             last = ScriptedLearner(context, broker.batch_endpoint, "last", resume_at=2)
             await last.run()
         assert last.end is not None
@@ -60,7 +60,7 @@ async def test_a_batch_that_two_learners_cannot_train_is_skipped_and_given_back(
     assert back == 2 + taken_back
 
 
-async def test_a_batch_that_cannot_be_read_is_set_aside_and_the_run_goes_on(
+async def test_a_batch_that_cannot_be_read_is_quarantined_and_the_run_goes_on(
     tmp_path: Path, context: zmq.asyncio.Context
 ) -> None:
     async with broker_process(tmp_path, **ALONE) as broker, asyncio.timeout(RUN_TIMEOUT_S):
@@ -78,15 +78,15 @@ async def test_a_batch_that_cannot_be_read_is_set_aside_and_the_run_goes_on(
         assert [skipped.index for skipped in learner.skipped] == [0]
         assert "it cannot be delivered: StoreCorrupt" in learner.skipped[0].reason
         assert learner.end is not None
-        await scraped(broker, "gspo_broker_set_aside_batches_total 1.0", 'gspo_broker_groups{state="set_aside"} 2.0')
+        await scraped(broker, "gspo_broker_quarantined_batches_total 1.0", 'gspo_broker_groups{state="quarantined"} 2.0')
         assert await broker.terminate() == 0
-    status, said = await command("release", str(broker.run_directory))
+    status, said = await command("requeue", str(broker.run_directory))
     assert status == 0
-    assert "batch 0: 2 groups set aside (at version" in said
+    assert "batch 0: 2 groups quarantined (at version" in said
     assert "changed on the disk" in said
-    status, said = await command("release", str(broker.run_directory), "all")
+    status, said = await command("requeue", str(broker.run_directory), "all")
     assert (status, "no broker is running" in said) == (0, True), said
-    status, said = await command("release", str(broker.run_directory))
-    assert (status, "batch 0: given back, 2 groups wait for room" in said) == (0, True), said
+    status, said = await command("requeue", str(broker.run_directory))
+    assert (status, "batch 0: requeued, 2 groups wait for room" in said) == (0, True), said
     names = set(audit_run(broker.run_directory).findings.counts)
     assert names == {"chunk was changed"}

@@ -1,4 +1,4 @@
-"""A batch that ends its learner again and again is set aside, and its groups can be given back."""
+"""A batch that ends its learner again and again is quarantined, and its groups can be requeued."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from gspo_protocol.messages import (
     EndOfRun,
     Goodbye,
     Refused,
-    ReleaseRequest,
+    RequeueRequest,
     Resume,
     SkipBatch,
     Trained,
@@ -54,7 +54,7 @@ def line(world: LedgerHarness, event: str) -> dict[str, object]:
 
 
 def poisoned(**changes: object) -> LedgerHarness:
-    """Batch 0 was set aside after two reports."""
+    """Batch 0 was quarantined after two reports."""
     world = harness(**{"max_lag": 3, "num_batches": 4, **changes})
     generate(world, 4, 1)
     fail(world, LEARNER)
@@ -69,9 +69,9 @@ def test_a_batch_that_two_learners_report_is_skipped_by_the_third_and_the_run_go
     assert statuses(world, 0) == {"batched"}
     world.restart()
     fail(world, next_learner(world, 2))
-    assert statuses(world, 0) == {"set_aside"}
-    assert line(world, "set_aside")["batch"] == 0
-    assert NAN in str(line(world, "set_aside")["reason"])
+    assert statuses(world, 0) == {"quarantined"}
+    assert line(world, "quarantined")["batch"] == 0
+    assert NAN in str(line(world, "quarantined")["reason"])
     world.restart()
     third = next_learner(world, 3)
     (skip,) = replies(world.request_batch(0, 3, third), SkipBatch)
@@ -109,7 +109,7 @@ def test_a_batch_that_is_trained_after_a_failure_begins_again_at_nothing() -> No
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_the_third_learner_in_a_row_that_ends_without_a_word_sets_its_batch_aside(restarts: bool) -> None:
+def test_the_third_learner_in_a_row_that_ends_without_a_word_quarantines_its_batch(restarts: bool) -> None:
     world = harness(max_lag=3)
     generate(world, 4, 1)
     learner = LEARNER
@@ -119,8 +119,8 @@ def test_the_third_learner_in_a_row_that_ends_without_a_word_sets_its_batch_asid
         if restarts:
             world.restart()
         learner = next_learner(world, number)
-    assert statuses(world, 0) == {"set_aside"}
-    assert "3 learners in a row ended without a word" in str(line(world, "set_aside")["reason"])
+    assert statuses(world, 0) == {"quarantined"}
+    assert "3 learners in a row ended without a word" in str(line(world, "quarantined")["reason"])
     assert len(replies(world.request_batch(0, 4, learner), SkipBatch)) == 1
 
 
@@ -169,10 +169,10 @@ def test_a_lost_rank_counts_as_an_end_without_a_word() -> None:
         assert statuses(world, 0) <= {"batched"}
         fail(world, learner, raised=False)
         learner = next_learner(world, number)
-    assert statuses(world, 0) == {"set_aside"}
+    assert statuses(world, 0) == {"quarantined"}
 
 
-def test_a_batch_that_cannot_be_read_is_set_aside_at_once() -> None:
+def test_a_batch_that_cannot_be_read_is_quarantined_at_once() -> None:
     world = harness(max_lag=3)
     generate(world, 4, 1)
     world.request_batch(0, 1)
@@ -190,7 +190,7 @@ def test_a_batch_is_trained_or_skipped_as_the_broker_says() -> None:
     generate(world, 4, 1)
     world.request_batch(0, 1)
     (refused,) = replies(world.send(LEARNER, Trained(index=0, policy_version=2, metrics={}, skipped=True)), Refused)
-    assert (refused.fatal, "was not set aside" in refused.reason) == (True, True)
+    assert (refused.fatal, "was not quarantined" in refused.reason) == (True, True)
 
 
 def test_three_batches_in_a_row_stop_the_run_with_the_last_reason() -> None:
@@ -207,7 +207,7 @@ def test_three_batches_in_a_row_stop_the_run_with_the_last_reason() -> None:
             fail(world, learner, index)
             number += 1
             learner = next_learner(world, number)
-    assert "3 batches in a row were set aside" in world.ledger.state.run.error
+    assert "3 batches in a row were quarantined" in world.ledger.state.run.error
     assert NAN in world.ledger.state.run.error
     for skipped in range(3):
         assert replies(world.request_batch(skipped, 1, learner), SkipBatch)
@@ -216,40 +216,40 @@ def test_three_batches_in_a_row_stop_the_run_with_the_last_reason() -> None:
     assert "not in the data" in end.reason
 
 
-# --- given back -----------------------------------------------------------------------------------------------------
+# --- requeued -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_fresh_groups_that_are_given_back_are_trained_as_they_are(restarts: bool) -> None:
+def test_fresh_groups_that_are_requeued_are_trained_as_they_are(restarts: bool) -> None:
     world = poisoned()
-    aside = group_ids(world, 0)
+    quarantined = group_ids(world, 0)
     learner = next_learner(world, 3)
     world.request_batch(0, 3, learner)
     world.publish(4, 1, learner)
     world.hello(OPERATOR, "operator")
-    world.send(OPERATOR, ReleaseRequest(batches=[]))
-    assert line(world, "released")["batches"] == [0]
-    assert statuses(world, 0) == {"released"}
+    world.send(OPERATOR, RequeueRequest(batches=[]))
+    assert line(world, "requeued")["batches"] == [0]
+    assert statuses(world, 0) == {"requeued"}
     if restarts:
         world.restart()
         world.hello(learner, "learner")
     world.hello(R1)
     assert world.lease(R1, 1, 4)
     assert delivered(world.request_batch(1, 4, learner)) == [1]
-    assert group_ids(world, 1) == aside
+    assert group_ids(world, 1) == quarantined
     world.restart()
-    assert world.ledger.state.dead_letters.reason(0) != ""
+    assert world.ledger.state.quarantine.reason(0) != ""
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_prompts_of_groups_that_are_given_back_too_late_are_sampled_again(restarts: bool) -> None:
+def test_prompts_of_groups_that_are_requeued_too_late_are_sampled_again(restarts: bool) -> None:
     world = poisoned(max_lag=1)
-    aside = {row.group_id: row for row in world.store.rows(GroupRow, "WHERE batch = 0")}
+    quarantined = {row.group_id: row for row in world.store.rows(GroupRow, "WHERE batch = 0")}
     learner = next_learner(world, 3)
     world.request_batch(0, 3, learner)
     world.publish(4, 1, learner)
     world.hello(OPERATOR, "operator")
-    world.send(OPERATOR, ReleaseRequest(batches=[0]))
+    world.send(OPERATOR, RequeueRequest(batches=[0]))
     if restarts:
         world.restart()
         world.hello(learner, "learner")
@@ -258,28 +258,28 @@ def test_prompts_of_groups_that_are_given_back_too_late_are_sampled_again(restar
         world.episode(R1, lease, 4)
     again = world.store.rows(GroupRow, "WHERE replaces IS NOT NULL ORDER BY group_id")
     assert [(row.replaces, row.prompt, row.task_index) for row in again] == [
-        (row.group_id, row.prompt, row.task_index) for row in aside.values()
+        (row.group_id, row.prompt, row.task_index) for row in quarantined.values()
     ]
     assert statuses(world, 0) == {"resampled"}
     assert delivered(world.request_batch(1, 4, learner)) == [1]
     assert group_ids(world, 1) == tuple(row.group_id for row in again)
 
 
-def test_a_batch_that_is_not_set_aside_is_not_given_back() -> None:
+def test_a_batch_that_is_not_quarantined_is_not_requeued() -> None:
     world = poisoned()
     world.hello(OPERATOR, "operator")
-    (refused,) = replies(world.send(OPERATOR, ReleaseRequest(batches=[0, 3])), Refused)
+    (refused,) = replies(world.send(OPERATOR, RequeueRequest(batches=[0, 3])), Refused)
     assert (refused.fatal, refused.reason) == (
         False,
-        "release_request: batch 3 is not set aside, or was released before; set aside are: 0",
+        "requeue_request: batch 3 is not in quarantine, or was requeued before; in quarantine: 0",
     )
-    assert statuses(world, 0) == {"set_aside"}
-    world.send(OPERATOR, ReleaseRequest(batches=[0]))
-    (refused,) = replies(world.send(OPERATOR, ReleaseRequest(batches=[0])), Refused)
-    assert "set aside are: none" in refused.reason
+    assert statuses(world, 0) == {"quarantined"}
+    world.send(OPERATOR, RequeueRequest(batches=[0]))
+    (refused,) = replies(world.send(OPERATOR, RequeueRequest(batches=[0])), Refused)
+    assert "in quarantine: none" in refused.reason
 
 
-def test_nothing_is_set_aside_once_a_checkpoint_covers_it() -> None:
+def test_nothing_is_quarantined_once_a_checkpoint_covers_it() -> None:
     world = harness(max_lag=3)
     generate(world, 4, 1)
     train_one(world, 0, 1)
@@ -291,7 +291,7 @@ def test_nothing_is_set_aside_once_a_checkpoint_covers_it() -> None:
     assert statuses(world, 0) == {"batched"}
 
 
-def test_a_batch_that_is_trained_again_from_an_older_checkpoint_may_be_set_aside() -> None:
+def test_a_batch_that_is_trained_again_from_an_older_checkpoint_may_be_quarantined() -> None:
     world = harness(max_lag=3)
     for index in (0, 1):
         generate(world, 4, index + 1)
@@ -301,18 +301,18 @@ def test_a_batch_that_is_trained_again_from_an_older_checkpoint_may_be_set_aside
         learner = next_learner(world, number, silently=False)
         world.send(learner, Resume(next_batch=0))
         fail(world, learner, 0)
-    assert statuses(world, 0) == {"set_aside"}
+    assert statuses(world, 0) == {"quarantined"}
     assert statuses(world, 1) == {"batched"}
 
 
-def test_status_names_what_is_set_aside() -> None:
+def test_status_names_what_is_quarantined() -> None:
     world = poisoned()
     status = world.ledger.status(world.now)
-    assert status["groups"]["set_aside"] == 2
-    assert (status["set_aside"]["batches"], status["set_aside"]["groups"]) == (1, 2)
-    (named,) = status["set_aside"]["newest"]
+    assert status["groups"]["quarantined"] == 2
+    assert (status["quarantined"]["batches"], status["quarantined"]["groups"]) == (1, 2)
+    (named,) = status["quarantined"]["newest"]
     assert (named["batch"], named["groups"]) == (0, 2)
     assert NAN in named["reason"]
     world.hello(OPERATOR, "operator")
-    world.send(OPERATOR, ReleaseRequest(batches=[]))
-    assert world.ledger.status(world.now)["set_aside"]["batches"] == 0
+    world.send(OPERATOR, RequeueRequest(batches=[]))
+    assert world.ledger.status(world.now)["quarantined"]["batches"] == 0
