@@ -33,7 +33,7 @@ from gspo_services.learner.plan import rows_of_rank
 from gspo_services.learner.profiling import NO_PROFILE, Phases
 from gspo_services.learner.scheduled import scheduled_objective
 from gspo_services.learner.share import share, stop_anywhere
-from gspo_services.learner.token_recorder import TokenRecorder
+from gspo_services.learner.token_dump import TokenDump
 from gspo_services.learner.trainer import TrainBatch, train_batch
 from gspo_services.learner.weights import DTYPES, VersionCopies
 from gspo_services.shared.runtime.clock import Clock
@@ -236,7 +236,7 @@ class LearnerService:
                 calibration=self._calibration,
                 max_lag=max_lag,
                 advantages=self._advantages,
-                recorder=TokenRecorder.wanted(self._settings, self._engine, batch, groups),
+                token_dump=TokenDump.wanted(self._settings, self._engine, batch, groups),
             )
         trained = self._clock.now()
         self._next_batch = batch.index + 1

@@ -32,7 +32,7 @@ from gspo_services.learner.engine import LearnerEngine, LossFn, NonFiniteLossErr
 from gspo_services.learner.kl_rewards import ReferenceEngine, with_kl_rewards
 from gspo_services.learner.plan import MiniBatch, planned_mini_batches, sum_over_sequences
 from gspo_services.learner.profiling import NO_PROFILE, Phases
-from gspo_services.learner.token_recorder import TokenRecorder
+from gspo_services.learner.token_dump import TokenDump
 
 
 class TrainingEngine(ReferenceEngine, Protocol):
@@ -71,7 +71,7 @@ class TrainBatch(Protocol):
         calibration: LagCalibration | None = None,
         max_lag: int | None = None,
         advantages: AdvantageSettings | None = None,
-        recorder: TokenRecorder | None = None,
+        token_dump: TokenDump | None = None,
     ) -> BatchReport: ...
 
 
@@ -88,7 +88,7 @@ def train_batch(
     max_lag: int | None = None,
     advantages: AdvantageSettings | None = None,
     profile: Phases = NO_PROFILE,
-    recorder: TokenRecorder | None = None,
+    token_dump: TokenDump | None = None,
 ) -> BatchReport:
     """Make ``num_mini_batches`` optimizer steps on the groups, in their order. Collective.
 
@@ -106,7 +106,7 @@ def train_batch(
             and assembles no batch with an older token. This check is the last one before training.
         advantages: None for the defaults.
         profile: told the batch's contents and where its time goes.
-        recorder: told what the loss made of each token, and written; None: that is not kept.
+        token_dump: told what the loss made of each token, and written; None: that is not kept.
 
     Raises: ValueError when the batch cannot be trained on; GradientError (see the engine) when a step was not made.
     """
@@ -126,7 +126,7 @@ def train_batch(
     calibration = LagCalibration() if calibration is None else calibration
     episodes = _episodes(groups, sequences)
     run = _BatchRun(
-        engine, objective, policy_version, mismatch, clip_scale, calibration.current, credit.group_ids, episodes, recorder
+        engine, objective, policy_version, mismatch, clip_scale, calibration.current, credit.group_ids, episodes, token_dump
     )
     profile.planned(
         [sequence.num_tokens for sequence in sequences],
@@ -153,8 +153,8 @@ def train_batch(
     }
     with profile.phase("diagnostics"):
         stats = run.gathered_stats()
-        if recorder is not None:
-            recorder.write()
+        if token_dump is not None:
+            token_dump.write()
         summary = summarise(stats)
         # With the proximal anchor every sequence was seen under the starting weights, else those of the first step.
         num_seen = len(sequences) if objective.needs_proximal_logprobs else mini_batches[0].num_sequences
@@ -207,7 +207,7 @@ class _BatchRun:
         calibration: Calibration,
         group_ids: Tensor,
         episodes: _Episodes,
-        recorder: TokenRecorder | None,
+        token_dump: TokenDump | None,
     ) -> None:
         self._engine = engine
         self._objective = objective
@@ -217,7 +217,7 @@ class _BatchRun:
         self._calibration = calibration
         self._group_ids = group_ids
         self._episodes = episodes
-        self._recorder = recorder
+        self._token_dump = token_dump
         self._num_steps = 0
         self._rows: list[Tensor] = []
         self._stats: list[SequenceStats] = []
@@ -327,10 +327,10 @@ class _BatchRun:
             else None,
             entropy_T=result.entropies_T,
             group_ids_S=self._group_ids[chosen].to(packed.mask_T.device),
-            with_tokens=self._recorder is not None,
+            with_tokens=self._token_dump is not None,
         )
-        if self._recorder is not None:
-            self._recorder.add(rows, self._num_steps, packed, result, self._proximal.get(rows), output)
+        if self._token_dump is not None:
+            self._token_dump.add(rows, self._num_steps, packed, result, self._proximal.get(rows), output)
         self._rows.append(chosen)
         self._stats.append(output.stats)
         if result.experts is not None:

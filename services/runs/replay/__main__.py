@@ -24,7 +24,7 @@ from gspo_services.shared.runtime.plain_text import indented_lines
 from gspo_services.shared.settings import SCHEDULED, Learner, Settings, override_settings, read_run_settings, require_model
 
 RESULT_FILE: Final = "replay.json"
-WITHOUT_EFFECT: Final = ("model.path=", "learner.record_tokens=")
+WITHOUT_EFFECT: Final = ("model.path=", "learner.dump_tokens=")
 """Settings that change no weight."""
 RESCHEDULES: Final = ("schedule.", "run.num_batches=", *(f"{setting}=" for setting in SCHEDULED.values()))
 """Settings with which the recorded values of schedules are not those that are asked for."""

@@ -88,7 +88,7 @@ class PageAnswers:
         return await run.call(look)
 
     def _learned(self, run: WatchedRun, opened: OpenRun, batch: int) -> tuple[Learned, str]:
-        """What the learner computed; a record that is damaged is said, and the rest of the page stays readable."""
+        """What the learner computed; a damaged token dump is said, and the rest of the page stays readable."""
         try:
             return self._learner.of_batch(run, opened, batch), ""
         except (ValueError, OSError) as error:
@@ -183,7 +183,7 @@ def plain_facts(facts: RunFacts) -> dict[str, Any]:
         "environment": None if settings is None else settings.environment.name,
         "model": None if settings is None else str(settings.model.path),
         "max_lag": None if settings is None else settings.batch.max_lag,
-        "records_tokens": settings is not None and settings.learner.record_tokens,
+        "dumps_tokens": settings is not None and settings.learner.dump_tokens,
     }
 
 

@@ -61,7 +61,7 @@ class LearnerNumbers:
 
     def of_batch(self, run: WatchedRun, opened: OpenRun, batch: int) -> dict[int, dict[str, Any]]:
         """Each trajectory's sequences, summed up; empty if nothing was recorded or replayed. Raises: ValueError for a
-        damaged record."""
+        damaged token dump."""
         found = self._learned(run, batch)
         return {} if found is None else {trajectory: _summed(found, trajectory) for trajectory in found.places}
 
@@ -129,7 +129,7 @@ class LearnerNumbers:
         first = max((each for each in _checkpoints(run.directory) if each <= batch), default=0)
         # The tokens of the last batch alone are wanted, and those of the batches before it come for nothing.
         words = [str(run.directory.resolve()), "--out", str(work), "--batches", str(batch + 1 - first)]
-        words += ["--set", "learner.record_tokens=true", *(["--from-checkpoint", str(first)] if first else [])]
+        words += ["--set", "learner.dump_tokens=true", *(["--from-checkpoint", str(first)] if first else [])]
         output = place / "replay.log"
         with output.open("wb") as log:
             process = subprocess.Popen(

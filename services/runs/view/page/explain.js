@@ -12,7 +12,7 @@ export function explained(run, data, isShown) {
   return [heading, asked(run, data, isShown)];
 }
 
-const source = (name) => h("p", { class: "small soft" }, name === "recorded" ? "Recorded by the learner while it trained (learner.record_tokens)." : name === "replayed" ? "From a replay of the batch beside the run, which came to the run's own weights, bit for bit." : "From a replay that came to other weights than the run, as on another machine or number of ranks: the numbers are close to the run's, not equal.");
+const source = (name) => h("p", { class: "small soft" }, name === "recorded" ? "Recorded by the learner while it trained (learner.dump_tokens)." : name === "replayed" ? "From a replay of the batch beside the run, which came to the run's own weights, bit for bit." : "From a replay that came to other weights than the run, as on another machine or number of ranks: the numbers are close to the run's, not equal.");
 
 function sentence(sequence, data, index) {
   const { n, log_s: logS, lag, low, high, advantage, weight } = sequence;

@@ -73,7 +73,7 @@ class Learner(Section):
     """Log where the time of each batch goes, and write it to profile.jsonl and profile.md in the run's directory (see
     docs/evidence/performance.md). ``gspo learner --profile`` sets it. On a GPU the learner then waits for the device once
     per batch."""
-    record_tokens: bool = False
+    dump_tokens: bool = False
     """Keep what the learner computes for each token it trains on, and for each sequence, in learner-tokens/ in the run's
     directory, for ``gspo view``: log-probs, ratio, clipped or not, entropy; clip range and weight. About 21 bytes a token.
     Without it ``gspo view`` gets the same numbers by replaying a batch."""

@@ -10,7 +10,7 @@ from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainGroup
 from gspo.settings import Objective
 from gspo_protocol.messages import Batch, BatchItem
-from gspo_services.learner.token_recorder import TokenRecorder
+from gspo_services.learner.token_dump import TokenDump
 from gspo_services.learner.trainer import train_batch
 from gspo_services.shared.token_dump import TokenPart, read_parts, recorded_batches, write_part
 from tests.support.engines.bigram_engine import BigramEngine
@@ -29,7 +29,7 @@ def batch_of(groups: list[TrainGroup]) -> Batch:
 
 
 def train(directory: Path, groups: list[TrainGroup], **changes: Any) -> tuple[TokenPart, dict[str, float]]:
-    recorder = TokenRecorder(directory, batch_of(groups), groups, rank=0, world_size=1)
+    token_dump = TokenDump(directory, batch_of(groups), groups, rank=0, world_size=1)
     report = train_batch(
         BigramEngine(max_tokens_per_micro_batch=50, learning_rate=20.0),
         groups,
@@ -37,7 +37,7 @@ def train(directory: Path, groups: list[TrainGroup], **changes: Any) -> tuple[To
         policy_version=3,
         num_mini_batches=2,
         mismatch=MismatchTracker(),
-        recorder=recorder,
+        token_dump=token_dump,
         **changes,
     )
     (part,) = read_parts(directory, 7)
@@ -79,7 +79,7 @@ def test_the_numbers_are_those_of_the_loss(tmp_path: Path) -> None:
         assert column["entropy_S"][at] == pytest.approx(float(part.entropy_T[tokens].mean()), abs=1e-5)
 
 
-def test_recording_changes_no_weight_and_no_metric(tmp_path: Path) -> None:
+def test_a_token_dump_changes_no_weight_and_no_metric(tmp_path: Path) -> None:
     groups = random_groups(4, 3, seed=2)
     _, recorded = train(tmp_path, groups)
     plain = train_batch(
@@ -96,8 +96,8 @@ def test_recording_changes_no_weight_and_no_metric(tmp_path: Path) -> None:
 def test_a_disk_without_room_costs_the_record_alone(tmp_path: Path) -> None:
     (tmp_path / "learner-tokens").write_text("in the way")
     groups = random_groups(2, 3, seed=1)
-    recorder = TokenRecorder(tmp_path, batch_of(groups), groups, rank=0, world_size=1)
-    recorder.write()
+    token_dump = TokenDump(tmp_path, batch_of(groups), groups, rank=0, world_size=1)
+    token_dump.write()
     assert (tmp_path / "learner-tokens").read_text() == "in the way"
 
 

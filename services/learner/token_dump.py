@@ -44,7 +44,7 @@ class Ranks(Protocol):
     def world_size(self) -> int: ...
 
 
-class TokenRecorder:
+class TokenDump:
     """One batch on one rank: told of each micro-batch in its training, then written."""
 
     def __init__(
@@ -66,10 +66,10 @@ class TokenRecorder:
         self._kept: list[_MicroBatch] = []
 
     @classmethod
-    def wanted(cls, settings: Settings, ranks: Ranks, batch: Batch, groups: Sequence[BatchGroup]) -> TokenRecorder | None:
-        """A recorder if the run wants one; of several ranks that train the same sequences, one has it."""
+    def wanted(cls, settings: Settings, ranks: Ranks, batch: Batch, groups: Sequence[BatchGroup]) -> TokenDump | None:
+        """A dump if the run wants one; of several ranks that train the same sequences, one has it."""
         together = settings.learner.sequence_parallel
-        if not settings.learner.record_tokens or ranks.rank % together:
+        if not settings.learner.dump_tokens or ranks.rank % together:
             return None
         rank, world_size = ranks.rank // together, ranks.world_size // together
         return cls(settings.run.directory, batch, groups, rank=rank, world_size=world_size)
@@ -106,11 +106,11 @@ class TokenRecorder:
         self._kept.append(_MicroBatch(rows, step, counts_S, output.stats.as_matrix(), tokens_6T))
 
     def write(self) -> None:
-        """Write what was kept. A disk without room costs the record, not the training."""
+        """Write what was kept. A disk without room costs the dump, not the training."""
         try:
             write_part(self._run_directory, self._part(), rank=self._rank, world_size=self._world_size)
         except OSError as error:
-            log.warning("tokens_not_recorded", batch=self._batch.index, error=str(error))
+            log.warning("tokens_not_dumped", batch=self._batch.index, error=str(error))
 
     def _part(self) -> TokenPart:
         rows = np.array([row for each in self._kept for row in each.rows], np.int64)
