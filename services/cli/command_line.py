@@ -59,15 +59,15 @@ The run's directory (run.directory) holds logs, the ledger, metrics.jsonl, check
   gspo run examples/arithmetic.toml --set run.num_batches=10 --set run.directory=runs/short
 """
 
-RECORD_DESCRIPTION: Final = """\
+GENERATE_DESCRIPTION: Final = """\
 Run the broker and the rollouts of CONFIG without a learner, until N groups are complete. The weights of model.path are
 published as the only policy version. The directory is a run's, with groups and without batches: `gspo audit` checks it and
 `gspo replay` trains on it. After an interruption the same command continues.
 
-N is rounded up to whole batches. All groups may be of one version because the recording has batch.max_lag = batches - 1.
+N is rounded up to whole batches. All groups may be of one version because the run has batch.max_lag = batches - 1.
 `gspo replay` trains each batch one version later than the one before. There is no evaluation.
 
-`gspo rollout CONFIG --record DIR --groups N` is the same.
+`gspo rollout CONFIG --generate DIR --groups N` is the same.
 """
 
 AUDIT_DESCRIPTION: Final = """\
@@ -223,13 +223,15 @@ def _add_run_commands(commands: Commands) -> None:
         "init", help="begin a project: a configuration, and the file for your reward or agent", add_help=False
     )
     run = _add(commands, "run", "run broker, rollouts and learner on this machine, with live progress", RUN_DESCRIPTION)
-    record = _add(commands, "record", "generate without a learner, for gspo audit and gspo replay", RECORD_DESCRIPTION)
-    for command in (run, record):
+    generate = _add(
+        commands, "generate", "generate groups without a learner, for gspo audit and gspo replay", GENERATE_DESCRIPTION
+    )
+    for command in (run, generate):
         add_configuration_arguments(command)
         command.add_argument("--plain", action="store_true", help="print one line per event instead of a live table")
         command.add_argument("--quiet", action="store_true", help="print only what somebody may have to look at")
-    record.add_argument("--out", type=Path, required=True, metavar="DIR", help="the recording's directory")
-    record.add_argument("--groups", type=int, required=True, metavar="N", help="groups to complete")
+    generate.add_argument("--out", type=Path, required=True, metavar="DIR", help="the directory of the generated groups")
+    generate.add_argument("--groups", type=int, required=True, metavar="N", help="groups to complete")
     for name, text in PROCESSES.items():
         commands.add_parser(name, help=text, add_help=False)
 

@@ -33,10 +33,10 @@ OWN_PROCESSES: Final = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and act. Returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] not in (["run"], ["record"]):
+    if words[:1] not in (["run"], ["generate"]):
         protect_result()  # Those two go on whoever reads them: their result is the run.
-    if words[:1] == ["rollout"] and any(word.partition("=")[0] == "--record" for word in words):
-        words = ["record", *(word.replace("--record", "--out", 1) for word in words[1:])]
+    if words[:1] == ["rollout"] and any(word.partition("=")[0] == "--generate" for word in words):
+        words = ["generate", *(word.replace("--generate", "--out", 1) for word in words[1:])]
     for named, module in OWN_PROCESSES.items():
         if words[: len(named)] == list(named):
             return _become(module, words[len(named) :])
@@ -68,11 +68,11 @@ def _act(arguments: argparse.Namespace) -> int:
         from gspo_services.cli.run import run_command
 
         return run_command(arguments.config, arguments.overrides, look=_look(arguments))
-    if arguments.command == "record":
-        from gspo_services.cli.run import record_command
+    if arguments.command == "generate":
+        from gspo_services.cli.run import generate_command
 
         look = _look(arguments)
-        return record_command(arguments.config, arguments.overrides, arguments.out, arguments.groups, look=look)
+        return generate_command(arguments.config, arguments.overrides, arguments.out, arguments.groups, look=look)
     if arguments.command == "doctor":
         from gspo_services.cli.doctor import doctor_command
 

@@ -1,6 +1,6 @@
 """``python -m gspo_services.learner.starting_weights CONFIG``: publishes the model that a run starts from.
 
-``gspo record`` runs it in the learner's place: rollouts serve only verified versions, so that somebody has to publish one.
+``gspo generate`` runs it in the learner's place: rollouts serve only verified versions, so that somebody has to publish one.
 """
 
 import signal
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def _run(stop: threading.Event) -> None:
-    arguments = parse_process_arguments("gspo record", "Publish the starting weights.", default_name="learner")
+    arguments = parse_process_arguments("gspo generate", "Publish the starting weights.", default_name="learner")
     _serve(arguments.settings, stop)
 
 

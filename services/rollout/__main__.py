@@ -68,7 +68,7 @@ def main() -> int:
 def _run() -> None:
     arguments = parse_process_arguments(
         "gspo rollout",
-        "Sample: leases in, trajectories out (SGLang and its episodes). `gspo record --help` says how to generate without "
+        "Sample: leases in, trajectories out (SGLang and its episodes). `gspo generate --help` says how to generate without "
         "a learner.",
         default_name="rollout-0",
     )

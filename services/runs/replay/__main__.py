@@ -34,7 +34,7 @@ same settings, on the same machine and number of ranks, the weights after each b
 published: the digests are compared. The ranks of several machines are all started on this one. With other settings (--set
 objective.eps_low=0.001) it is a different training on the same data.
 
-A directory made by `gspo record` has groups but no batches: the groups are taken in their order, each batch one version
+A directory made by `gspo generate` has groups but no batches: the groups are taken in their order, each batch one version
 later. The result has its own directory: metrics.jsonl (which `gspo plot` draws), checkpoints, and the model in export/.
 
 Status 0: the same weights, or settings were changed; 1: other weights; 2: it cannot be replayed.

@@ -95,7 +95,7 @@ class _RecordedLedger:
             )
             waiting = [group_id for (group_id,) in complete]
         self.newest_version = int(newest)
-        # A recording made without a learner has no batches: its groups are taken in their order.
+        # A run without a learner has no batches: its groups are taken in their order.
         self._unassembled = [tuple(waiting[at : at + size]) for at in range(0, len(waiting) - size + 1, size)]
 
     @property

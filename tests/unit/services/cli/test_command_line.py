@@ -50,7 +50,7 @@ def completed(script: str, *words: str) -> set[str]:
 
 def test_bash_completes_commands_and_their_options() -> None:
     script = completion_script(command_line(), "bash")
-    assert completed(script, "gspo", "re") == {"record", "replay", "requeue", "restore"}
+    assert completed(script, "gspo", "re") == {"replay", "requeue", "restore"}
     assert completed(script, "gspo", "run", "--") == {"--set", "--plain", "--quiet", "--help"}
     assert completed(script, "gspo", "track", "--t") == {"--to"}
     assert completed(script, "gspo", "plot", "runs/") == set(), "files are bash's own"

@@ -106,7 +106,7 @@ def test_a_recorded_batch_is_the_one_that_the_learner_received(run: Path) -> Non
 
 
 def test_complete_groups_without_batches_become_batches_in_their_order_each_one_version_later(run: Path) -> None:
-    """As in a recording without a learner."""
+    """As in a run without a learner."""
     change(
         run,
         "UPDATE groups SET status = 'complete', batch = NULL WHERE status = 'batched'",

@@ -1,4 +1,4 @@
-"""Without a learner, rollouts generate with the starting weights, and a learner can train on the recording afterwards."""
+"""Without a learner, rollouts generate with the starting weights, and a learner can train on the groups afterwards."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def make_model(directory: Path) -> None:
     Qwen3ForCausalLM(config).save_pretrained(directory)
 
 
-async def test_a_recording_without_a_learner_is_trained_on_by_replay(tmp_path: Path) -> None:
+async def test_groups_generated_without_a_learner_are_trained_on_by_replay(tmp_path: Path) -> None:
     make_model(tmp_path / "model")
     async with (
         broker_process(

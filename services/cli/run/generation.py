@@ -1,4 +1,4 @@
-"""``gspo record CONFIG``: generate without a learner, into a ledger for ``gspo audit`` and ``gspo replay``."""
+"""``gspo generate CONFIG``: generate without a learner, into a ledger for ``gspo audit`` and ``gspo replay``."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,26 +18,26 @@ from gspo_services.shared.runtime.logs import configure_logging
 from gspo_services.shared.settings import Settings, forwarded_arguments, load_settings, require_model
 
 
-def record_command(config: Path, overrides: Sequence[str], out: Path, num_groups: int, *, look: Look) -> int:
-    """Record. Returns the exit status."""
-    configure_logging("record")
-    settings, own = recording_settings(config, overrides, out, num_groups)
+def generate_command(config: Path, overrides: Sequence[str], out: Path, num_groups: int, *, look: Look) -> int:
+    """Generate. Returns the exit status."""
+    configure_logging("generate")
+    settings, own = generation_settings(config, overrides, out, num_groups)
     claims = PortClaims()
     settings, own = with_free_ports(config, [*overrides, *own], look, claims)
     require_model(settings.model.path)
     wanted = settings.run.num_batches * settings.batch.groups_per_batch
-    specs = recording_specs(settings, forwarded_arguments(config, own))
+    specs = generation_specs(settings, forwarded_arguments(config, own))
     console = PlainConsole()
     done = partial(_is_complete, wanted=wanted)
     status = run_process(lambda stop: run_processes(settings, specs, console, stop, look=look, done=done))
     claims.close()
     if status == 0 and look != "quiet":
-        console.print(f"recorded in {out}: `gspo audit {out}` checks it, `gspo replay {out}` trains on it", soft_wrap=True)
+        console.print(f"generated in {out}: `gspo audit {out}` checks it, `gspo replay {out}` trains on it", soft_wrap=True)
     return status
 
 
-def recording_settings(config: Path, overrides: Sequence[str], out: Path, num_groups: int) -> tuple[Settings, list[str]]:
-    """The recording's settings, and the overrides of ``config`` that give them. Raises: ConfigurationError."""
+def generation_settings(config: Path, overrides: Sequence[str], out: Path, num_groups: int) -> tuple[Settings, list[str]]:
+    """The settings of the generating run, and the overrides of ``config`` that give them. Raises: ConfigurationError."""
     if num_groups < 1:
         raise ConfigurationError(f"--groups is {num_groups}: use at least 1")
     size = load_settings(config, overrides).batch.groups_per_batch
@@ -53,7 +53,7 @@ def recording_settings(config: Path, overrides: Sequence[str], out: Path, num_gr
     return load_settings(config, [*overrides, *own]), own
 
 
-def recording_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessSpec]:
+def generation_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessSpec]:
     """The processes of a run, with the publisher of the starting weights in the learner's place."""
     return [_publisher(spec) if spec.name == "learner" else spec for spec in process_specs(settings, forwarded)]
 
