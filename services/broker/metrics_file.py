@@ -38,7 +38,7 @@ class MetricsFile:
                 self._end = 0  # edited by somebody: it is written again from the store
 
     def append(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Write lines that carry "record", in order. Raises: OSError; the next call overwrites what was left."""
+        """Write lines that carry "line", in order. Raises: OSError; the next call overwrites what was left."""
         data = b"".join(json.dumps(line, allow_nan=False).encode() + b"\n" for line in lines)
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
         with os.fdopen(descriptor, "wb") as file:
@@ -47,10 +47,10 @@ class MetricsFile:
             file.write(data)
         self._end += len(data)
         if lines:
-            self.last = int(lines[-1]["record"])
+            self.last = int(lines[-1]["line"])
 
 
-def last_record(path: Path) -> int:
+def last_line(path: Path) -> int:
     """The number of a file's last whole line; 0 without one, or when the broker did not write it. Raises: OSError."""
     try:
         with path.open("rb") as file:
@@ -65,7 +65,7 @@ def last_record(path: Path) -> int:
 def _number(line: bytes) -> int:
     """The number of a line that the broker wrote; 0 for any other line."""
     try:
-        number = json.loads(line)["record"]
+        number = json.loads(line)["line"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return 0
     return number if isinstance(number, int) and number > 0 else 0

@@ -34,7 +34,7 @@ ALL: Final = "all"
 BY: Final = "gspo requeue"
 QUARANTINED: Final = """
 SELECT a.batch, a.policy_version, a.reason, total(g.status = 'quarantined'), total(g.status = 'requeued'),
-       (SELECT json_extract(line, '$.time') FROM records
+       (SELECT json_extract(line, '$.time') FROM metrics_lines
         WHERE json_extract(line, '$.event') = 'quarantined' AND json_extract(line, '$.batch') = a.batch)
 FROM quarantined a LEFT JOIN groups g ON g.batch = a.batch GROUP BY a.batch ORDER BY a.batch
 """

@@ -159,7 +159,7 @@ def test_a_script_of_the_project_opens_a_run(commands: Path, project: Path) -> N
         "print(Run.open('run').evaluations()[0].reward)"
     )
     (project / "run").mkdir()
-    line = {"record": 1, "event": "eval", "batch": 0, "policy_version": 1, "eval/reward": 0.25, "num_finished": 4}
+    line = {"line": 1, "event": "eval", "batch": 0, "policy_version": 1, "eval/reward": 0.25, "num_finished": 4}
     (project / "run" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     (project / "script.py").write_text(code)
     done = subprocess.run(
@@ -176,5 +176,5 @@ def test_a_run_trains_on_the_rewards_of_the_project(commands: Path, shadowing_pr
     gspo(commands, shadowing_project, "run", *words, "--plain", timeout_s=400)
     rows = [json.loads(line) for line in (shadowing_project / "out" / "metrics.jsonl").read_text().splitlines()]
     batches = [row for row in rows if row["event"] == "batch"]
-    assert [row["record"] for row in batches] == [1, 2]
+    assert [row["line"] for row in batches] == [1, 2]
     assert all(3 <= row["reward_mean"] <= 4 for row in batches)

@@ -16,8 +16,8 @@ class ListTracker:
         self.fails_at = fails_at
         self.closed = 0
 
-    def last_record(self) -> int | None:
-        return max((point.record for point in self.points), default=0) if self._knows else None
+    def last_line(self) -> int | None:
+        return max((point.line for point in self.points), default=0) if self._knows else None
 
     def write(self, point: Point, samples: SampleTable | None) -> None:
         if self.fails_at is not None and len(self.points) >= self.fails_at:
@@ -35,5 +35,5 @@ class ListTracker:
 def write_rows(directory: Path, num_batches: int, first: int = 0) -> None:
     with (directory / "metrics.jsonl").open("a") as file:
         for batch in range(first, num_batches):
-            row = {"record": batch + 1, "event": "batch", "batch": batch, "loss": batch / 4, "time": 1.0, "time_s": 1.0}
+            row = {"line": batch + 1, "event": "batch", "batch": batch, "loss": batch / 4, "time": 1.0, "time_s": 1.0}
             file.write(json.dumps(row) + "\n")

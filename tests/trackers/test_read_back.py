@@ -37,9 +37,9 @@ def expected(lines: list[dict[str, Any]]) -> dict[tuple[str, int], float]:
     return found
 
 
-def wait_until_sent(cursor: Path, record: int, process: subprocess.Popen[bytes]) -> None:
+def wait_until_sent(cursor: Path, line: int, process: subprocess.Popen[bytes]) -> None:
     nothing = threading.Event()
-    while as_json(cursor).get("record", 0) < record:
+    while as_json(cursor).get("line", 0) < line:
         assert process.poll() is None, "it ended by itself"
         nothing.wait(0.02)
 
@@ -72,7 +72,7 @@ def test_every_number_is_there_once_after_kill_9_and_a_resumed_run(
     subprocess.run(command(run, tracker), cwd=tmp_path, check=True, timeout=600)
 
     note = as_json(cursor)
-    assert (note["record"], note["error"], note["run_id"]) == (399, "", "run")
+    assert (note["line"], note["error"], note["run_id"]) == (399, "", "run")
     stored = READERS[tracker](run, note["tracker_run"])
     wanted = expected(lines)
     assert len(wanted) > 1000
@@ -82,7 +82,7 @@ def test_every_number_is_there_once_after_kill_9_and_a_resumed_run(
     found = {place: stored.values[place][0] for place in wanted if place in stored.values}
     assert found == pytest.approx(wanted, rel=share, abs=0.0)
     others = {name for name, _ in stored.values.keys() - wanted.keys()}
-    assert others <= {"progress/record", "events/dropped", "events/dropped_stale", "events/trained_again"}
+    assert others <= {"progress/line", "events/dropped", "events/dropped_stale", "events/trained_again"}
     assert str(stored.settings["batch.max_lag"]) in ("2", "2.0")
     release = stored.settings.get("release", stored.settings.get("code.release", ""))
     assert release

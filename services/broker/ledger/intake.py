@@ -22,7 +22,7 @@ from gspo_services.broker.rows import NO_TURN, JournalRow, TrajectoryRow, Versio
 OBSERVATION: Final = -1
 """In place of a version: no policy made the token."""
 _NOTHING_PREDICTS_IT: Final = "the first token is an action: it must be an observation, because nothing predicts it"
-RESERVED_METRICS: Final = frozenset({"event", "record", "time", "time_s"})
+RESERVED_METRICS: Final = frozenset({"event", "line", "time", "time_s"})
 """Fields of every line of metrics.jsonl."""
 
 

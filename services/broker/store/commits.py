@@ -13,7 +13,7 @@ import msgspec
 
 from gspo_services.broker.store.schema import RECENT_COMMITS, row_checksum
 
-COLUMNS: Final = "number, digest, chunks, tokens, batches, records"
+COLUMNS: Final = "number, digest, chunks, tokens, batches, lines"
 _DIGEST_BYTES: Final = 16
 
 
@@ -25,7 +25,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int = 0
     tokens: int = 0
     batches: int = 0
-    records: int = 0
+    lines: int = 0
 
     def next(
         self,
@@ -34,7 +34,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         chunks: int = 0,
         tokens: int = 0,
         batches: int = 0,
-        records: int = 0,
+        lines: int = 0,
         number: int | None = None,
     ) -> "Commit":
         """The commit after this one, which writes rows with these ``checksums`` and adds these amounts."""
@@ -46,7 +46,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             chunks=self.chunks + chunks,
             tokens=self.tokens + tokens,
             batches=self.batches + batches,
-            records=self.records + records,
+            lines=self.lines + lines,
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gspo_services.broker.metrics_file import METRICS_FILE, last_record
+from gspo_services.broker.metrics_file import METRICS_FILE, last_line
 from gspo_services.broker.store.commits import Commit
 from gspo_services.broker.store.mark import MARK_FILE, Mark, read_mark
 from gspo_services.shared.runtime.errors import DiskDamageError
@@ -73,7 +73,7 @@ def read_evidence(directory: Path, ledger: Path) -> Evidence:
     return Evidence(
         directory=directory,
         mark=read_mark(directory / MARK_FILE),
-        last_line=last_record(directory / METRICS_FILE),
+        last_line=last_line(directory / METRICS_FILE),
         checkpoint=_newest_checkpoint(directory),
         has_settings=(directory / SETTINGS_FILE).is_file(),
         log=_log_damage(ledger.with_name(ledger.name + WAL_SUFFIX)),
@@ -100,7 +100,7 @@ def loss_without_ledger(evidence: Evidence) -> Loss:
         chunks=commit.chunks,
         tokens=commit.tokens,
         batches=commit.batches,
-        lines=max(evidence.last_line, commit.records),
+        lines=max(evidence.last_line, commit.lines),
     )
 
 
@@ -108,9 +108,9 @@ def loss_of(evidence: Evidence, recorded: Recorded) -> Loss:
     """Compare. Nothing is lost when the ledger holds all that the files beside it know of."""
     mark, newest = evidence.mark, recorded.newest
     reasons = list(_against_mark(mark, recorded))
-    lines = max(0, evidence.last_line - newest.records)
+    lines = max(0, evidence.last_line - newest.lines)
     if lines:
-        reasons.append(f"{METRICS_FILE} has {evidence.last_line} lines, the ledger {newest.records}")
+        reasons.append(f"{METRICS_FILE} has {evidence.last_line} lines, the ledger {newest.lines}")
     batches = 0
     if evidence.checkpoint is not None and evidence.checkpoint[1] > newest.batches:
         name, covered = evidence.checkpoint
@@ -129,7 +129,7 @@ def loss_of(evidence: Evidence, recorded: Recorded) -> Loss:
         chunks=mark.commit.chunks - newest.chunks,
         tokens=mark.commit.tokens - newest.tokens,
         batches=max(batches, mark.commit.batches - newest.batches),
-        lines=max(lines, mark.commit.records - newest.records),
+        lines=max(lines, mark.commit.lines - newest.lines),
     )
 
 
@@ -148,7 +148,7 @@ def _against_mark(mark: Mark | None, recorded: Recorded) -> Iterator[str]:
                 ("chunks", mark.commit.chunks - newest.chunks),
                 ("tokens", mark.commit.tokens - newest.tokens),
                 ("batches", mark.commit.batches - newest.batches),
-                (f"lines of {METRICS_FILE}", mark.commit.records - newest.records),
+                (f"lines of {METRICS_FILE}", mark.commit.lines - newest.lines),
             )
             if amount
         ]

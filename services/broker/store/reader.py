@@ -352,13 +352,13 @@ class Reader:
         return {row.index: row for row in self.rows(QuarantinedRow, "ORDER BY batch")}
 
     def metrics_after(self, number: int, last: int = 2**62) -> list[dict[str, Any]]:
-        """Lines of metrics.jsonl after line ``number``, up to line ``last``, each with its own number as "record"."""
-        query = "SELECT record, line, checksum FROM records WHERE record > ? AND record <= ? ORDER BY record"
-        return [{"record": found[0], **self._line(*found)} for found in self._select(query, (number, last))]
+        """Lines of metrics.jsonl after line ``number``, up to line ``last``, each with its own number as "line"."""
+        query = "SELECT number, line, checksum FROM metrics_lines WHERE number > ? AND number <= ? ORDER BY number"
+        return [{"line": found[0], **self._line(*found)} for found in self._select(query, (number, last))]
 
     def elapsed_s(self) -> float:
         """``time_s`` of the last line of metrics.jsonl; 0 without any."""
-        found = self._select("SELECT record, line, checksum FROM records ORDER BY record DESC LIMIT 1")
+        found = self._select("SELECT number, line, checksum FROM metrics_lines ORDER BY number DESC LIMIT 1")
         if not found:
             return 0.0
         time_s = self._line(*found[0]).get("time_s")
@@ -381,9 +381,9 @@ class Reader:
         except (ValueError, TypeError, RecursionError) as error:
             raise StoreCorrupt(f"{self.path}: a row of {table.name} cannot be read: {error}") from error
 
-    def _line(self, record: object, text: object, checksum: object) -> dict[str, Any]:
-        if row_checksum("records", (record, text)) != checksum:
-            raise StoreCorrupt(f"{self.path}: line {record!r:.20} for metrics.jsonl was changed on the disk")
+    def _line(self, number: object, text: object, checksum: object) -> dict[str, Any]:
+        if row_checksum("metrics_lines", (number, text)) != checksum:
+            raise StoreCorrupt(f"{self.path}: line {number!r:.20} for metrics.jsonl was changed on the disk")
         try:
             line = json.loads(text) if isinstance(text, str) else None
         except (ValueError, RecursionError) as error:

@@ -31,7 +31,7 @@ REMOVE_GROUPS: Final = (
     f"DELETE FROM journal WHERE {_OF_GROUPS}",
     "DELETE FROM archived WHERE group_id IN (SELECT * FROM gone)",
 )
-LINES: Final = "SELECT record, line FROM records ORDER BY record"
+LINES: Final = "SELECT number, line FROM metrics_lines ORDER BY number"
 
 
 def rewrite_ledger(ledger: Path, *, run_id: str, rewind_to: tuple[int, int] | None = None) -> None:
@@ -80,7 +80,7 @@ def _begin_again(reader: Reader, connection: sqlite3.Connection, run_id: str) ->
         chunks=reader.number("SELECT count(*) FROM chunks"),
         tokens=reader.number("SELECT sum(num_tokens) FROM chunks"),
         batches=reader.number("SELECT count(*) FROM batches"),
-        records=reader.number("SELECT max(record) FROM records"),
+        lines=reader.number("SELECT max(number) FROM metrics_lines"),
     )
     connection.execute("DELETE FROM commits")
     connection.execute("DELETE FROM meta WHERE key = ?", (LOG_KEY,))
@@ -109,10 +109,10 @@ class _Rewind:
             self._policy_version = reader.number(newest)
         version = self._policy_version
         self._require_simple()
-        last_record = self._last_record()
+        last_line = self._last_line()
         kept = {group_id for row in reader.rows(BatchRow, "WHERE batch < ?", (next_batch,)) for group_id in row.group_ids}
-        evaluations = self._kept_evaluations(last_record)
-        over = self._over(last_record)
+        evaluations = self._kept_evaluations(last_line)
+        over = self._over(last_line)
         groups = reader.rows(GroupRow, "ORDER BY group_id")
         last_prompt = max((row.prompt for row in groups if row.group_id in kept), default=-1)
         again, gone = [], []
@@ -137,7 +137,7 @@ class _Rewind:
             # Batches that were trained again: their lines may come later.
             ("trained", "policy_version = ?", 0),
             ("versions", "policy_version > ?", version),
-            ("records", "record > ?", last_record),
+            ("metrics_lines", "number > ?", last_line),
             # What rests is found out anew.
             ("tasks", "task_index >= ?", 0),
         ):
@@ -147,7 +147,7 @@ class _Rewind:
         )
         self._shorten_archives()
         write_rows(self._connection, [CheckpointedRow(next_batch=next_batch)])
-        since = [line for line in self._lines_until(last_record, "left_out") if line["batch"] >= next_batch]
+        since = [line for line in self._lines_until(last_line, "left_out") if line["batch"] >= next_batch]
         num_tokens = sum(sum(line["num_tokens"]) for line in since)
         return RunRow(left_out_groups=len(since), left_out_tokens=num_tokens)
 
@@ -159,7 +159,7 @@ class _Rewind:
                 "restore the whole backup, without --batch"
             )
 
-    def _last_record(self) -> int:
+    def _last_line(self) -> int:
         """The last line of metrics.jsonl of that time: the training of the last batch that stays."""
         last = 0
         for number, text in self._connection.execute(LINES):
@@ -169,19 +169,19 @@ class _Rewind:
                 last = number
         return last
 
-    def _kept_evaluations(self, last_record: int) -> set[int]:
+    def _kept_evaluations(self, last_line: int) -> set[int]:
         """Evaluations whose result is among the lines that stay."""
-        lines = [*self._lines_until(last_record, "eval"), *self._lines_until(last_record, "evaluation")]
+        lines = [*self._lines_until(last_line, "eval"), *self._lines_until(last_line, "evaluation")]
         known = {(line["policy_version"], line["batch"], line.get("set", "")) for line in lines}
         query = "SELECT evaluation_id, policy_version, batch, name FROM evaluations WHERE status = 'done'"
         return {number for number, *of_row in self._connection.execute(query) if tuple(of_row) in known}
 
-    def _over(self, last_record: int) -> set[int]:
+    def _over(self, last_line: int) -> set[int]:
         """Groups that were dropped or left out by then."""
-        return {line["group_id"] for event in ("dropped", "left_out") for line in self._lines_until(last_record, event)}
+        return {line["group_id"] for event in ("dropped", "left_out") for line in self._lines_until(last_line, event)}
 
-    def _lines_until(self, last_record: int, event: str) -> list[dict[str, Any]]:
-        lines = (json.loads(text) for number, text in self._connection.execute(LINES) if number <= last_record)
+    def _lines_until(self, last_line: int, event: str) -> list[dict[str, Any]]:
+        lines = (json.loads(text) for number, text in self._connection.execute(LINES) if number <= last_line)
         return [line for line in lines if line.get("event") == event]
 
     def _forget_tokens(self, group_ids: Iterable[int]) -> None:

@@ -112,10 +112,10 @@ CREATE TABLE archived (
 CREATE TABLE checkpointed (
     id INTEGER NOT NULL DEFAULT 0 UNIQUE CHECK (id = 0), next_batch INTEGER NOT NULL, checksum INTEGER NOT NULL
 );
-CREATE TABLE records (record INTEGER PRIMARY KEY, line TEXT NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE metrics_lines (number INTEGER PRIMARY KEY, line TEXT NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE commits (
     slot INTEGER PRIMARY KEY, number INTEGER NOT NULL, digest TEXT NOT NULL, chunks INTEGER NOT NULL,
-    tokens INTEGER NOT NULL, batches INTEGER NOT NULL, records INTEGER NOT NULL, checksum INTEGER NOT NULL
+    tokens INTEGER NOT NULL, batches INTEGER NOT NULL, lines INTEGER NOT NULL, checksum INTEGER NOT NULL
 );
 CREATE TABLE losses (loss INTEGER PRIMARY KEY, line TEXT NOT NULL, checksum INTEGER NOT NULL);
 """
@@ -245,7 +245,7 @@ def checked_columns() -> dict[str, list[str]]:
     return {
         **{table.name: table.columns for table in TABLES.values()},
         "meta": ["key", "value"],
-        "records": ["record", "line"],
-        "commits": ["slot", "number", "digest", "chunks", "tokens", "batches", "records"],
+        "metrics_lines": ["number", "line"],
+        "commits": ["slot", "number", "digest", "chunks", "tokens", "batches", "lines"],
         "losses": ["loss", "line"],
     }

@@ -198,7 +198,7 @@ class Store(Reader):
         Raises: StoreUnavailable when nothing was acknowledged, and trying again may help; with a log its ServiceErrors, too.
         """
         lines = [json.dumps(_without_nan(line), allow_nan=False) for line in changes.lines]
-        written = rendered(changes.rows, changes.chunks, lines, self.newest.records + 1)
+        written = rendered(changes.rows, changes.chunks, lines, self.newest.lines + 1)
         commit = written.commit_after(self.newest)
         if self._log is None:
             self._make(commit, written)
@@ -262,7 +262,7 @@ class Store(Reader):
         self._connection.executemany(FORGET_CHUNKS, archived)
         self._connection.executemany(FORGET_JOURNAL, archived)
         self._insert(INSERT_CHUNK, written.chunks)
-        self._connection.executemany("INSERT INTO records (record, line, checksum) VALUES (?, ?, ?)", written.records)
+        self._connection.executemany("INSERT INTO metrics_lines (number, line, checksum) VALUES (?, ?, ?)", written.lines)
 
     def _insert(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         """Write rows in order, many with one statement. ``statement`` writes one."""

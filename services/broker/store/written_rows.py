@@ -16,7 +16,7 @@ from gspo_services.broker.store.payload import StoredChunk, chunk_checksum
 from gspo_services.broker.store.schema import RUN_KEY, SCHEMA_VERSION, TABLES, row_checksum
 
 META: Final = "meta"
-RECORDS: Final = "records"
+METRICS_LINES: Final = "metrics_lines"
 BATCHES: Final = "batches"
 ARCHIVED: Final = "archived"
 Columns = tuple[Any, ...]
@@ -30,7 +30,7 @@ class WrittenRows(msgspec.Struct, frozen=True, array_like=True):
     tables: list[tuple[str, list[Columns]]]
     """Rows by table, in the order in which they are written; their last column is the checksum."""
     chunks: list[StoredChunk]
-    records: list[Columns]
+    lines: list[Columns]
     """Lines of metrics.jsonl."""
 
     @property
@@ -42,18 +42,18 @@ class WrittenRows(msgspec.Struct, frozen=True, array_like=True):
         """The commit that these rows make of a ledger that stood at ``before``."""
         checksums: list[int] = [values[-1] for _, rows in self.tables for values in rows]
         checksums += [chunk.checksum for chunk in self.chunks]
-        checksums += [values[-1] for values in self.records]
+        checksums += [values[-1] for values in self.lines]
         return before.next(
             checksums,
             chunks=len(self.chunks),
             tokens=sum(chunk.num_tokens for chunk in self.chunks),
             batches=sum(len(rows) for table, rows in self.tables if table == BATCHES),
-            records=len(self.records),
+            lines=len(self.lines),
         )
 
 
-def rendered(rows: Sequence[Row], chunks: Sequence[StoredChunk], lines: Sequence[str], first_record: int) -> WrittenRows:
-    """The columns of ``rows``; ``lines`` are numbered from ``first_record`` on."""
+def rendered(rows: Sequence[Row], chunks: Sequence[StoredChunk], lines: Sequence[str], first_line: int) -> WrittenRows:
+    """The columns of ``rows``; ``lines`` are numbered from ``first_line`` on."""
     by_type: dict[type[Row], list[Row]] = {}
     for row in rows:
         by_type.setdefault(type(row), []).append(row)
@@ -66,8 +66,8 @@ def rendered(rows: Sequence[Row], chunks: Sequence[StoredChunk], lines: Sequence
             table = TABLES[row_type]
             wanted = _last_of_each(all_rows) if row_type is TrajectoryRow else all_rows
             tables.append((table.name, [table.values(row) for row in wanted]))
-    records = [(*values, row_checksum(RECORDS, values)) for values in enumerate(lines, start=first_record)]
-    return WrittenRows(schema=SCHEMA_VERSION, tables=tables, chunks=list(chunks), records=records)
+    numbered = [(*values, row_checksum(METRICS_LINES, values)) for values in enumerate(lines, start=first_line)]
+    return WrittenRows(schema=SCHEMA_VERSION, tables=tables, chunks=list(chunks), lines=numbered)
 
 
 def _last_of_each(rows: Sequence[Row]) -> list[Row]:
@@ -95,8 +95,8 @@ _DECODER: Final = msgspec.msgpack.Decoder(WrittenRows)
 def require_sound(written: WrittenRows) -> None:
     """Check each row against its checksum. Raises: ValueError with the first one that was changed."""
     known = {META, *(table.name for table in TABLES.values())}
-    for name, rows in chain(written.tables, [(RECORDS, written.records)]):
-        if name not in known and name != RECORDS:
+    for name, rows in chain(written.tables, [(METRICS_LINES, written.lines)]):
+        if name not in known and name != METRICS_LINES:
             raise ValueError(f"there is no table {name!r:.40}")
         for *columns, checksum in rows:
             if row_checksum(name, tuple(columns)) != checksum:

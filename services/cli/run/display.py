@@ -193,7 +193,7 @@ def _tracker_text(cursor: Cursor | None) -> str:
         return ""
     if cursor.error:
         return f"refuses: {cursor.error}"
-    return f"{cursor.record} lines sent" + (f", {cursor.behind} to go" if cursor.behind else "")
+    return f"{cursor.line} lines sent" + (f", {cursor.behind} to go" if cursor.behind else "")
 
 
 def _broker_text(broker: dict[str, Any]) -> str:

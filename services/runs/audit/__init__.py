@@ -2,7 +2,7 @@
 
 from gspo_services.runs.audit.audit import BesideAudit, audit_ledger
 from gspo_services.runs.audit.findings import KEPT, Audit, Findings, Outcome, Rules
-from gspo_services.runs.audit.record import Checkpoint, read_checkpoints
+from gspo_services.runs.audit.metrics_lines import Checkpoint, read_checkpoints
 
 __all__ = [
     "KEPT",

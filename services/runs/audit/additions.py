@@ -12,7 +12,7 @@ ADDITIONS: Final = "SELECT number, name, digest, first_task, num_tasks FROM addi
 BEYOND: Final = "SELECT group_id, task_index FROM groups WHERE split = 'train' AND task_index >= ?"
 UNRECORDED: Final = """
 SELECT number FROM additions EXCEPT
-SELECT json_extract(line, '$.number') FROM records WHERE json_extract(line, '$.event') = 'data_added'
+SELECT json_extract(line, '$.number') FROM metrics_lines WHERE json_extract(line, '$.event') = 'data_added'
 """
 
 
@@ -33,4 +33,4 @@ def audit_additions(connection: sqlite3.Connection, findings: Findings, director
     for group_id, task_index in connection.execute(BEYOND, (end,)) if end is not None else ():
         findings.add("task of no file", f"group {group_id} has task {task_index}, and there are {end}")
     for (number,) in connection.execute(UNRECORDED):
-        findings.add("not in the record", f"addition {number} of tasks")
+        findings.add("no metrics line", f"addition {number} of tasks")

@@ -22,9 +22,9 @@ from gspo_services.runs.audit.findings import Audit, Findings, Outcome, Rules
 from gspo_services.runs.audit.groups import audit_groups
 from gspo_services.runs.audit.groups import outcomes as read_outcomes
 from gspo_services.runs.audit.left_out import audit_left_out
+from gspo_services.runs.audit.metrics_lines import Checkpoint, audit_checkpoints, audit_metrics_lines
 from gspo_services.runs.audit.missing import audit_losses, audit_missing, audit_rows, audit_without_ledger
 from gspo_services.runs.audit.order import Order, audit_batches, audit_quarantine, audit_versions, read_order
-from gspo_services.runs.audit.record import Checkpoint, audit_checkpoints, audit_record
 from gspo_services.runs.audit.tokens import TokenAudit, TokenCounts
 from gspo_services.runs.audit.values import audit_values
 from gspo_services.shared.runtime.errors import ConfigurationError
@@ -93,7 +93,7 @@ def _audit_rows(
             audit_quarantine(connection, findings, order)
             notes += audit_versions(findings, order)
             notes += audit_checkpoints(findings, order, checkpoints)
-            notes += audit_record(connection, findings, directory)
+            notes += audit_metrics_lines(connection, findings, directory)
             archives = ArchiveAudit(findings, directory, connection)
             archives.check_files()
             counts = TokenAudit(findings, rules, order.batch_versions, order.versions).run(connection, archives)

@@ -12,14 +12,14 @@ FROM groups g LEFT JOIN trajectories t ON t.group_id = g.group_id WHERE g.status
 """
 UNRECORDED: Final = """
 SELECT group_id FROM groups WHERE status = 'left_out' EXCEPT
-SELECT json_extract(line, '$.group_id') FROM records WHERE json_extract(line, '$.event') = 'left_out'
+SELECT json_extract(line, '$.group_id') FROM metrics_lines WHERE json_extract(line, '$.event') = 'left_out'
 """
 COUNTED: Final = """
 SELECT (SELECT total(coalesce(json_extract(stats, '$.num_left_out_groups'), 0)) FROM batches)
      + (SELECT total(coalesce(json_extract(value, '$.left_out_groups'), 0)) FROM meta WHERE key = 'run'),
-       (SELECT count(*) FROM records WHERE json_extract(line, '$.event') = 'left_out')
+       (SELECT count(*) FROM metrics_lines WHERE json_extract(line, '$.event') = 'left_out')
 """
-"""By the batches and in the record: of a run that was restored to an earlier batch the record has more than the groups."""
+"""By the batches and by the lines of metrics: a run that was restored to an earlier batch has more lines than groups."""
 
 
 def audit_left_out(connection: sqlite3.Connection, findings: Findings) -> None:
@@ -33,8 +33,8 @@ def audit_left_out(connection: sqlite3.Connection, findings: Findings) -> None:
             text = f"{where} is left out, and has a signal: its rewards go from {rewards[0]:g} to {rewards[-1]:g}"
             findings.add("left out without a reason", text)
     for (group_id,) in connection.execute(UNRECORDED):
-        findings.add("not in the record", f"group {group_id} was left out")
+        findings.add("no metrics line", f"group {group_id} was left out")
     counted, recorded = connection.execute(COUNTED).fetchone()
     if counted != recorded:
         text = f"the batches counted {counted:.0f} groups that were left out while they filled, {recorded} are recorded"
-        findings.add("not in the record", text)
+        findings.add("no metrics line", text)

@@ -38,8 +38,13 @@ def audit_missing(findings: Findings, directory: Path, connection: sqlite3.Conne
         return []
     for reason in loss_of(evidence, found).reasons:
         findings.add(MISSING, reason)
-    (lines, batches) = connection.execute("SELECT (SELECT count(*) FROM records), (SELECT count(*) FROM batches)").fetchone()
-    for what, there, counted in (("records", lines, found.newest.records), ("batches", batches, found.newest.batches)):
+    (lines, batches) = connection.execute(
+        "SELECT (SELECT count(*) FROM metrics_lines), (SELECT count(*) FROM batches)"
+    ).fetchone()
+    for what, there, counted in (
+        ("lines of metrics", lines, found.newest.lines),
+        ("batches", batches, found.newest.batches),
+    ):
         if there != counted:
             findings.add(MISSING, f"the ledger has {there} {what}, its last commit counted {counted}")
     note = stale_mark(evidence.mark, found)

@@ -72,9 +72,9 @@ KINDS: Final[dict[str, dict[str, str]]] = {
     },
     "archived": dict.fromkeys(("group_id", "archive", "place"), NUMBER),
     "checkpointed": dict.fromkeys(("id", "next_batch"), NUMBER),
-    "records": {"record": NUMBER, "line": OBJECT},
+    "metrics_lines": {"number": NUMBER, "line": OBJECT},
     "meta": dict.fromkeys(("key", "value"), TEXT),
-    "commits": {**dict.fromkeys(("slot", "number", "chunks", "tokens", "batches", "records"), NUMBER), "digest": TEXT},
+    "commits": {**dict.fromkeys(("slot", "number", "chunks", "tokens", "batches", "lines"), NUMBER), "digest": TEXT},
     "losses": {"loss": NUMBER, "line": OBJECT},
 }
 

@@ -86,7 +86,7 @@ def typed(row: Row) -> Event | None:
 
 def batch_metrics(row: Row) -> BatchMetrics:
     """The row of a trained batch."""
-    values = {name: number(row, name) for name in row if name not in ("event", "record")}
+    values = {name: number(row, name) for name in row if name not in ("event", "line")}
     measures = {name: value for name, value in values.items() if not math.isnan(value)}
     return BatchMetrics(
         index=row["batch"],

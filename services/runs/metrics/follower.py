@@ -39,7 +39,7 @@ class Damage:
 class MetricsFollower:
     """Reads what was appended since the last call.
 
-    The broker numbers its lines ("record"). The number says what was read, and the place in the file is only a hint: a
+    The broker numbers its lines ("line"). The number says what was read, and the place in the file is only a hint: a
     file that was cut, replaced or written anew is read from its beginning, and lines that are known are passed over.
     """
 
@@ -124,12 +124,12 @@ class MetricsFollower:
         """The row of a line, unless it is known or damaged."""
         try:
             row = parsed(text)
-            if row["record"] <= self._before:
-                raise ValueError(f"its number is {row['record']}, and the line before it has {self._before}")
+            if row["line"] <= self._before:
+                raise ValueError(f"its number is {row['line']}, and the line before it has {self._before}")
         except ValueError as error:
             self._leave_out(str(error))
             return []
-        self._before = row["record"]
+        self._before = row["line"]
         if self._before <= self.last:
             return []
         self.last = self._before

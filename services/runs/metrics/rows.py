@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 Row = dict[str, Any]
-"""A line: "event", "record" (its number), "time" (seconds since 1970), "time_s" (since the run began), and its measures."""
+"""A line: "event", "line" (its number), "time" (seconds since 1970), "time_s" (since the run began), and its measures."""
 
 LARGEST: Final = 1e100
 """No measure of a run is larger. Differences and squares of larger ones overflow, and a plot takes many."""
@@ -23,8 +23,8 @@ def parsed(line: bytes) -> Row:
         raise ValueError("not JSON") from error
     if not isinstance(row, dict):
         raise ValueError("not a JSON object")
-    if not count(row, "record"):
-        raise ValueError('no number ("record")')
+    if not count(row, "line"):
+        raise ValueError('no number ("line")')
     lacking = _lacking(row)
     if lacking:
         raise ValueError(f'no "{lacking}" that can be used')

@@ -1,8 +1,8 @@
-"""Reads a run's files as typed records, of a live or an ended run: nothing is written, and nothing is loaded as a whole."""
+"""Reads a run's files as typed rows, of a live or an ended run: nothing is written, and nothing is loaded as a whole."""
 
 from gspo_services.runs.reading.lines import MetricsLines
 from gspo_services.runs.reading.process_log import ProcessEvent, process_events
-from gspo_services.runs.reading.records import (
+from gspo_services.runs.reading.rows import (
     RecordedBatch,
     RecordedChunk,
     RecordedGroup,

@@ -21,13 +21,13 @@ class MetricsLines:
     @property
     def last(self) -> int:
         """The number of the last one; 0 without any."""
-        return self._reader.number("SELECT max(record) FROM records")
+        return self._reader.number("SELECT max(number) FROM metrics_lines")
 
-    def after(self, record: int = 0, *events: str) -> Iterator[Row]:
-        """The lines after number ``record``; of those, the ones of these events, or all. Raises: StoreCorrupt."""
+    def after(self, number: int = 0, *events: str) -> Iterator[Row]:
+        """The lines after number ``number``; of those, the ones of these events, or all. Raises: StoreCorrupt."""
         last = self.last
-        while record < last:
-            for line in self._reader.metrics_after(record, record + PAGE):
+        while number < last:
+            for line in self._reader.metrics_after(number, number + PAGE):
                 if not events or line.get("event") in events:
                     yield line
-            record += PAGE
+            number += PAGE

@@ -1,4 +1,4 @@
-"""One snapshot of a run's ledger, read as typed records; everything that can be long is paged."""
+"""One snapshot of a run's ledger, read as typed rows; everything that can be long is paged."""
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from gspo_services.broker.rows import (
 )
 from gspo_services.broker.store import LEDGER_FILE, Reader, StoreCorrupt, lock_holder, refusing_damage
 from gspo_services.runs.reading.lines import MetricsLines
-from gspo_services.runs.reading.records import RecordedBatch, RecordedGroup, RecordedTokens, RecordedTrajectory, RunFacts
+from gspo_services.runs.reading.rows import RecordedBatch, RecordedGroup, RecordedTokens, RecordedTrajectory, RunFacts
 from gspo_services.runs.reading.token_arrays import tokens_of
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import Settings, read_run_settings

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gspo_services.broker.store import StoredChunk, chunk_header, join
-from gspo_services.runs.reading.records import RecordedChunk, RecordedLease, RecordedTokens
+from gspo_services.runs.reading.rows import RecordedChunk, RecordedLease, RecordedTokens
 
 
 def tokens_of(trajectory_id: int, stored: Sequence[StoredChunk], discarded_turns: Sequence[int]) -> RecordedTokens:

@@ -154,12 +154,12 @@ class RecordedBroker(BrokerPort):
     """
 
     def __init__(
-        self, run: RecordedRun, end: int, record: Path, stop: threading.Event, report: Callable[[dict[str, Any]], None]
+        self, run: RecordedRun, end: int, metrics: Path, stop: threading.Event, report: Callable[[dict[str, Any]], None]
     ) -> None:
         """``end``: the index after the last batch to train."""
         self._run = run
         self._end = end
-        self._record = record
+        self._metrics = metrics
         self._num_lines = 0
         self._stop = stop
         self._report = report
@@ -225,5 +225,5 @@ class RecordedBroker(BrokerPort):
 
     def _append(self, line: dict[str, Any]) -> None:
         self._num_lines += 1
-        with self._record.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"record": self._num_lines, **line}) + "\n")
+        with self._metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"line": self._num_lines, **line}) + "\n")

@@ -105,7 +105,7 @@ def _send(settings: Settings, name: str, stop: threading.Event, *, follow: bool)
             directory=directory,
             settings=flat_settings(settings),
             code=code_version(Path.cwd()),
-            begins=not cursor.record,
+            begins=not cursor.line,
         )
         samples = Samples(reader=SampleReader(directory, settings.model.path), most=settings.trackers.samples)
         session = TrackerSession(directory, file, cursor, partial(_open, name, run), samples)
@@ -113,7 +113,7 @@ def _send(settings: Settings, name: str, stop: threading.Event, *, follow: bool)
             session.follow(stop)
         else:
             session.send()
-        log.info("sent", tracker=name, run=run.name, project=run.project, record=session.cursor.record)
+        log.info("sent", tracker=name, run=run.name, project=run.project, line=session.cursor.line)
         return EXIT_FAILED if session.cursor.error else 0
 
 
@@ -135,7 +135,7 @@ def first_cursor(file: CursorFile, run_name: str, run_id: str) -> Cursor:
         log.warning("other_run", sent=found.run_id, here=run_id, way_on="a new run of the tracker")
         found = None
     if found is not None:
-        return found if found.run_id else Cursor(tracker_run=found.tracker_run, run_id=run_id, record=found.record)
+        return found if found.run_id else Cursor(tracker_run=found.tracker_run, run_id=run_id, line=found.line)
     begun = Cursor(tracker_run=new_tracker_run(run_name), run_id=run_id)
     file.write(begun)
     return begun

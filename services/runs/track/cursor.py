@@ -24,7 +24,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What the run is called there, for good."""
     run_id: str = ""
     """The run whose lines these are; empty while its ledger does not say."""
-    record: int = 0
+    line: int = 0
     """The last line that it has."""
     behind: int = 0
     """Lines that it did not have yet when this was written."""

@@ -16,10 +16,10 @@ _GROUPS: Final = (
     (re.compile(r"(?P<rest>(entropy|kl).*)"), "policy"),
     (re.compile(r"experts?_(?P<rest>.*)"), "experts"),
     (re.compile(r"(?P<rest>tokens_per_s|.*_s|.*_s/.*|mfu.*)"), "speed"),
-    (re.compile(r"(?P<rest>(policy_version|assembled_at_version|time_s|record)$)"), "progress"),
+    (re.compile(r"(?P<rest>(policy_version|assembled_at_version|time_s|line)$)"), "progress"),
     (re.compile(r"(?P<rest>(num_|packed_|sequences|tokens|groups|zero_|signal_).*)"), "data"),
 )
-_LEFT_OUT: Final = frozenset({"event", "record", "batch", "time", "again"})
+_LEFT_OUT: Final = frozenset({"event", "line", "batch", "time", "again"})
 """What a point has apart from its measures."""
 _UNUSUAL: Final = re.compile(r"[^A-Za-z0-9_\-. /]")
 

@@ -14,7 +14,7 @@ from gspo_services.runs.metrics import Row, number
 from gspo_services.runs.track.names import tracker_names, usable
 
 COUNTED: Final = ("dropped", "quarantined", "batch_skipped", "requeued")
-RECORD: Final = "progress/record"
+LINE: Final = "progress/line"
 """The number of the last line of metrics.jsonl that a tracker has: so it can be asked where to go on."""
 
 
@@ -22,7 +22,7 @@ RECORD: Final = "progress/record"
 class Point:
     """What a tracker is sent at once."""
 
-    record: int
+    line: int
     event: str
     """batch, eval, or evaluation: of a named set."""
     batch: int
@@ -49,7 +49,7 @@ class Translation:
         if event not in ("batch", "eval", "evaluation"):
             self._count(str(event), row)
             return None
-        batch, record = row["batch"], row["record"]
+        batch, line = row["batch"], row["line"]
         kind = f"evaluation/{row.get('set')}" if event == "evaluation" else event
         if batch <= self._last.get(kind, -1):
             self._counts["events/trained_again"] += event == "batch"
@@ -64,9 +64,9 @@ class Translation:
             for other in self._others_until(batch):
                 self._count(str(other.get("event")), other)
             values |= {name: float(number) for name, number in self._counts.items()}
-        values[RECORD] = float(record)
+        values[LINE] = float(line)
         at = 0.0 if math.isnan(time := number(row, "time")) else time
-        return Point(record=record, event=event, batch=batch, time=at, values=values)
+        return Point(line=line, event=event, batch=batch, time=at, values=values)
 
     def _count(self, event: str, row: Row) -> None:
         if event not in COUNTED:

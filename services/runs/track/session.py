@@ -80,7 +80,7 @@ class TrackerSession:
         stop = threading.Event()
         stop.set()
         self._send_all(stop)
-        return self.cursor.record
+        return self.cursor.line
 
     def _send_all(self, stop: threading.Event) -> None:
         tracker = _foreign(self._open)
@@ -93,25 +93,25 @@ class TrackerSession:
         _foreign(tracker.close)
 
     def _feed(self, tracker: Tracker, stop: threading.Event) -> None:
-        sent = _foreign(tracker.last_record)
-        sent = self.cursor.record if sent is None else sent
+        sent = _foreign(tracker.last_line)
+        sent = self.cursor.line if sent is None else sent
         follower = MetricsFollower(self._directory / METRICS_FILE)
         others = OtherBrokers(self._directory)
         translation = Translation(others.until)
         while True:
             last_time = stop.is_set()
             rows = follower.read()
-            points = [point for row in rows if (point := translation.point(row)) is not None and point.record > sent]
+            points = [point for row in rows if (point := translation.point(row)) is not None and point.line > sent]
             for first in range(0, len(points), POINTS_AT_ONCE):
                 part = points[first : first + POINTS_AT_ONCE]
-                self._note(msgspec.structs.replace(self.cursor, behind=follower.last - self.cursor.record))
+                self._note(msgspec.structs.replace(self.cursor, behind=follower.last - self.cursor.line))
                 for point in part:
                     _foreign(partial(tracker.write, point, self._samples_of(point)))
                 _foreign(tracker.flush)
                 # Later lines that are no points may follow, so this is not yet all that was read.
-                self._note(msgspec.structs.replace(self.cursor, record=part[-1].record, error=""))
+                self._note(msgspec.structs.replace(self.cursor, line=part[-1].line, error=""))
             if rows:
-                done = msgspec.structs.replace(self.cursor, record=max(follower.last, sent), behind=0, error="")
+                done = msgspec.structs.replace(self.cursor, line=max(follower.last, sent), behind=0, error="")
                 self._note(done)
                 continue
             follower.tell_damage(self._tell)

@@ -62,15 +62,15 @@ class Curves:
         self.take(lines.after(self._last))
         for place, each in enumerate(others):
             for line in each.after(lasts[place], *EVENTS):
-                lasts[place] = line["record"]
+                lasts[place] = line["line"]
                 self._event(str(line["event"]), line)
         self._lasts = lasts
 
     def take(self, lines: Iterable[Row]) -> None:
         """Take in lines that were not taken yet."""
         for line in lines:
-            record, event = line.get("record"), line.get("event")
-            self._last = max(self._last, record if isinstance(record, int) else 0)
+            number, event = line.get("line"), line.get("event")
+            self._last = max(self._last, number if isinstance(number, int) else 0)
             batch = line.get("batch")
             if event == "batch" and isinstance(batch, int):
                 # Of a batch that was trained again the last one counts.

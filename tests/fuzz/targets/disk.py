@@ -31,7 +31,7 @@ PLAIN_TYPES: Final = (
     "{}",
     "null",
     "[[1]]",
-    '{"record": 1}',
+    '{"line": 1}',
     b"",
     b"\x93\x90\x90\xc0",
 )
@@ -44,7 +44,7 @@ TABLES: Final = (
     "trained",
     "evaluations",
     "checkpointed",
-    "records",
+    "metrics_lines",
     "meta",
     "commits",
     "failures",

@@ -124,7 +124,7 @@ def record(data: bytes) -> None:
     require(bool(found.damage) == bool(found.num_damaged), "damage without a line")
     before = MetricsFile(path)
     require(before.last >= 0, f"line {before.last}")
-    line = {"record": before.last + 1, "event": "batch", "batch": 3}
+    line = {"line": before.last + 1, "event": "batch", "batch": 3}
     before.append([line])
     after = MetricsFile(path)
     require(after.last == before.last, "the appended line is not the last")
@@ -133,8 +133,8 @@ def record(data: bytes) -> None:
 
 @cache
 def record_seeds() -> list[bytes]:
-    rows = [{"record": n + 1, "event": "batch", "batch": n, "loss": 0.5, "time": 1.5e9, "time_s": 3.0} for n in range(3)]
-    rows.append({"record": 4, "event": "dropped", "group_id": 5, "reason": "stale"})
+    rows = [{"line": n + 1, "event": "batch", "batch": n, "loss": 0.5, "time": 1.5e9, "time_s": 3.0} for n in range(3)]
+    rows.append({"line": 4, "event": "dropped", "group_id": 5, "reason": "stale"})
     lines = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
     return [lines, lines[:-9], b""]
 

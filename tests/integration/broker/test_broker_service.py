@@ -37,7 +37,7 @@ async def test_a_run_end_to_end(tmp_path: Path, context: zmq.asyncio.Context) ->
             tasks.create_task(learner.run())
         assert learner.end is not None
         assert learner.end.reason == "all 4 batches are trained"
-        assert await last_batch_at(broker) == pytest.approx(broker.record()[-1]["time"], abs=30)
+        assert await last_batch_at(broker) == pytest.approx(broker.metrics_lines()[-1]["time"], abs=30)
         assert await last_batch_at(broker) > started_at
         assert [batch.index for batch, _ in learner.batches] == [0, 1, 2, 3]
         for batch, tokens in learner.batches:
@@ -46,7 +46,7 @@ async def test_a_run_end_to_end(tmp_path: Path, context: zmq.asyncio.Context) ->
         assert await broker.http("/readyz") == (200, "ready\n")
         await scraped(broker, "gspo_broker_batches_assembled 4.0", 'gspo_broker_groups{state="batched"} 8.0')
         assert await broker.terminate() == 0
-    events = [(line["event"], line["batch"]) for line in broker.record()]
+    events = [(line["event"], line["batch"]) for line in broker.metrics_lines()]
     assert [event for event in events if event[0] == "batch"] == [("batch", index) for index in range(4)]
     assert [event for event in events if event[0] == "eval"] == [("eval", 0), ("eval", 2), ("eval", 4)]
     assert len(rows_of_batches(broker, 4)) == 4
@@ -86,7 +86,7 @@ async def test_kill_9_in_mid_stream_loses_nothing_that_was_acknowledged(
     trained = [row.trajectory_id for rows in batches for row in rows]
     assert len(set(trained)) == len(trained) == 8 * 4
     assert {row.num_tokens for rows in batches for row in rows} == {PROMPT_TOKENS + 37}
-    assert [line["batch"] for line in broker.record() if line["event"] == "batch"] == list(range(8))
+    assert [line["batch"] for line in broker.metrics_lines() if line["event"] == "batch"] == list(range(8))
 
 
 async def test_another_rollout_resumes_where_a_killed_one_was_acknowledged(
@@ -125,7 +125,7 @@ async def test_a_new_learner_gets_the_same_batches_again(tmp_path: Path, context
         assert second.batches[0] == first.batches[2]
         # The file follows the commit, and an acknowledgement does not wait for it.
         await broker.terminate()
-    again = [(line["batch"], line["again"]) for line in broker.record() if line["event"] == "batch"]
+    again = [(line["batch"], line["again"]) for line in broker.metrics_lines() if line["event"] == "batch"]
     # The same batch gave the same weights, so it is trained once.
     assert again == [(0, False), (1, False), (2, False), (3, False)]
 
@@ -227,7 +227,7 @@ async def test_tasks_that_cannot_be_leased_are_dropped_with_the_reason_and_do_no
     reasons = " ".join(event["reason"] for event in broker.events if event["event"] == "attempt_failed")
     assert "task has 2097163 bytes, 524288 allowed" in reasons
     assert "KeyError: 'row 1'" in reasons
-    assert [line["event"] for line in broker.record()] == ["dropped", "dropped"]
+    assert [line["event"] for line in broker.metrics_lines()] == ["dropped", "dropped"]
 
 
 async def test_a_disk_that_refuses_holds_everything_back_and_loses_nothing(
@@ -262,7 +262,7 @@ async def test_a_disk_that_refuses_holds_everything_back_and_loses_nothing(
     assert broker.count("attempt_failed") == 0
     assert broker.count("lease_expired") == 0, "no heartbeat was read meanwhile, which is nobody's fault"
     assert len(rows_of_batches(broker, 6)) == 6
-    assert [line["batch"] for line in broker.record()] == list(range(6))
+    assert [line["batch"] for line in broker.metrics_lines()] == list(range(6))
 
 
 async def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:

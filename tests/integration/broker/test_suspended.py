@@ -27,7 +27,7 @@ async def suspended(pid: int) -> AsyncIterator[None]:
 def trained(broker: BrokerProcess) -> list[int]:
     """The batches in metrics.jsonl, which is there once one was trained."""
     with suppress(FileNotFoundError):
-        return [line["batch"] for line in broker.record() if line["event"] == "batch"]
+        return [line["batch"] for line in broker.metrics_lines() if line["event"] == "batch"]
     return []
 
 

@@ -84,7 +84,7 @@ def another_runs_ledger(run: Path) -> None:
 
 def more_lines(run: Path) -> None:
     with (run / METRICS_FILE).open("a") as file:
-        file.write('{"record": 9, "event": "batch"}\n{"record": 10, "event": "batch"}\n')
+        file.write('{"line": 9, "event": "batch"}\n{"line": 10, "event": "batch"}\n')
 
 
 def old_copy(run: Path) -> None:
@@ -136,7 +136,7 @@ FLIPS = [
     ("versions", "UPDATE versions SET endpoint = 'tcp://x'"),
     ("trained", "UPDATE trained SET policy_version = policy_version + 64"),
     ("checkpointed", "UPDATE checkpointed SET next_batch = 0"),
-    ("records", "UPDATE records SET line = replace(line, '1', '3')"),
+    ("metrics_lines", "UPDATE metrics_lines SET line = replace(line, '1', '3')"),
     ("meta", "UPDATE meta SET value = replace(value, 'e', 'd')"),
     ("commits", "UPDATE commits SET tokens = tokens + 1"),
 ]  # fmt: skip

@@ -144,7 +144,7 @@ class BrokerProcess:
         """Wait until the log has this event ``times`` times."""
         await eventually(lambda: self.count(event) >= times, timeout_s)
 
-    def record(self) -> list[dict[str, Any]]:
+    def metrics_lines(self) -> list[dict[str, Any]]:
         """The run's metrics.jsonl."""
         return [json.loads(line) for line in (self.run_directory / "metrics.jsonl").read_text().splitlines()]
 

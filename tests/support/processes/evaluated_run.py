@@ -36,9 +36,7 @@ def write_evaluated_run(directory: Path, *overrides: str) -> None:
         world.episode(R1, lease, 1, reward=(place + 1) / 2, num_tokens=4 + place)
     assert world.lines[-1]["event"] == "eval"
     world.store.close()
-    (directory / "metrics.jsonl").write_text(
-        json.dumps({"record": 1, **world.lines[-1], "time": 1.5e9, "time_s": 1.0}) + "\n"
-    )
+    (directory / "metrics.jsonl").write_text(json.dumps({"line": 1, **world.lines[-1], "time": 1.5e9, "time_s": 1.0}) + "\n")
 
 
 def rows(first: int, end: int) -> list[dict[str, Any]]:
@@ -47,7 +45,7 @@ def rows(first: int, end: int) -> list[dict[str, Any]]:
 
 
 def _row(number: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"record": number, "time": 1.5e9 + number / 8, "time_s": number / 8}
+    row: dict[str, Any] = {"line": number, "time": 1.5e9 + number / 8, "time_s": number / 8}
     match number % 10:
         case 3:
             return {**row, "event": "dropped", "reason": "stale", "num_tokens": [number]}

@@ -16,7 +16,7 @@ class SleepingTracker:
     def __init__(self, run: TrackerRun) -> None:
         del run
 
-    def last_record(self) -> int:
+    def last_line(self) -> int:
         return 0
 
     def write(self, *_: Any) -> None:

@@ -27,6 +27,6 @@ def write_run(
         if batch < trained:
             line = {"event": "batch", "batch": batch, "policy_version": batch + 2, "train/reward": batch / trained}
             lines.append(line | {"num_tokens": 100 + batch, "lag/mean": 1.0, "tokens_per_s": 50.0, "time_s": time_s + 10})
-    text = "".join(json.dumps({"record": number, **line}) + "\n" for number, line in enumerate(lines, start=1))
+    text = "".join(json.dumps({"line": number, **line}) + "\n" for number, line in enumerate(lines, start=1))
     (directory / "metrics.jsonl").write_text(text)
     return directory

@@ -79,7 +79,7 @@ def write_big_ledger(directory: Path, num_trajectories: int) -> None:
     table = TABLES[TrajectoryRow]
     connection.executemany(table.insert, _trajectories(first, total))
     connection.executemany("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _chunks(total))
-    connection.executemany("INSERT INTO records VALUES (?, ?, ?)", _records(num_batches, evaluations))
+    connection.executemany("INSERT INTO metrics_lines VALUES (?, ?, ?)", _metrics_lines(num_batches, evaluations))
     connection.execute("COMMIT")
     connection.close()
 
@@ -192,7 +192,7 @@ def _chunks(total: int) -> Iterator[tuple[Any, ...]]:
         yield (*place, *content, chunk_checksum(place, *content))
 
 
-def _records(num_batches: int, evaluations: list[EvaluationRow]) -> Iterator[tuple[Any, ...]]:
+def _metrics_lines(num_batches: int, evaluations: list[EvaluationRow]) -> Iterator[tuple[Any, ...]]:
     number = 0
     line: dict[str, Any] = {f"{name}/{bucket}": 0.123456789 for bucket in BUCKETS for name in NAMES}
     for index in range(num_batches):
@@ -218,7 +218,7 @@ def _records(num_batches: int, evaluations: list[EvaluationRow]) -> Iterator[tup
 
 def _line(number: int, line: dict[str, Any]) -> tuple[Any, ...]:
     values = (number, json.dumps(line))
-    return (*values, row_checksum("records", values))
+    return (*values, row_checksum("metrics_lines", values))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from gspo_services.broker.standby.database.connection import Database
 from gspo_services.broker.standby.database.errors import LeadershipLost
 from gspo_services.broker.store import Commit, LedgerDiverged, StoreUnavailable
 
-COLUMNS: Final = "number, digest, chunks, tokens, batches, records"
+COLUMNS: Final = "number, digest, chunks, tokens, batches, lines"
 READ_BYTES: Final = 8 << 20
 """Of content in one read, roughly: a long log is applied without holding it in memory."""
 APPEND: Final = """
@@ -18,7 +18,7 @@ WITH own AS (
     UPDATE {s}.leader SET renewals = renewals + 1, renewed_at = clock_timestamp(), confirmed = greatest(confirmed, %s)
     WHERE epoch = %s AND NOT released RETURNING epoch
 )
-INSERT INTO {s}.commits (number, digest, chunks, tokens, batches, records, content, epoch)
+INSERT INTO {s}.commits (number, digest, chunks, tokens, batches, lines, content, epoch)
 SELECT %s, %s, %s, %s, %s, %s, %b, epoch FROM own
 WHERE %s = 0 OR EXISTS (SELECT 1 FROM {s}.commits WHERE number = %s AND digest = %s)
 RETURNING current_setting('synchronous_standby_names')
@@ -43,7 +43,7 @@ class DatabaseLog:
 
     def append(self, commit: Commit, before: Commit, content: bytes) -> None:
         """Add a commit with its rows; see ``CommitLog``. Raises: StoreUnavailable, LeadershipLost, LedgerDiverged."""
-        values = (commit.number, commit.digest, commit.chunks, commit.tokens, commit.batches, commit.records, content)
+        values = (commit.number, commit.digest, commit.chunks, commit.tokens, commit.batches, commit.lines, content)
         parameters = (before.number, self.epoch, *values, before.number, before.number, before.digest)
         try:
             rows = self._run(APPEND, parameters)
@@ -147,5 +147,5 @@ class DatabaseLog:
 
 
 def _commit(row: tuple[Any, ...]) -> Commit:
-    number, digest, chunks, tokens, batches, records = row
-    return Commit(number=number, digest=digest, chunks=chunks, tokens=tokens, batches=batches, records=records)
+    number, digest, chunks, tokens, batches, lines = row
+    return Commit(number=number, digest=digest, chunks=chunks, tokens=tokens, batches=batches, lines=lines)

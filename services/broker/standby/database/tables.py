@@ -22,7 +22,7 @@ CREATE TABLE IF NOT EXISTS {schema}.leader (
 );
 CREATE TABLE IF NOT EXISTS {schema}.commits (
     number bigint PRIMARY KEY, epoch bigint NOT NULL, digest text NOT NULL, chunks bigint NOT NULL, tokens bigint NOT NULL,
-    batches bigint NOT NULL, records bigint NOT NULL, content bytea NOT NULL,
+    batches bigint NOT NULL, lines bigint NOT NULL, content bytea NOT NULL,
     made_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 ALTER TABLE {schema}.commits ALTER content SET STORAGE EXTERNAL;

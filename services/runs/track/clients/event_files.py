@@ -26,7 +26,7 @@ class TensorBoardRun:
         self._last = last_record_in(directory)
         self._writer = EventFileWriter(str(directory))
 
-    def last_record(self) -> int:
+    def last_line(self) -> int:
         return self._last
 
     def write(self, point: Point, samples: SampleTable | None) -> None:
@@ -64,7 +64,7 @@ def open_tensorboard(run: TrackerRun) -> TensorBoardRun:
     """A folder of its own for a run that begins anew beside an older one."""
     directory = run.directory / DIRECTORY / run.name
     opened = TensorBoardRun(directory)
-    if run.begins or not opened.last_record():
+    if run.begins or not opened.last_line():
         opened.begin(run)
     return opened
 

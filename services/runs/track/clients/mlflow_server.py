@@ -24,7 +24,7 @@ class MlflowRun:
         self._client = client
         self._run_id = run_id
 
-    def last_record(self) -> int:
+    def last_line(self) -> int:
         metrics: dict[str, float] = self._client.get_run(self._run_id).data.metrics
         return int(metrics.get(RECORD, 0))
 

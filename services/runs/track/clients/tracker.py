@@ -29,7 +29,7 @@ class TrackerRun:
 class Tracker(Protocol):
     """One run at one tracker. Every method may raise what the tracker's client raises, and may hang."""
 
-    def last_record(self) -> int | None:
+    def last_line(self) -> int | None:
         """The last line of metrics.jsonl that the tracker has for good; None when only the cursor knows."""
 
     def write(self, point: Point, samples: SampleTable | None) -> None:
@@ -39,4 +39,4 @@ class Tracker(Protocol):
         """Return when what was written survives this process."""
 
     def close(self) -> None:
-        """Flush and let go. ``last_record`` and ``write`` are not called after it."""
+        """Flush and let go. ``last_line`` and ``write`` are not called after it."""

@@ -25,7 +25,7 @@ class TrackioRun:
         self._written = 0
         self._local = not any(os.environ.get(name) for name in ELSEWHERE)
 
-    def last_record(self) -> int | None:
+    def last_line(self) -> int | None:
         if not self._local:
             return None
         values: list[dict[str, Any]] = SQLiteStorage.get_metric_values(self._project, self._run.name, RECORD)
@@ -36,12 +36,12 @@ class TrackioRun:
         if samples is not None:
             values[SAMPLES] = trackio.Table(columns=list(samples.columns()), data=samples.rows())
         self._run.log(values, step=point.batch)
-        self._written = point.record
+        self._written = point.line
 
     def flush(self) -> None:
         nothing = threading.Event()
         for _ in range(round(FLUSH_S / LOOK_S)):
-            if (self.last_record() or self._written) >= self._written:
+            if (self.last_line() or self._written) >= self._written:
                 return
             nothing.wait(LOOK_S)
         raise RuntimeError(

@@ -26,7 +26,7 @@ class WandbRun:
         self._run = run
         self._directory = directory
 
-    def last_record(self) -> int | None:
+    def last_line(self) -> int | None:
         if self._run.offline:
             return max((last_record_in(path) for path in self._directory.rglob(f"run-{self._run.id}.wandb")), default=0)
         return int(self._run.starting_step) - 1 if self._run.resumed else 0
@@ -35,7 +35,7 @@ class WandbRun:
         values: dict[str, Any] = {**point.values, "batch": point.batch}
         if samples is not None:
             values[SAMPLES] = wandb.Table(columns=list(samples.columns()), data=samples.rows())
-        self._run.log(values, step=point.record, commit=True)
+        self._run.log(values, step=point.line, commit=True)
 
     def flush(self) -> None:
         """Its own process has what was logged, also if this one is killed, and asks where that ended at the next start."""

@@ -1,6 +1,7 @@
 """Tasks from files and folders: rows of several formats, filters, identities, and several sources with weights."""
 
 from gspo_services.tasks.environments.sources.columns import chat_messages, column_of
+from gspo_services.tasks.environments.sources.files import rows_of
 from gspo_services.tasks.environments.sources.filters import RowFilter
 from gspo_services.tasks.environments.sources.identity import without_place
 from gspo_services.tasks.environments.sources.mixture import (
@@ -13,7 +14,6 @@ from gspo_services.tasks.environments.sources.mixture import (
     as_mapping,
     tasks_of_split,
 )
-from gspo_services.tasks.environments.sources.records import rows_of
 
 __all__ = [
     "MixedTasks",

@@ -10,9 +10,9 @@ import msgspec
 import structlog
 
 from gspo.tasks.environments import Split, Task
+from gspo_services.tasks.environments.sources.files import rows_of
 from gspo_services.tasks.environments.sources.filters import RowFilter
 from gspo_services.tasks.environments.sources.identity import IdentifiedTask, Identities, identity_of
-from gspo_services.tasks.environments.sources.records import rows_of
 
 log = structlog.get_logger(__name__)
 

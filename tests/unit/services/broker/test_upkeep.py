@@ -56,7 +56,7 @@ def one_pass(directory: Path) -> tuple[int, list[str]]:
         ("batches", "UPDATE batches SET group_ids = replace(group_ids, '1', '3') WHERE batch = 0"),
         ("versions", "UPDATE versions SET digest = 'e' WHERE policy_version = 2"),
         ("trained", "UPDATE trained SET how = 'skipped' WHERE batch = 0"),
-        ("records", "UPDATE records SET line = '{}' WHERE record = 1"),
+        ("metrics_lines", "UPDATE metrics_lines SET line = '{}' WHERE number = 1"),
         ("meta", "UPDATE meta SET value = 'g' WHERE key = 'fingerprint'"),
         ("commits", "UPDATE commits SET digest = 'x' WHERE number = 5"),
     ],

@@ -173,7 +173,7 @@ def test_the_report_of_a_run_takes_what_its_metrics_file_says(text: str, tmp_pat
         for number, value in enumerate([0.5, 1.7e308, -1.7e308, text, None, True, 10**400, [text]])
     ]
     rows += [{"event": "eval", "batch": text, "eval/reward": 0.5}, {"event": text}, {"event": "dropped", "reason": text}]
-    texts = (json.dumps({"record": number, **row}) + "\n" for number, row in enumerate(rows, start=1))
+    texts = (json.dumps({"line": number, **row}) + "\n" for number, row in enumerate(rows, start=1))
     (tmp_path / "metrics.jsonl").write_text("".join(texts))
     found = read_metrics(tmp_path)
     assert_harmless(output := shown(lambda console: console.print(summary_table(found))), output.count("\n") + 1)
@@ -182,7 +182,7 @@ def test_the_report_of_a_run_takes_what_its_metrics_file_says(text: str, tmp_pat
 
 def test_lines_of_a_metrics_file_end_at_new_lines_only(tmp_path: Path) -> None:
     row = {"event": "batch", "batch": 0, "note": HOSTILE["new_lines"]}
-    texts = (json.dumps({"record": 1, **row}, ensure_ascii=False), json.dumps({"record": 2, **row}))
+    texts = (json.dumps({"line": 1, **row}, ensure_ascii=False), json.dumps({"line": 2, **row}))
     (tmp_path / "metrics.jsonl").write_text("\n".join(texts) + "\n")
     found = read_metrics(tmp_path)
     assert (len(found.batches), found.damage) == (1, ())

@@ -150,9 +150,13 @@ PLANTED: list[tuple[str, str, str]] = [
     ("INSERT INTO trained VALUES (2, 0, 'trained', 0)", "trained out of order", "batch 2 was trained and made no version"),
     ("UPDATE checkpointed SET next_batch = 7", "trained without a batch", "a checkpoint covers 7 batches, 3 were assembled"),
     ("UPDATE checkpointed SET next_batch = 2", "checkpoint missing", "the newest one there covers 1"),
-    ("DELETE FROM records WHERE line LIKE '%dropped%'", "not in the record", "the drop of group 0"),
-    ("UPDATE records SET line = '{}' WHERE line LIKE '%\"batch\": 2%'", "not in the record", "batch 2 into version 5"),
-    ("UPDATE records SET line = '{\"event\": 1}' WHERE record = 1", "metrics.jsonl differs", "metrics.jsonl: record 1 is"),
+    ("DELETE FROM metrics_lines WHERE line LIKE '%dropped%'", "no metrics line", "the drop of group 0"),
+    ("UPDATE metrics_lines SET line = '{}' WHERE line LIKE '%\"batch\": 2%'", "no metrics line", "batch 2 into version 5"),
+    (
+        "UPDATE metrics_lines SET line = '{\"event\": 1}' WHERE number = 1",
+        "metrics.jsonl differs",
+        "metrics.jsonl: line 1 is",
+    ),
 ]
 
 
@@ -224,7 +228,7 @@ def test_damaged_lines_of_metrics_differ_alone(run: Path) -> None:
     path.write_text("\n".join([lines[0], lines[0], lines[1][:9], *lines[2:]]) + "\n")
     assert audit_run(run).findings.texts == {
         "metrics.jsonl differs": [
-            "metrics.jsonl: record 2 is missing, or is not the ledger's",
+            "metrics.jsonl: line 2 is missing, or is not the ledger's",
             f"{path}: 2 damaged lines are left out; the first is line 2: its number is 1, and the line before it has 1",
         ]
     }
@@ -250,7 +254,7 @@ def test_a_training_that_is_not_acknowledged_yet_is_a_note_and_no_violation(tmp_
     run = tmp_path / "run"
     write_small_run(run, reports_last=False)
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    (run / "metrics.jsonl").write_text("\n".join(lines[:1]) + '\n{"record": 2, "ev')
+    (run / "metrics.jsonl").write_text("\n".join(lines[:1]) + '\n{"line": 2, "ev')
     audit = audit_run(run)
     assert audit.problems == []
     assert audit.notes == [

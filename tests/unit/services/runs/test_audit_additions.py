@@ -61,7 +61,7 @@ def a_missing_file(run: Path) -> None:
 
 def test_additions_that_are_as_they_were_are_in_order(run: Path) -> None:
     findings = audit_run(run).findings.texts
-    assert not {"added tasks missing", "task of no file", "not in the record"} & set(findings), findings
+    assert not {"added tasks missing", "task of no file", "no metrics line"} & set(findings), findings
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_additions_that_are_as_they_were_are_in_order(run: Path) -> None:
             "task of no file",
             "group 0 has task 7, and there are 7",
         ),
-        (by_sql("DELETE FROM records WHERE line LIKE '%data_added%'"), "not in the record", "addition 1 of tasks"),
+        (by_sql("DELETE FROM metrics_lines WHERE line LIKE '%data_added%'"), "no metrics line", "addition 1 of tasks"),
     ],
 )
 def test_what_is_wrong_with_additions_is_named(run: Path, damage: Callable[[Path], None], name: str, words: str) -> None:

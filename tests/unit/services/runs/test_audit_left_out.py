@@ -51,10 +51,10 @@ def test_what_is_left_out_is_accounted_for(small_run: Path) -> None:
             "group 0 is left out, and has a signal: its rewards go from 0.5 to 1",
         ),
         ("UPDATE groups SET batch = 0 WHERE group_id = 0", "left out without a reason", "of split train and of batch 0"),
-        ("DELETE FROM records WHERE record = 1", "not in the record", "group 0 was left out"),
+        ("DELETE FROM metrics_lines WHERE number = 1", "no metrics line", "group 0 was left out"),
         (
             "UPDATE batches SET stats = json_set(stats, '$.num_left_out_groups', 3)",
-            "not in the record",
+            "no metrics line",
             "counted 4 groups that were left out while they filled, 2 are recorded",
         ),
         ("UPDATE trajectories SET status = 'free' WHERE trajectory_id = 0", "group not whole", "group 0 is left_out, 1 of"),

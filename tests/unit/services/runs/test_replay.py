@@ -151,8 +151,8 @@ class Driven:
     def __init__(self, run: Path, end: int) -> None:
         self.stop = threading.Event()
         self.lines: list[dict[str, Any]] = []
-        self.record = run / "replayed.jsonl"
-        self.broker = RecordedBroker(recorded(run), end, self.record, self.stop, self.lines.append)
+        self.metrics = run / "replayed.jsonl"
+        self.broker = RecordedBroker(recorded(run), end, self.metrics, self.stop, self.lines.append)
 
     def train(self, index: int, value: float) -> None:
         self.broker.tell(BatchRequest(index=index, policy_version=index + 1))
@@ -171,8 +171,8 @@ def test_published_weights_are_compared_with_those_of_the_run_and_recorded(run: 
     driven.train(0, 1.0)
     driven.train(1, 2.0)
     assert driven.broker.comparisons == {1: "same", 2: "different"}
-    numbered = [{"record": number, **line} for number, line in enumerate(driven.lines, start=1)]
-    assert [json.loads(line) for line in driven.record.read_text().splitlines()] == numbered
+    numbered = [{"line": number, **line} for number, line in enumerate(driven.lines, start=1)]
+    assert [json.loads(line) for line in driven.metrics.read_text().splitlines()] == numbered
     assert [(line["event"], line["batch"], line["weights"]) for line in driven.lines] == [
         ("batch", 0, "same"),
         ("batch", 1, "different"),

@@ -179,8 +179,8 @@ def test_an_endpoint_that_no_rollout_can_connect_to_is_refused() -> None:
 
 def test_metrics_cannot_take_the_place_of_a_lines_own_fields() -> None:
     check_trained(Trained(index=0, policy_version=1, metrics={"loss": 1.0}))
-    with pytest.raises(ValueError, match="metrics has 'record'"):
-        check_trained(Trained(index=0, policy_version=1, metrics={"record": 7.0}))
+    with pytest.raises(ValueError, match="metrics has 'line'"):
+        check_trained(Trained(index=0, policy_version=1, metrics={"line": 7.0}))
 
 
 def test_a_mean_that_overflows_is_no_reason_to_die() -> None:

@@ -91,7 +91,7 @@ def test_what_is_committed_is_there_after_the_file_is_opened_again(tmp_path: Pat
         assert (contents.next_batch_checkpointed, contents.next_group_id, contents.next_trajectory_id) == (3, 1, 5)
         assert store.run_id == "first"
         assert store.elapsed_s() == 1.5
-        assert store.metrics_after(0) == [{"record": 1, "event": "eval", "time_s": 1.5}]
+        assert store.metrics_after(0) == [{"line": 1, "event": "eval", "time_s": 1.5}]
         assert store.metrics_after(1) == []
 
 

@@ -121,7 +121,7 @@ def test_a_ledger_with_a_log_is_not_written_alone(tmp_path: Path) -> None:
         store.commit(RowChanges(rows=[TaskRow(task_index=1)]))
     with pytest.raises(StoreMismatch, match=r"its commits go to a database first, .* set broker\.database as it was"):
         Store(path, fingerprint="f", run_id=RUN)
-    (tmp_path / "metrics.jsonl").write_text('{"record": 1}\n')
+    (tmp_path / "metrics.jsonl").write_text('{"line": 1}\n')
     with pytest.raises(StoreDamaged, match=r"its commits are in a database, too \(broker\.database\): start the broker"):
         accept_loss(path)
     (tmp_path / "metrics.jsonl").unlink()

@@ -69,7 +69,7 @@ def a_live_table(width: int, **options: Any) -> str:
         display.progress.take(
             [*rows, {"event": "eval", "policy_version": 1, "batch": 3, "eval/reward": 0.75, "time_s": 9.0}]
         )
-        display.cursors["wandb"] = Cursor(tracker_run="r", record=40, behind=2)
+        display.cursors["wandb"] = Cursor(tracker_run="r", line=40, behind=2)
         sample = Sample(
             task=0, prompt="What is 12 + 30?\n" * 9, answer="42\x1b[2J", reward=1.0, num_tokens=3, ended="length"
         )

@@ -23,14 +23,14 @@ async def test_drops_of_every_broker_are_told_and_each_batch_counts_once(tmp_pat
     settings = override_settings(Settings(), [f"run.directory={tmp_path}", "broker.num_brokers=2"])
     output = StringIO()
     batch = {"event": "batch", "batch": 0, "time_s": 1.0, "length/mean": 3.0}
-    write(tmp_path / "metrics.jsonl", {**batch, "record": 1})
+    write(tmp_path / "metrics.jsonl", {**batch, "line": 1})
     news = News(settings)
     status = a_status(batches_checkpointed=0)
     with Display(PlainConsole(file=output, width=200), "runs/x", look="plain") as display:
         await news.bring(display, status, [], 0.0)
         for directory in (tmp_path, tmp_path / "broker-1"):
-            dropped = {"event": "dropped", "record": 3, "reason": "stale"}
-            write(directory / "metrics.jsonl", {**batch, "record": 2, "again": True}, dropped)
+            dropped = {"event": "dropped", "line": 3, "reason": "stale"}
+            write(directory / "metrics.jsonl", {**batch, "line": 2, "again": True}, dropped)
         await news.bring(display, status, [], 1.0)
         await news.bring(display, status, [], 2.0)
     assert output.getvalue().splitlines() == [

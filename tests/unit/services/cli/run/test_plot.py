@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from gspo_services.cli.run import plot
 from gspo_services.cli.run.plot import happened, write_plot
 from gspo_services.runs.metrics import read_metrics
-from tests.support.cli.records import a_batch, an_eval, recorded
+from tests.support.cli.metrics_files import a_batch, an_eval, recorded
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from gspo_services.cli.run.report import summary_table
 from gspo_services.runs.metrics import column, read_metrics
 from gspo_services.shared.runtime.console import PlainConsole
-from tests.support.cli.records import a_batch, an_eval, recorded
+from tests.support.cli.metrics_files import a_batch, an_eval, recorded
 
 
 def table(directory: Path) -> dict[str, list[str]]:

@@ -57,7 +57,7 @@ def run(tmp_path: Path, start: Path, trained: Any) -> Path:
         {"event": "eval", "batch": 10, "policy_version": 11, "eval/reward": 0.75, "num_finished": 64, "num_failed": 0},
         {"event": "eval", "batch": 20, "policy_version": 21, "eval/reward": 0.5, "num_finished": 63, "num_failed": 1},
     ]
-    texts = (json.dumps({"record": number, **line}) + "\n" for number, line in enumerate(lines, start=1))
+    texts = (json.dumps({"line": number, **line}) + "\n" for number, line in enumerate(lines, start=1))
     (directory / "metrics.jsonl").write_text("".join(texts) + '{"event": "ba')
     write_model_checkpoint(directory, trained, 11, 10)
     write_model_checkpoint(directory, tiny_qwen3_moe(seed=8), 21, 20)

@@ -11,27 +11,27 @@ from gspo_services.runs.metrics import Damage, MetricsFollower, RunFollower
 from gspo_services.runs.metrics import follower as module
 
 
-def line(record: int, **fields: object) -> str:
-    return json.dumps({"record": record, "event": "batch", "batch": record, **fields}) + "\n"
+def line(number: int, **fields: object) -> str:
+    return json.dumps({"line": number, "event": "batch", "batch": number, **fields}) + "\n"
 
 
-def records(follower: MetricsFollower) -> list[int]:
+def numbers(follower: MetricsFollower) -> list[int]:
     found = []
     while rows := follower.read():
-        found += [row["record"] for row in rows]
+        found += [row["line"] for row in rows]
     return found
 
 
 def test_each_line_is_read_once_as_it_comes(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     follower = MetricsFollower(path)
-    assert records(follower) == []
+    assert numbers(follower) == []
     path.write_text(line(1) + line(2))
-    assert records(follower) == [1, 2]
+    assert numbers(follower) == [1, 2]
     with path.open("a") as file:
         file.write(line(3))
-    assert records(follower) == [3]
-    assert records(follower) == []
+    assert numbers(follower) == [3]
+    assert numbers(follower) == []
 
 
 def test_a_half_line_waits_for_its_end(tmp_path: Path) -> None:
@@ -39,19 +39,19 @@ def test_a_half_line_waits_for_its_end(tmp_path: Path) -> None:
     whole = line(2)
     path.write_text(line(1) + whole[:9])
     follower = MetricsFollower(path)
-    assert records(follower) == [1]
+    assert numbers(follower) == [1]
     path.write_text(line(1) + whole)
-    assert records(follower) == [2]
+    assert numbers(follower) == [2]
     assert follower.damage is None
 
 
 def test_a_half_line_that_the_broker_overwrites_is_never_seen(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text(line(1) + '{"record": 2, "event": "bat')
+    path.write_text(line(1) + '{"line": 2, "event": "bat')
     follower = MetricsFollower(path)
-    assert records(follower) == [1]
+    assert numbers(follower) == [1]
     path.write_text(line(1) + line(2, reward=1.0) + line(3))
-    assert records(follower) == [2, 3]
+    assert numbers(follower) == [2, 3]
 
 
 def replaced(path: Path, text: str) -> None:
@@ -77,12 +77,12 @@ def test_a_file_that_is_another_one_is_read_again_without_what_is_known(
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1) + line(2))
     follower = MetricsFollower(path)
-    assert records(follower) == [1, 2]
+    assert numbers(follower) == [1, 2]
     change(path, text)
-    assert records(follower) == new
+    assert numbers(follower) == new
     with path.open("a") as file:
         file.write(line(9))
-    assert records(follower) == [9]
+    assert numbers(follower) == [9]
     assert follower.damage is None
 
 
@@ -90,9 +90,9 @@ def test_a_file_that_was_cut_within_an_endless_line_is_read_again(tmp_path: Path
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1) + "y" * 1000)
     follower = MetricsFollower(path, most_line_bytes=100)
-    assert records(follower) == [1]
+    assert numbers(follower) == [1]
     path.write_text(line(1) + line(2))
-    assert records(follower) == [2]
+    assert numbers(follower) == [2]
     assert follower.damage is None
 
 
@@ -100,31 +100,31 @@ def test_a_file_that_was_rotated_under_the_broker_begins_with_a_hole(tmp_path: P
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1) + line(2))
     follower = MetricsFollower(path, most_line_bytes=64)
-    assert records(follower) == [1, 2]
+    assert numbers(follower) == [1, 2]
     size = 1_000_000
     path.rename(tmp_path / "metrics.jsonl.1")
     with path.open("wb") as file:
         file.truncate(size)
         file.seek(size)
         file.write(line(3).encode())
-    assert records(follower) == [3]
-    assert records(MetricsFollower(path)) == [3]
+    assert numbers(follower) == [3]
+    assert numbers(MetricsFollower(path)) == [3]
     assert follower.damage is None
 
 
 DAMAGED = [
     (b'{"event": "ba', "not JSON"),
-    (b'{"event": "dropped", "record": 2', "not JSON"),
+    (b'{"event": "dropped", "line": 2', "not JSON"),
     (b'{"a":' * 100_000, "not JSON"),
-    (b'{"record": 2, "event": "a\x00b"}', "not JSON"),
+    (b'{"line": 2, "event": "a\x00b"}', "not JSON"),
     (b"\xff\xfe", "not UTF-8"),
     (line(2).encode("utf-16"), "not UTF-8"),
     (b"[1]", "not a JSON object"),
-    (b'{"event": "dropped"}', 'no number ("record")'),
-    (b'{"event": "dropped", "record": "2"}', 'no number ("record")'),
-    (b'{"event": "dropped", "record": true}', 'no number ("record")'),
-    (b'{"event": "dropped", "record": -1}', 'no number ("record")'),
-    (b'{"record": 2}', 'no "event" that can be used'),
+    (b'{"event": "dropped"}', 'no number ("line")'),
+    (b'{"event": "dropped", "line": "2"}', 'no number ("line")'),
+    (b'{"event": "dropped", "line": true}', 'no number ("line")'),
+    (b'{"event": "dropped", "line": -1}', 'no number ("line")'),
+    (b'{"line": 2}', 'no "event" that can be used'),
     (line(1).encode().rstrip(), "its number is 1, and the line before it has 1"),
     (b"y" * 1_000_001, "longer than 1000000 bytes"),
     (b"y" * 3_000_000, "longer than 1000000 bytes"),
@@ -136,7 +136,7 @@ def test_a_damaged_line_costs_itself_alone_and_is_told_once(damaged: bytes, reas
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(line(1).encode() + damaged + b"\n" + line(3).encode() + damaged + b"\n" + line(4).encode())
     follower = MetricsFollower(path, most_line_bytes=1_000_000)
-    assert records(follower) == [1, 3, 4]
+    assert numbers(follower) == [1, 3, 4]
     assert follower.damage is not None
     assert (follower.damage.num_lines, follower.damage.first_line, follower.damage.reason) == (2, 2, reason)
     told: list[str] = []
@@ -149,10 +149,10 @@ def test_the_damage_is_that_of_the_file_as_it_stands(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1) + "\n" + "damaged\n" + line(2))
     follower = MetricsFollower(path)
-    assert records(follower) == [1, 2]
+    assert numbers(follower) == [1, 2]
     assert follower.damage == Damage(path=path, num_lines=1, first_line=3, reason="not JSON")
     path.write_text(line(1))
-    assert records(follower) == []
+    assert numbers(follower) == []
     assert follower.damage is None
 
 
@@ -161,18 +161,18 @@ def test_a_line_longer_than_a_block_is_read(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1) + line(2, text="x" * 200) + line(3))
     follower = MetricsFollower(path)
-    assert [len(follower.read()), *records(follower)] == [2, 3]
+    assert [len(follower.read()), *numbers(follower)] == [2, 3]
 
 
 def test_an_endless_line_is_never_held_and_never_read_twice(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1))
     follower = MetricsFollower(path, most_line_bytes=65_536)
-    assert records(follower) == [1]
+    assert numbers(follower) == [1]
     with path.open("ab") as file:
         file.write(b"y" * 8_000_000)
     tracemalloc.start()
-    assert records(follower) == []
+    assert numbers(follower) == []
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1_000_000
@@ -182,10 +182,10 @@ def test_an_endless_line_is_never_held_and_never_read_twice(tmp_path: Path) -> N
         file.write(b"\n" + line(9).encode())  # It is behind what was read: whoever reads it again would see it.
     with path.open("ab") as file:
         file.write(b"y" * 10)
-    assert records(follower) == []
+    assert numbers(follower) == []
     with path.open("ab") as file:
         file.write(b"\n" + line(2).encode())
-    assert records(follower) == [2]
+    assert numbers(follower) == [2]
     assert follower.damage.num_lines == 1
 
 
@@ -193,7 +193,7 @@ def test_of_several_brokers_the_first_speaks_for_all_and_each_for_its_share(tmp_
     directories = [tmp_path / name for name in ("a", "b", "c")]
     for directory in directories[:2]:
         directory.mkdir()
-        (directory / "metrics.jsonl").write_text(line(1) + '{"record": 2, "event": "dropped"}\nno line\n')
+        (directory / "metrics.jsonl").write_text(line(1) + '{"line": 2, "event": "dropped"}\nno line\n')
     follower = RunFollower(directories)
     assert [row["event"] for row in follower.rows()] == ["batch", "dropped", "dropped"]
     told: list[str] = []

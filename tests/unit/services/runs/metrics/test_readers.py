@@ -94,12 +94,12 @@ def shown(run: Path, _: Capture) -> Found:
 
 READERS = [plotted, compared, viewed, tracked, scripted, watched, shown]
 DAMAGED = [
-    (b'{"record": 3, "event": "ba', "not JSON"),
-    (b'\xff\xfe{"record": 3}', "not UTF-8"),
+    (b'{"line": 3, "event": "ba', "not JSON"),
+    (b'\xff\xfe{"line": 3}', "not UTF-8"),
     (b"[3]", "not a JSON object"),
-    (b'{"event": "batch", "batch": 7}', 'no number ("record")'),
-    (b'{"record": 3, "event": "batch", "batch": "7"}', 'no "batch" that can be used'),
-    (b'{"record": 2, "event": "batch", "batch": 7}', "its number is 2, and the line before it has 2"),
+    (b'{"event": "batch", "batch": 7}', 'no number ("line")'),
+    (b'{"line": 3, "event": "batch", "batch": "7"}', 'no "batch" that can be used'),
+    (b'{"line": 2, "event": "batch", "batch": 7}', "its number is 2, and the line before it has 2"),
     (b"y" * (MOST_LINE_BYTES + 1), f"longer than {MOST_LINE_BYTES} bytes"),
 ]
 
@@ -127,7 +127,7 @@ def test_a_damaged_line_is_left_out_and_told_once(
 
 
 @pytest.mark.parametrize("read", READERS)
-@pytest.mark.parametrize("end", [b'{"record": 5, "event": "ba', b"\0" * 5000, b"\n"], ids=["half a line", "a hole", "blank"])
+@pytest.mark.parametrize("end", [b'{"line": 5, "event": "ba', b"\0" * 5000, b"\n"], ids=["half a line", "a hole", "blank"])
 def test_what_is_still_being_written_is_no_damage(
     end: bytes, read: Callable[[Path, Capture], Found], run: Path, capsys: Capture
 ) -> None:

@@ -11,7 +11,7 @@ from gspo_services.runs.metrics import NoMetrics, best_evaluation, number, read_
 
 
 def write(directory: Path, *rows: dict[str, Any]) -> None:
-    numbered = ({"record": number, **row} for number, row in enumerate(rows, start=1))
+    numbered = ({"line": number, **row} for number, row in enumerate(rows, start=1))
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in numbered))
 
 

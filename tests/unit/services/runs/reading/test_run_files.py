@@ -1,4 +1,4 @@
-"""A run's files as typed records: a small real run, of an ended broker and of one that writes meanwhile."""
+"""A run's files as typed rows: a small real run, of an ended broker and of one that writes meanwhile."""
 
 import json
 import sqlite3
@@ -107,7 +107,7 @@ def test_lines_are_those_of_the_file(run: Path) -> None:
     with open_run(run) as reading:
         lines = list(reading.lines().after())
         assert lines == list(MetricsFollower(run / "metrics.jsonl").rows())
-        assert list(reading.lines().after(lines[1]["record"])) == lines[2:]
+        assert list(reading.lines().after(lines[1]["line"])) == lines[2:]
         assert {line["event"] for line in reading.lines().after(0, "dropped")} == {"dropped"}
 
 

@@ -28,7 +28,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_the_ledger_comes_as_typed_records(recorded: Path) -> None:
+def test_the_ledger_comes_as_typed_rows(recorded: Path) -> None:
     run = Run.open(recorded)
     finished = [each for each in run.trajectories(split="train", status="batched") if each.status == "finished"]
     assert len(finished) == NUM_BATCHES * 4
@@ -104,7 +104,7 @@ def test_a_run_is_watched_as_it_goes_on_until_its_broker_has_left(tmp_path: Path
     watching.start()
     assert two_seen.wait(60)
     with (directory / "metrics.jsonl").open("a") as file:
-        file.write("".join(lines[2:]) + json.dumps({"record": 9, "event": "dropped", "group_id": 3, "time_s": 1.0}) + "\n")
+        file.write("".join(lines[2:]) + json.dumps({"line": 9, "event": "dropped", "group_id": 3, "time_s": 1.0}) + "\n")
     lock.release()
     watching.join(60)
     assert [type(event) for event in seen] == [HeldOut, BatchMetrics, BatchMetrics, HeldOut, RunEvent]

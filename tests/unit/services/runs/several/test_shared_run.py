@@ -98,5 +98,5 @@ def test_a_script_sees_one_run_and_that_any_broker_is_alive(run: Path) -> None:
 
 def test_lines_of_a_broker_that_is_away_are_left_out(run: Path, tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text((run / "settings.json").read_text())
-    (tmp_path / METRICS_FILE).write_text(json.dumps({"event": "dropped", "record": 1, "reason": "stale"}) + "\n")
+    (tmp_path / METRICS_FILE).write_text(json.dumps({"event": "dropped", "line": 1, "reason": "stale"}) + "\n")
     assert [batch for batch, _ in read_metrics(tmp_path).events] == [0]

@@ -23,13 +23,13 @@ import json, os
 class Tracker:
     def __init__(self, run):
         self.path = os.path.join(str(run.directory), "sent.jsonl")
-    def last_record(self):
+    def last_line(self):
         return None
     def write(self, point, samples):
         if os.environ.get("REFUSES"):
             raise ConnectionError("no route\\x1b[2J to the tracker")
         with open(self.path, "a") as file:
-            file.write(json.dumps([point.record, point.batch, samples is not None]) + "\\n")
+            file.write(json.dumps([point.line, point.batch, samples is not None]) + "\\n")
     def flush(self):
         pass
     def close(self):
@@ -62,7 +62,7 @@ def test_a_run_is_sent_once_with_answers_of_its_evaluation(tmp_path: Path) -> No
     assert (run / "sent.jsonl").read_text().splitlines() == ["[1, 0, true]", "[2, 2, false]"]
     cursor = CursorFile(run, "tensorboard").read()
     assert cursor is not None
-    assert (cursor.record, cursor.behind, cursor.run_id) == (3, 0, "run")
+    assert (cursor.line, cursor.behind, cursor.run_id) == (3, 0, "run")
 
 
 def test_a_tracker_that_refuses_is_status_1_with_its_words(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def written(directory: Path, *rows: dict[str, Any]) -> None:
     path = directory / "metrics.jsonl"
     known = len(path.read_text().splitlines()) if path.exists() else 0
     with path.open("a") as file:
-        file.writelines(json.dumps({"record": known + number, **row}) + "\n" for number, row in enumerate(rows, 1))
+        file.writelines(json.dumps({"line": known + number, **row}) + "\n" for number, row in enumerate(rows, 1))
 
 
 def a_batch(index: int) -> dict[str, Any]:

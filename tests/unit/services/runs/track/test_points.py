@@ -8,12 +8,12 @@ from gspo_services.runs.track.names import tracker_name, tracker_names, usable
 from gspo_services.runs.track.points import Point, Translation
 
 
-def a_batch(record: int, batch: int, **fields: Any) -> dict[str, Any]:
-    return {"record": record, "event": "batch", "batch": batch, "time": 5.5, "time_s": 2.0, "again": False, **fields}
+def a_batch(line: int, batch: int, **fields: Any) -> dict[str, Any]:
+    return {"line": line, "event": "batch", "batch": batch, "time": 5.5, "time_s": 2.0, "again": False, **fields}
 
 
-def an_eval(record: int, batch: int, reward: float | None = 0.5) -> dict[str, Any]:
-    return {"record": record, "event": "eval", "batch": batch, "eval/reward": reward, "num_finished": 8, "time": 6.0}
+def an_eval(line: int, batch: int, reward: float | None = 0.5) -> dict[str, Any]:
+    return {"line": line, "event": "eval", "batch": batch, "eval/reward": reward, "num_finished": 8, "time": 6.0}
 
 
 def points(*rows: dict[str, Any]) -> list[Point]:
@@ -40,7 +40,7 @@ def test_names_are_in_groups(key: str, name: str) -> None:
 
 def test_all_of_an_evaluation_is_in_one_group() -> None:
     (point,) = points(an_eval(1, 5))
-    assert point.values == {"eval/reward": 0.5, "eval/num_finished": 8.0, "progress/record": 1.0}
+    assert point.values == {"eval/reward": 0.5, "eval/num_finished": 8.0, "progress/line": 1.0}
     assert (point.batch, point.time, point.event) == (5, 6.0, "eval")
 
 
@@ -57,7 +57,7 @@ def test_names_that_users_invent_are_made_usable_and_stay_apart() -> None:
 def test_what_is_no_number_is_a_gap() -> None:
     huge = 10**400
     (point,) = points(a_batch(1, 0, loss=None, text="x", flag=True, nan=float("nan"), huge=huge, good=1))
-    assert point.values == {"progress/time_s": 2.0, "train/good": 1.0, "progress/record": 1.0}
+    assert point.values == {"progress/time_s": 2.0, "train/good": 1.0, "progress/line": 1.0}
 
 
 def test_a_batch_that_is_trained_again_gives_no_second_value_at_its_step() -> None:
@@ -76,8 +76,8 @@ def test_evaluations_have_steps_of_their_own() -> None:
 def test_events_are_counted_up_to_the_next_batch() -> None:
     stale = {"event": "dropped", "reason": "stale", "num_tokens": [1]}
     found = points(
-        a_batch(1, 0), {**stale, "record": 2}, {**stale, "record": 3}, {"event": "quarantined", "batch": 1, "record": 4},
-        {"event": "what is this?", "record": 5}, a_batch(6, 2),
+        a_batch(1, 0), {**stale, "line": 2}, {**stale, "line": 3}, {"event": "quarantined", "batch": 1, "line": 4},
+        {"event": "what is this?", "line": 5}, a_batch(6, 2),
     )  # fmt: skip
     events = {name: value for name, value in found[1].values.items() if name.startswith("events/")}
     assert events == {"events/dropped": 2.0, "events/dropped_stale": 2.0, "events/quarantined": 1.0}

@@ -39,7 +39,7 @@ def test_all_is_sent_and_the_cursor_says_so(run: Path) -> None:
     points: list[Point] = []
     assert a_session(run, lambda: ListTracker(points)).send() == 5
     assert losses(points) == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert CursorFile(run, "x").read() == Cursor(tracker_run="r", record=5)
+    assert CursorFile(run, "x").read() == Cursor(tracker_run="r", line=5)
 
 
 def test_a_second_time_sends_only_what_is_new(run: Path) -> None:
@@ -54,11 +54,11 @@ def test_a_second_time_sends_only_what_is_new(run: Path) -> None:
 def test_the_tracker_itself_says_where_to_go_on_when_a_killed_sender_did_not(run: Path) -> None:
     points: list[Point] = []
     a_session(run, lambda: ListTracker(points)).send()
-    behind = Cursor(tracker_run="r", record=2)
+    behind = Cursor(tracker_run="r", line=2)
     assert a_session(run, lambda: ListTracker(points), behind).send() == 5
     assert [point.batch for point in points] == list(range(5)), "nothing is doubled"
     del points[3:]
-    ahead = Cursor(tracker_run="r", record=5)
+    ahead = Cursor(tracker_run="r", line=5)
     a_session(run, lambda: ListTracker(points), ahead).send()
     assert [point.batch for point in points] == list(range(5)), "nothing is missing"
 
@@ -93,7 +93,7 @@ def test_a_follower_tries_again_and_notes_the_error_meanwhile(run: Path, monkeyp
         a_session(run, opener).follow(stop)
     assert errors == ["PermissionError: no key"]
     assert len(points) == 5
-    assert CursorFile(run, "x").read() == Cursor(tracker_run="r", record=5)
+    assert CursorFile(run, "x").read() == Cursor(tracker_run="r", line=5)
 
 
 def test_a_follower_sends_what_is_there_when_it_is_stopped(run: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_damaged_cursor_begins_a_new_run_of_the_tracker_and_is_kept(content: b
     with capture_logs() as logs:
         cursor = first_cursor(file, "my run", "id")
     assert cursor.tracker_run.startswith("my-run-")
-    assert (cursor.record, cursor.run_id) == (0, "id")
+    assert (cursor.line, cursor.run_id) == (0, "id")
     assert [entry["event"] for entry in logs] == ["cursor_damaged"]
     (kept,) = file.path.parent.glob("x.damaged-*")
     assert kept.read_bytes() == content
@@ -147,17 +147,17 @@ def test_a_damaged_cursor_begins_a_new_run_of_the_tracker_and_is_kept(content: b
 
 def test_another_run_in_the_same_directory_is_another_run_of_the_tracker(run: Path) -> None:
     file = CursorFile(run, "x")
-    file.write(Cursor(tracker_run="old", run_id="a", record=9))
+    file.write(Cursor(tracker_run="old", run_id="a", line=9))
     assert first_cursor(file, "n", "").tracker_run == "old", "the ledger does not say"
     with capture_logs():
         new = first_cursor(file, "n", "b")
-    assert (new.tracker_run != "old", new.record, new.run_id) == (True, 0, "b")
+    assert (new.tracker_run != "old", new.line, new.run_id) == (True, 0, "b")
 
 
 def test_a_cursor_learns_its_run_when_the_ledger_is_there(run: Path) -> None:
     file = CursorFile(run, "x")
-    file.write(Cursor(tracker_run="old", record=9))
-    assert first_cursor(file, "n", "b") == Cursor(tracker_run="old", run_id="b", record=9)
+    file.write(Cursor(tracker_run="old", line=9))
+    assert first_cursor(file, "n", "b") == Cursor(tracker_run="old", run_id="b", line=9)
 
 
 def test_two_senders_of_one_run_to_one_tracker_exclude_each_other(run: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_learner_may_go_back_to_an_older_checkpoint_and_gets_the_batches_since
     assert world.ledger.state.num_dropped == {}
 
 
-def test_batches_that_only_the_store_remembers_are_trained_again_without_a_second_record() -> None:
+def test_batches_that_only_the_store_remembers_are_trained_again_without_a_second_line() -> None:
     world = harness(num_batches=6)
     for index in range(4):
         generate(world, 4, index + 1)

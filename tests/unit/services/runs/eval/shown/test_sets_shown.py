@@ -29,7 +29,7 @@ def lines(*rewards: float, first: int = 1) -> list[dict[str, Any]]:
     world = harness(evaluation_sets=(BOTH,))
     for lease, reward in zip(world.lease(R1, 4, 1), rewards, strict=True):
         world.episode(R1, lease, 1, reward)
-    return [{"record": number, "time": 5.0, "time_s": 9.0, **line} for number, line in enumerate(world.lines, start=first)]
+    return [{"line": number, "time": 5.0, "time_s": 9.0, **line} for number, line in enumerate(world.lines, start=first)]
 
 
 def test_the_console_says_each_metric_its_interval_and_what_is_the_best_so_far() -> None:

@@ -19,6 +19,6 @@ def an_eval(batch: int, reward: float, version: int = 1) -> dict[str, Any]:
 
 def recorded(directory: Path, *rows: dict[str, Any]) -> Path:
     """A run's directory with these lines in its metrics.jsonl."""
-    numbered = ({"record": number, **row} for number, row in enumerate(rows, start=1))
+    numbered = ({"line": number, **row} for number, row in enumerate(rows, start=1))
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in numbered))
     return directory

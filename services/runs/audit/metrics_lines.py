@@ -16,16 +16,16 @@ from gspo_services.runs.metrics import MetricsFollower
 
 UNRECORDED_TRAININGS: Final = """
 SELECT batch, policy_version FROM trained EXCEPT
-SELECT json_extract(line, '$.batch'), json_extract(line, '$.policy_version') FROM records
+SELECT json_extract(line, '$.batch'), json_extract(line, '$.policy_version') FROM metrics_lines
 WHERE json_extract(line, '$.event') IN ('batch', 'batch_skipped')
 """
 UNRECORDED_ASIDE: Final = """
 SELECT batch FROM quarantined EXCEPT
-SELECT json_extract(line, '$.batch') FROM records WHERE json_extract(line, '$.event') = 'quarantined'
+SELECT json_extract(line, '$.batch') FROM metrics_lines WHERE json_extract(line, '$.event') = 'quarantined'
 """
 UNRECORDED_DROPS: Final = """
 SELECT group_id FROM groups WHERE status = 'dropped' EXCEPT
-SELECT json_extract(line, '$.group_id') FROM records WHERE json_extract(line, '$.event') = 'dropped'
+SELECT json_extract(line, '$.group_id') FROM metrics_lines WHERE json_extract(line, '$.event') = 'dropped'
 """
 
 
@@ -88,19 +88,19 @@ def audit_checkpoints(findings: Findings, order: Order, checkpoints: list[Checkp
     return []
 
 
-def audit_record(connection: sqlite3.Connection, findings: Findings, directory: Path) -> list[str]:
+def audit_metrics_lines(connection: sqlite3.Connection, findings: Findings, directory: Path) -> list[str]:
     """Check that each training, drop and quarantined batch has a line in the store, and that metrics.jsonl equals it.
 
     Returns notes. Raises: sqlite3.DatabaseError.
     """
     for batch, version in connection.execute(UNRECORDED_TRAININGS):
-        findings.add("not in the record", f"the training of batch {batch} into version {version}")
+        findings.add("no metrics line", f"the training of batch {batch} into version {version}")
     for (group_id,) in connection.execute(UNRECORDED_DROPS):
-        findings.add("not in the record", f"the drop of group {group_id}")
+        findings.add("no metrics line", f"the drop of group {group_id}")
     for (batch,) in connection.execute(UNRECORDED_ASIDE):
-        findings.add("not in the record", f"batch {batch} was quarantined")
+        findings.add("no metrics line", f"batch {batch} was quarantined")
     path = directory / METRICS_FILE
-    last = connection.execute("SELECT coalesce(max(record), 0) FROM records").fetchone()[0]
+    last = connection.execute("SELECT coalesce(max(number), 0) FROM metrics_lines").fetchone()[0]
     if not path.exists():
         return [f"{path.name} is not there; the broker writes it again from the ledger"] if last else []
     compared = _audit_file(connection, findings, path)
@@ -115,13 +115,13 @@ def _audit_file(connection: sqlite3.Connection, findings: Findings, path: Path) 
     lines = follower.rows()
     line = next(lines, None)
     compared = 0
-    for record, text in connection.execute("SELECT record, line FROM records ORDER BY record"):
+    for number, text in connection.execute("SELECT number, line FROM metrics_lines ORDER BY number"):
         if line is None:
             break
-        compared = record
-        if line != {"record": record, **json.loads(text)}:
-            findings.add("metrics.jsonl differs", f"{path.name}: record {record} is missing, or is not the ledger's")
-        if line["record"] <= record:
+        compared = number
+        if line != {"line": number, **json.loads(text)}:
+            findings.add("metrics.jsonl differs", f"{path.name}: line {number} is missing, or is not the ledger's")
+        if line["line"] <= number:
             line = next(lines, None)
     if follower.damage is not None:
         findings.add("metrics.jsonl differs", str(follower.damage))

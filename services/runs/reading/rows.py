@@ -1,4 +1,4 @@
-"""What a run's files say, as typed records. Rows of the ledger that need nothing added stay as they are
+"""What a run's files say, as typed rows. Rows of the ledger that need nothing added stay as they are
 (``gspo_services.broker.rows``): EvaluationRow, VersionRow, QuarantinedRow."""
 
 from collections.abc import Mapping
