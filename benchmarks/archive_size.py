@@ -113,7 +113,7 @@ def chunks_of(trajectory_id: int, tokens: np.ndarray, logprobs: np.ndarray, acti
 def rows_of(index: int) -> list[Row]:
     stats = BatchStats(
         num_groups=1, num_trajectories=GROUP_SIZE, num_tokens=GROUP_SIZE * LENGTH, num_action_tokens=0, mean_reward=0.5,
-        mean_lag=0.0, max_lag=0, num_zero_variance_groups=0,
+        mean_lag=0.0, max_lag=0, num_zero_advantage_groups=0,
         lengths=LengthStats(mean=LENGTH, p95=LENGTH, max=LENGTH, cut_off=0.0),
     )  # fmt: skip
     members = [

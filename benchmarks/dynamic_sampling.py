@@ -22,20 +22,20 @@ LATE_FROM: Final = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One run. Tokens are those that the policy sampled for training groups, trained or left out."""
+    """One run. Tokens are those that the policy sampled for training groups, trained or filtered out."""
 
     seed: int
     dynamic: bool
     batches_to_target: int | None
     tokens_to_target: int | None
     best_reward: float
-    silent_share: float
-    """Groups without signal among those that were trained..."""
-    late_silent_share: float
+    zero_advantage_share: float
+    """Zero-advantage groups among those that were trained..."""
+    late_zero_advantage_share: float
     """...and in late batches alone."""
-    left_out_share: float
-    """Groups left out, of all that became complete."""
-    left_out_tokens: int
+    filtered_share: float
+    """Groups filtered out, of all that became complete."""
+    filtered_tokens: int
     audit: str
 
 
@@ -90,41 +90,41 @@ def measure(directory: Path, seed: int, *, dynamic: bool) -> Outcome:
     """Read what a finished run recorded."""
     rows = lines(directory)
     batches = [row for row in rows if row["event"] == "batch"]
-    left_out = [row for row in rows if row["event"] == "left_out"]
+    filtered = [row for row in rows if row["event"] == "filtered"]
     evals = [row for row in rows if row["event"] == "eval"]
     reached = next((row["batch"] for row in evals if row["eval/reward"] >= TARGET), None)
     tokens = None
     if reached is not None:
         tokens = sum(row["num_action_tokens"] for row in batches if row["batch"] < reached)
-        tokens += sum(sum(row["num_action_tokens"]) for row in left_out if row["batch"] < reached)
+        tokens += sum(sum(row["num_action_tokens"]) for row in filtered if row["batch"] < reached)
     audit = audit_run(directory)
     num_trained = sum(outcome.groups for outcome in audit.outcomes if outcome.status == "trained")
     late = [row for row in batches if row["batch"] >= LATE_FROM * len(batches)]
-    silent, late_silent = (sum(row["num_zero_variance_groups"] for row in part) for part in (batches, late))
+    zero_advantage, late_zero_advantage = (sum(row["num_zero_advantage_groups"] for row in part) for part in (batches, late))
     return Outcome(
         seed=seed,
         dynamic=dynamic,
         batches_to_target=reached,
         tokens_to_target=tokens,
         best_reward=max(row["eval/reward"] for row in evals),
-        silent_share=silent / num_trained,
-        late_silent_share=late_silent * len(batches) / num_trained / len(late),
-        left_out_share=len(left_out) / (num_trained + len(left_out)),
-        left_out_tokens=sum(sum(row["num_action_tokens"]) for row in left_out),
-        audit="clean" if audit.clean and audit.left_out == len(left_out) and not audit.dropped else str(audit.problems),
+        zero_advantage_share=zero_advantage / num_trained,
+        late_zero_advantage_share=late_zero_advantage * len(batches) / num_trained / len(late),
+        filtered_share=len(filtered) / (num_trained + len(filtered)),
+        filtered_tokens=sum(sum(row["num_action_tokens"]) for row in filtered),
+        audit="clean" if audit.clean and audit.filtered == len(filtered) and not audit.dropped else str(audit.problems),
     )
 
 
 def table(outcomes: list[Outcome]) -> str:
     """Markdown."""
     head = (
-        "| seed | dynamic | batches to 0.85 | tokens to 0.85 | best | no signal, trained | late | left out | audit |\n"
+        "| seed | dynamic | batches to 0.85 | tokens to 0.85 | best | zero advantage | late | filtered out | audit |\n"
         + "|---" * 9 + "|"
     )  # fmt: skip
     rows = [
         f"| {each.seed} | {'yes' if each.dynamic else 'no'} | {each.batches_to_target or '-'} | "
-        f"{each.tokens_to_target or '-'} | {each.best_reward:.2f} | {each.silent_share:.1%} | "
-        f"{each.late_silent_share:.1%} | {each.left_out_share:.1%} | {each.audit} |"
+        f"{each.tokens_to_target or '-'} | {each.best_reward:.2f} | {each.zero_advantage_share:.1%} | "
+        f"{each.late_zero_advantage_share:.1%} | {each.filtered_share:.1%} | {each.audit} |"
         for each in outcomes
     ]
     return "\n".join([head, *rows])

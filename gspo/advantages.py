@@ -17,7 +17,7 @@ Groups may be partial (members dropped as stale, or unfinished). The consequence
   +-0.71 (leave_one_out: +-1.41), however small the difference; the error falls like 1 / G.
 - No baseline repairs a group whose members are missing *because* they are long or hard: measure what is dropped.
 
-A zero-variance group, with equal rewards or one member, has no signal: its advantages are exactly 0 and it is flagged.
+A zero-advantage group has equal rewards or one member: its advantages are exactly 0 and it is flagged.
 All arithmetic is float64, on the CPU; results are float32, on the device of the rewards.
 """
 
@@ -45,17 +45,17 @@ STD_EPS = 1e-6
 
 @dataclass(frozen=True)
 class GroupAdvantages:
-    """Advantages of M trajectories, and which of them belong to a zero-variance group."""
+    """Advantages of M trajectories, and which of them belong to a zero-advantage group."""
 
     advantages_M: Tensor
-    zero_variance_M: Tensor
+    zero_advantage_M: Tensor
     """bool: every reward of this trajectory's group is the same (or the group has one member)."""
     members_M: Tensor
     """int64: members of this trajectory's group that are present, itself included."""
     num_groups: int
-    num_zero_variance_groups: int
+    num_zero_advantage_groups: int
     num_single_groups: int
-    """Groups of one member, which has nothing to be compared with. They also count as zero-variance groups."""
+    """Groups of one member, which has nothing to be compared with. They also count as zero-advantage groups."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class TurnAdvantages:
     """Advantages of every turn of M trajectories (float32, one tensor each), and which groups have zero variance."""
 
     advantages: list[Tensor]
-    zero_variance_M: Tensor
-    """bool: no turn of this trajectory's group has a signal."""
+    zero_advantage_M: Tensor
+    """bool: no turn of this trajectory's group has an advantage."""
     num_groups: int
-    num_zero_variance_groups: int
+    num_zero_advantage_groups: int
 
 
 def group_advantages(
@@ -89,19 +89,19 @@ def group_advantages(
     require_number("eps", eps, low=0.0)
     rewards = _rewards("rewards_M", rewards_M)
     groups = _groups(group_ids_M, rewards.shape[0])
-    advantages, has_signal = _normalise(
+    advantages, has_advantage = _normalise(
         rewards, groups, baseline=baseline, normalise_std=normalise_std, std_over=std_over, eps=eps
     )
     members = groups.bincount()
     num_groups = members.shape[0]
-    alive = groups[has_signal].unique()
+    alive = groups[has_advantage].unique()
     device = _device(rewards_M)
     return GroupAdvantages(
         advantages_M=advantages.float().to(device),
-        zero_variance_M=(~has_signal).to(device),
+        zero_advantage_M=(~has_advantage).to(device),
         members_M=members[groups].to(device),
         num_groups=num_groups,
-        num_zero_variance_groups=num_groups - alive.shape[0],
+        num_zero_advantage_groups=num_groups - alive.shape[0],
         num_single_groups=int((members == 1).sum()),
     )
 
@@ -138,17 +138,17 @@ def turn_advantages(
     turn_of = torch.cat([torch.zeros(0, dtype=torch.int64), *(torch.arange(n) for n in lengths)])
     trajectory_of = torch.arange(len(rewards)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
     comparable = (groups[trajectory_of] * (max(lengths, default=0) + 1) + turn_of).unique(return_inverse=True)[1]
-    advantages, has_signal = _normalise(
+    advantages, has_advantage = _normalise(
         flat, comparable, baseline=baseline, normalise_std=normalise_std, std_over=std_over, eps=eps
     )
     num_groups = int(groups.max()) + 1 if lengths else 0
-    alive = groups[trajectory_of[has_signal]].unique()
+    alive = groups[trajectory_of[has_advantage]].unique()
     device = _device(turn_rewards[0]) if lengths else None
     return TurnAdvantages(
         advantages=list(advantages.float().to(device).split(lengths)) if lengths else [],
-        zero_variance_M=(~torch.isin(groups, alive)).to(device),
+        zero_advantage_M=(~torch.isin(groups, alive)).to(device),
         num_groups=num_groups,
-        num_zero_variance_groups=num_groups - alive.shape[0],
+        num_zero_advantage_groups=num_groups - alive.shape[0],
     )
 
 
@@ -216,7 +216,7 @@ def _groups(group_ids: Tensor | Iterable[Hashable], length: int) -> Tensor:
 def _normalise(
     values: Tensor, groups: Tensor, *, baseline: Baseline, normalise_std: bool, std_over: StdOver, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Return ((value - baseline) / (std + eps), has signal) by group; exactly 0 where a group's values are all equal."""
+    """Return ((value - baseline) / (std + eps), has an advantage) by group; exactly 0 for a group of equal values."""
     if baseline not in get_args(Baseline):
         raise ValueError(f"baseline is {baseline!r}; choose one of {', '.join(get_args(Baseline))}")
     if std_over not in get_args(StdOver):
@@ -235,9 +235,9 @@ def _normalise(
     highest = values.new_zeros(num_groups).scatter_reduce(0, groups, values, "amax", include_self=False)
     lowest = values.new_zeros(num_groups).scatter_reduce(0, groups, values, "amin", include_self=False)
     # Compared, not computed: equal rewards leave a rounding error of 1e-17, which a small eps would blow up.
-    has_signal = (highest > lowest)[groups]
+    has_advantage = (highest > lowest)[groups]
     scaled = centred / (std[groups] + eps) if normalise_std else centred
-    return torch.where(has_signal, scaled, 0.0), has_signal
+    return torch.where(has_advantage, scaled, 0.0), has_advantage
 
 
 def _return_to_go(rewards: Tensor, discount: float) -> Tensor:

@@ -98,7 +98,7 @@ def summarise(stats: SequenceStats) -> dict[str, float]:
     """Return finite numbers by "name/<bucket>"; an unmeasured quantity has no key.
 
     Buckets: all, those of LAG_BUCKETS, advantage_positive and advantage_negative (signs of the mean advantage).
-    ``zero_variance_groups`` counts groups in which every member's advantages are all 0.
+    ``zero_advantage_groups`` counts groups in which every member's advantages are all 0.
     Sequences without action tokens are counted in ``sequences_empty/all`` and appear nowhere else.
     Every mean is over sequences (divided by their number in the bucket), as in the loss.
     """
@@ -184,5 +184,5 @@ def _bucket_summary(stats: SequenceStats, bucket: str) -> dict[str, float]:
     if known.shape[0]:
         alive = stats.group_S[stats.zero_advantage_S == 0].unique()
         values["groups"] = float(known.shape[0])
-        values["zero_variance_groups"] = float((~torch.isin(known, alive)).sum())
+        values["zero_advantage_groups"] = float((~torch.isin(known, alive)).sum())
     return summary | {f"{name}/{bucket}": value for name, value in values.items()}

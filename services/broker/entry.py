@@ -244,12 +244,12 @@ def sources_of(tasks: TaskSource) -> tuple[SourceShare, ...]:
 
 
 def sampling_rules(settings: Settings) -> SamplingRules:
-    """What becomes of groups without signal, from the settings."""
+    """What becomes of zero-advantage groups, from the settings."""
     data, objective = settings.data, settings.objective
     buffer_tokens = objective.overlong_buffer_tokens
-    most = math.ceil(data.max_left_out * settings.batch.groups_per_batch / settings.broker.num_brokers)
+    most = math.ceil(data.max_filtered * settings.batch.groups_per_batch / settings.broker.num_brokers)
     return SamplingRules(
-        max_left_out=most if data.dynamic_sampling else 0,
+        max_filtered=most if data.dynamic_sampling else 0,
         by_turn=objective.advantage == "turn",
         shaped_from_tokens=None if buffer_tokens is None else settings.sampling.max_tokens - buffer_tokens,
         rest_after_groups=data.rest_after_groups,

@@ -53,8 +53,8 @@ class BrokerMetrics(MetricTable):
     leases_granted = counter("leases_granted_total", "Leases granted")
     leases_ended = counter("leases_ended_total", "LeaseEnded sent: expired, fenced, refused or dropped")
     dropped = counter("dropped_groups_total", "Groups dropped, by reason", "reason", zeros=DROP_REASONS)
-    left_out = counter("left_out_groups_total", "Left out by dynamic sampling, for want of a signal: groups")
-    left_out_tokens = counter("left_out_tokens_total", "Left out by dynamic sampling, for want of a signal: tokens")
+    filtered = counter("filtered_groups_total", "Zero-advantage groups that dynamic sampling filtered out")
+    filtered_tokens = counter("filtered_tokens_total", "Tokens of groups that dynamic sampling filtered out")
     quarantined = counter("quarantined_batches_total", "Quarantined batches: each ended its learner")
     commit_failures = counter("commit_failures_total", "Commits that failed and were tried again")
     archived_trajectories = counter(
@@ -90,7 +90,7 @@ class BrokerMetrics(MetricTable):
     lag_mean = gauge("lag_mean_versions", "Mean lag of the last batch's trajectories")
     lag_max = gauge("lag_max_versions", "Largest lag of an action token of the last batch")
     max_lag = gauge("max_lag_versions", "Largest lag that may be trained on (batch.max_lag)")
-    zero_variance_groups = gauge("zero_variance_groups", "Groups of the last batch whose rewards are all equal: no signal.")
+    zero_advantage_groups = gauge("zero_advantage_groups", "Groups of the last batch whose rewards are all equal.")
     groups_per_batch = gauge("batch_groups", "Groups of a batch (batch.groups_per_batch)")
     wanted = gauge("batches_wanted", "Batches after which the run ends (run.num_batches)")
     last_batch = gauge(
@@ -117,7 +117,7 @@ class BrokerMetrics(MetricTable):
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry)
         self.answers = AnswerMetrics(registry)
-        for unknown in (self.train_reward, self.eval_reward, self.lag_mean, self.lag_max, self.zero_variance_groups):
+        for unknown in (self.train_reward, self.eval_reward, self.lag_mean, self.lag_max, self.zero_advantage_groups):
             # NaN until there is a batch: 0 would be a reward.
             unknown.set(math.nan)
         register_process(registry, "broker")
@@ -141,9 +141,9 @@ class BrokerMetrics(MetricTable):
             self.last_batch.set(wall_s)
         elif line["event"] == "quarantined":
             self.quarantined.inc()
-        elif line["event"] == "left_out":
-            self.left_out.inc()
-            self.left_out_tokens.inc(sum(line["num_tokens"]))
+        elif line["event"] == "filtered":
+            self.filtered.inc()
+            self.filtered_tokens.inc(sum(line["num_tokens"]))
         elif line["event"] == "dropped":
             self.dropped.labels(line["reason"]).inc()
             for num_tokens in line["num_tokens"]:
@@ -191,7 +191,7 @@ class BrokerMetrics(MetricTable):
                 self.reward_components.labels(name).set(mean)
             self.lag_mean.set(last.stats.mean_lag)
             self.lag_max.set(last.stats.max_lag)
-            self.zero_variance_groups.set(last.stats.num_zero_variance_groups)
+            self.zero_advantage_groups.set(last.stats.num_zero_advantage_groups)
             self.answers.observe(last)
         evaluated = state.evaluations.last_done
         if evaluated is not None and evaluated.reward is not None:

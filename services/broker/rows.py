@@ -9,9 +9,9 @@ import msgspec
 from gspo_protocol.messages import GroupSampling, Split, TrainingValues
 
 GroupStatus = Literal[
-    "open", "complete", "batched", "dropped", "evaluated", "left_out", "quarantined", "requeued", "resampled"
+    "open", "complete", "batched", "dropped", "evaluated", "filtered", "quarantined", "requeued", "resampled"
 ]  # fmt: skip
-"""left_out: its rewards were all equal, and another prompt took its place (dynamic sampling); quarantined: its batch ended
+"""filtered: its rewards were all equal, and another prompt took its place (dynamic sampling); quarantined: its batch ended
 the learner again and again; requeued: an operator requeued its batch, and it waits for room; resampled: it was too old by
 then, and another group has its prompt."""
 TrajectoryStatus = Literal["free", "leased", "finished", "failed"]
@@ -138,14 +138,14 @@ class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
     mean_lag: float
     max_lag: int
     """Largest lag of a single action token."""
-    num_zero_variance_groups: int
+    num_zero_advantage_groups: int
     """Groups whose rewards are all equal: no advantage, no gradient."""
     components: dict[str, float] = {}
     """Mean of each component of the rewards, over the trajectories that have it."""
     lengths: LengthStats
-    num_left_out_groups: int = 0
-    """Groups without signal that were left out while the batch filled..."""
-    num_left_out_tokens: int = 0
+    num_filtered_groups: int = 0
+    """Zero-advantage groups that were filtered out while the batch filled..."""
+    num_filtered_tokens: int = 0
     """...and their tokens."""
     pass_rates: dict[str, float] = {}
     """Share of trajectories with a positive reward, by how the group's task did before; see ``Difficulty``."""
@@ -229,11 +229,11 @@ class EvaluationRow(Row, frozen=True, kw_only=True):
 
 
 class TaskRow(Row, frozen=True, kw_only=True):
-    """A task of the training set whose last group had no signal, or that rests."""
+    """A task of the training set whose last group had zero advantage, or that rests."""
 
     task_index: int
-    num_silent: int = 0
-    """Groups without signal in a row."""
+    num_zero_advantage: int = 0
+    """Zero-advantage groups in a row."""
     rests_until: int = 0
     """It is passed over until this many batches are assembled."""
 
@@ -307,9 +307,9 @@ class RunRow(Row, frozen=True, kw_only=True):
     learner_session: str = ""
     learner_batch: int | None = None
     """The batch that was delivered to this learner last, until there is a sign that it was trained."""
-    left_out_groups: int = 0
-    """Groups without signal left out since the last batch was assembled..."""
-    left_out_tokens: int = 0
+    filtered_groups: int = 0
+    """Zero-advantage groups filtered out since the last batch was assembled..."""
+    filtered_tokens: int = 0
     """...and their tokens."""
     num_passed_over: int = 0
     """Draws that no prompt took, because their tasks rested."""
@@ -348,7 +348,7 @@ class LedgerContents(msgspec.Struct, frozen=True, kw_only=True):
     """By training task: the share of its last batched group that passed. Empty where no task comes twice."""
     num_dropped: dict[str, int] = {}
     """Groups by drop reason."""
-    num_left_out_groups: int = 0
+    num_filtered_groups: int = 0
     tasks: tuple[TaskRow, ...] = ()
     """Those of which there is something to know, by index."""
     additions: tuple[AdditionRow, ...] = ()

@@ -15,12 +15,12 @@ pytestmark = pytest.mark.gpu
 def test_rewards_on_the_gpu_give_advantages_on_the_gpu() -> None:
     rewards_M = torch.tensor([1.0, 0.0, 0.5, 0.5])
     on_gpu, on_cpu = group_advantages(rewards_M.cuda(), [0, 0, 1, 1]), group_advantages(rewards_M, [0, 0, 1, 1])
-    for name in ("advantages_M", "zero_variance_M", "members_M"):
+    for name in ("advantages_M", "zero_advantage_M", "members_M"):
         assert getattr(on_gpu, name).is_cuda, name
         assert torch.equal(getattr(on_gpu, name).cpu(), getattr(on_cpu, name)), name
     turns = turn_advantages([rewards_M.cuda(), rewards_M[:2].cuda()], [0, 0])
     assert all(values.is_cuda for values in turns.advantages)
-    assert turns.zero_variance_M.is_cuda
+    assert turns.zero_advantage_M.is_cuda
 
 
 def test_the_loss_of_rows_on_the_gpu_is_that_of_the_cpu() -> None:

@@ -150,8 +150,8 @@ FAULTS: dict[str, Fault] = {
         summary="Nothing is clipped",
         description="The clip fraction has been 0 for half an hour, with several optimizer steps a batch.",
     ),
-    "GspoZeroVariance": Fault(
-        {series("gspo_broker_zero_variance_groups", "", BROKER): then("6", 20, 18)},
+    "GspoZeroAdvantage": Fault(
+        {series("gspo_broker_zero_advantage_groups", "", BROKER): then("6", 20, 18)},
         minutes=36,
         quiet_minutes=34,
         summary="90% of the groups teach nothing",

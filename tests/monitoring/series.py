@@ -50,7 +50,7 @@ def healthy() -> Series:
         "gspo_broker_lag_mean_versions": 1.2,
         "gspo_broker_lag_max_versions": 2,
         "gspo_broker_max_lag_versions": 2,
-        "gspo_broker_zero_variance_groups": 6,
+        "gspo_broker_zero_advantage_groups": 6,
         "gspo_broker_batch_groups": 20,
         "gspo_broker_policy_version": 30,
         "gspo_broker_disk_free_bytes": 60e9,

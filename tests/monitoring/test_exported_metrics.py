@@ -76,7 +76,7 @@ def test_the_broker_exports_the_bounds_for_its_gauges() -> None:
     assert value(registry, "gspo_broker_batches_wanted") == 7
 
 
-def test_the_broker_exports_the_zero_variance_groups_of_the_last_batch() -> None:
+def test_the_broker_exports_the_zero_advantage_groups_of_the_last_batch() -> None:
     registry, rollout = CollectorRegistry(), SessionKey("r", "1")
     metrics = BrokerMetrics(registry)
     broker = LedgerHarness(config_with(groups_per_batch=2))
@@ -89,13 +89,13 @@ def test_the_broker_exports_the_zero_variance_groups_of_the_last_batch() -> None
     broker.request_batch(0, 1)
     metrics.observe(broker.ledger, 0, 0, broker.now)
     assert value(registry, "gspo_broker_batches_assembled") == 1
-    assert value(registry, "gspo_broker_zero_variance_groups") == 1
+    assert value(registry, "gspo_broker_zero_advantage_groups") == 1
 
 
 def test_a_gauge_that_no_batch_has_measured_yet_is_nan() -> None:
     registry = CollectorRegistry()
     BrokerMetrics(registry).observe(LedgerHarness().ledger, 0, 0, 100.0)
-    for name in ("train_reward", "eval_reward", "lag_mean_versions", "lag_max_versions", "zero_variance_groups"):
+    for name in ("train_reward", "eval_reward", "lag_mean_versions", "lag_max_versions", "zero_advantage_groups"):
         assert math.isnan(value(registry, f"gspo_broker_{name}") or 0.0), name
 
 

@@ -138,8 +138,8 @@ class Plan:
     """Whether agents do something else when they run again."""
     schedules: bool = False
     """Whether lengths, temperature and learning rate change with each batch."""
-    max_left_out: float = 0.0
-    """With dynamic sampling: ``data.max_left_out``; 0: without."""
+    max_filtered: float = 0.0
+    """With dynamic sampling: ``data.max_filtered``; 0: without."""
     num_tasks: int | None = None
     """Training tasks; None: without end."""
     rest_after_groups: int = 0

@@ -34,7 +34,7 @@ def rules_of(plan: Plan, seed: int, options: SimOptions) -> Rules:
         groups_per_batch=plan.groups_per_batch // plan.num_brokers,
         max_lag=plan.max_lag,
         max_attempts=plan.max_attempts,
-        max_left_out=math.ceil(plan.max_left_out * plan.groups_per_batch / plan.num_brokers),
+        max_filtered=math.ceil(plan.max_filtered * plan.groups_per_batch / plan.num_brokers),
         num_tasks=plan.num_tasks,
         rest_after_groups=plan.rest_after_groups,
         rest_batches=REST_BATCHES,
@@ -61,8 +61,8 @@ def settings_of(plan: Plan, directory: Path) -> Settings:
             group_size=plan.group_size, groups_per_batch=plan.groups_per_batch, mini_batches=1, max_lag=plan.max_lag
         ),
         data=DataSection(
-            dynamic_sampling=plan.max_left_out > 0,
-            max_left_out=plan.max_left_out or 1.0,
+            dynamic_sampling=plan.max_filtered > 0,
+            max_filtered=plan.max_filtered or 1.0,
             rest_after_groups=plan.rest_after_groups,
             rest_batches=REST_BATCHES,
         ),

@@ -43,7 +43,7 @@ CONSEQUENCES = (
     "quarantined: unreadable", "batch skipped", "prompt sampled again", "group archived",
     "restored whole", "restored to an earlier batch",
     "engine lied: token", "engine lied: logprob", "engine lied: version", "reward absurd",
-    "components trained", "journal resumed", "group left out", "left out limit", "task passed over",
+    "components trained", "journal resumed", "group filtered out", "filter limit", "task passed over",
     "task rests", "all tasks rest",
     "call asked again", "call replayed", "call continued", "step replayed", "step diverged", "turns discarded",
     "several sequences trained",

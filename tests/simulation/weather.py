@@ -99,8 +99,8 @@ def _is_of_one_ledger(event: Event) -> bool:
 
 
 def _sampling(rng: random.Random, plan: Plan) -> Plan:
-    """In half of the runs groups without signal are left out; in a third there are few tasks, which may rest."""
-    plan = replace(plan, max_left_out=rng.choice([0.0, 0.0, 0.3, 4.0]))
+    """In half of the runs zero-advantage groups are filtered out; in a third there are few tasks, which may rest."""
+    plan = replace(plan, max_filtered=rng.choice([0.0, 0.0, 0.3, 4.0]))
     if rng.random() < 2 / 3:
         return plan
     return replace(plan, num_tasks=rng.randint(1, 4), rest_after_groups=rng.choice([0, 1, 1, 2]))

@@ -140,7 +140,7 @@ def groups(results: Results) -> str:
                 f"{mean_of(found, 'length'):.1f}",
             ]
         )
-    measured = ["reward, mean over run", "difference", "at the end", "batches to half", "zero-variance groups", "clipped"]
+    measured = ["reward, mean over run", "difference", "at the end", "batches to half", "zero-advantage groups", "clipped"]
     return markdown(["", "n", *measured, "tokens an answer"], rows)
 
 

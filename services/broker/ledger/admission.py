@@ -3,8 +3,8 @@
 This is the only module that computes with ``max_lag``; everything else in the broker asks ``Admission``.
 
 Words. L is max_lag, B groups per batch, v the version at which the next batch will be assembled. A group is *outstanding*
-from its first grant until it is batched, dropped or left out. Its *oldest version* is a lower bound of the versions of its
-action tokens: the smallest version that any of its tokens has, or that an engine served when it got one of its
+from its first grant until it is batched, dropped or filtered out. Its *oldest version* is a lower bound of the versions of
+its action tokens: the smallest version that any of its tokens has, or that an engine served when it got one of its
 trajectories. (A group without tokens and without leases counts with the newest version, because it can have nothing older.)
 A group with oldest version f can be trained at the versions up to f + L: that is its deadline. One batch is assembled per
 version, so

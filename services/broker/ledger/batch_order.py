@@ -83,10 +83,10 @@ class Batches:
         samplings: Sequence[GroupSampling],
         values: TrainingValues,
         pass_rates: dict[str, float],
-        num_left_out_groups: int = 0,
-        num_left_out_tokens: int = 0,
+        num_filtered_groups: int = 0,
+        num_filtered_tokens: int = 0,
     ) -> BatchRow:
-        """Record the next batch, and what was left out while it filled. ``samplings``: how each of ``groups`` was
+        """Record the next batch, and what was filtered out while it filled. ``samplings``: how each of ``groups`` was
         sampled."""
         stats = batch_stats(policy_version, groups)
         row = BatchRow(
@@ -98,8 +98,8 @@ class Batches:
             stats=replace(
                 stats,
                 pass_rates=pass_rates,
-                num_left_out_groups=num_left_out_groups,
-                num_left_out_tokens=num_left_out_tokens,
+                num_filtered_groups=num_filtered_groups,
+                num_filtered_tokens=num_filtered_tokens,
             ),
         )
         self._batches[row.index] = row
@@ -212,7 +212,7 @@ def batch_stats(policy_version: int, groups: Sequence[Sequence[TrajectoryRow]]) 
         mean_reward=sum(row.reward for row in rows) / len(rows),
         mean_lag=sum(lags) / len(rows),
         max_lag=max(policy_version - row.min_version for row in rows),
-        num_zero_variance_groups=sum(1 for members in groups if len({row.reward for row in members}) == 1),
+        num_zero_advantage_groups=sum(1 for members in groups if len({row.reward for row in members}) == 1),
         components=_mean_components(rows),
         lengths=length_stats(rows),
     )

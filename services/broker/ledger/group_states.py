@@ -268,7 +268,7 @@ class Groups:
 
     def leave_out(self, group_id: int) -> GroupRow:
         """A complete group teaches nothing: it leaves play."""
-        return replace(self._forget(group_id), status="left_out")
+        return replace(self._forget(group_id), status="filtered")
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

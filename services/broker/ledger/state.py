@@ -23,7 +23,7 @@ from gspo_services.broker.ledger.sampling import (
     Share,
     SourceShare,
     TaskSchedule,
-    has_signal,
+    has_advantage,
 )
 from gspo_services.broker.rows import DropReason, EvaluationRow, GroupRow, LedgerContents, Row, TrajectoryRow
 
@@ -54,7 +54,7 @@ class State:
         self.next_prompt = self.share.first_from(contents.next_prompt)
         self.num_batched_groups = contents.num_batched_groups
         self.num_dropped: dict[str, int] = dict(contents.num_dropped)
-        self.num_left_out_groups = contents.num_left_out_groups
+        self.num_filtered_groups = contents.num_filtered_groups
         self.task_passes = dict(contents.task_passes)
         self.run = replace(contents.run, data_digest=config.data_digest)
 
@@ -191,17 +191,17 @@ class State:
         task may rest.
         """
         rules, members = self.config.sampling, self.groups.members(group_id)
-        signal = has_signal(members, rules)
+        may_teach = has_advantage(members, rules)
         task_index = self.groups.group(group_id).task_index
-        judged = saves(self.rests.judge(task_index, self.batches.num_assembled, signal=signal))
-        if self.run.left_out_groups >= rules.max_left_out or signal:
+        judged = saves(self.rests.judge(task_index, self.batches.num_assembled, has_advantage=may_teach))
+        if self.run.filtered_groups >= rules.max_filtered or may_teach:
             return judged
         row = self.groups.leave_out(group_id)
-        self.num_left_out_groups += 1
-        left_out = self.run.left_out_groups + 1
+        self.num_filtered_groups += 1
+        filtered = self.run.filtered_groups + 1
         line = {
-            "event": "left_out",
-            "reason": "no_signal",
+            "event": "filtered",
+            "reason": "zero_advantage",
             "group_id": group_id,
             "prompt": row.prompt,
             "task_index": row.task_index,
@@ -211,17 +211,17 @@ class State:
             "num_tokens": [member.num_tokens for member in members],
             "num_action_tokens": [member.num_action_tokens for member in members],
         }
-        num_tokens = self.run.left_out_tokens + sum(member.num_tokens for member in members)
-        changed = self.change_run(left_out_groups=left_out, left_out_tokens=num_tokens)
-        note = Note(event="group_left_out", fields={"group_id": group_id, "reward": members[0].reward})
+        num_tokens = self.run.filtered_tokens + sum(member.num_tokens for member in members)
+        changed = self.change_run(filtered_groups=filtered, filtered_tokens=num_tokens)
+        note = Note(event="group_filtered", fields={"group_id": group_id, "reward": members[0].reward})
         actions = [*judged, Save(row=row), *changed, WriteMetrics(line=line), note]
-        return [*actions, *self._left_out_enough()] if left_out == rules.max_left_out else actions
+        return [*actions, *self._filter_limit_reached()] if filtered == rules.max_filtered else actions
 
-    def _left_out_enough(self) -> list[Action]:
-        """The next batch may leave out no more groups: it takes those without signal, too, so that the run goes on."""
-        fields = {"batch": self.batches.num_assembled, "num_groups": self.run.left_out_groups}
-        note = Note(event="left_out_limit", fields=fields, level="warning")
-        return [WriteMetrics(line={"event": "left_out_limit", **fields}), note]
+    def _filter_limit_reached(self) -> list[Action]:
+        """The next batch may filter out no more groups: it takes zero-advantage groups, too, so that the run goes on."""
+        fields = {"batch": self.batches.num_assembled, "num_groups": self.run.filtered_groups}
+        note = Note(event="filter_limit", fields=fields, level="warning")
+        return [WriteMetrics(line={"event": "filter_limit", **fields}), note]
 
     def take_back(self, window: Window) -> list[Action]:
         """Put requeued groups among the complete ones: those that are fresh, if ``window`` has room."""

@@ -35,7 +35,7 @@ def status_of(state: State, peers: Peers, fleet: Fleet, training: Training, now:
         "groups": groups_by_state(state),
         "dropped": dict(state.num_dropped),
         "quarantined": _quarantined(state),
-        "left_out": {"groups": state.run.left_out_groups, "limit": state.config.sampling.max_left_out},
+        "filtered": {"groups": state.run.filtered_groups, "limit": state.config.sampling.max_filtered},
         "resting": state.rests.num_resting(state.batches.num_assembled),
         "prompts_started": state.next_prompt,
         "rollouts": [_rollout(state, peer, fleet, now) for peer in peers.of_role("rollout")],
@@ -84,7 +84,7 @@ def groups_by_state(state: State) -> dict[str, int]:
         "complete": complete,
         "batched": state.num_batched_groups,
         "dropped": sum(state.num_dropped.values()),
-        "left_out": state.num_left_out_groups,
+        "filtered": state.num_filtered_groups,
         "quarantined": state.quarantine.num_groups,
     }
 

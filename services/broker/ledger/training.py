@@ -332,7 +332,7 @@ class Training:
             [(state.groups.group(group_id), state.groups.members(group_id)) for group_id in group_ids], state.task_passes
         )
         batch = state.batches.assemble(
-            version, members, samplings, values, rates, state.run.left_out_groups, state.run.left_out_tokens
+            version, members, samplings, values, rates, state.run.filtered_groups, state.run.filtered_tokens
         )
         rows = state.groups.close(group_ids, batch.index)
         state.note_passes(rows, members)
@@ -341,7 +341,7 @@ class Training:
         state.num_batched_groups += len(rows)
         fields = {"batch": batch.index, "policy_version": version, **msgspec.to_builtins(batch.stats)}
         note = Note(event="batch_assembled", fields=fields)
-        counted = state.change_run(left_out_groups=0, left_out_tokens=0)
+        counted = state.change_run(filtered_groups=0, filtered_tokens=0)
         return [Save(row=batch), *saves(rows), *counted, note, *self._sweep()]
 
     def _sweep(self) -> list[Action]:

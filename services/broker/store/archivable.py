@@ -10,7 +10,7 @@ TOKEN_BYTES: Final = 8
 """A token id and its log-prob."""
 MEASURE: Final = "SELECT coalesce(sum(num_tokens), 0) FROM trajectories WHERE group_id = {}"
 WITHOUT_BATCH: Final = """
-WHERE status IN ('dropped', 'evaluated', 'left_out', 'resampled')
+WHERE status IN ('dropped', 'evaluated', 'filtered', 'resampled')
 AND group_id NOT IN (SELECT group_id FROM archived) ORDER BY group_id
 """
 OF_BATCH: Final = """

@@ -217,7 +217,7 @@ class Reader:
             next_trajectory_id=int(self.number("SELECT max(trajectory_id) + 1 FROM trajectories", default=0)),
             next_prompt=int(self.number("SELECT max(prompt) + 1 FROM groups WHERE split = 'train'", default=0)),
             num_batched_groups=int(self.number("SELECT count(*) FROM groups WHERE status = 'batched'", default=0)),
-            num_left_out_groups=self.number("SELECT count(*) FROM groups WHERE status = 'left_out'"),
+            num_filtered_groups=self.number("SELECT count(*) FROM groups WHERE status = 'filtered'"),
             task_passes=dict(self._select(TASK_PASSES)),
             num_dropped=dict(self._select(DROPPED)),
         )

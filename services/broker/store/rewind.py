@@ -147,9 +147,9 @@ class _Rewind:
         )
         self._shorten_archives()
         write_rows(self._connection, [CheckpointedRow(next_batch=next_batch)])
-        since = [line for line in self._lines_until(last_line, "left_out") if line["batch"] >= next_batch]
+        since = [line for line in self._lines_until(last_line, "filtered") if line["batch"] >= next_batch]
         num_tokens = sum(sum(line["num_tokens"]) for line in since)
-        return RunRow(left_out_groups=len(since), left_out_tokens=num_tokens)
+        return RunRow(filtered_groups=len(since), filtered_tokens=num_tokens)
 
     def _require_simple(self) -> None:
         num_requeued = count_requeued(self._reader)
@@ -177,8 +177,8 @@ class _Rewind:
         return {number for number, *of_row in self._connection.execute(query) if tuple(of_row) in known}
 
     def _over(self, last_line: int) -> set[int]:
-        """Groups that were dropped or left out by then."""
-        return {line["group_id"] for event in ("dropped", "left_out") for line in self._lines_until(last_line, event)}
+        """Groups that were dropped or filtered out by then."""
+        return {line["group_id"] for event in ("dropped", "filtered") for line in self._lines_until(last_line, event)}
 
     def _lines_until(self, last_line: int, event: str) -> list[dict[str, Any]]:
         lines = (json.loads(text) for number, text in self._connection.execute(LINES) if number <= last_line)

@@ -95,7 +95,8 @@ CREATE TABLE evaluations (
     num_failed INTEGER NOT NULL, name TEXT NOT NULL, samples INTEGER NOT NULL, score REAL, checksum INTEGER NOT NULL
 );
 CREATE TABLE tasks (
-    task_index INTEGER PRIMARY KEY, num_silent INTEGER NOT NULL, rests_until INTEGER NOT NULL, checksum INTEGER NOT NULL
+    task_index INTEGER PRIMARY KEY, num_zero_advantage INTEGER NOT NULL, rests_until INTEGER NOT NULL,
+    checksum INTEGER NOT NULL
 );
 CREATE TABLE additions (
     number INTEGER PRIMARY KEY, source TEXT NOT NULL, name TEXT NOT NULL, digest TEXT NOT NULL, first_task INTEGER NOT NULL,

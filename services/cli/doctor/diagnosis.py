@@ -269,15 +269,15 @@ def _rollout(seen: Observation, status: dict[str, Any], name: str, rollout: dict
         yield Remark(text=f"{name} is not ready{why}")
 
 
-def _left_out(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
-    number, limit = status["left_out"]["groups"], status["left_out"]["limit"]
-    if status["groups"]["left_out"]:
-        text = f"{status['groups']['left_out']} groups without signal were left out (data.dynamic_sampling)"
+def _filtered(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
+    number, limit = status["filtered"]["groups"], status["filtered"]["limit"]
+    if status["groups"]["filtered"]:
+        text = f"{status['groups']['filtered']} zero-advantage groups were filtered out (data.dynamic_sampling)"
         yield Remark(text=text, wrong=False)
     if limit and number >= limit:
         yield Remark(
-            text=f"batch {status['batches_assembled']} has left out {number} groups without signal, the most that "
-            f"data.max_left_out = {seen.settings.data.max_left_out:g} allows, and takes what there is: nearly all tasks are "
+            text=f"batch {status['batches_assembled']} has filtered out {number} zero-advantage groups, the most that "
+            f"data.max_filtered = {seen.settings.data.max_filtered:g} allows, and takes what there is: nearly all tasks are "
             "solved always or never; choose others, or let such tasks rest"
         )
 
@@ -289,7 +289,7 @@ def _progress(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
             "stale": "the learner restarted and came to other weights, so older groups were left behind",
         }
         yield Remark(text=f"{number} groups were dropped as {_said(reason)}: {ways.get(reason, 'see the log')}", wrong=False)
-    yield from _left_out(seen, status)
+    yield from _filtered(seen, status)
     if status["waiting_for"]:
         batch, total = status["batches_assembled"], status["batches_total"]
         text = f"batch {batch} of {total} waits for {_said(status['waiting_for'])}"

@@ -145,7 +145,7 @@ class Display:
         grid.add_row(
             "groups",
             f"{groups['open']} open, {groups['complete']} ready",
-            f"{groups['dropped']} dropped, {groups['left_out']} left out, {groups['quarantined']} quarantined",
+            f"{groups['dropped']} dropped, {groups['filtered']} filtered out, {groups['quarantined']} quarantined",
         )
         end = one_line(status["stopping"] or status["error"] or "", MOST_CHARACTERS)
         grid.add_row("waiting", one_line(status["waiting_for"] or "-", MOST_CHARACTERS), end)

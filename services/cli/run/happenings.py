@@ -51,7 +51,7 @@ class Happenings:
                     found += _set_evaluated(row)
                 case "dropped":
                     dropped[str(row.get("reason"))] += 1
-                case "left_out_limit":
+                case "filter_limit":
                     found.append(self._limit_reached(row))
                 case "quarantined":
                     text = f"batch {row.get('batch')} was quarantined: {row.get('reason')}; `gspo requeue` lists them"
@@ -68,8 +68,8 @@ class Happenings:
 
     def _limit_reached(self, row: Row) -> Happening:
         text = (
-            f"{row.get('num_groups')} groups without signal were left out for batch {row.get('batch')}, the most that "
-            "data.max_left_out allows, and it takes what there is: are the tasks too easy, or too hard?"
+            f"{row.get('num_groups')} zero-advantage groups were filtered out for batch {row.get('batch')}, the most that "
+            "data.max_filtered allows, and it takes what there is: are the tasks too easy, or too hard?"
         )
         return Happening(text=text, is_problem=True)
 

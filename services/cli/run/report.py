@@ -24,9 +24,9 @@ def summary_table(metrics: RunMetrics) -> Table:
     table.add_row("batches trained", "", str(len(batches)), "")
     table.add_row("optimizer steps", "", f"{sum(known(column(batches, 'optimizer_steps'))):.0f}", "")
     table.add_row("groups dropped", "", str(sum(row["event"] == "dropped" for _, row in events)), "")
-    left_out = sum(known(column(batches, "num_left_out_groups")))
-    if left_out:
-        table.add_row("groups left out (no signal)", "", f"{left_out:.0f}", "")
+    filtered = sum(known(column(batches, "num_filtered_groups")))
+    if filtered:
+        table.add_row("zero-advantage groups filtered out", "", f"{filtered:.0f}", "")
     quarantined = {batch for batch, row in events if row["event"] == "quarantined"}
     table.add_row("batches quarantined", "", str(len(quarantined)), "")
     if batches:

@@ -36,7 +36,7 @@ def merged_status(answers: Sequence[Status | None]) -> Status | None:
         "tokens_per_s": next((each["tokens_per_s"] for each in statuses if each["tokens_per_s"] is not None), None),
         "groups": _sums(status["groups"] for status in statuses),
         "dropped": _sums(status["dropped"] for status in statuses),
-        "left_out": _sums(status["left_out"] for status in statuses),
+        "filtered": _sums(status["filtered"] for status in statuses),
         "resting": sum(status["resting"] for status in statuses),
         # A broker counts prompts in steps of as many as there are brokers.
         "prompts_started": sum(status["prompts_started"] // len(answers) for status in statuses),

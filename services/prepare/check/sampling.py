@@ -15,14 +15,14 @@ def sampling_findings(situation: Situation, report: CodeReport | None) -> Iterat
     settings = situation.settings
     data, batch = settings.data, settings.batch
     if data.dynamic_sampling:
-        most = math.ceil(data.max_left_out * batch.groups_per_batch)
+        most = math.ceil(data.max_filtered * batch.groups_per_batch)
         yield Finding(
             check="dynamic sampling", status="note",
-            text=f"while a batch of {batch.groups_per_batch} groups fills, up to {most} without signal are left out; the "
-            "training reward is then that of the others, so look at the held-out reward",
+            text=f"while a batch of {batch.groups_per_batch} groups fills, up to {most} with zero advantage are filtered "
+            "out; the training reward is then that of the others, so look at the held-out reward",
         )  # fmt: skip
-    elif situation.is_set("data.max_left_out"):
-        yield Finding(check="unused", status="note", text="data.max_left_out: data.dynamic_sampling is false")
+    elif situation.is_set("data.max_filtered"):
+        yield Finding(check="unused", status="note", text="data.max_filtered: data.dynamic_sampling is false")
     if not data.rest_after_groups:
         if situation.is_set("data.rest_batches"):
             yield Finding(check="unused", status="note", text="data.rest_batches: data.rest_after_groups is 0")

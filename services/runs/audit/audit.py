@@ -18,10 +18,10 @@ from gspo_services.broker.store import (
 )
 from gspo_services.runs.audit.additions import audit_additions
 from gspo_services.runs.audit.archives import ArchiveAudit
+from gspo_services.runs.audit.filtered import audit_filtered
 from gspo_services.runs.audit.findings import Audit, Findings, Outcome, Rules
 from gspo_services.runs.audit.groups import audit_groups
 from gspo_services.runs.audit.groups import outcomes as read_outcomes
-from gspo_services.runs.audit.left_out import audit_left_out
 from gspo_services.runs.audit.metrics_lines import Checkpoint, audit_checkpoints, audit_metrics_lines
 from gspo_services.runs.audit.missing import audit_losses, audit_missing, audit_rows, audit_without_ledger
 from gspo_services.runs.audit.order import Order, audit_batches, audit_quarantine, audit_versions, read_order
@@ -87,7 +87,7 @@ def _audit_rows(
             audit_groups(connection, findings, rules)
             if beside is not None:
                 beside.check(connection, findings, rules)
-            audit_left_out(connection, findings)
+            audit_filtered(connection, findings)
             audit_additions(connection, findings, directory)
             audit_batches(connection, findings, rules, order)
             audit_quarantine(connection, findings, order)

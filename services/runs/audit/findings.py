@@ -84,9 +84,9 @@ class Audit:
         return {outcome.reason: outcome.groups for outcome in self.outcomes if outcome.status == "dropped"}
 
     @property
-    def left_out(self) -> int:
-        """Groups without signal that dynamic sampling left out."""
-        return sum(outcome.groups for outcome in self.outcomes if outcome.status == "left_out")
+    def filtered(self) -> int:
+        """Zero-advantage groups that dynamic sampling filtered out."""
+        return sum(outcome.groups for outcome in self.outcomes if outcome.status == "filtered")
 
     @property
     def problems(self) -> list[str]:

@@ -33,7 +33,7 @@ def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rule
         wanted = size if split == "train" else 1
         if wanted is not None and members != wanted:
             findings.add("group not whole", f"{where} has {members} trajectories, {wanted} belong to it")
-        if status in ("batched", "complete", "evaluated", "left_out", *SHELVED):
+        if status in ("batched", "complete", "evaluated", "filtered", *SHELVED):
             done = finished + (failed if split == "eval" else 0)
             if done != members:
                 findings.add(

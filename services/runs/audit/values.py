@@ -60,7 +60,7 @@ KINDS: Final[dict[str, dict[str, str]]] = {
         **dict.fromkeys(("status", "name"), TEXT),
         **dict.fromkeys(("reward", "score"), REAL_OR_NOTHING),
     },
-    "tasks": dict.fromkeys(("task_index", "num_silent", "rests_until"), NUMBER),
+    "tasks": dict.fromkeys(("task_index", "num_zero_advantage", "rests_until"), NUMBER),
     "additions": {
         **dict.fromkeys(("number", "first_task", "num_tasks", "at_draw"), NUMBER),
         **dict.fromkeys(("source", "name", "digest"), TEXT),

@@ -20,8 +20,8 @@ from gspo_services.runs.reading import (
     RunFacts,
 )
 
-EVERYWHERE: Final = ("num_groups", "num_trajectories", "num_tokens", "num_action_tokens", "num_zero_variance_groups",
-                     "num_left_out_groups", "num_left_out_tokens")  # fmt: skip
+EVERYWHERE: Final = ("num_groups", "num_trajectories", "num_tokens", "num_action_tokens", "num_zero_advantage_groups",
+                     "num_filtered_groups", "num_filtered_tokens")  # fmt: skip
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from gspo_services.runs.view.watched_run import WatchedRun
 
 NUMBERS: Final = ("evaluation", "task_index")
 WORDS: Final = {
-    "status": ("open", "complete", "batched", "dropped", "evaluated", "left_out", "quarantined", "requeued", "resampled"),
+    "status": ("open", "complete", "batched", "dropped", "evaluated", "filtered", "quarantined", "requeued", "resampled"),
     "split": ("train", "eval"),
     "drop_reason": ("stale", "failed"),
 }

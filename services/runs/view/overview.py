@@ -19,8 +19,8 @@ MEASURES: Final = {
     "tokens_per_s": "tokens_per_s",
     "loss": "loss",
     "grad_norm": "grad_norm",
-    "silent_groups": "num_zero_variance_groups",
-    "left_out": "num_left_out_groups",
+    "zero_advantage_groups": "num_zero_advantage_groups",
+    "filtered": "num_filtered_groups",
     "num_tokens": "num_tokens",
     "num_action_tokens": "num_action_tokens",
     "num_trajectories": "num_trajectories",
@@ -32,7 +32,7 @@ MEASURES: Final = {
 }
 """The columns, and their names in metrics.jsonl."""
 MOST_POINTS: Final = 1000
-EVENTS: Final = ("dropped", "left_out_limit", "quarantined", "requeued", "batch_skipped")
+EVENTS: Final = ("dropped", "filter_limit", "quarantined", "requeued", "batch_skipped")
 MOST_EVENTS: Final = 2000
 
 

@@ -32,6 +32,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "sandbox.spare": "sandbox.warm",
     "lora.targets": "lora.target_modules",
     "lora.loaded": "lora.max_loaded_loras",
+    "data.max_left_out": "data.max_filtered",
     "learner.record_tokens": "learner.dump_tokens",
 }
 """Keys that a release has renamed, section.old to section.new. An old name is an error that says the new one."""

@@ -52,11 +52,11 @@ class Rules:
     """A broker's share of a batch, if there are several brokers."""
     max_lag: int
     max_attempts: int
-    max_left_out: int
-    """Groups that one batch, or share of it, may leave out; 0: none."""
+    max_filtered: int
+    """Groups that one batch, or share of it, may filter out; 0: none."""
     num_tasks: int | None
     rest_after_groups: int
-    """A task rests after so many groups without signal in a row; 0: none does..."""
+    """A task rests after so many zero-advantage groups in a row; 0: none does..."""
     rest_batches: int
     """...for so many batches."""
     is_deterministic: bool

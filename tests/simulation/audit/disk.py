@@ -40,7 +40,7 @@ class DiskAudit(SamplingAudit, SharingAudit, AgentAudit):
 
     def committed(self, changes: RowChanges) -> None:
         """A transaction is durable."""
-        before = self.num_left_out
+        before = self.num_filtered_out
         # Groups first: the checks of a trajectory's lease need its group.
         for row in changes.rows:
             if isinstance(row, GroupRow):
@@ -54,7 +54,7 @@ class DiskAudit(SamplingAudit, SharingAudit, AgentAudit):
         ]
         for trajectory_id in dict.fromkeys(changed):
             self._counts(self.durable.trajectories[trajectory_id])
-        self.sifted(changes.rows, self.num_left_out - before)
+        self.sifted(changes.rows, self.num_filtered_out - before)
         self.keeps_to_its_share(changes.rows)
         self.passes("committed")
 
@@ -68,7 +68,7 @@ class DiskAudit(SamplingAudit, SharingAudit, AgentAudit):
                 self.durable.journals.pop(member.trajectory_id, None)
             group = self.durable.groups[row.group_id]
             self.require(
-                group.status in ("dropped", "evaluated", "left_out", "resampled")
+                group.status in ("dropped", "evaluated", "filtered", "resampled")
                 or (group.status == "batched" and (group.batch or 0) < self.durable.next_batch_checkpointed),
                 "retention: only what is over leaves the ledger",
                 lambda: f"{group} is archived; a checkpoint covers {self.durable.next_batch_checkpointed} batches",

@@ -1,4 +1,4 @@
-"""Dynamic sampling leaves out what it should, no more than it may, and says so."""
+"""Dynamic sampling filters out what it should, no more than it may, and says so."""
 
 from collections.abc import Sequence
 
@@ -6,42 +6,44 @@ from gspo_services.broker.ledger.sampling import MOST_PASSED_OVER
 from gspo_services.broker.rows import BatchRow, GroupRow, Row, TaskRow
 from tests.simulation.audit.books import Books
 
-NO_SIGNAL = "sampling: what is left out has no signal"
-BOUNDED = "sampling: a batch leaves out no more than it may"
-SIFTED = "sampling: what has no signal is left out while it may be"
+ZERO_ADVANTAGE = "sampling: what is filtered out has zero advantage"
+BOUNDED = "sampling: a batch filters out no more than it may"
+SIFTED = "sampling: a zero-advantage group is filtered out while it may be"
 AWAKE = "sampling: a prompt has the next task that does not rest"
-RESTS = "sampling: a task rests after groups without signal in a row"
-COUNTED = "sampling: what is left out is counted"
+RESTS = "sampling: a task rests after zero-advantage groups in a row"
+COUNTED = "sampling: what is filtered out is counted"
 
 
 class SamplingAudit(Books):
     """Checks the groups of each transaction."""
 
     @property
-    def num_left_out(self) -> int:
-        """Groups that were left out, as the batches and the run count them."""
-        return self.durable.run.left_out_groups + sum(
-            batch.stats.num_left_out_groups for batch in self.durable.batches.values()
+    def num_filtered_out(self) -> int:
+        """Groups that were filtered out, as the batches and the run count them."""
+        return self.durable.run.filtered_groups + sum(
+            batch.stats.num_filtered_groups for batch in self.durable.batches.values()
         )
 
     def sifted(self, rows: Sequence[Row], num_counted: int) -> None:
         """A transaction with these rows is durable; the counts have grown by ``num_counted``."""
         self._drawn(rows)
         groups = [row for row in rows if isinstance(row, GroupRow)]
-        left_out = [group for group in groups if group.status == "left_out"]
-        for group in left_out:
-            self.happened["group left out"] += 1
+        filtered = [group for group in groups if group.status == "filtered"]
+        for group in filtered:
+            self.happened["group filtered out"] += 1
             self.require(
-                not self._rewards_differ(group), NO_SIGNAL, lambda group=group: f"{group}: {self.members(group.group_id)}"
+                not self._rewards_differ(group),
+                ZERO_ADVANTAGE,
+                lambda group=group: f"{group}: {self.members(group.group_id)}",
             )
         self.require(
-            num_counted == len(left_out),
+            num_counted == len(filtered),
             COUNTED,
-            lambda: f"{len(left_out)} groups were left out, {num_counted} more are counted",
+            lambda: f"{len(filtered)} groups were filtered out, {num_counted} more are counted",
         )
-        count, most = self.durable.run.left_out_groups, self.rules.max_left_out
-        self.require(count <= most, BOUNDED, lambda: f"{count} groups were left out for one batch, {most} may be")
-        self.happened["left out limit"] += bool(left_out) and count == most
+        count, most = self.durable.run.filtered_groups, self.rules.max_filtered
+        self.require(count <= most, BOUNDED, lambda: f"{count} groups were filtered out for one batch, {most} may be")
+        self.happened["filter limit"] += bool(filtered) and count == most
         if any(isinstance(row, BatchRow) for row in rows):
             return  # The count has begun again meanwhile.
         for group in groups:
@@ -49,7 +51,7 @@ class SamplingAudit(Books):
             self.require(
                 not is_new or count == most or self._is_settled(group.group_id) or self._rewards_differ(group),
                 SIFTED,
-                lambda group=group: f"{count} of {most} groups are left out, and {group} has no signal",
+                lambda group=group: f"{count} of {most} groups are filtered out, and {group} has zero advantage",
             )
 
     def _drawn(self, rows: Sequence[Row]) -> None:
@@ -106,18 +108,18 @@ class SamplingAudit(Books):
         most = self.rules.rest_after_groups
         begins = row.rests_until > former.rests_until
         self.happened["task rests"] += begins
-        steps = {(0, former.rests_until), (former.num_silent + 1, former.rests_until)}
-        if former.num_silent + 1 == most:
+        steps = {(0, former.rests_until), (former.num_zero_advantage + 1, former.rests_until)}
+        if former.num_zero_advantage + 1 == most:
             steps = {(0, former.rests_until), (0, num_batches + self.rules.rest_batches)}
         self.require(
-            most > 0 and (row.num_silent, row.rests_until) in steps,
+            most > 0 and (row.num_zero_advantage, row.rests_until) in steps,
             RESTS,
             lambda: f"{former} becomes {row} at {num_batches} batches",
         )
 
     def _is_settled(self, group_id: int) -> bool:
-        """It was left out in the transaction in which it became complete."""
-        return self.durable.groups[group_id].status == "left_out"
+        """It was filtered out in the transaction in which it became complete."""
+        return self.durable.groups[group_id].status == "filtered"
 
     def _rewards_differ(self, group: GroupRow) -> bool:
         return len({row.reward for row in self.members(group.group_id)}) > 1

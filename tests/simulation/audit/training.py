@@ -158,7 +158,7 @@ class TrainingAudit(AgentAudit):
         for group in self.durable.groups.values():
             if group.split == "train":
                 self.require(
-                    group.status in ("batched", "dropped", "left_out", "quarantined", "requeued", "resampled"),
+                    group.status in ("batched", "dropped", "filtered", "quarantined", "requeued", "resampled"),
                     "G2 no prompt is skipped",
                     lambda: f"prompt {group.prompt} is {group.status} at the end",
                 )

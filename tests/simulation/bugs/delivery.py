@@ -177,7 +177,7 @@ DELIVERY = (
         seed=38,
     ),
     Bug(
-        name="a batch may leave out groups that must not get older",
+        name="a batch may filter out groups that must not get older",
         module="gspo_services.broker.ledger.admission",
         old="if is_last_of_version and num_left > allowed:",
         new="if False:",

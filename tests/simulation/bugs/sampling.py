@@ -1,6 +1,6 @@
 """Bugs in dynamic sampling."""
 
-from tests.simulation.audit.sampling import AWAKE, BOUNDED, COUNTED, NO_SIGNAL, RESTS, SIFTED
+from tests.simulation.audit.sampling import AWAKE, BOUNDED, COUNTED, RESTS, SIFTED, ZERO_ADVANTAGE
 from tests.simulation.bugs.planting import Bug
 from tests.simulation.plan import Event
 
@@ -11,36 +11,36 @@ def _the_broker_dies_often() -> tuple[Event, ...]:
 
 SAMPLING = (
     Bug(
-        name="a group that could teach something is left out",
-        module="gspo_services.broker.ledger.sampling.signal",
+        name="a group that could teach something is filtered out",
+        module="gspo_services.broker.ledger.sampling.zero_advantage",
         old="    return len({row.reward for row in members}) > 1",
         new="    return len({row.reward for row in members[1:]}) > 1",
-        invariants=(NO_SIGNAL,),
+        invariants=(ZERO_ADVANTAGE,),
     ),
     Bug(
-        name="a batch leaves out groups without end",
+        name="a batch filters out groups without end",
         module="gspo_services.broker.ledger.state",
-        old="if self.run.left_out_groups >= rules.max_left_out or signal:",
-        new="if not rules.max_left_out or signal:",
+        old="if self.run.filtered_groups >= rules.max_filtered or may_teach:",
+        new="if not rules.max_filtered or may_teach:",
         invariants=(BOUNDED, "liveness"),
     ),
     Bug(
-        name="a broker that starts again forgets what the batch has left out",
+        name="a broker that starts again forgets what the batch has filtered out",
         module="gspo_services.broker.store.reader",
         old="return RunRow() if found is None else msgspec.json.decode(found, type=RunRow)",
         new="return RunRow() if found is None else msgspec.structs.replace(msgspec.json.decode(found, type=RunRow), "
-        "left_out_groups=0)",
+        "filtered_groups=0)",
         invariants=(COUNTED, BOUNDED, "the ledger is whole", "restore"),
     ),
     Bug(
-        name="what is left out is not counted",
+        name="what is filtered out is not counted",
         module="gspo_services.broker.ledger.training",
-        old="        counted = state.change_run(left_out_groups=0, left_out_tokens=0)\n",
+        old="        counted = state.change_run(filtered_groups=0, filtered_tokens=0)\n",
         new="        counted: list[Action] = []\n",
         invariants=(COUNTED, BOUNDED, SIFTED),
     ),
     Bug(
-        name="a group without signal takes its place in the batch",
+        name="a zero-advantage group takes its place in the batch",
         module="gspo_services.broker.ledger.leases.holders",
         old="*state.sift(row.group_id)]",
         new="*(state.sift(row.group_id) if row.trajectory_id % 3 else [])]",
@@ -67,8 +67,8 @@ SAMPLING = (
     Bug(
         name="a task rests one group too late",
         module="gspo_services.broker.ledger.sampling.rests",
-        old="if num_silent >= self._after_groups:",
-        new="if num_silent > self._after_groups:",
+        old="if num_zero_advantage >= self._after_groups:",
+        new="if num_zero_advantage > self._after_groups:",
         invariants=(RESTS,),
         seed=2,
     ),

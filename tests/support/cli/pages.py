@@ -23,8 +23,8 @@ def a_status(**changes: Any) -> dict[str, Any]:
     return {
         "batches_trained": 3, "batches_assembled": 3, "batches_total": 60, "policy_version": 4, "stopping": "", "error": "",
         "finished": False, "waiting_for": "20 more complete groups: 12 of 32 are ready, 128 trajectories under way, 4 free",
-        "groups": {"open": 3, "complete": 12, "dropped": 0, "left_out": 0, "quarantined": 0}, "dropped": {},
-        "left_out": {"groups": 0, "limit": 0}, "learner": "learner",
+        "groups": {"open": 3, "complete": 12, "dropped": 0, "filtered": 0, "quarantined": 0}, "dropped": {},
+        "filtered": {"groups": 0, "limit": 0}, "learner": "learner",
         "rollouts": [a_rollout("rollout-0"), a_rollout("rollout-1")], "lag_mean": 0.5, "lag_max": 1, "quiet_s": 10.0,
     } | changes  # fmt: skip
 

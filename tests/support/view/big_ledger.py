@@ -37,7 +37,7 @@ NAMES: Final = [
     *("clip_fraction_dual", "clip_range_low", "clip_range_high", "ratio_mean", "ratio_min", "ratio_max", "mismatch_kl"),
     *("effective_sample_size", "mismatch_weight", "log_ratio_error", "rejected_sequences", "clamped_tokens", "entropy"),
     *("zero_advantage_sequences", "signal_sequences", "ratio_p01", "ratio_p50", "ratio_p99", "mismatch", "groups"),
-    "zero_variance_groups",
+    "zero_advantage_groups",
 ]
 """What a learner reports for each bucket."""
 BUCKETS: Final = ("all", *(name for name, _ in LAG_BUCKETS[:3]), "advantage_positive", "advantage_negative")
@@ -100,7 +100,7 @@ def _batch(index: int) -> BatchRow:
         mean_reward=0.5,
         mean_lag=1.0,
         max_lag=2,
-        num_zero_variance_groups=0,
+        num_zero_advantage_groups=0,
         lengths=LengthStats(mean=ANSWER, p95=ANSWER, max=ANSWER, cut_off=0.0),
     )
     return BatchRow(

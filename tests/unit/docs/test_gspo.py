@@ -62,5 +62,5 @@ def test_the_page_explains_every_diagnostic() -> None:
     columns = len(gspo.SequenceStats.__dataclass_fields__)
     summary = gspo.summarise(gspo.SequenceStats.from_matrix(torch.ones(2, columns)))
     names = {key.split("/")[0] for key in summary}
-    assert {"entropy", "mismatch_kl", "zero_variance_groups"} <= names
+    assert {"entropy", "mismatch_kl", "zero_advantage_groups"} <= names
     assert sorted(name for name in names if f"`{name}`" not in PAGE) == []

@@ -33,13 +33,13 @@ def test_advantages_are_relative_to_the_group_in_any_order_of_members(
         members = groups[g]
         if np.ptp(members) == 0:
             assert result.advantages_M[i].item() == 0.0
-            assert result.zero_variance_M[i].item()
+            assert result.zero_advantage_M[i].item()
             continue
         scale = members.std(ddof=1) + 1e-6 if normalise_std else 1.0
         assert result.advantages_M[i].item() == pytest.approx((reward - members.mean()) / scale, rel=1e-5, abs=1e-6)
-        assert not result.zero_variance_M[i].item()
+        assert not result.zero_advantage_M[i].item()
     assert result.num_groups == len(groups)
-    assert result.num_zero_variance_groups == sum(np.ptp(members) == 0 for members in groups.values())
+    assert result.num_zero_advantage_groups == sum(np.ptp(members) == 0 for members in groups.values())
 
 
 def test_torch_numpy_and_lists_give_the_same_advantages() -> None:
@@ -57,7 +57,7 @@ def test_torch_numpy_and_lists_give_the_same_advantages() -> None:
 def test_equal_rewards_give_exactly_zero_even_without_eps() -> None:
     result = group_advantages([0.1] * 3 + [0.1, 0.3], [0] * 3 + [1] * 2, eps=0.0)
     assert result.advantages_M[:3].tolist() == [0.0, 0.0, 0.0]
-    assert result.zero_variance_M.tolist() == [True, True, True, False, False]
+    assert result.zero_advantage_M.tolist() == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -78,8 +78,8 @@ def test_turns_are_compared_with_the_same_turn_of_the_group() -> None:
         [[0.0, 1.0], [1.0, 0.0], [5.0], [2.0, 2.0, 9.0]], [0, 0, 1, 0], credit="per_turn", normalise_std=False
     )
     assert [part.tolist() for part in result.advantages] == [[-1.0, 0.0], [0.0, -1.0], [0.0], [1.0, 1.0, 0.0]]
-    assert result.zero_variance_M.tolist() == [False, False, True, False]
-    assert (result.num_groups, result.num_zero_variance_groups) == (2, 1)
+    assert result.zero_advantage_M.tolist() == [False, False, True, False]
+    assert (result.num_groups, result.num_zero_advantage_groups) == (2, 1)
 
 
 def test_return_to_go_credits_a_turn_with_the_discounted_rewards_that_follow() -> None:
@@ -94,13 +94,13 @@ def test_with_one_turn_each_turn_advantages_are_sequence_advantages() -> None:
     by_sequence = group_advantages(rewards, groups)
     by_turn = turn_advantages([[r] for r in rewards], groups)
     assert torch.cat(by_turn.advantages).tolist() == by_sequence.advantages_M.tolist()
-    assert by_turn.zero_variance_M.tolist() == by_sequence.zero_variance_M.tolist()
+    assert by_turn.zero_advantage_M.tolist() == by_sequence.zero_advantage_M.tolist()
 
 
 def test_trajectories_without_turns_and_batches_without_trajectories_are_legal() -> None:
     result = turn_advantages([[], [1.0], []], [0, 0, 1])
     assert [part.tolist() for part in result.advantages] == [[], [0.0], []]
-    assert result.num_zero_variance_groups == 2
+    assert result.num_zero_advantage_groups == 2
     assert turn_advantages([], []).advantages == []
     assert group_advantages([], []).num_groups == 0
 
@@ -138,13 +138,13 @@ def test_the_leave_one_out_baseline_is_the_mean_of_the_others() -> None:
     assert result.advantages_M.tolist() == [-1.0, -2.5, 3.5, -4.0, 4.0]
 
 
-def test_partial_groups_are_baselined_by_the_members_that_are_there_and_one_member_has_no_signal() -> None:
+def test_partial_groups_are_baselined_by_the_members_that_are_there_and_one_member_has_zero_advantage() -> None:
     for baseline in ("mean", "leave_one_out"):
         result = group_advantages([1.0, 0.0, 5.0, 0.0, 0.0], ["a", "a", "b", "c", "c"], baseline=baseline)
         assert result.members_M.tolist() == [2, 2, 1, 2, 2]
         assert result.advantages_M[2:].tolist() == [0.0, 0.0, 0.0]
-        assert result.zero_variance_M.tolist() == [False, False, True, True, True]
-        assert (result.num_groups, result.num_zero_variance_groups, result.num_single_groups) == (3, 2, 1)
+        assert result.zero_advantage_M.tolist() == [False, False, True, True, True]
+        assert (result.num_groups, result.num_zero_advantage_groups, result.num_single_groups) == (3, 2, 1)
 
 
 def test_leave_one_out_is_unbiased_for_any_number_of_members_and_the_mean_is_short_by_one_member() -> None:

@@ -97,7 +97,7 @@ def test_what_was_not_measured_has_no_key_and_every_value_is_finite() -> None:
     stats = random_stats(torch.Generator().manual_seed(2), [0.0, 1.0])
     summary = summarise(stats)
     assert all(math.isfinite(value) for value in summary.values())
-    assert not any(key.startswith(("mismatch_kl", "entropy", "groups", "zero_variance_groups")) for key in summary)
+    assert not any(key.startswith(("mismatch_kl", "entropy", "groups", "zero_advantage_groups")) for key in summary)
     measured = summarise(replace(stats, mismatch_kl_S=torch.tensor([0.1, 0.3]), entropy_S=torch.tensor([2.0, 1.0])))
     assert measured["mismatch_kl/all"] == pytest.approx(0.2)
     assert measured["entropy/lag_1"] == pytest.approx(1.0)
@@ -107,14 +107,14 @@ def test_what_was_not_measured_has_no_key_and_every_value_is_finite() -> None:
     }
 
 
-def test_a_group_has_zero_variance_when_all_its_members_in_all_micro_batches_have_advantage_zero() -> None:
+def test_a_group_has_zero_advantage_when_all_its_members_in_all_micro_batches_have_advantage_zero() -> None:
     first = pack([one_sequence([0.0], 0.0), one_sequence([0.0], 0.0)]).loss(4).stats
     second = pack([one_sequence([0.0], 1.0), one_sequence([0.0], 0.0)]).loss(4).stats
     merged = SequenceStats.merge(
         [replace(first, group_S=torch.tensor([8, 9])), replace(second, group_S=torch.tensor([8, 9]))]
     )
     summary = summarise(merged)
-    assert (summary["groups/all"], summary["zero_variance_groups/all"]) == (2.0, 1.0)
+    assert (summary["groups/all"], summary["zero_advantage_groups/all"]) == (2.0, 1.0)
     assert summary["zero_advantage_sequences/all"] == 3.0
 
 

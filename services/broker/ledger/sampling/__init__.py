@@ -3,8 +3,8 @@
 from gspo_services.broker.ledger.sampling.rests import MOST_PASSED_OVER, Rests
 from gspo_services.broker.ledger.sampling.schedule import AddedTasks, SourceShare, TaskSchedule
 from gspo_services.broker.ledger.sampling.share import WHOLE, Share
-from gspo_services.broker.ledger.sampling.signal import SamplingRules, has_signal
 from gspo_services.broker.ledger.sampling.task_order import TaskOrder, trajectory_seed
+from gspo_services.broker.ledger.sampling.zero_advantage import SamplingRules, has_advantage
 
 __all__ = [
     "MOST_PASSED_OVER",
@@ -16,6 +16,6 @@ __all__ = [
     "SourceShare",
     "TaskOrder",
     "TaskSchedule",
-    "has_signal",
+    "has_advantage",
     "trajectory_seed",
 ]

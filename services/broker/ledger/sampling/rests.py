@@ -1,4 +1,4 @@
-"""Decides which tasks rest: those whose groups had no signal several times in a row, solved always or never.
+"""Decides which tasks rest: those whose groups had zero advantage several times in a row, solved always or never.
 
 What rests is passed over, and comes back when enough batches were assembled. All of it follows from rows of the ledger.
 """
@@ -13,10 +13,10 @@ MOST_PASSED_OVER: Final = 1000
 
 
 class Rests:
-    """What is known of tasks whose last group had no signal, or that rest."""
+    """What is known of tasks whose last group had zero advantage, or that rest."""
 
     def __init__(self, rows: Iterable[TaskRow], *, after_groups: int, num_batches: int) -> None:
-        """A task rests after ``after_groups`` groups without signal in a row (0: none does), for ``num_batches``."""
+        """A task rests after ``after_groups`` zero-advantage groups in a row (0: none does), for ``num_batches``."""
         self._rows = {row.task_index: row for row in rows}
         self._after_groups = after_groups
         self._num_batches = num_batches
@@ -30,16 +30,16 @@ class Rests:
         """Tasks that rest now."""
         return sum(row.rests_until > num_assembled for row in self._rows.values()) if self._after_groups else 0
 
-    def judge(self, task_index: int, num_assembled: int, *, signal: bool) -> list[TaskRow]:
+    def judge(self, task_index: int, num_assembled: int, *, has_advantage: bool) -> list[TaskRow]:
         """A group of the task is complete. Returns the row that changed, if one did."""
         if not self._after_groups:
             return []
         former = self._rows.get(task_index, TaskRow(task_index=task_index))
-        num_silent = 0 if signal else former.num_silent + 1
+        num_zero_advantage = 0 if has_advantage else former.num_zero_advantage + 1
         rests_until = former.rests_until
-        if num_silent >= self._after_groups:
-            num_silent, rests_until = 0, num_assembled + self._num_batches
-        row = TaskRow(task_index=task_index, num_silent=num_silent, rests_until=rests_until)
+        if num_zero_advantage >= self._after_groups:
+            num_zero_advantage, rests_until = 0, num_assembled + self._num_batches
+        row = TaskRow(task_index=task_index, num_zero_advantage=num_zero_advantage, rests_until=rests_until)
         if row == former:
             return []
         self._rows[task_index] = row

@@ -8,7 +8,7 @@ const EVERY_MS = 1000;
 export function explained(run, data, isShown) {
   const heading = h("h2", {}, "What the learner made of it");
   if (data.learned) return [heading, ...data.learned.sequences.map((sequence, index) => sentence(sequence, data, index)), source(data.learned.source)];
-  if (data.group.batch === null) return [heading, h("p", { class: "soft" }, data.group.status === "dropped" ? "It was dropped, and the learner never saw it." : data.group.status === "left_out" ? "Its group was left out, because all its rewards are equal: it has no gradient, and another prompt took its place." : data.group.split === "eval" ? "It belongs to an evaluation: nothing is trained on it." : "It is in no batch yet.")];
+  if (data.group.batch === null) return [heading, h("p", { class: "soft" }, data.group.status === "dropped" ? "It was dropped, and the learner never saw it." : data.group.status === "filtered" ? "Its group was filtered out, because all its rewards are equal: it has no gradient, and another prompt took its place." : data.group.split === "eval" ? "It belongs to an evaluation: nothing is trained on it." : "It is in no batch yet.")];
   return [heading, asked(run, data, isShown)];
 }
 

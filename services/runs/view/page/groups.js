@@ -16,14 +16,14 @@ const SORTS = {
 };
 const SHOWS = {
   all: ["all", () => true],
-  signal: ["with a signal", (group) => most(group, "reward") > least(group, "reward")],
+  signal: ["with an advantage", (group) => most(group, "reward") > least(group, "reward")],
   silent: ["all rewards equal", (group) => most(group, "reward") === least(group, "reward")],
   clipped: ["clipped", (group) => group.members.some((each) => each.clipped > 0)],
   resumed: ["resumed elsewhere", (group) => group.members.some((each) => each.epoch > 1)],
   cut: ["cut off at a limit", (group) => group.members.some((each) => each.finish === "length")],
   dropped: ["dropped", (group) => group.status === "dropped"],
 };
-const STATUSES = ["open", "complete", "batched", "dropped", "evaluated", "left_out", "quarantined", "requeued", "resampled"];
+const STATUSES = ["open", "complete", "batched", "dropped", "evaluated", "filtered", "quarantined", "requeued", "resampled"];
 const AT_ONCE = 60;
 
 const known = (group, name) => group.members.map((each) => each[name]).filter((value) => value !== null && value !== undefined);
@@ -73,7 +73,7 @@ function headOfBatch(data, batch, run, base) {
   const versions = data.trained_versions.filter(Boolean);
   const figures = [
     [number(data.stats.mean_reward), "mean reward"], [number(data.stats.mean_lag), "mean lag"], [number(data.stats.num_trajectories), "trajectories"],
-    [number(data.stats.num_tokens), "tokens"], [number(data.stats.num_zero_variance_groups), "groups without a signal"],
+    [number(data.stats.num_tokens), "tokens"], [number(data.stats.num_zero_advantage_groups), "zero-advantage groups"],
   ];
   return h("div", {},
     h("h1", {}, `Batch ${batch}`),
@@ -104,7 +104,7 @@ export function shade(value, low, high) {
 }
 
 export function card(group, base, here = null) {
-  const why = group.drop_reason === "stale" ? "dropped: too old for any batch" : group.drop_reason === "failed" ? "dropped: an episode failed too often" : group.status === "left_out" ? "left out: all rewards are equal" : group.status.replaceAll("_", " ");
+  const why = group.drop_reason === "stale" ? "dropped: too old for any batch" : group.drop_reason === "failed" ? "dropped: an episode failed too often" : group.status === "filtered" ? "filtered out: all rewards are equal" : group.status.replaceAll("_", " ");
   const size = Math.max(...group.members.map((each) => Math.abs(each.advantage || 0)), 1e-9);
   return h("section", { class: "card group" },
     h("header", {}, h("h2", {}, `Group ${group.group_id}`), h("span", { class: `badge ${group.status === "dropped" ? "bad" : group.status === "quarantined" ? "warm" : ""}` }, why),

@@ -12,7 +12,7 @@ const KINDS = {
   Starts: ["started", "restarted", "resumed", "goodbye", "run_stops"],
   "Leases lost": ["leases_lost"],
   Dropped: ["dropped"],
-  Quarantined: ["left_out_limit", "quarantined", "batch_quarantined", "batch_failed", "batch_skipped", "requeued", "commit_failed"],
+  Quarantined: ["filter_limit", "quarantined", "batch_quarantined", "batch_failed", "batch_skipped", "requeued", "commit_failed"],
 };
 const COLOURS = { Kills: "var(--bad)", Starts: "var(--good)", "Leases lost": "var(--warm)", Dropped: "var(--violet)", Quarantined: "var(--c5)" };
 
@@ -117,7 +117,7 @@ function charts(data, names, state, base) {
     plain("Entropy, nats a token", [["entropy", "entropy"]], { zero: true }),
     plain("Learner against engine, KL", [["mismatch", "nats a token"]], {}),
     plain("Gradient norm", [["grad_norm", "mean of the batch's steps"]], { zero: true }),
-    plain("Groups without a signal", [["silent_groups", "trained"], ["left_out", "left out"]], { zero: true }),
+    plain("Zero-advantage groups", [["zero_advantage_groups", "trained"], ["filtered", "filtered out"]], { zero: true }),
   ];
 }
 

@@ -175,8 +175,8 @@ class Settings(BaseModel):
         if self.data.dynamic_sampling and self.objective.kl_coefficient > 0 and self.objective.kl_in == "reward":
             raise ValueError(
                 'data.dynamic_sampling is true and objective.kl_in is "reward": the learner then changes every reward, so '
-                "that groups with equal rewards have a signal too, and none may be left out; leave dynamic_sampling out, or "
-                'set kl_in = "loss"'
+                "that groups with equal rewards have an advantage too, and none may be filtered out; leave dynamic_sampling "
+                'out, or set kl_in = "loss"'
             )
         return self
 

@@ -205,7 +205,7 @@ BUGS_OF_PARTS = (
     PlantedBug(
         "the rounding error of equal rewards is blown up",
         "advantages.py",
-        "torch.where(has_signal, scaled, 0.0)",
+        "torch.where(has_advantage, scaled, 0.0)",
         "scaled",
         advantages_are_relative_to_the_members_present,
     ),
@@ -233,8 +233,8 @@ BUGS_OF_PARTS = (
     PlantedBug(
         "groups with a deviation below 0.01 are silenced",
         "advantages.py",
-        "has_signal = (highest > lowest)[groups]",
-        "has_signal = (std > 0.01)[groups]",
+        "has_advantage = (highest > lowest)[groups]",
+        "has_advantage = (std > 0.01)[groups]",
         advantages_depend_on_neither_offset_nor_scale_of_the_rewards,
     ),
     PlantedBug(

@@ -143,7 +143,7 @@ def advantages_are_relative_to_the_members_present(gspo: Gspo, step: Step) -> No
                 rewards = members[group]
                 assert result.members_M[i].item() == len(rewards)
                 silent = max(rewards) == min(rewards)
-                assert result.zero_variance_M[i].item() == silent
+                assert result.zero_advantage_M[i].item() == silent
                 if silent:
                     assert result.advantages_M[i].item() == 0.0
                     continue
@@ -164,7 +164,7 @@ def advantages_depend_on_neither_offset_nor_scale_of_the_rewards(gspo: Gspo, ste
                 moved = gspo.advantages.group_advantages(given, step.groups, normalise_std=normalise_std, eps=0.0)
                 advantages_M = moved.advantages_M if normalise_std else moved.advantages_M.double() / scale
                 all_close(advantages_M, expected.advantages_M, 1e-6, f"advantages at {scale} r + {offset}")
-                assert torch.equal(moved.zero_variance_M, expected.zero_variance_M)
+                assert torch.equal(moved.zero_advantage_M, expected.zero_advantage_M)
 
 
 def the_deviation_has_one_millionth_added(gspo: Gspo, step: Step) -> None:

@@ -134,7 +134,7 @@ def test_groups_with_equal_rewards_are_counted_and_train_nothing() -> None:
     engine = BigramEngine()
     groups = [replace(group, rewards=np.full(3, 0.7)) for group in own_logprobs(engine, random_groups(2, 3, seed=10))]
     report = train(engine, groups)
-    assert report.metrics["zero_variance_groups/all"] == report.metrics["groups/all"] == 2
+    assert report.metrics["zero_advantage_groups/all"] == report.metrics["groups/all"] == 2
     assert not engine.gradients[0].any()
 
 
@@ -278,14 +278,14 @@ def test_an_adaptive_clip_scales_the_next_batch_by_what_this_one_clipped() -> No
     assert train(BigramEngine(), groups, narrow).metrics["clip_fraction/all"] == fractions[0]
 
 
-def test_zero_variance_groups_neither_open_nor_close_an_adaptive_clip() -> None:
+def test_zero_advantage_groups_neither_open_nor_close_an_adaptive_clip() -> None:
     narrow = replace(WIDE, eps_low=0.01, eps_high=0.01, noise_z=0.0)
     groups = own_logprobs(BigramEngine(), random_groups(6, 4, seed=15), noise=0.1)
-    zero_variance = [replace(group, rewards=np.ones(4)) for group in groups]
+    zero_advantage = [replace(group, rewards=np.ones(4)) for group in groups]
     alone, mixed, unmoved = (AdaptiveClip(target=0.3) for _ in range(3))
     share = train(BigramEngine(), groups, narrow, num_mini_batches=1, adaptive_clip=alone).metrics["clip_fraction/all"]
-    diluted = train(BigramEngine(), groups + zero_variance, narrow, num_mini_batches=1, adaptive_clip=mixed).metrics
-    train(BigramEngine(), zero_variance, narrow, num_mini_batches=1, adaptive_clip=unmoved)
+    diluted = train(BigramEngine(), groups + zero_advantage, narrow, num_mini_batches=1, adaptive_clip=mixed).metrics
+    train(BigramEngine(), zero_advantage, narrow, num_mini_batches=1, adaptive_clip=unmoved)
     assert share > 0.3 > diluted["clip_fraction/all"]
     assert mixed.scale == pytest.approx(alone.scale, abs=1e-9)
     assert mixed.scale > 1

@@ -64,11 +64,11 @@ MANY, FEW = ROWS_AT_ONCE
 @pytest.mark.parametrize("number", [1, FEW - 1, FEW, MANY - 1, MANY, 2 * MANY + 2 * FEW + 3])
 def test_any_number_of_rows_is_written_in_order_whatever_one_statement_takes(tmp_path: Path, number: int) -> None:
     path = tmp_path / "ledger.sqlite3"
-    tasks = [TaskRow(task_index=place, num_silent=1) for place in range(number)]
+    tasks = [TaskRow(task_index=place, num_zero_advantage=1) for place in range(number)]
     chunks = [stored_chunk(chunk_of(place, 0, 3), *arrays(3, place)) for place in range(number)]
     with open_store(path) as store:
         # Of rows with the same key the last one counts, also of those in one statement.
-        store.commit(RowChanges(rows=[TaskRow(task_index=number - 1, num_silent=9), *tasks], chunks=chunks))
+        store.commit(RowChanges(rows=[TaskRow(task_index=number - 1, num_zero_advantage=9), *tasks], chunks=chunks))
         assert (store.newest.chunks, store.newest.tokens) == (number, 3 * number)
     with open_store(path) as store:
         assert store.contents().tasks == tuple(tasks)
@@ -142,7 +142,7 @@ def test_a_batch_whose_tokens_do_not_match_its_rows_is_an_error(tmp_path: Path) 
         mean_reward=0.0,
         mean_lag=0.0,
         max_lag=0,
-        num_zero_variance_groups=1,
+        num_zero_advantage_groups=1,
         lengths=LengthStats(mean=4.0, p95=4, max=4, cut_off=0.0),
     )
     batch = BatchRow(index=0, policy_version=1, group_ids=(0,), stats=stats, samplings=(SAMPLING,))

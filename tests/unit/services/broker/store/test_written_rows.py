@@ -41,10 +41,10 @@ trajectories = st.builds(
 )
 rows = st.one_of(
     trajectories,
-    st.builds(TaskRow, task_index=numbers, num_silent=numbers),
+    st.builds(TaskRow, task_index=numbers, num_zero_advantage=numbers),
     st.builds(JournalRow, trajectory_id=numbers, place=numbers, entry=st.binary(max_size=20)),
     st.builds(CheckpointedRow, next_batch=numbers),
-    st.builds(RunRow, error=texts, left_out_tokens=numbers),
+    st.builds(RunRow, error=texts, filtered_tokens=numbers),
 )
 
 

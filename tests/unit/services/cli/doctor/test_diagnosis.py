@@ -136,14 +136,16 @@ def test_a_start_or_an_end_is_nothing_wrong() -> None:
     ]
 
 
-def test_groups_left_out_are_counted_and_their_limit_is_a_remark() -> None:
-    groups = HEALTHY.status["groups"] | {"left_out": 40} if HEALTHY.status is not None else {}
-    some = replace(HEALTHY, status=a_status(groups=groups, left_out={"groups": 3, "limit": 256}))
-    assert [remark.wrong for remark in diagnose(some) if "without signal" in remark.text] == [False]
-    most = replace(HEALTHY, status=a_status(groups=groups, left_out={"groups": 256, "limit": 256}))
+def test_groups_filtered_out_are_counted_and_their_limit_is_a_remark() -> None:
+    groups = HEALTHY.status["groups"] | {"filtered": 40} if HEALTHY.status is not None else {}
+    some = replace(HEALTHY, status=a_status(groups=groups, filtered={"groups": 3, "limit": 256}))
+    assert [remark.wrong for remark in diagnose(some) if "zero-advantage" in remark.text] == [False]
+    most = replace(HEALTHY, status=a_status(groups=groups, filtered={"groups": 256, "limit": 256}))
     texts = [remark.text for remark in diagnose(most) if remark.wrong]
     assert len(texts) == 1
-    assert texts[0].startswith("batch 3 has left out 256 groups without signal, the most that data.max_left_out = 8 allows")
+    assert texts[0].startswith(
+        "batch 3 has filtered out 256 zero-advantage groups, the most that data.max_filtered = 8 allows"
+    )
 
 
 def test_drops_are_explained() -> None:

@@ -63,9 +63,11 @@ def test_drops_are_summed_up_and_batches_quarantined_are_named() -> None:
 
 
 def test_a_batch_that_may_leave_out_no_more_groups_is_a_problem() -> None:
-    row = {"event": "left_out_limit", "batch": 4, "num_groups": 256}
-    (text,) = texts(Happenings(max_lag=2).of_rows([row, {"event": "left_out", "batch": 4, "group_id": 3}]))
-    assert text.startswith("! 256 groups without signal were left out for batch 4, the most that data.max_left_out allows")
+    row = {"event": "filter_limit", "batch": 4, "num_groups": 256}
+    (text,) = texts(Happenings(max_lag=2).of_rows([row, {"event": "filtered", "batch": 4, "group_id": 3}]))
+    assert text.startswith(
+        "! 256 zero-advantage groups were filtered out for batch 4, the most that data.max_filtered allows"
+    )
 
 
 def test_a_restart_is_told_once_with_how_the_process_ended() -> None:

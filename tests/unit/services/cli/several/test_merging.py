@@ -11,7 +11,7 @@ def a_status(**changes: Any) -> dict[str, Any]:
     status = {
         "run_id": "a", "batches_trained": 3, "batches_assembled": 3, "batches_total": 60, "batches_checkpointed": 2,
         "policy_version": 4, "train_reward": 0.5, "lag_mean": 0.25, "lag_max": 1, "eval_reward": None, "tokens_per_s": None,
-        "groups": {"open": 3, "complete": 5, "dropped": 1}, "dropped": {"stale": 1}, "left_out": {"groups": 1, "limit": 4},
+        "groups": {"open": 3, "complete": 5, "dropped": 1}, "dropped": {"stale": 1}, "filtered": {"groups": 1, "limit": 4},
         "resting": 2, "prompts_started": 20, "quarantined": {"batches": 0, "groups": 0, "newest": []},
         "rollouts": [], "rollouts_gone": [], "learner": "learner", "limited": [], "waiting_for": "", "quiet_s": 1.0,
         "stopping": "", "finished": False, "error": "",
@@ -42,7 +42,7 @@ def test_counts_are_added_and_means_are_of_equal_shares() -> None:
     status = merged(a_status(), a_status(train_reward=1.0, lag_mean=0.75, lag_max=3, dropped={"stale": 1, "failed": 2}))
     assert status["groups"] == {"open": 6, "complete": 10, "dropped": 2}
     assert status["dropped"] == {"stale": 2, "failed": 2}
-    assert status["left_out"] == {"groups": 2, "limit": 8}
+    assert status["filtered"] == {"groups": 2, "limit": 8}
     assert (status["train_reward"], status["lag_mean"], status["lag_max"]) == (0.75, 0.5, 3)
     assert status["prompts_started"] == 20
     assert merged(a_status(train_reward=None), a_status())["train_reward"] == 0.5

@@ -14,14 +14,14 @@ def texts(project: Project, check: str, *, code: bool = False, **keys: Any) -> l
 
 def test_what_dynamic_sampling_may_cost_is_noted(project: Project) -> None:
     assert not texts(project, "dynamic sampling")
-    (text,) = texts(project, "dynamic sampling", dynamic_sampling=True, max_left_out=1.5)
-    assert text.startswith("note: while a batch of 8 groups fills, up to 12 without signal are left out")
+    (text,) = texts(project, "dynamic sampling", dynamic_sampling=True, max_filtered=1.5)
+    assert text.startswith("note: while a batch of 8 groups fills, up to 12 with zero advantage are filtered out")
 
 
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        ({"max_left_out": 3.0}, "note: data.max_left_out: data.dynamic_sampling is false"),
+        ({"max_filtered": 3.0}, "note: data.max_filtered: data.dynamic_sampling is false"),
         ({"rest_batches": 3}, "note: data.rest_batches: data.rest_after_groups is 0"),
     ],
 )

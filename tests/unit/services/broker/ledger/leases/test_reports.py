@@ -19,7 +19,7 @@ def test_a_batchs_line_has_the_learners_metrics_and_the_ledgers() -> None:
     world.send(LEARNER, Trained(index=0, policy_version=1, metrics=metrics))
     (line,) = world.store.metrics_after(0)
     assert (line["event"], line["batch"], line["policy_version"], line["again"]) == ("batch", 0, 1, False)
-    assert (line["train/reward"], line["num_tokens"], line["num_zero_variance_groups"]) == (0.5, 10, 1)
+    assert (line["train/reward"], line["num_tokens"], line["num_zero_advantage_groups"]) == (0.5, 10, 1)
     assert (line["lag/mean"], line["lag/max"], line["loss"], line["grad_norm"]) == (0.0, 0, None, 2.0)
     world.send(LEARNER, Trained(index=0, policy_version=1, metrics=metrics))
     assert len(world.lines) == 1, "delivered again"
@@ -55,7 +55,7 @@ def test_status_says_how_the_run_stands() -> None:
     status = answer.status
     assert (status["batches_trained"], status["batches_assembled"], status["batches_total"]) == (1, 1, 3)
     assert (status["policy_version"], status["train_reward"], status["lag_mean"]) == (2, 0.5, 0.0)
-    assert status["groups"] == {"open": 1, "complete": 0, "batched": 2, "dropped": 0, "left_out": 0, "quarantined": 0}
+    assert status["groups"] == {"open": 1, "complete": 0, "batched": 2, "dropped": 0, "filtered": 0, "quarantined": 0}
     (rollout,) = status["rollouts"]
     assert (rollout["peer"], rollout["status"], rollout["policy_version"], rollout["silent_s"]) == ("r1", "serving", 2, 1.5)
     assert status["waiting_for"].startswith("2 more complete groups")

@@ -1,4 +1,4 @@
-"""Groups without signal are left out while a batch fills, up to a limit, and nothing about them is lost."""
+"""Zero-advantage groups are filtered out while a batch fills, up to a limit, and nothing about them is lost."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gspo_protocol.messages import Release
 from gspo_services.broker.ledger import Note, SamplingRules
-from gspo_services.broker.ledger.sampling import has_signal
+from gspo_services.broker.ledger.sampling import has_advantage
 from gspo_services.broker.rows import GroupRow, TrajectoryRow
 from tests.support.broker.ledger import LEARNER, LedgerHarness, delivered
 from tests.support.broker.ledger_training import R1, generate, group_ids, harness, train_one
@@ -21,8 +21,8 @@ def sampled(world: LedgerHarness, *rewards: float, version: int = 1) -> int:
     return leases[0].group_id
 
 
-def dynamic(max_left_out: int = 4, **changes: Any) -> LedgerHarness:
-    return harness(sampling=SamplingRules(max_left_out=max_left_out), **changes)
+def dynamic(max_filtered: int = 4, **changes: Any) -> LedgerHarness:
+    return harness(sampling=SamplingRules(max_filtered=max_filtered), **changes)
 
 
 def status_of(world: LedgerHarness, group_id: int) -> str:
@@ -38,22 +38,22 @@ def members(*rewards: tuple[float, ...], num_tokens: int = 3) -> list[Trajectory
 
 
 def test_a_group_has_a_signal_when_its_rewards_differ() -> None:
-    rules = SamplingRules(max_left_out=1)
-    assert not has_signal(members((1.0,), (1.0,)), rules)
-    assert has_signal(members((1.0,), (0.5,)), rules)
+    rules = SamplingRules(max_filtered=1)
+    assert not has_advantage(members((1.0,), (1.0,)), rules)
+    assert has_advantage(members((1.0,), (0.5,)), rules)
 
 
 def test_where_turns_get_advantages_rewards_of_equal_sum_are_a_signal() -> None:
     equal_sums = members((1.0, 0.0), (0.0, 1.0))
-    assert not has_signal(equal_sums, SamplingRules(max_left_out=1))
-    assert has_signal(equal_sums, SamplingRules(max_left_out=1, by_turn=True))
-    assert not has_signal(members((1.0, 0.0), (1.0, 0.0)), SamplingRules(max_left_out=1, by_turn=True))
+    assert not has_advantage(equal_sums, SamplingRules(max_filtered=1))
+    assert has_advantage(equal_sums, SamplingRules(max_filtered=1, by_turn=True))
+    assert not has_advantage(members((1.0, 0.0), (1.0, 0.0)), SamplingRules(max_filtered=1, by_turn=True))
 
 
 def test_a_group_whose_rewards_the_learner_will_change_is_kept() -> None:
-    rules = SamplingRules(max_left_out=1, shaped_from_tokens=10)
-    assert not has_signal(members((1.0,), (1.0,), num_tokens=10), rules)
-    assert has_signal(members((1.0,), (1.0,), num_tokens=11), rules)
+    rules = SamplingRules(max_filtered=1, shaped_from_tokens=10)
+    assert not has_advantage(members((1.0,), (1.0,), num_tokens=10), rules)
+    assert has_advantage(members((1.0,), (1.0,), num_tokens=11), rules)
 
 
 def test_a_batch_is_made_of_groups_with_a_signal_and_counts_the_others() -> None:
@@ -63,13 +63,13 @@ def test_a_batch_is_made_of_groups_with_a_signal_and_counts_the_others() -> None
     assert not delivered(world.request_batch(0, 1)), "one group is missing"
     second = sampled(world, 1.0, 0.0)
     assert group_ids(world, 0) == (first, second)
-    assert status_of(world, silent) == "left_out"
+    assert status_of(world, silent) == "filtered"
     world.trained(0, 1)
-    left_out, batch = world.lines
-    assert {name: left_out[name] for name in ("event", "reason", "group_id", "batch", "reward", "num_tokens")} == {
-        "event": "left_out", "reason": "no_signal", "group_id": silent, "batch": 0, "reward": 1.0, "num_tokens": [3, 3],
+    filtered, batch = world.lines
+    assert {name: filtered[name] for name in ("event", "reason", "group_id", "batch", "reward", "num_tokens")} == {
+        "event": "filtered", "reason": "zero_advantage", "group_id": silent, "batch": 0, "reward": 1.0, "num_tokens": [3, 3],
     }  # fmt: skip
-    assert (batch["num_left_out_groups"], batch["num_left_out_tokens"], batch["num_zero_variance_groups"]) == (1, 6, 0)
+    assert (batch["num_filtered_groups"], batch["num_filtered_tokens"], batch["num_zero_advantage_groups"]) == (1, 6, 0)
 
 
 def test_without_dynamic_sampling_every_group_is_trained() -> None:
@@ -77,15 +77,15 @@ def test_without_dynamic_sampling_every_group_is_trained() -> None:
     generate(world, 4, 1, reward=1.0)
     train_one(world, 0, 1)
     (line,) = world.lines
-    assert (line["num_left_out_groups"], line["num_zero_variance_groups"]) == (0, 2)
+    assert (line["num_filtered_groups"], line["num_zero_advantage_groups"]) == (0, 2)
 
 
-def test_a_batch_takes_groups_without_signal_once_it_has_left_out_as_many_as_it_may() -> None:
-    world = dynamic(max_left_out=3)
+def test_a_batch_takes_groups_without_signal_once_it_has_filtered_out_as_many_as_it_may() -> None:
+    world = dynamic(max_filtered=3)
     ids = [sampled(world, 1.0, 1.0) for _ in range(5)]
     assert group_ids_of_next(world) == tuple(ids[3:])
     events = [line["event"] for line in world.lines]
-    assert events == ["left_out"] * 3 + ["left_out_limit"], "named once"
+    assert events == ["filtered"] * 3 + ["filter_limit"], "named once"
     assert world.lines[-1]["num_groups"] == 3
 
 
@@ -95,32 +95,32 @@ def group_ids_of_next(world: LedgerHarness) -> tuple[int, ...]:
 
 
 def test_the_limit_is_said_as_a_warning() -> None:
-    world = dynamic(max_left_out=1)
+    world = dynamic(max_filtered=1)
     first, second = world.lease(R1, 2, 1)
     world.episode(R1, first, 1, reward=0.0)
     world.grow(R1, second, 3, 1)
     notes = [action for action in world.finish(R1, second, 3, reward=0.0) if isinstance(action, Note)]
-    assert [(note.event, note.level) for note in notes][-2:] == [("group_left_out", "info"), ("left_out_limit", "warning")]
+    assert [(note.event, note.level) for note in notes][-2:] == [("group_filtered", "info"), ("filter_limit", "warning")]
 
 
 def test_each_batch_may_leave_out_as_many_again_and_a_restart_does_not_change_that() -> None:
-    world = dynamic(max_left_out=2)
+    world = dynamic(max_filtered=2)
     sampled(world, 1.0, 1.0)
     world.restart()
     world.hello(R1)
     world.hello(LEARNER, "learner")
-    assert world.ledger.state.run.left_out_groups == 1
-    assert world.ledger.state.num_left_out_groups == 1
+    assert world.ledger.state.run.filtered_groups == 1
+    assert world.ledger.state.num_filtered_groups == 1
     sampled(world, 1.0, 1.0)
     kept = sampled(world, 0.0, 0.0)
     assert status_of(world, kept) == "complete"
     sampled(world, 0.0, 1.0)
     assert group_ids_of_next(world)[0] == kept
-    assert world.ledger.state.run.left_out_groups == 0
-    assert status_of(world, sampled(world, 1.0, 1.0)) == "left_out"
+    assert world.ledger.state.run.filtered_groups == 0
+    assert status_of(world, sampled(world, 1.0, 1.0)) == "filtered"
 
 
-def test_held_out_groups_are_never_left_out() -> None:
+def test_held_out_groups_are_never_filtered_out() -> None:
     world = dynamic(evaluate_every_batches=1, num_eval_tasks=2)
     generate(world, 2, 1, reward=1.0)
     (line,) = world.lines
@@ -132,11 +132,11 @@ def test_held_out_groups_are_never_left_out() -> None:
     signal=st.lists(st.booleans(), min_size=80, max_size=80),
     order=st.randoms(use_true_random=False),
     max_lag=st.integers(0, 2),
-    max_left_out=st.integers(1, 5),
+    max_filtered=st.integers(1, 5),
 )
-def test_every_run_ends_and_nothing_becomes_too_old(signal: list[bool], order: Any, max_lag: int, max_left_out: int) -> None:
+def test_every_run_ends_and_nothing_becomes_too_old(signal: list[bool], order: Any, max_lag: int, max_filtered: int) -> None:
     """Groups become complete in any order; a batch waits for no more groups than the limit and its own."""
-    world = dynamic(max_left_out, max_lag=max_lag, num_batches=3)
+    world = dynamic(max_filtered, max_lag=max_lag, num_batches=3)
     version = 1
     for index in range(3):
         world.request_batch(index, version)
@@ -155,4 +155,4 @@ def test_every_run_ends_and_nothing_becomes_too_old(signal: list[bool], order: A
         version += 1
         world.publish(version, index + 1)
     assert world.ledger.state.num_dropped == {}
-    assert world.ledger.state.num_left_out_groups <= 3 * max_left_out
+    assert world.ledger.state.num_filtered_groups <= 3 * max_filtered

@@ -1,4 +1,4 @@
-"""An audit knows the groups that dynamic sampling left out, and what may be wrong with them."""
+"""An audit knows the groups that dynamic sampling filtered out, and what may be wrong with them."""
 
 import shutil
 import sqlite3
@@ -16,10 +16,10 @@ from tests.support.broker.ledger_training import R1, generate
 
 @pytest.fixture(scope="module")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One batch; one group was left out for it and one after it, and a third is complete: the limit is 1."""
+    """One batch; one group was filtered out for it and one after it, and a third is complete: the limit is 1."""
     directory = tmp_path_factory.mktemp("left-out") / "run"
     directory.mkdir()
-    world = LedgerHarness(config_with(sampling=SamplingRules(max_left_out=1)), path=directory / LEDGER_FILE)
+    world = LedgerHarness(config_with(sampling=SamplingRules(max_filtered=1)), path=directory / LEDGER_FILE)
     world.hello(LEARNER, "learner")
     world.hello(R1)
     world.publish(1, 0)
@@ -33,12 +33,12 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_what_is_left_out_is_accounted_for(small_run: Path) -> None:
+def test_what_is_filtered_out_is_accounted_for(small_run: Path) -> None:
     audit = audit_run(small_run)
     assert audit.problems == []
-    assert audit.left_out == 2
+    assert audit.filtered == 2
     assert audit.dropped == {}
-    (outcome,) = [outcome for outcome in audit.outcomes if outcome.status == "left_out"]
+    (outcome,) = [outcome for outcome in audit.outcomes if outcome.status == "filtered"]
     assert (outcome.split, outcome.groups, outcome.trajectories, outcome.tokens) == ("train", 2, 4, 12)
 
 
@@ -47,17 +47,17 @@ def test_what_is_left_out_is_accounted_for(small_run: Path) -> None:
     [
         (
             "UPDATE trajectories SET turn_rewards = '[0.5]' WHERE trajectory_id = 0",
-            "left out without a reason",
-            "group 0 is left out, and has a signal: its rewards go from 0.5 to 1",
+            "filtered out without a reason",
+            "group 0 is filtered out, and has an advantage: its rewards go from 0.5 to 1",
         ),
-        ("UPDATE groups SET batch = 0 WHERE group_id = 0", "left out without a reason", "of split train and of batch 0"),
-        ("DELETE FROM metrics_lines WHERE number = 1", "no metrics line", "group 0 was left out"),
+        ("UPDATE groups SET batch = 0 WHERE group_id = 0", "filtered out without a reason", "of split train and of batch 0"),
+        ("DELETE FROM metrics_lines WHERE number = 1", "no metrics line", "group 0 was filtered out"),
         (
-            "UPDATE batches SET stats = json_set(stats, '$.num_left_out_groups', 3)",
+            "UPDATE batches SET stats = json_set(stats, '$.num_filtered_groups', 3)",
             "no metrics line",
-            "counted 4 groups that were left out while they filled, 2 are recorded",
+            "counted 4 groups that were filtered out while they filled, 2 are recorded",
         ),
-        ("UPDATE trajectories SET status = 'free' WHERE trajectory_id = 0", "group not whole", "group 0 is left_out, 1 of"),
+        ("UPDATE trajectories SET status = 'free' WHERE trajectory_id = 0", "group not whole", "group 0 is filtered, 1 of"),
     ],
 )
 def test_a_planted_corruption_is_named(small_run: Path, tmp_path: Path, statement: str, name: str, words: str) -> None:

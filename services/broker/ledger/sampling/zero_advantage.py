@@ -1,12 +1,12 @@
-"""Decides whether anything can be learned from a group, and how many groups a batch may leave out.
+"""Decides whether anything can be learned from a group, and how many groups a batch may filter out.
 
 A group whose rewards are all equal has advantage 0 everywhere, and so no gradient. Dynamic sampling (DAPO, arXiv 2503.14476,
-section 3.2) leaves it out, and another prompt takes its place while the batch fills. Admission's proof holds as it is: a
-group that is left out only lowers the number of those outstanding, and its replacement is admitted like any other.
+section 3.2) filters it out, and another prompt takes its place while the batch fills. Admission's proof holds as it is: a
+group that is filtered out only lowers the number of those outstanding, and its replacement is admitted like any other.
 
-The run ends whatever the rewards: a batch leaves out at most ``max_left_out`` groups. Those without signal that become
+The run ends whatever the rewards: a batch filters out at most ``max_filtered`` groups. Zero-advantage groups that become
 complete after that are trained, as they would be without dynamic sampling. So n batches of B groups take at most
-n * (max_left_out + B) groups, besides those that fail.
+n * (max_filtered + B) groups, besides those that fail.
 """
 
 from collections.abc import Sequence
@@ -17,23 +17,23 @@ from gspo_services.broker.rows import TrajectoryRow
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingRules:
-    """What the settings say about groups without signal, and about tasks that have had several."""
+    """What the settings say about zero-advantage groups, and about tasks that have had several."""
 
-    max_left_out: int = 0
-    """Groups that may be left out while one batch fills; 0: none ever is."""
+    max_filtered: int = 0
+    """Groups that may be filtered out while one batch fills; 0: none ever is."""
     by_turn: bool = False
     """Advantages are made of each turn's rewards, and not of their sum."""
     shaped_from_tokens: int | None = None
     """The learner changes the rewards of longer trajectories; None: of none."""
     rest_after_groups: int = 0
-    """A task rests after this many groups without signal in a row; 0: none does."""
+    """A task rests after this many zero-advantage groups in a row; 0: none does."""
     rest_batches: int = 1
     """For how many batches."""
 
 
-def has_signal(members: Sequence[TrajectoryRow], rules: SamplingRules) -> bool:
+def has_advantage(members: Sequence[TrajectoryRow], rules: SamplingRules) -> bool:
     """Whether the advantages of a complete group may differ from 0. In doubt they may: a group that could teach something is
-    never left out.
+    never filtered out.
     """
     shaped_from = rules.shaped_from_tokens
     if shaped_from is not None and any(row.num_tokens > shaped_from for row in members):
