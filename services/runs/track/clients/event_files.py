@@ -12,7 +12,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
 
 from gspo_services.runs.track.clients.tracker import TrackerRun
-from gspo_services.runs.track.points import RECORD, Point
+from gspo_services.runs.track.points import LINE, Point
 from gspo_services.runs.track.samples import SAMPLES, SampleTable
 
 DIRECTORY: Final = "tensorboard"
@@ -76,7 +76,7 @@ def last_record_in(directory: Path) -> int:
 
 def _values(path: Path) -> list[Any]:
     # A file that a killed process left may end with half an event; the loader stops before it.
-    return [value for event in EventFileLoader(str(path)).Load() for value in event.summary.value if value.tag == RECORD]
+    return [value for event in EventFileLoader(str(path)).Load() for value in event.summary.value if value.tag == LINE]
 
 
 def _record_of(value: Any) -> int:

@@ -6,7 +6,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
 from gspo_services.runs.track.clients.tracker import TrackerRun
-from gspo_services.runs.track.points import RECORD, Point
+from gspo_services.runs.track.points import LINE, Point
 from gspo_services.runs.track.samples import SampleTable
 
 MOST_METRICS: Final = 1000
@@ -26,15 +26,15 @@ class MlflowRun:
 
     def last_line(self) -> int:
         metrics: dict[str, float] = self._client.get_run(self._run_id).data.metrics
-        return int(metrics.get(RECORD, 0))
+        return int(metrics.get(LINE, 0))
 
     def write(self, point: Point, samples: SampleTable | None) -> None:
         if samples is not None:
             self._client.log_table(self._run_id, data=samples.columns(), artifact_file=SAMPLES_FILE)
         milliseconds = round(1000 * point.time)
         metrics = [Metric(name, value, milliseconds, point.batch) for name, value in point.values.items()]
-        # The record comes last: it says that the others are there.
-        metrics.sort(key=lambda metric: metric.key == RECORD)
+        # The line's number comes last: it says that the others are there.
+        metrics.sort(key=lambda metric: metric.key == LINE)
         for first in range(0, len(metrics), MOST_METRICS):
             self._client.log_batch(self._run_id, metrics=metrics[first : first + MOST_METRICS], synchronous=True)
 

@@ -8,7 +8,7 @@ import trackio
 from trackio.sqlite_storage import SQLiteStorage
 
 from gspo_services.runs.track.clients.tracker import TrackerRun
-from gspo_services.runs.track.points import RECORD, Point
+from gspo_services.runs.track.points import LINE, Point
 from gspo_services.runs.track.samples import SAMPLES, SampleTable
 
 FLUSH_S: Final = 30.0
@@ -28,7 +28,7 @@ class TrackioRun:
     def last_line(self) -> int | None:
         if not self._local:
             return None
-        values: list[dict[str, Any]] = SQLiteStorage.get_metric_values(self._project, self._run.name, RECORD)
+        values: list[dict[str, Any]] = SQLiteStorage.get_metric_values(self._project, self._run.name, LINE)
         return max((int(each["value"]) for each in values), default=0)
 
     def write(self, point: Point, samples: SampleTable | None) -> None:

@@ -10,7 +10,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 from gspo_services.runs.track.clients.tracker import TrackerRun
 from gspo_services.runs.track.cursor import DIRECTORY
-from gspo_services.runs.track.points import RECORD, Point
+from gspo_services.runs.track.points import LINE, Point
 from gspo_services.runs.track.samples import SAMPLES, SampleTable
 
 START_S: Final = 60.0
@@ -70,7 +70,7 @@ def last_record_in(path: Path) -> int:
         record = Record.FromString(content)
         for item in record.history.item:
             name = item.key or "/".join(item.nested_key)
-            if name == RECORD:
+            if name == LINE:
                 last = max(last, int(float(item.value_json)))
     return last
 
