@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from gspo_protocol.messages import Batch
-from gspo_services.learner.broker import BrokerThread, MakeLines, OneLine
+from gspo_services.learner.broker import BrokerThread, MakeConnections, OneConnection
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.runtime.telemetry import Health
@@ -15,17 +15,22 @@ def broker_thread(
 ) -> BrokerThread:
     """The connection of rank 0, which is open inside its context."""
     return BrokerThread(
-        settings, session=session, clock=clock, health=health, metrics=metrics, lines=lines_of(settings.broker.num_brokers)
+        settings,
+        session=session,
+        clock=clock,
+        health=health,
+        metrics=metrics,
+        connections=connections_of(settings.broker.num_brokers),
     )
 
 
-def lines_of(num_brokers: int) -> MakeLines:
+def connections_of(num_brokers: int) -> MakeConnections:
     """What connects a learner to so many brokers."""
     if num_brokers == 1:
-        return OneLine
-    from gspo_services.learner.several import SeveralLines
+        return OneConnection
+    from gspo_services.learner.several import SeveralConnections
 
-    return SeveralLines
+    return SeveralConnections
 
 
 def versions_apart_of(num_brokers: int) -> Callable[[Batch], int] | None:

@@ -2,10 +2,10 @@
 
 from gspo_services.learner.broker.assembly import AssembledBatch, Assembly, assemble
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
-from gspo_services.learner.broker.line import BrokerLine
-from gspo_services.learner.broker.lines import BatchLines, MakeLines, OpenLine, Question
+from gspo_services.learner.broker.connection import BrokerConnection
+from gspo_services.learner.broker.connections import BrokerConnections, MakeConnections, OpenConnection, Question
 from gspo_services.learner.broker.no_broker import NoBroker
-from gspo_services.learner.broker.one_line import OneLine
+from gspo_services.learner.broker.one_connection import OneConnection
 from gspo_services.learner.broker.parts import CREDIT
 from gspo_services.learner.broker.port import BrokerPort, ToBroker
 from gspo_services.learner.broker.thread import BrokerThread
@@ -16,14 +16,14 @@ __all__ = [
     "AssembledBatch",
     "Assembly",
     "BatchAnnounced",
-    "BatchLines",
-    "BrokerLine",
+    "BrokerConnection",
+    "BrokerConnections",
     "BrokerPort",
     "BrokerThread",
-    "MakeLines",
+    "MakeConnections",
     "NoBroker",
-    "OneLine",
-    "OpenLine",
+    "OneConnection",
+    "OpenConnection",
     "PartArrived",
     "Question",
     "ToBroker",

@@ -15,9 +15,9 @@ import zmq.asyncio
 from gspo_protocol.channels import BATCH, WEIGHTS
 from gspo_protocol.messages import Heartbeat, Published, Trained, Welcome
 from gspo_services.learner.broker.batches import Answer
-from gspo_services.learner.broker.line import BrokerLine, Heard
-from gspo_services.learner.broker.lines import MakeLines
-from gspo_services.learner.broker.one_line import OneLine
+from gspo_services.learner.broker.connection import BrokerConnection, Heard
+from gspo_services.learner.broker.connections import MakeConnections
+from gspo_services.learner.broker.one_connection import OneConnection
 from gspo_services.learner.broker.port import ToBroker
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.weights import (
@@ -75,10 +75,10 @@ class BrokerLoop:
         health: Health,
         metrics: LearnerMetrics,
         arrived: Callable[[Answer], None],
-        lines: MakeLines = OneLine,
+        connections: MakeConnections = OneConnection,
         request_interval_s: float = REQUEST_INTERVAL_S,
     ) -> None:
-        """Bind and connect. ``lines``: what connects to the broker, or to several. ``request_interval_s``: time between
+        """Bind and connect. ``connections``: connects to the broker, or to several. ``request_interval_s``: time between
         repetitions of an unanswered request.
 
         Raises: EndpointError; ConfigurationError when keys cannot be used.
@@ -95,7 +95,9 @@ class BrokerLoop:
         self._checksums = PublishedChecksums([likely_hash()])
         self._server = WeightServer(channel, self._store, metrics, checksums=self._checksums)
         open_client = partial(_open_client, context, settings, session=session, clock=clock, security=security)
-        self._lines = lines(settings, partial(_line, open_client, settings.broker.batch_endpoints), arrived)
+        self._connections = connections(
+            settings, partial(_connection, open_client, settings.broker.batch_endpoints), arrived
+        )
         self.encoding = False
         """Digests and a delta are being computed: that takes time, whatever the broker does."""
         self._policy_version = 0
@@ -104,22 +106,22 @@ class BrokerLoop:
     @property
     def welcomes(self) -> Sequence[Welcome]:
         """See ``BrokerPort``."""
-        return self._lines.welcomes
+        return self._connections.welcomes
 
     @property
     def scores(self) -> Mapping[int, float | None]:
         """See ``BrokerPort``."""
-        return self._lines.scores
+        return self._connections.scores
 
     @property
     def endpoint(self) -> str:
         """The address of the broker that acknowledges nothing, if one does not."""
-        return self._lines.endpoint
+        return self._connections.endpoint
 
     @property
     def reason_to_wait(self) -> str:
         """See ``BrokerPort``."""
-        return self._lines.reason_to_wait
+        return self._connections.reason_to_wait
 
     async def run(self, started: Callable[[], None]) -> None:
         """Run the connections until cancelled; ``started`` is called once they run. Raises: ServiceError."""
@@ -130,25 +132,25 @@ class BrokerLoop:
                 tasks.create_task(self._announce(), name="announce")
                 tasks.create_task(self._repeat(), name="repeat")
                 tasks.create_task(self._beat(), name="heartbeat")
-                tasks.create_task(self._lines.run(tasks), name="connect")
+                tasks.create_task(self._connections.run(tasks), name="connect")
                 started()
         finally:
             # Also when a task never began: each socket has a monitor, which must be read or closed.
             self._authenticator.close()
-            self._lines.close()
+            self._connections.close()
 
     # --- sent ----------------------------------------------------------------------------------------------------------
 
     async def welcome(self) -> Welcome:
         """Wait for the Welcome."""
-        return await self._lines.welcome()
+        return await self._connections.welcome()
 
     async def tell(self, message: ToBroker) -> None:
         """See ``BrokerPort``."""
         if isinstance(message, Trained):
-            await self._announcements.put(self._lines.reports(message))
+            await self._announcements.put(self._connections.reports(message))
         else:
-            await self._lines.tell(message)
+            await self._connections.tell(message)
 
     async def publish(
         self,
@@ -176,12 +178,12 @@ class BrokerLoop:
 
     async def acknowledged(self, next_batch: int) -> bool:
         """See ``BrokerPort``."""
-        return self._lines.acknowledged(next_batch)
+        return self._connections.acknowledged(next_batch)
 
     async def flushed(self) -> None:
         """Wait until everything is acknowledged."""
         await self.announced()
-        await self._lines.flushed()
+        await self._connections.flushed()
 
     async def _announce(self) -> None:
         """Send what was handed over, in order.
@@ -195,9 +197,9 @@ class BrokerLoop:
             if isinstance(announcement, _Publication):
                 published = await self._publication(announcement)
                 del announcement  # The copy of the weights is not kept while the next one is waited for.
-                await self._lines.announce(published)
+                await self._connections.announce(published)
             else:
-                await self._lines.report(announcement)
+                await self._connections.report(announcement)
             self._announcements.task_done()
 
     async def _publication(self, publication: _Publication) -> Published:
@@ -239,24 +241,26 @@ class BrokerLoop:
 
     async def part_taken(self) -> None:
         """The training thread has taken a part: ask for one more."""
-        await self._lines.part_taken()
+        await self._connections.part_taken()
 
     async def _repeat(self) -> None:
         while True:
             self._health.beat()
-            await self._lines.repeat(self._health.not_ready)
+            await self._connections.repeat(self._health.not_ready)
             await asyncio.sleep(self._request_interval_s)
 
     async def _beat(self) -> None:
         """Tell the broker that this learner lives, whatever its training thread does, so that it keeps the run."""
         while True:
-            await self._lines.beat(Heartbeat(policy_version=self._policy_version, status="serving", leases=[]))
+            await self._connections.beat(Heartbeat(policy_version=self._policy_version, status="serving", leases=[]))
             await asyncio.sleep(HEARTBEAT_S)
 
 
-def _line(open_client: Callable[[int, str], PeerClient], endpoints: Sequence[str], number: int, heard: Heard) -> BrokerLine:
+def _connection(
+    open_client: Callable[[int, str], PeerClient], endpoints: Sequence[str], number: int, heard: Heard
+) -> BrokerConnection:
     endpoint = endpoints[number]
-    return BrokerLine(number, endpoint, partial(open_client, number, endpoint), heard)
+    return BrokerConnection(number, endpoint, partial(open_client, number, endpoint), heard)
 
 
 def _open_client(
@@ -279,7 +283,7 @@ def _open_client(
         clock=clock,
         fingerprint=run_fingerprint(settings),
         security=security,
-        # Each line has an identity of its own: a broker that two of them reach by mistake can answer both.
+        # Each connection has an identity of its own: a broker that two of them reach by mistake can answer both.
         number=number,
         expected=(number, settings.broker.num_brokers),
     )

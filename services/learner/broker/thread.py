@@ -17,9 +17,9 @@ import zmq.asyncio
 
 from gspo_services.learner.broker.batches import Answer
 from gspo_services.learner.broker.client import CALL_TIMEOUT_S, BrokerClient
-from gspo_services.learner.broker.lines import MakeLines
+from gspo_services.learner.broker.connections import MakeConnections
 from gspo_services.learner.broker.loop import REQUEST_INTERVAL_S, BrokerLoop
-from gspo_services.learner.broker.one_line import OneLine
+from gspo_services.learner.broker.one_connection import OneConnection
 from gspo_services.learner.broker.parts import CREDIT
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.shared.runtime.clock import Clock
@@ -57,12 +57,12 @@ class BrokerThread(BrokerClient):
         clock: Clock,
         health: Health,
         metrics: LearnerMetrics,
-        lines: MakeLines = OneLine,
+        connections: MakeConnections = OneConnection,
         request_interval_s: float = REQUEST_INTERVAL_S,
     ) -> None:
-        """``lines``: what connects to the broker, or to several. ``request_interval_s``: time between repetitions of an
+        """``connections``: connects to the broker, or to several. ``request_interval_s``: time between repetitions of an
         unanswered request."""
-        self._lines = lines
+        self._connections = connections
         self._request_interval_s = request_interval_s
         self._settings = settings
         self._session = session
@@ -156,7 +156,7 @@ class BrokerThread(BrokerClient):
                 health=self._health,
                 metrics=self._metrics,
                 arrived=self._arrived.put_nowait,
-                lines=self._lines,
+                connections=self._connections,
                 request_interval_s=self._request_interval_s,
             )
             self._main = asyncio.current_task()

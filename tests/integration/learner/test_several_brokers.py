@@ -32,7 +32,7 @@ from gspo_protocol.messages import (
 from gspo_services.learner.broker import loop
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from gspo_services.learner.broker.parts import CREDIT, MOST_DAMAGED
-from gspo_services.learner.several import lines, merged_answers
+from gspo_services.learner.several import connections, merged_answers
 from gspo_services.learner.weights.weight_copy import copy_weights
 from gspo_services.shared.runtime.errors import ServiceError, flatten
 from tests.support.broker.made_batches import MadeBatch, damaged
@@ -119,11 +119,11 @@ async def test_without_broker_0_nothing_is_said_to_the_others_until_it_is_back(
     monkeypatch.setattr(loop, "HEARTBEAT_S", 0.02)
     async with connected(directory) as brokers:
         await brokers.ends[1].expect(Heartbeat)
-        monkeypatch.setattr(lines, "WITHOUT_FIRST_S", 0.3)
+        monkeypatch.setattr(connections, "WITHOUT_FIRST_S", 0.3)
         await heard_until_quiet(brokers, 1)
         await brokers.tell(Resume(next_batch=4))
         await heard_until_quiet(brokers, 2)
-        monkeypatch.setattr(lines, "WITHOUT_FIRST_S", 20.0)
+        monkeypatch.setattr(connections, "WITHOUT_FIRST_S", 20.0)
         await brokers.reply(0, Pulse(policy_version=0, weights_endpoint=""))
         for number in EVERYONE[1:]:
             await brokers.welcome(number)
@@ -139,7 +139,7 @@ async def test_when_broker_0_has_ended_the_run_and_is_gone_the_others_still_hear
         await requested(brokers)
         await brokers.reply(0, EndOfRun(index=REQUEST.index, reason="gspo stop"))
         await brokers.ends[1].expect(StopRequest)
-        monkeypatch.setattr(lines, "WITHOUT_FIRST_S", 0.1)
+        monkeypatch.setattr(connections, "WITHOUT_FIRST_S", 0.1)
         for _ in range(20):
             await brokers.ends[1].expect(Heartbeat)
             await brokers.ends[2].expect(StopRequest)

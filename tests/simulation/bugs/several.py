@@ -73,7 +73,7 @@ SEVERAL = (
     ),
     Bug(
         name="a batch is trained when all shares but one have come",
-        module="gspo_services.learner.several.round",
+        module="gspo_services.learner.several.merged_batch",
         old="        if any(self.waits_for(broker) for broker in range(len(self._answers))):\n",
         new="        if any(self.waits_for(broker) for broker in range(len(self._answers) - 1)):\n",
         invariants=(WHOLE,),
@@ -82,7 +82,7 @@ SEVERAL = (
     ),
     Bug(
         name="a share that was quarantined is reported as trained",
-        module="gspo_services.learner.several.round",
+        module="gspo_services.learner.several.merged_batch",
         old="skipped=isinstance(answer, SkipBatch))",
         new="skipped=False)",
         invariants=("no peer",),
@@ -91,7 +91,7 @@ SEVERAL = (
     ),
     Bug(
         name="each broker's line of metrics is that of its share",
-        module="gspo_services.learner.several.round",
+        module="gspo_services.learner.several.merged_batch",
         old="metrics={**trained.metrics, **self._whole.batch.report}",
         new="metrics={**trained.metrics}",
         invariants=(LINES,),
@@ -107,8 +107,8 @@ SEVERAL = (
     ),
     Bug(
         name="a learner asks every broker at once, and two learners have some each",
-        module="gspo_services.learner.several.lines",
-        old="                await self._lines[0].welcome()\n",
+        module="gspo_services.learner.several.connections",
+        old="                await self._connections[0].welcome()\n",
         new="",
         invariants=(BROKER_0_FIRST,),
         weather=_two_learners(),
@@ -116,8 +116,8 @@ SEVERAL = (
     ),
     Bug(
         name="a stop at one broker does not reach the others",
-        module="gspo_services.learner.several.lines",
-        old="        if self._round.end is not None and self._round.index < self._num_batches:\n",
+        module="gspo_services.learner.several.connections",
+        old="        if self._batch.end is not None and self._batch.index < self._num_batches:\n",
         new="        if False:\n",
         invariants=("liveness",),
         weather=(Event(at=3.0, kind="stop", target=("broker-1",)),),
@@ -125,7 +125,7 @@ SEVERAL = (
     ),
     Bug(
         name="a report goes to broker 0 alone",
-        module="gspo_services.learner.broker.line",
+        module="gspo_services.learner.broker.connection",
         old="            await self._client.send(message)\n            with_this",
         new="            if not self.number:\n                await self._client.send(message)\n            with_this",
         invariants=("the ledger is whole", "no peer", "liveness", "no process ends by itself", "G1"),

@@ -58,7 +58,7 @@ TRAINING = (
     ),
     Bug(
         name="a batch that comes twice is trained twice",
-        module="gspo_services.learner.broker.line",
+        module="gspo_services.learner.broker.connection",
         old="if isinstance(message, Batch | SkipBatch | EndOfRun) and wanted is not None and message.index == wanted.index:",
         new="if isinstance(message, Batch | SkipBatch | EndOfRun):",
         invariants=("G2", "G6", "no process ends by itself"),

@@ -12,7 +12,7 @@ from gspo_services.learner.broker.loop import BrokerLoop
 from gspo_services.learner.broker.parts import CREDIT
 from gspo_services.learner.broker.thread import max_arrivals
 from gspo_services.learner.metrics import LearnerMetrics
-from gspo_services.learner.opening import lines_of, versions_apart_of
+from gspo_services.learner.opening import connections_of, versions_apart_of
 from gspo_services.learner.service import LearnerService
 from gspo_services.shared.runtime.telemetry import Health
 from tests.simulation.learner import SimBackground, SimBrokerClient, SimTrainer, Turns
@@ -58,7 +58,7 @@ class LearnerProcess:
             health=health,
             metrics=metrics,
             arrived=self._arrived.put_nowait,
-            lines=lines_of(settings.broker.num_brokers),
+            connections=connections_of(settings.broker.num_brokers),
         )
         client = SimBrokerClient(broker_loop, self._arrived, machinery.audit)
         self.trainer.broker = client

@@ -14,7 +14,7 @@ from gspo_protocol.messages import Hello, Message
 from gspo_services.learner.broker.batches import Answer
 from gspo_services.learner.broker.thread import BrokerThread
 from gspo_services.learner.metrics import LearnerMetrics
-from gspo_services.learner.several import SeveralLines
+from gspo_services.learner.several import SeveralConnections
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.telemetry import Health
 from gspo_services.shared.settings.sections import BatchSection, Broker, Learner, Run, Settings
@@ -53,7 +53,7 @@ class Brokers:
             clock=clock,
             health=Health(clock, 60.0),
             metrics=LearnerMetrics(CollectorRegistry()),
-            lines=SeveralLines,
+            connections=SeveralConnections,
             request_interval_s=OFTEN_S,
         )
 

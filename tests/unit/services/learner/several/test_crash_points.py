@@ -25,9 +25,9 @@ from gspo_protocol.messages import (
     Welcome,
 )
 from gspo_services.broker.ledger.actions import Action, DeliverBatch, Reply, SessionKey
-from gspo_services.learner.broker.line import BrokerLine
+from gspo_services.learner.broker.connection import BrokerConnection
 from gspo_services.learner.checkpoints.versions import Versions
-from gspo_services.learner.several.welcome import merged_welcome
+from gspo_services.learner.several.merged_welcome import merged_welcome
 from gspo_services.runs.audit.findings import Findings, Rules
 from gspo_services.runs.audit.order import audit_batches, audit_versions, read_order
 from tests.support.broker.ledger import LedgerHarness, config_with
@@ -109,7 +109,7 @@ class Life:
         self.disk = disk
         self.course = course
         self.links = [Link(world, self.me, left) for world, left in zip(worlds, course.cuts, strict=True)]
-        self.lines = [BrokerLine(each, "", lambda link=link: link, _nobody) for each, link in enumerate(self.links)]  # type: ignore[misc]
+        self.lines = [BrokerConnection(each, "", lambda link=link: link, _nobody) for each, link in enumerate(self.links)]  # type: ignore[misc]
         self.versions = Versions(disk.root, self.me.session)
         self.waiting: list[Published | Trained] = []
         self.number = number
@@ -210,7 +210,7 @@ class Life:
             await line.send(Checkpointed(next_batch=self.next_batch, policy_version=self.version))
 
 
-async def _nobody(line: BrokerLine, answer: object) -> None:
+async def _nobody(line: BrokerConnection, answer: object) -> None:
     raise AssertionError(f"{answer} came")
 
 

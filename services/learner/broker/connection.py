@@ -30,10 +30,10 @@ from gspo_services.learner.broker.scores import updated_scores
 from gspo_services.shared.net import Delivered, PeerClient
 from gspo_services.shared.runtime.errors import ServiceError
 
-Heard = Callable[["BrokerLine", Answer], Awaitable[None]]
+Heard = Callable[["BrokerConnection", Answer], Awaitable[None]]
 
 
-class BrokerLine:
+class BrokerConnection:
     """One of the brokers that share a run, or the only one.
 
     produces:     ``heard``: the answer to the request for a batch, then the parts of this broker's share, in order and whole
@@ -80,7 +80,7 @@ class BrokerLine:
         self._is_open.set()
 
     def close(self) -> None:
-        """Also when the line was never opened."""
+        """Also when the connection was never opened."""
         if self._opened is not None:
             self._opened.close()
 
@@ -94,7 +94,7 @@ class BrokerLine:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since anything was heard from the broker, or since the line was opened; 0 before."""
+        """Seconds since anything was heard from the broker, or since the connection was opened; 0 before."""
         return 0.0 if self._opened is None else self._opened.silent_s
 
     def be_quiet(self, *, quiet: bool) -> None:
@@ -138,7 +138,7 @@ class BrokerLine:
     # --- sent ----------------------------------------------------------------------------------------------------------
 
     async def send(self, message: Message) -> None:
-        """As ``PeerClient.send``. Nothing is sent over a line that is not open."""
+        """As ``PeerClient.send``. Nothing is sent over a connection that is not open."""
         if self._opened is not None:
             await self._opened.send(message)
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from gspo_protocol.messages import EndOfRun, SkipBatch
 from gspo_services.learner.broker.batches import Answer, PartArrived
-from gspo_services.learner.broker.one_line import OneAnswer
+from gspo_services.learner.broker.one_connection import OneAnswer
 from gspo_services.learner.broker.parts import CREDIT
-from gspo_services.learner.several.round import BatchRound
+from gspo_services.learner.several.merged_batch import MergedBatch
 from tests.support.broker.made_batches import MadeBatch
 from tests.support.shares.shares import a_share, announced
 
@@ -63,7 +63,7 @@ def test_one_broker_is_answered_like_several_of_which_there_is_one(
     lengths: list[int], steps: list[str], skipped_after: int | None
 ) -> None:
     made = a_share(0, lengths=tuple(lengths))
-    one, several = OneAnswer(), BatchRound(4, 1)
+    one, several = OneAnswer(), MergedBatch(4, 1)
     coming = deque(parts_of(made))
 
     def hear(answer: Answer) -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gspo_protocol.messages import EndOfRun, SkipBatch, Trained
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from gspo_services.learner.broker.parts import CREDIT, PartStream
-from gspo_services.learner.several.round import BatchRound
+from gspo_services.learner.several.merged_batch import MergedBatch
 from gspo_services.learner.several.shares import merged, merged_answers
 from tests.support.broker.made_batches import MadeBatch
 from tests.support.learner.scripted_broker import answers_of
@@ -27,9 +27,9 @@ def part_of(made: MadeBatch, number: int) -> PartArrived:
     return PartArrived(part=part, arrays=arrays)
 
 
-def an_answered_round(shares: list[MadeBatch]) -> BatchRound:
+def an_answered_round(shares: list[MadeBatch]) -> MergedBatch:
     """The batch was handed over."""
-    found = BatchRound(4, len(shares))
+    found = MergedBatch(4, len(shares))
     for broker, share in enumerate(shares):
         assert not found.ready()
         assert not found.hear(broker, announced(share))
@@ -39,7 +39,7 @@ def an_answered_round(shares: list[MadeBatch]) -> BatchRound:
 
 def test_nothing_is_announced_before_every_broker_has_answered() -> None:
     shares = [a_share(0), a_share(1)]
-    found = BatchRound(4, 2)
+    found = MergedBatch(4, 2)
     assert not found.hear(1, announced(shares[1]))
     assert found.waits_for(0)
     assert not found.waits_for(1)
@@ -56,14 +56,14 @@ def test_parts_of_a_later_share_are_held_back_until_it_is_their_turn() -> None:
     for number in range(2):
         found.hear(1, part_of(shares[1], number))
         assert found.ready() == []
-        assert found.turn == 0
+        assert found.next_broker == 0
     found.hear(0, part_of(shares[0], 0))
     assert [each.part.part for each in found.ready()] == [0]  # type: ignore[union-attr]
     found.hear(0, part_of(shares[0], 1))
     assert [each.part.part for each in found.ready()] == [1, 2]  # type: ignore[union-attr]
     assert found.took() == 0
     assert [each.part.part for each in found.ready()] == [3]  # type: ignore[union-attr]
-    assert found.turn is None
+    assert found.next_broker is None
     assert [found.took() for _ in range(4)] == [0, 1, 1, None]
 
 
@@ -129,7 +129,7 @@ class Course:
 
     def quarantine(self, broker: int) -> None:
         """Unless all parts were handed over."""
-        if self.round.turn is None:
+        if self.round.next_broker is None:
             return
         self.gone = broker
         assert self.round.hear(broker, SKIP)
@@ -139,7 +139,7 @@ class Course:
         self.waiting.extend(self.round.ready())
 
     def finish(self) -> None:
-        while self.round.turn is not None or self.waiting:
+        while self.round.next_broker is not None or self.waiting:
             for broker in range(len(self.lines)):
                 self.advance("part", broker)
                 self.advance("take", broker)
@@ -181,15 +181,15 @@ def plain(answers: Sequence[Answer]) -> list[object]:
 
 def test_a_share_that_was_quarantined_is_left_out() -> None:
     share = a_share(2)
-    found = BatchRound(4, 3)
+    found = MergedBatch(4, 3)
     for broker, answer in ((0, SKIP), (2, announced(share)), (1, SKIP)):
         found.hear(broker, answer)
     assert found.ready() == [announced(share)]
-    assert found.turn == 2
+    assert found.next_broker == 2
 
 
 def test_a_batch_is_skipped_when_every_share_is() -> None:
-    found = BatchRound(4, 2)
+    found = MergedBatch(4, 2)
     found.hear(0, SKIP)
     assert found.ready() == []
     found.hear(1, SKIP)
@@ -237,7 +237,7 @@ def test_parts_that_were_handed_over_before_count_until_they_are_taken() -> None
 
 
 def test_an_end_waits_for_the_others_and_makes_void_what_they_have_answered() -> None:
-    found = BatchRound(4, 3)
+    found = MergedBatch(4, 3)
     found.hear(0, announced(a_share(0)))
     found.hear(2, END)
     assert [found.waits_for(broker) for broker in range(3)] == [True, True, False]
@@ -250,7 +250,7 @@ def test_an_end_waits_for_the_others_and_makes_void_what_they_have_answered() ->
 
 def test_each_broker_hears_whether_its_share_was_trained_and_what_all_shares_make() -> None:
     share = a_share(0)
-    found = BatchRound(4, 3)
+    found = MergedBatch(4, 3)
     for broker, answer in enumerate((announced(share), SKIP, announced(a_share(2)))):
         found.hear(broker, answer)
     (whole,) = found.ready()
@@ -262,7 +262,7 @@ def test_each_broker_hears_whether_its_share_was_trained_and_what_all_shares_mak
 
 
 def test_a_batch_that_all_have_quarantined_is_reported_as_it_is() -> None:
-    found = BatchRound(4, 2)
+    found = MergedBatch(4, 2)
     for broker in range(2):
         found.hear(broker, SKIP)
     found.ready()
@@ -271,7 +271,7 @@ def test_a_batch_that_all_have_quarantined_is_reported_as_it_is() -> None:
 
 
 def test_shares_that_do_not_make_one_batch_are_refused() -> None:
-    found = BatchRound(4, 2)
+    found = MergedBatch(4, 2)
     for broker in range(2):
         found.hear(broker, announced(a_share(0)))
     with pytest.raises(ValueError, match="both have group 0"):

@@ -1,4 +1,4 @@
-"""The learner's line to the only broker of its run."""
+"""The learner's connection to the only broker of its run."""
 
 import asyncio
 from collections import deque
@@ -6,73 +6,73 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gspo_protocol.messages import BatchFailed, BatchRequest, EndOfRun, Heartbeat, Published, SkipBatch, Trained, Welcome
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
-from gspo_services.learner.broker.line import BrokerLine
-from gspo_services.learner.broker.lines import BatchLines, OpenLine, Question
+from gspo_services.learner.broker.connection import BrokerConnection
+from gspo_services.learner.broker.connections import BrokerConnections, OpenConnection, Question
 from gspo_services.learner.broker.parts import CREDIT
 from gspo_services.shared.settings import Settings
 
 
-class OneLine(BatchLines):
-    """See ``BatchLines``. What the broker answers is handed over as it is, its parts as the training thread takes them."""
+class OneConnection(BrokerConnections):
+    """See ``BrokerConnections``. Answers are handed over as they are, parts as the training thread takes them."""
 
-    def __init__(self, settings: Settings, open_line: OpenLine, arrived: Callable[[Answer], None]) -> None:
-        """Connect. Raises: as ``MakeLines``."""
+    def __init__(self, settings: Settings, open_connection: OpenConnection, arrived: Callable[[Answer], None]) -> None:
+        """Connect. Raises: as ``MakeConnections``."""
         assert settings.broker.num_brokers == 1, settings.broker.num_brokers
         self._arrived = arrived
         self._answer: OneAnswer | None = None
         """To the last request."""
-        self._line = open_line(0, self._heard)
-        self._line.open()
+        self._connection = open_connection(0, self._heard)
+        self._connection.open()
 
     @property
     def endpoint(self) -> str:
-        return self._line.endpoint
+        return self._connection.endpoint
 
     @property
     def reason_to_wait(self) -> str:
-        if self._line.refused:
-            return self._line.refused
-        if not self._line.connected:
-            return f"no answer from the broker at {self._line.endpoint}"
-        return self._line.pending or "the broker"
+        if self._connection.refused:
+            return self._connection.refused
+        if not self._connection.connected:
+            return f"no answer from the broker at {self._connection.endpoint}"
+        return self._connection.pending or "the broker"
 
     @property
     def scores(self) -> Mapping[int, float | None]:
-        return self._line.scores
+        return self._connection.scores
 
     async def run(self, tasks: asyncio.TaskGroup) -> None:
-        tasks.create_task(self._line.run(), name="batch-client")
-        tasks.create_task(self._line.receive(), name="receive")
+        tasks.create_task(self._connection.run(), name="batch-client")
+        tasks.create_task(self._connection.receive(), name="receive")
 
     def close(self) -> None:
-        self._line.close()
+        self._connection.close()
 
     async def welcome(self) -> Welcome:
-        return await self._line.welcome()
+        return await self._connection.welcome()
 
     async def tell(self, message: Question) -> None:
         if isinstance(message, BatchRequest):
             self._answer = OneAnswer()
-            self._line.want(message)
+            self._connection.want(message)
         elif not isinstance(message, BatchFailed):
-            self._line.resume_at(message.next_batch)
-        await self._line.send(message)
+            self._connection.resume_at(message.next_batch)
+        await self._connection.send(message)
 
     def reports(self, trained: Trained) -> Sequence[Trained]:
         return [trained]
 
     async def report(self, reports: Sequence[Trained]) -> None:
         (trained,) = reports
-        await self._line.announce(trained)
+        await self._connection.announce(trained)
 
     async def announce(self, published: Published) -> None:
-        await self._line.announce(published)
+        await self._connection.announce(published)
 
     def acknowledged(self, next_batch: int) -> bool:
-        return self._line.acknowledged_batches() >= next_batch
+        return self._connection.acknowledged_batches() >= next_batch
 
     async def flushed(self) -> None:
-        await self._line.flushed()
+        await self._connection.flushed()
 
     async def part_taken(self) -> None:
         if self._answer is None:
@@ -80,20 +80,20 @@ class OneLine(BatchLines):
         is_wanted = self._answer.took()
         self._hand_over(self._answer)
         if is_wanted:
-            await self._line.part_taken()
+            await self._connection.part_taken()
 
     async def repeat(self, not_ready: Callable[[str], None]) -> None:
         # A person must see that the broker refuses this learner's key.
-        if self._line.refused:
-            not_ready(self._line.refused)
-        await self._line.ask_again()
-        await self._line.ask_for_silent_parts()
+        if self._connection.refused:
+            not_ready(self._connection.refused)
+        await self._connection.ask_again()
+        await self._connection.ask_for_silent_parts()
 
     async def beat(self, heartbeat: Heartbeat) -> None:
-        await self._line.send(heartbeat)
+        await self._connection.send(heartbeat)
 
-    async def _heard(self, line: BrokerLine, answer: Answer) -> None:
-        # The line is asked only for an answer.
+    async def _heard(self, connection: BrokerConnection, answer: Answer) -> None:
+        # The connection is asked only for an answer.
         assert self._answer is not None
         self._answer.hear(answer)
         self._hand_over(self._answer)

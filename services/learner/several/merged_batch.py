@@ -12,7 +12,7 @@ from gspo_services.learner.broker import CREDIT, Answer, BatchAnnounced, PartArr
 from gspo_services.learner.several.shares import first_parts, merged, merged_skip, renumbered
 
 
-class BatchRound:
+class MergedBatch:
     """One request, from its answers to the last part of the batch.
 
     produces:     ``ready``: the batch of all shares, then their parts in the brokers' order; or that it is to be skipped; or
@@ -91,7 +91,7 @@ class BatchRound:
         return found
 
     @property
-    def turn(self) -> int | None:
+    def next_broker(self) -> int | None:
         """The broker whose parts are waited for; None: no part is."""
         return self._order[0] if self._order else None
 

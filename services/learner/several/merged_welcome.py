@@ -11,7 +11,7 @@ def merged_welcome(welcomes: Sequence[Welcome]) -> Welcome:
     """That of broker 0, with the newest version of the broker that was told least.
 
     They differ when the learner's former life ended between two messages. From that version on the learner publishes: the
-    broker that lacks some versions gets all of them, and each other one only what is new to it (``BrokerLine.announce``).
+    broker that lacks some versions gets all of them, and each other one only what is new to it (see ``announce``).
     No engine serves what some broker lacks. Of brokers whose versions were trained on as many batches, the newest version
     counts: other weights were published after it. ``next_batch`` is the largest, because a checkpoint of so many batches was
     saved; which one the learner has is what it resumes from, and each broker hears it.

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gspo_protocol.messages import BatchFailed, BatchRequest, Checkpointed, Heartbeat, Published, Resume, Trained, Welcome
 from gspo_services.learner.broker.batches import Answer
-from gspo_services.learner.broker.line import BrokerLine, Heard
+from gspo_services.learner.broker.connection import BrokerConnection, Heard
 from gspo_services.shared.settings import Settings
 
-OpenLine = Callable[[int, Heard], BrokerLine]
-"""Makes the line to the broker of this number; it is not open yet."""
+OpenConnection = Callable[[int, Heard], BrokerConnection]
+"""Makes the connection to the broker of this number; it is not open yet."""
 Question = Resume | BatchRequest | BatchFailed | Checkpointed
 
 
-class BatchLines(ABC):
-    """The lines of a learner: to its broker (``OneLine``), or to each of several that share the run.
+class BrokerConnections(ABC):
+    """The connections of a learner: to its broker (``OneConnection``), or to each of several that share the run.
 
     Whoever has broker 0 is the learner. What is heard is given to ``arrived``: a batch in its parts, or what comes in its
     place.
@@ -41,7 +41,7 @@ class BatchLines(ABC):
 
     @abstractmethod
     async def run(self, tasks: asyncio.TaskGroup) -> None:
-        """Have ``tasks`` run the lines, each as soon as it may be open."""
+        """Have ``tasks`` run the connections, each as soon as it may be open."""
 
     @abstractmethod
     def close(self) -> None:
@@ -88,6 +88,6 @@ class BatchLines(ABC):
         """Say that this learner lives."""
 
 
-MakeLines = Callable[[Settings, OpenLine, Callable[[Answer], None]], BatchLines]
-"""From the settings, what makes a line, and who gets what is heard. Broker 0's line is open afterwards.
+MakeConnections = Callable[[Settings, OpenConnection, Callable[[Answer], None]], BrokerConnections]
+"""From the settings, what makes a connection, and who gets what is heard. Broker 0's connection is open afterwards.
 Raises: EndpointError; ConfigurationError when keys cannot be used."""
