@@ -1,4 +1,4 @@
-"""``gspo accept-loss RUN_DIR``: go on from what is left of a damaged run."""
+"""``gspo accept-loss RUN_DIR``: continue a damaged run with what is left of it."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ def accept_loss_command(directory: Path) -> int:
     if several:
         print(
             f"gspo accept-loss: {len(several) + 1} brokers share this run, and what one has lost the others have trained "
-            "on: restore a backup (gspo restore), or begin a new run from the last checkpoint's weights (model.path)",
+            "on: restore a backup (gspo restore), or start a new run from the last checkpoint's weights (model.path)",
             file=sys.stderr,
         )
         return EXIT_FAILED

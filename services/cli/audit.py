@@ -27,7 +27,7 @@ def audit_command(directory: Path, *, as_json: bool) -> int:
 
 
 def print_audit(audit: Audit, console: PlainConsole) -> None:
-    """The outcomes, and what is wrong, for people."""
+    """Print the outcomes, and what is wrong."""
     table = Table(title=f"Audit of {audit.directory}")
     for heading in ("outcome", "groups", "trajectories", "tokens", "action tokens"):
         table.add_column(heading, justify="left" if heading == "outcome" else "right")

@@ -16,7 +16,7 @@ MIB: Final = 2**20
 def backup_command(directory: Path, destination: Path | None) -> int:
     """Make a backup. Returns 0, or 1 when it cannot be made. Raises: ConfigurationError, NoLedger, OSError."""
     if destination is None:
-        raise ConfigurationError("give the directory for the backups, too: gspo backup RUN_DIR DEST")
+        raise ConfigurationError("also name the directory for the backups: gspo backup RUN_DIR DEST")
     console = Console()
     try:
         path, manifest = back_up(directory, destination, lambda line: _say(console, line))
@@ -32,8 +32,8 @@ def backup_command(directory: Path, destination: Path | None) -> int:
     if not manifest.one_moment:
         _say(
             console,
-            f"its {manifest.num_brokers} ledgers are of different moments, because the run went on: gspo restore puts it "
-            f"back as its newest checkpoint had it, after {manifest.positions[-1]} batches",
+            f"its {manifest.num_brokers} ledgers were copied at different moments, because the run was active: gspo restore "
+            f"restores its newest checkpoint, after {manifest.positions[-1]} batches",
         )
     return 0
 
@@ -57,7 +57,7 @@ def list_command(destination: Path) -> int:
 
 
 def restore_command(source: Path, directory: Path, batch: int | None) -> int:
-    """Restore, and audit the result. Returns 0, or 1 when a file or the audit is not as it should be.
+    """Restore, and audit the result. Returns 0, or 1 when a file does not match its digest or the audit fails.
 
     Raises: ConfigurationError, OSError.
     """

@@ -1,4 +1,4 @@
-"""What the ``gspo`` command understands: its subcommands, their arguments, and what --help says of them."""
+"""The parser of the ``gspo`` command: its subcommands, their arguments, and their help texts."""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,7 @@ PROCESSES: Final = {
     "broker": "start the broker: the durable queue between rollouts and learner",
     "rollout": "start one rollout: an SGLang server (or the one at rollout.server_url) and its agent loop",
     "learner": "start the learner: DeepSpeed, on learner.num_ranks ranks",
-    "sandbox": "serve sandboxes for programs of the policy, which rollouts on other machines use",
+    "sandbox": "serve sandboxes in which rollouts on other machines run the policy's programs",
 }
 
 DESCRIPTION: Final = """\
@@ -23,36 +23,36 @@ Try it on one machine, without a GPU:
   gspo run examples/arithmetic.toml    train it, with live progress
   gspo plot runs/arithmetic            draw the run's metrics
 
-Begin and understand a run of your own:
+Start a run of your own and understand it:
 
-  gspo init my-project                 ask some questions; write a configuration and a file for your reward or agent
-  gspo check my.toml                   say whether it can work: model, tasks, code, memory, speed, ports, disk
-  gspo check my.toml --explain         show where each value came from, its default and its meaning
+    gspo init my-project                 ask a few questions; write a configuration and a file for your reward or agent
+    gspo check my.toml                   check whether it can work: model, tasks, code, memory, speed, ports, disk
+    gspo check my.toml --explain         show where each value came from, its default and its meaning
   gspo tasks verifiers ...             write the tasks of another project's environment to a file
-  gspo env try my.toml --echo          play some episodes here, without a run: messages, tokens, rewards
+    gspo env try my.toml --echo          play a few episodes here, without a run: messages, tokens, rewards
 
 Watch and check a run:
 
   gspo view runs/arithmetic            look at it in the browser: curves, groups, tokens
-  gspo doctor runs/arithmetic          say what it waits for, what is wrong, and what to do
+    gspo doctor runs/arithmetic          show what it waits for, what is wrong, and what to do
   gspo stop runs/arithmetic            finish the current batch, save, and end
   gspo requeue runs/arithmetic         list quarantined batches, and why they are; requeue them
   gspo data add runs/sums more.jsonl   give it more training tasks, also while it goes on
   gspo audit runs/arithmetic           prove that each trajectory was trained once or dropped for a stated reason
-  gspo compare runs/a runs/b           show settings that differ and what came of it; --png FILE draws curves
-  gspo replay runs/arithmetic          train its batches again and compare the weights bit by bit
-  gspo eval my.toml --checkpoint all   score checkpoints or models: avg@k, pass@k, maj@k, Elo, with intervals
+    gspo compare runs/a runs/b           show the settings and the results that differ; --png FILE draws curves
+    gspo replay runs/arithmetic          train its batches again and compare the weights bit by bit
+    gspo eval my.toml --checkpoint all   score checkpoints or models: avg@k, pass@k, maj@k, Elo, with intervals
   gspo export runs/arithmetic          write a checkpoint as a Hugging Face model, with a card; --checkpoint best
-  gspo backup runs/arithmetic DEST     copy it, also while it goes on; gspo restore DEST RUN_DIR puts it back
+    gspo backup runs/arithmetic DEST     copy it, also while it is running; gspo restore DEST RUN_DIR restores it
 
-On several machines, make keys with `gspo keys DIR` and start each process by itself: gspo broker CONFIG,
-gspo learner CONFIG, gspo rollout CONFIG --name rollout-0. `gspo COMMAND --help` says more about each.
+On several machines, make keys with `gspo keys DIR` and start each process on its own: gspo broker CONFIG,
+gspo learner CONFIG, gspo rollout CONFIG --name rollout-0. `gspo COMMAND --help` explains each command.
 """
 
 RUN_DESCRIPTION: Final = """\
-Start the broker, the learner and rollout.num_servers rollouts of CONFIG on this machine, and restart those that crash. It
-ends when all batches are trained, with a table and a plot. Ctrl-C finishes the current batch and saves a checkpoint. The
-same command continues from there.
+Start the broker, the learner and rollout.num_servers rollouts of CONFIG on this machine, and restart those that crash. The
+command ends when all batches are trained, with a table and a plot. Ctrl-C finishes the current batch and saves a checkpoint.
+The same command continues from there.
 
 The run's directory (run.directory) holds logs, the ledger, metrics.jsonl, checkpoints, and the trained model in export/.
 
@@ -71,42 +71,42 @@ N is rounded up to whole batches. All groups may be of one version because the r
 """
 
 AUDIT_DESCRIPTION: Final = """\
-Prove from a run's ledger that every trajectory was trained exactly once or dropped for a stated reason. It reads one
-consistent snapshot, also while the run is going, and names what is missing, doubled, damaged or out of order.
+Prove from a run's ledger that every trajectory was trained exactly once or dropped for a stated reason. The audit reads one
+consistent snapshot, also while the run is active, and names what is missing, duplicated, damaged or out of order.
 
 Status 0: clean; 1: violations; 2: no run there.
 """
 
 BACKUP_DESCRIPTION: Final = """\
 Copy a run to a new directory in DEST: one state of its ledger, the checkpoints and archive files that belong to it, settings
-and metrics. The run may go on meanwhile; the ledgers of several brokers are then of different moments, and are restored as
-the newest checkpoint had them. Files that an earlier backup in DEST has are linked to it, so that each backup is
-whole and only what is new takes room; to remove a backup, delete its directory. A backup that was interrupted is not
-listed, and the next one removes it.
+and metrics. The run may be active meanwhile. The ledgers of several brokers are then copied at different moments, and a
+restore takes them back to the newest checkpoint. Files that an earlier backup in DEST holds are hard-linked: each backup is
+complete, and only new files take room. To remove a backup, delete its directory. An interrupted backup is not listed, and
+the next one removes it.
 
-  gspo backup runs/arithmetic /backups/arithmetic       make one; every hour, from cron
-  gspo backup --list /backups/arithmetic                what is there, and to which batches it can be restored
-  gspo restore /backups/arithmetic runs/again           put the newest back
+    gspo backup runs/arithmetic /backups/arithmetic       make one; every hour, from cron
+    gspo backup --list /backups/arithmetic                list them, and the batches that each can be restored to
+    gspo restore /backups/arithmetic runs/again           restore the newest
 
 DEST should be on another disk than the run.
 """
 
 RESTORE_DESCRIPTION: Final = """\
-Put a backup into the new directory RUN_DIR and check every file against its digest. BACKUP is one backup, or the directory
-that `gspo backup` writes to; then it is the newest. The run continues with the command that it was started with:
+Restore a backup into the new directory RUN_DIR and check every file against its digest. BACKUP is one backup, or the
+directory that `gspo backup` writes to, for its newest. To continue the run, use the command that started it:
 
   gspo restore /backups/arithmetic runs/arithmetic
   gspo run examples/arithmetic.toml                              continue it, if RUN_DIR is its run.directory
   gspo run examples/arithmetic.toml --set run.directory=runs/again
 
 With --batch N the run stands as it did when a checkpoint covered N batches. Later batches are gone, and the prompts of
-groups that were under way are sampled again; no prompt is skipped or used twice.
+unfinished groups are sampled again; no prompt is skipped or used twice.
 
   gspo restore /backups/arithmetic runs/again --batch 40
 
-A restored run has an identity of its own: processes of the old run that still live end, instead of joining it.
+A restored run has a new identity: processes of the old run that are still alive end instead of joining it.
 
-Status 0: restored, and its audit is clean; 1: a file or the audit is not as it should be; 2: cannot.
+Status 0: restored, and its audit is clean; 1: a file does not match its digest, or the audit fails; 2: cannot.
 """
 
 ACCEPT_LOSS_DESCRIPTION: Final = """\
@@ -119,10 +119,10 @@ Status 0: a broker can start again; 1: a broker is running; 2: no run there; 3: 
 """
 
 DOCTOR_DESCRIPTION: Final = """\
-Ask the broker for its status and every process for /readyz and /metrics, read the logs and the ledger, and say what the run
+Ask the broker for its status and every process for /readyz and /metrics, read the logs and the ledger, and show what the run
 waits for, what is wrong, and what to do.
 
-Status 0: nothing is wrong; 1: something is; 2: no such run.
+Status 0: nothing is wrong; 1: something is wrong; 2: no such run.
 """
 
 VIEW_DESCRIPTION: Final = """\
@@ -133,7 +133,7 @@ of a trajectory with its log-probs, policy version, ratio and advantage; what th
   gspo view runs/*                        several, side by side
   gspo view runs/arithmetic --host 0.0.0.0  for other hosts: the address printed then holds a token
 
-It reads, and writes nothing into a run. Nothing is loaded from other hosts. Ctrl-C ends it.
+The command only reads: it writes nothing into a run and loads nothing from other hosts. Ctrl-C ends it.
 """
 
 STOP_DESCRIPTION: Final = """\
@@ -157,9 +157,9 @@ Status 0: done; 1: the broker refuses, or the ledger cannot be used; 2: no such 
 """
 
 KEYS_DESCRIPTION: Final = """\
-Make the key pairs with which a run's processes recognise each other and encrypt what they send: NAME.secret and NAME.public
-for each role (broker, learner, rollout, operator). A run on several machines needs them. Set security.keys to the
-directory.
+Make the key pairs that a run's processes use to recognise each other and to encrypt their messages: NAME.secret and
+NAME.public for each role (broker, learner, rollout, operator). A run on several machines needs them. Set security.keys to
+the directory.
 
   gspo keys keys                       one pair for each role
   gspo keys keys --name rollout-7      one for a single rollout, which then cannot speak for others
@@ -167,7 +167,7 @@ directory.
 
 
 COMPLETION_DESCRIPTION: Final = """\
-Print a script that completes commands and options. To have it in each shell, put one line into its start-up file:
+Print a script that completes commands and options. To use it in every shell, add one line to the shell's start-up file:
 
   eval "$(gspo completion bash)"          ~/.bashrc
   eval "$(gspo completion zsh)"           ~/.zshrc, after compinit
@@ -194,7 +194,7 @@ def command_line() -> argparse.ArgumentParser:
         commands, "completion", "print a script that completes gspo's commands in a shell", COMPLETION_DESCRIPTION
     )
     completion.add_argument("shell", choices=SHELLS)
-    commands.add_parser("data", help="add training tasks to a run, also while it goes on", add_help=False)
+    commands.add_parser("data", help="add training tasks to a run, also while it is running", add_help=False)
     commands.add_parser("tasks", help="write the tasks of another project's environment to a file", add_help=False)
     return parser
 
@@ -203,7 +203,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _add(commands: Commands, name: str, text: str, description: str = "") -> argparse.ArgumentParser:
-    """Add a command. ``text``: its line in the list of commands; without ``description`` it is that as well."""
+    """Add a command. ``text``: its line in the list of commands, and its description unless ``description`` is given."""
     return commands.add_parser(
         name,
         help=text,
@@ -217,11 +217,9 @@ def _add_run_commands(commands: Commands) -> None:
     model = _add(commands, "model", "make a model to start from")
     model.add_argument("kind", choices=["tiny"], help="tiny: byte-level tokenizer, small Qwen3-MoE, supervised cold start")
     tried = _add(commands, "env", "try an environment or an agent without a run: gspo env try --help")
-    tried.add_argument("action", choices=["try"], help="try: play some episodes here, and show what would be trained on")
-    commands.add_parser("check", help="say whether a configuration can work, and what it will need", add_help=False)
-    commands.add_parser(
-        "init", help="begin a project: a configuration, and the file for your reward or agent", add_help=False
-    )
+    tried.add_argument("action", choices=["try"], help="try: play a few episodes here, and show what would be trained on")
+    commands.add_parser("check", help="check whether a configuration can work, and what it will need", add_help=False)
+    commands.add_parser("init", help="start a project: a configuration, and a file for your reward or agent", add_help=False)
     run = _add(commands, "run", "run broker, rollouts and learner on this machine, with live progress", RUN_DESCRIPTION)
     generate = _add(
         commands, "generate", "generate groups without a learner, for gspo audit and gspo replay", GENERATE_DESCRIPTION
@@ -238,28 +236,28 @@ def _add_run_commands(commands: Commands) -> None:
 
 def _add_directory_commands(commands: Commands) -> None:
     """Commands that take a run's directory."""
-    doctor = _add(commands, "doctor", "say what a run waits for, what is wrong, and what to do", DOCTOR_DESCRIPTION)
+    doctor = _add(commands, "doctor", "show what a run waits for, what is wrong, and what to do", DOCTOR_DESCRIPTION)
     doctor.add_argument("run", type=Path, help="the run's directory, or its TOML file")
     add_override_argument(doctor, "override one setting of the run, such as --set security.keys=DIR; can be repeated")
     view = _add(commands, "view", "look at runs in the browser: curves, groups, each token's numbers", VIEW_DESCRIPTION)
     view.add_argument(
         "directories", type=Path, nargs="+", metavar="RUN_DIR", help="the directory of a run; several are shown together"
     )
-    view.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine alone)")
-    view.add_argument("--port", type=int, help="port to listen on; 0: any free one (default: 7420, or a free one)")
+    view.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)")
+    view.add_argument("--port", type=int, help="port to listen on; 0: any free port (default: 7420, or a free port)")
     view.add_argument(
-        "--cache", type=Path, metavar="DIR", help="where replays keep their numbers (default: ~/.cache/gspo/view)"
+        "--cache", type=Path, metavar="DIR", help="where to store the results of replays (default: ~/.cache/gspo/view)"
     )
     stop = _add(commands, "stop", "finish a run's current batch, save, and end it", STOP_DESCRIPTION)
     stop.add_argument("--reason", default="gspo stop", help="why; recorded with the run (default: %(default)s)")
     plot = _add(commands, "plot", "draw a run's metrics into plot.png and print its table")
     audit = _add(commands, "audit", "prove that each trajectory was trained once or dropped", AUDIT_DESCRIPTION)
     audit.add_argument("--json", action="store_true", help="print the whole result as JSON")
-    backup = _add(commands, "backup", "copy a run, also while it goes on", BACKUP_DESCRIPTION)
-    backup.add_argument("directory", type=Path, metavar="RUN_DIR", help="the run's directory; with --list DEST")
-    backup.add_argument("destination", type=Path, metavar="DEST", nargs="?", help="where its backups are kept")
+    backup = _add(commands, "backup", "copy a run, also while it is running", BACKUP_DESCRIPTION)
+    backup.add_argument("directory", type=Path, metavar="RUN_DIR", help="the run's directory; with --list, DEST")
+    backup.add_argument("destination", type=Path, metavar="DEST", nargs="?", help="the directory for its backups")
     backup.add_argument("--list", action="store_true", help="list the backups in DEST")
-    restore = _add(commands, "restore", "put a backup of a run into a new directory", RESTORE_DESCRIPTION)
+    restore = _add(commands, "restore", "restore a backup of a run into a new directory", RESTORE_DESCRIPTION)
     restore.add_argument("backup", type=Path, metavar="BACKUP", help="a backup, or the directory of several")
     restore.add_argument("directory", type=Path, metavar="RUN_DIR", help="a directory that does not exist yet")
     restore.add_argument("--batch", type=int, metavar="N", help="as the run stood when a checkpoint covered N batches")
@@ -271,6 +269,6 @@ def _add_directory_commands(commands: Commands) -> None:
     requeue.add_argument("--list", action="store_true", help="only list, whatever batches are named")
     commands.add_parser("track", help="send a run to TensorBoard, Weights & Biases, MLflow or Trackio", add_help=False)
     commands.add_parser("replay", help="train a recorded run again and compare its weights bit by bit", add_help=False)
-    commands.add_parser("compare", help="show runs beside each other: settings, measures, curves", add_help=False)
+    commands.add_parser("compare", help="compare runs: settings, measures, curves", add_help=False)
     commands.add_parser("eval", help="score models and checkpoints on evaluation sets, with real SGLang", add_help=False)
     commands.add_parser("export", help="write a run's checkpoint as a Hugging Face model, with a card", add_help=False)

@@ -1,4 +1,4 @@
-"""``gspo completion SHELL``: a script that completes commands, options and files. It is made from the parser itself."""
+"""``gspo completion SHELL``: a script, made from the parser itself, that completes commands, options and files."""
 
 import argparse
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ complete -o default -F _gspo gspo
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The script for one of SHELLS. bash: ``eval "$(gspo completion bash)"`` in ~/.bashrc; the others likewise."""
+    """Return the script for one of SHELLS. bash: ``eval "$(gspo completion bash)"`` in ~/.bashrc; the others likewise."""
     commands = dict(_commands(parser))
     if shell == "fish":
         return "\n".join(_fish(commands)) + "\n"
@@ -61,7 +61,7 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, tuple[str, list[str]]]]:
-    """The name of each command, its help and its options."""
+    """Yield the name of each command, its help and its options."""
     for action in parser._actions:
         if not isinstance(action, argparse._SubParsersAction):
             continue

@@ -1,4 +1,4 @@
-"""``gspo data add RUN_DIR FILE``: more training tasks for a run, also while it goes on."""
+"""``gspo data add RUN_DIR FILE``: add training tasks to a run, also while it is running."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ LOOK_S: Final = 0.2
 WAIT_S: Final = 15.0
 EXIT_REFUSED: Final = 1
 DESCRIPTION: Final = """\
-Add the tasks of FILE (.jsonl or .parquet) to the training set of a run, also while it goes on. Its rows are read as those
-of the run's own files. All of them are checked first: none is added if one is bad, or is there already. Prompts from then on
-are drawn from the larger set. The file is copied into the run's directory, and the ledger names it with its digest.
+Add the tasks of FILE (.jsonl or .parquet) to the training set of a run, also while it is running. The rows are read like
+those of the run's own files. All are checked first: if one is bad or already there, none is added. From then on, prompts are
+drawn from the larger set. The file is copied into the run's directory, and the ledger names it with its digest.
 
   gspo data add runs/sums more.jsonl
   gspo data add runs/sums hard.jsonl --source olympiad     to one of several sources
 
-A broker that does not run adds the tasks when it starts. Status 0: added, or waiting for the broker; 1: refused.
+If no broker is running, the next one adds the tasks when it starts. Status 0: added, or waiting for the broker; 1: refused.
 """
 
 
 def data_command(words: Sequence[str]) -> int:
-    """Parse and add. Returns the exit status. Raises: ValueError, OSError, ConfigurationError with texts for people."""
+    """Parse and add. Returns the exit status. Raises: ValueError, OSError, ConfigurationError with texts for the user."""
     arguments = _parser().parse_args(words)
     directory, file = arguments.directory, arguments.file
     ledgers = ledger_directories(directory)
@@ -54,7 +54,7 @@ def data_command(words: Sequence[str]) -> int:
     if not lacking and known is not None:
         print(f"{file}: its {known.num_tasks} tasks were added before, as addition {known.number}")
         return 0
-    # An interrupted command may have reached some brokers: the others get what these have.
+    # An interrupted command may have reached only some brokers: the others get what these have.
     number = tasks.add(file) if known is None else known.num_tasks
     incoming = {each: _hand_in(each, file, "" if source == names[0] else source) for each in lacking}
     print(f"{file}: {number} tasks for source {source}, on their way", flush=True)
@@ -62,7 +62,7 @@ def data_command(words: Sequence[str]) -> int:
 
 
 def _require_one_at_a_time(ledgers: Sequence[Path], added: Sequence[list[AdditionRow]], digest: str) -> None:
-    """Each broker counts tasks for itself, so all must get the same files in the same order.
+    """Require that no other addition is under way: all brokers count tasks alike, so all need the same files in one order.
 
     Raises: ValueError while another file has reached some brokers, and not yet all.
     """
@@ -71,14 +71,14 @@ def _require_one_at_a_time(ledgers: Sequence[Path], added: Sequence[list[Additio
         for row in furthest[len(rows) :]:
             if row.digest != digest:
                 raise ValueError(
-                    f"addition {row.number} ({row.name}) is not in {ledger} yet, and other brokers of the run have it: "
-                    "add that file again first, which gives it to those that lack it"
+                    f"addition {row.number} ({row.name}) is not in {ledger} yet, but other brokers of the run have it: "
+                    "add that file again first, so that the brokers without it get it"
                 )
         for waiting in sorted((ledger / INCOMING).glob("**/*")):
             if waiting.is_file() and not waiting.name.startswith(".") and file_digest(waiting) != digest:
                 raise ValueError(
-                    f"{waiting} is on its way, and brokers must take files in one order: wait until it is taken, which its "
-                    "broker does when it runs, or remove it"
+                    f"{waiting} is waiting, and brokers must take files in one order: wait until its broker runs "
+                    "and takes it, or remove it"
                 )
 
 
@@ -88,11 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add = commands.add_parser(
-        "add", help="more tasks for a run", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        "add", help="add tasks to a run", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add.add_argument("directory", type=Path, metavar="RUN_DIR", help="the run's directory")
     add.add_argument("file", type=Path, metavar="FILE", help="rows as in the run's own files, .jsonl or .parquet")
-    add.add_argument("--source", metavar="NAME", help="the source that the tasks are for (default: the first one)")
+    add.add_argument("--source", metavar="NAME", help="the source to add the tasks to (default: the first one)")
     add.add_argument(
         "--wait", type=float, default=WAIT_S, metavar="S", help="seconds to wait for the broker (default: %(default)g)"
     )
@@ -100,10 +100,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _tasks_of(directory: Path, ledgers: Sequence[Path], added: Sequence[list[AdditionRow]]) -> MixedTasks:
-    """The run's training tasks as they are now. Raises: ValueError, ConfigurationError."""
+    """Load the run's training tasks as they are now. Raises: ValueError, ConfigurationError."""
     settings = read_run_settings(directory)
     create = create_task_set if settings.agent.is_used else create_environment
-    with quiet_logs():  # What is loaded is of interest in the broker's log alone.
+    with quiet_logs():  # Only the broker's log should say what it loads.
         tasks = create(settings.environment.name, settings.environment.options).tasks("train")
     if not isinstance(tasks, MixedTasks):
         name = settings.environment.name
@@ -119,7 +119,7 @@ def _additions(ledger: Path) -> list[AdditionRow]:
 
 
 def _hand_in(directory: Path, file: Path, source: str) -> Path:
-    """Put a copy where the broker looks; it is there as a whole, or not at all."""
+    """Copy the file to where the broker looks; it appears whole or not at all."""
     folder = directory / INCOMING / source
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f".{os.getpid()}-{file.name}"
@@ -135,7 +135,7 @@ def _hand_in(directory: Path, file: Path, source: str) -> Path:
 
 
 def _wait(incoming: Mapping[Path, Path], digest: str, wait_s: float) -> int:
-    """Until every ledger has it, or it is refused. ``incoming``: the file by the directory of its ledger."""
+    """Wait until every ledger has it, or it is refused. ``incoming``: the file by the directory of its ledger."""
     end = time.monotonic() + wait_s
     left = dict(incoming)
     while time.monotonic() < end:
@@ -152,5 +152,5 @@ def _wait(incoming: Mapping[Path, Path], digest: str, wait_s: float) -> int:
                 return EXIT_REFUSED
         time.sleep(LOOK_S)
     where = "" if len(incoming) == 1 else f" ({', '.join(map(str, left))})"
-    print(f"the broker has not taken it yet{where}: it does when it runs")
+    print(f"the broker has not taken it yet{where}: it takes it when it runs")
     return 0

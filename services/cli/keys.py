@@ -7,7 +7,7 @@ from typing import Final
 from gspo_services.shared.net import KEY_ROLES, KeyFileError, key_role, write_key_pair
 
 NEEDS: Final = """\
-Give each process a directory of its own, as `security.keys`:
+Give each process its own directory, as `security.keys`:
 
   broker     broker.secret     and the public keys of all peers that may connect: learner, operator, rollouts
   learner    learner.secret    and broker.public, and the public keys of the rollouts
@@ -15,7 +15,7 @@ Give each process a directory of its own, as `security.keys`:
   gspo run   operator.secret   and broker.public
 
 Public keys are not secret: every process may have all of them. Only the process NAME gets NAME.secret. A rollout started
-with --name rollout-7 uses rollout-7.secret if that exists. On one machine all processes can use this directory as it is.
+with --name rollout-7 uses rollout-7.secret if that exists. On one machine all processes can share this directory.
 In Kubernetes: one Secret per role and one with the *.public files, mounted together (docs/guide/security.md).\
 """
 
@@ -23,7 +23,7 @@ In Kubernetes: one Secret per role and one with the *.public files, mounted toge
 def keys_command(directory: Path, names: Sequence[str], *, overwrite: bool) -> int:
     """Write the keys of all roles, or only of ``names``. Returns the exit status.
 
-    Raises: ValueError for an invalid name, or for a key that exists already; then nothing is written.
+    Raises: ValueError for an invalid name, or for a key that already exists; then nothing is written.
     """
     wanted = list(names) or list(KEY_ROLES)
     for name in wanted:
@@ -41,5 +41,5 @@ def _require_absent(directory: Path, name: str) -> None:
     for path in (directory / f"{name}.secret", directory / f"{name}.public"):
         if path.exists():
             raise KeyFileError(
-                f"{path} exists already, and replacing it locks out the process that uses it: --force replaces it"
+                f"{path} already exists, and replacing it locks out the process that uses it: --force replaces it"
             )

@@ -1,4 +1,4 @@
-"""The ``gspo`` command: one entry for people. Each process is started as a module of its own."""
+"""The ``gspo`` command: one entry point for people. Each process is started as its own module."""
 
 import argparse
 import os
@@ -151,7 +151,7 @@ def _environments() -> int:
         for option in msgspec.structs.fields(found.options_type):
             default = "required" if option.required else f"default {option.default!r}"
             print(f"    {option.name} ({default})")
-    print('"package.module:ClassName": an Environment class of your own, or for agents a TaskSet')
+    print('"package.module:ClassName": your own Environment class, or for agents your own TaskSet')
     return 0
 
 

@@ -23,7 +23,7 @@ def stop_command(directory: Path, reason: str) -> int:
     try:
         text = asyncio.run(_stop(settings, reason))
     except NoAnswer as error:
-        print(one_line(f"gspo stop: {error}; `gspo doctor {directory}` says what is running"), file=sys.stderr)
+        print(one_line(f"gspo stop: {error}; `gspo doctor {directory}` shows what is running"), file=sys.stderr)
         return 1
     print(one_line(text))
     return 0

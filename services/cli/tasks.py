@@ -12,7 +12,7 @@ import gspo.tasks.integrations
 
 INTEGRATIONS: Final = Path(gspo.tasks.integrations.__file__).parent
 TASKS_DESCRIPTION: Final = """\
-Write the tasks of an environment of another project to a file of rows, which the built-in task set "rows" reads.
+Write the tasks of another project's environment to a file of rows, which the built-in task set "rows" reads.
 
   gspo tasks verifiers my_taskset --python VENV/bin/python --out tasks/train.jsonl --limit 1000
   gspo tasks openenv http://127.0.0.1:8000 --python VENV/bin/python --out tasks/train.jsonl --seeds 0:1000
@@ -37,6 +37,6 @@ def tasks_command(words: Sequence[str]) -> int:
     python = shutil.which(given.python)
     if python is None:
         raise ValueError(f"there is no Python at {given.python!r}: name the interpreter of an environment, VENV/bin/python")
-    # They describe our Python: another one would load packages that were built for ours.
+    # These variables describe our Python: another one would load packages built for ours.
     environment = {name: value for name, value in os.environ.items() if name not in _OF_OUR_PYTHON}
     os.execve(python, [python, str(INTEGRATIONS), given.integration, *others], environment)

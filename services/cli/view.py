@@ -1,4 +1,4 @@
-"""``gspo view RUN_DIR...``: a page in the browser for what runs have recorded."""
+"""``gspo view RUN_DIR...``: serve a page with recorded runs for the browser."""
 
 import asyncio
 import ipaddress
@@ -16,10 +16,10 @@ PORT: Final = 7420
 
 
 def view_command(directories: Sequence[Path], *, host: str, port: int | None, cache: Path | None) -> int:
-    """Serve until Ctrl-C. Raises: ConfigurationError for a directory that is none, or an address that cannot be used."""
+    """Serve until Ctrl-C. Raises: ConfigurationError if a path is not a directory or the address cannot be used."""
     for directory in directories:
         if not directory.is_dir():
-            raise ConfigurationError(f"{directory} is no directory: give the run.directory of a run")
+            raise ConfigurationError(f"{directory} is not a directory: give the run.directory of a run")
     token = "" if is_loopback(host) else secrets.token_urlsafe(24)
     runs = watched_runs(directories, MonotonicClock())
     learner = LearnerNumbers(cache or Path.home() / ".cache" / "gspo" / "view")
@@ -28,7 +28,7 @@ def view_command(directories: Sequence[Path], *, host: str, port: int | None, ca
     def ready(address: str) -> None:
         where = f"{address}?token={token}" if token else address
         print(f"gspo view: {len(runs)} run{'s' * (len(runs) > 1)} at {where}", flush=True)
-        print("Ctrl-C ends it; the runs go on.", flush=True)
+        print("Ctrl-C ends it; the runs continue.", flush=True)
 
     async def serve(stop: asyncio.Event) -> None:
         if port is not None:
@@ -51,7 +51,7 @@ def view_command(directories: Sequence[Path], *, host: str, port: int | None, ca
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address. A name may mean any address: only localhost is taken for loopback."""
+    """Return whether only this machine reaches the address. Of all names, only localhost counts as loopback."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""``gspo compare``: runs beside each other, as a table, a picture or JSON."""
+"""``gspo compare``: compares runs as a table, a picture or JSON."""
 
 from gspo_services.cli.compare.command import compare_command
 

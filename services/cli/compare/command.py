@@ -1,4 +1,4 @@
-"""``gspo compare RUN RUN...``: settings that differ, and what came of it."""
+"""``gspo compare RUN RUN...``: compare the settings and the results of runs."""
 
 import argparse
 import json
@@ -14,12 +14,12 @@ from gspo_services.shared.runtime.console import PlainConsole
 from gspo_services.shared.runtime.errors import ConfigurationError
 
 DESCRIPTION: Final = """\
-Show runs beside each other: the settings that differ (by section, defaults filled in), and what came of it. Runs that differ
-only in their seed are one group: its measures and curves are means, with 95 % intervals over the seeds. Runs may have
-different lengths, be unfinished, or go on. Addresses, ports and directories are not compared.
+Compare runs: the settings that differ (by section, defaults filled in), and their results. Runs that differ only in their
+seed form one group: its measures and curves are means, with 95 % intervals over the seeds. Runs may have different lengths,
+and may be unfinished or active. Addresses, ports and directories are not compared.
 
   gspo compare runs/a runs/b                          tables
-  gspo compare runs/a-* runs/b-* --png compare.png    and curves over batches, tokens and seconds
+    gspo compare runs/a-* runs/b-* --png compare.png    also draw curves over batches, tokens and seconds
   gspo compare runs/a runs/b --json                   everything as JSON, curves included
 
 Status 0: done; 2: no such run, or nothing to compare.
@@ -98,7 +98,7 @@ def _print_differences(comparison: Comparison, console: PlainConsole) -> None:
 
 
 def measures_table(comparison: Comparison) -> Table:
-    """One line for each measure, one column for each group."""
+    """Tabulate one line for each measure, one column for each group."""
     table = Table(title="Measures")
     table.add_column("measure", overflow="fold")
     for group in comparison.groups:
@@ -113,7 +113,7 @@ def _heading(group: SeedGroup) -> str:
 
 
 def shown(measure: GroupMeasure) -> str:
-    """A measure for people: the mean, and half of its interval."""
+    """Format a measure: the mean, and half of its interval."""
     if math.isnan(measure.mean):
         return "-"
     missing = sum(1 for value in measure.values if math.isnan(value))

@@ -43,7 +43,7 @@ def draw(comparison: Comparison, path: Path) -> None:
 
 
 def _draw_curve(axes: Any, curve: Curve, colour: str, label: str) -> bool:
-    """Whether there was anything to draw."""
+    """Return whether there was anything to draw."""
     several = len(curve.runs) > 1
     for x, y in curve.runs:
         axes.plot(x, y, color=colour, alpha=0.25 if several else 1.0, linewidth=0.8 if several else 1.5)
@@ -56,7 +56,7 @@ def _draw_curve(axes: Any, curve: Curve, colour: str, label: str) -> bool:
 
 
 def _label(comparison: Comparison, group: SeedGroup) -> str:
-    """The group's letter, its first run, and the first settings that are its own."""
+    """Return the group's letter, its first run, and the first settings that only it has."""
     place = comparison.groups.index(group)
     own = {key: values[place] for (_, key), values in comparison.differences.items() if key != "num_batches"}
     told = [f"{key}={value}" for key, value in own.items()][:_SETTINGS_NAMED]

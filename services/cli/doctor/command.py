@@ -1,4 +1,4 @@
-"""``gspo doctor RUN``: what a run waits for, what is wrong, and what to do."""
+"""``gspo doctor RUN``: show what a run waits for, what is wrong, and what to do."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ HEADINGS: Final = ("process", "state", "waits for", "last event", "version", "la
 
 
 def doctor_command(run: Path, overrides: Sequence[str]) -> int:
-    """Observe the run and print what was found. Returns 0 when nothing is wrong, otherwise 1.
+    """Observe the run and print the findings. Returns 0 when nothing is wrong, otherwise 1.
 
     Raises: ConfigurationError when there is no such run.
     """
@@ -33,7 +33,7 @@ def doctor_command(run: Path, overrides: Sequence[str]) -> int:
 
 
 def report(seen: Observation, console: PlainConsole) -> int:
-    """Print what was seen and what it means. Returns the exit status."""
+    """Print the observations and what they mean. Returns the exit status."""
     console.print(processes_table(seen))
     remarks = diagnose(seen)
     for remark in remarks:
@@ -42,25 +42,25 @@ def report(seen: Observation, console: PlainConsole) -> int:
         console.print(remark.text, soft_wrap=True)
     not_seen = unseen(seen)
     for what in not_seen:
-        console.print(f"not looked at: {what}", soft_wrap=True)
+        console.print(f"not checked: {what}", soft_wrap=True)
     if any(remark.wrong for remark in remarks):
         return EXIT_WRONG
     if not_seen:
-        console.print("nothing is wrong with what could be looked at", style="bold yellow")
+        console.print("nothing is wrong in what could be checked", style="bold yellow")
     else:
         console.print("nothing is wrong", style="bold green")
     return 0
 
 
 def _settings(run: Path, overrides: Sequence[str]) -> Settings:
-    """From a run's directory, which may have been moved, or from a configuration file."""
+    """Read the settings from a run's directory, which may have been moved, or from a configuration file."""
     if run.is_dir():
         return override_settings(read_run_settings(run), [f"run.directory={run}", *overrides])
     return load_settings(run, overrides)
 
 
 def processes_table(seen: Observation) -> Table:
-    """A row for each process; a dash for what is unknown."""
+    """Tabulate the processes, one row each; a dash means unknown."""
     table = Table(title=f"Run {seen.settings.run.directory}")
     for heading in HEADINGS:
         table.add_column(heading)
@@ -103,7 +103,7 @@ def _brokers(seen: Observation) -> list[str]:
 
 
 def _own_status(seen: Observation, name: str) -> dict[str, Any] | None:
-    """What the broker of this name says; None where it does not answer, and for a process that is no broker."""
+    """Return the status that the broker of this name sent; None if it does not answer or the process is not a broker."""
     if seen.status is None or name not in _brokers(seen):
         return None
     several = seen.status.get("brokers")
@@ -113,7 +113,7 @@ def _own_status(seen: Observation, name: str) -> dict[str, Any] | None:
 
 
 def _state(seen: Observation, name: str, rollout: dict[str, Any] | None) -> tuple[str, str]:
-    """The process's state, and what it waits for."""
+    """Return the process's state, and what it waits for."""
     page, status = seen.pages.get(name), seen.status
     own = status if name == "learner" else _own_status(seen, name)
     answers = rollout is not None or (own is not None and (name != "learner" or bool(own["learner"])))
@@ -136,7 +136,7 @@ def _number(metrics: dict[str, float], name: str) -> str:
 
 
 def age(seconds: float) -> str:
-    """A duration in the unit that people would use."""
+    """Format a duration in the unit that people would use."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""What the doctor sees of a ledger's damage, and of the process that holds the ledger."""
+"""What the doctor sees of damage to a ledger, and of the process that holds the ledger."""
 
 import sqlite3
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ SUSPENDED: Final = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """The process that has the ledger open for writing. ``pid`` is 0 when it cannot be told."""
+    """The process that has the ledger open for writing. ``pid`` is 0 when it cannot be determined."""
 
     pid: int
     suspended: bool
 
 
 def find_damage(directory: Path) -> str:
-    """What a broker would refuse to start with; empty for nothing. It reads what a start reads, not every row.
+    """Describe what a broker would refuse to start with; empty if nothing. Reads what a start reads, not every row.
 
-    Raises: OSError when the files beside it cannot be read now.
+    Raises: OSError when the files beside the ledger cannot be read now.
     """
     try:
         require_whole(directory / LEDGER_FILE)
@@ -33,12 +33,12 @@ def find_damage(directory: Path) -> str:
     except DiskDamageError as error:
         return str(error)
     except (NoLedger, sqlite3.OperationalError):
-        return ""  # why the ledger cannot be read is said where it is read
+        return ""  # The reader of the ledger says why it cannot be read.
     return ""
 
 
 def find_holder(directory: Path) -> Holder | None:
-    """Who holds the ledger; None when nobody does."""
+    """Find who holds the ledger; None if nobody does."""
     pid = lock_holder(directory / LEDGER_FILE)
     if pid is None:
         return None

@@ -1,4 +1,4 @@
-"""Says what is wrong with a run and what to do: a pure function of what was observed."""
+"""Says what is wrong with a run and what to do: a pure function of the observation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ FREE_LEAST_BYTES: Final = 1 << 30
 SILENT_S: Final = 10.0
 QUIET_LEAST_S: Final = 120.0
 QUIET_FACTOR: Final = 10.0
-"""A batch that takes more than this many times its usual time is worth a remark."""
+"""A batch that takes more than this many times its usual time gets a remark."""
 QUIET_START_S: Final = 300.0
-"""A first batch may take this long while no rollout serves: they load their models."""
+"""A first batch may take this long while no rollout serves: rollouts are loading their models."""
 REPEATED: Final = 6
-"""A warning that comes this often within RECENT_LINES_S is worth a remark."""
+"""A warning that comes this often within RECENT_LINES_S gets a remark."""
 FOR_ANOTHER: Final = "message_for_another_session"
 SAID_CHARACTERS: Final = 500
-"""Of what a process said: what to do about it comes after."""
+"""The most characters quoted from a process: the advice follows the quotation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ def diagnose(seen: Observation) -> list[Remark]:
 
 
 def unseen(seen: Observation) -> list[str]:
-    """What could not be looked at, so that nothing is known to be wrong or right with it."""
+    """List what could not be checked, and may be right or wrong."""
     found = [f"{name}'s page: {_said(page.text)}" for name, page in seen.pages.items() if not page.up]
-    # Where rollouts take any free port, or run elsewhere, nobody here knows their addresses.
+    # Rollouts that take any free port, or run elsewhere, have addresses that are unknown here.
     rollouts = [] if seen.status is None else [rollout["peer"] for rollout in seen.status["rollouts"]]
     found += [f"{_said(name)}'s page: its address is not known here" for name in rollouts if name not in seen.pages]
     if seen.ledger is None:
@@ -68,8 +68,8 @@ def _damage_seen(seen: Observation, name: str, metrics: dict[str, float]) -> Ite
     if metrics.get("gspo_broker_damaged_rows", 0.0) > 0:
         yield Remark(
             text=f"the {name} found {metrics['gspo_broker_damaged_rows']:.0f} rows or archive files that were changed on "
-            f"the disk (damage_found in its log): `gspo audit {seen.settings.run.directory}` says what depends on them. "
-            "Check the disk, and restore a backup if they are needed"
+            f"the disk (damage_found in its log): `gspo audit {seen.settings.run.directory}` shows what depends on them. "
+            "Check the disk, and restore a backup if the run needs them"
         )
     if metrics.get("gspo_broker_mark_failing", 0.0) > 0:
         yield Remark(text=f"the ledger's high-water mark cannot be written (mark_not_written in the {name}'s log)")
@@ -123,7 +123,7 @@ def _without_broker(seen: Observation) -> Iterator[Remark]:
 
 
 def _silent(seen: Observation, number: int) -> Iterator[Remark]:
-    """Of a broker that does not answer."""
+    """Return remarks on a broker that does not answer."""
     goal, ledger = seen.settings.run.num_batches, seen.ledger
     name, several = broker_name(number), seen.settings.broker.num_brokers > 1
     log, page, holder = seen.logs.get(name), seen.pages.get(name), seen.holders.get(name)
@@ -169,20 +169,20 @@ def _with_broker(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
 
 
 def _of_several(seen: Observation, status: dict[str, Any], broker: dict[str, Any]) -> Iterator[Remark]:
-    """What concerns one of several brokers: the others answer for the run."""
+    """Return remarks that concern one of several brokers; those on the whole run come elsewhere."""
     name = broker_name(broker["broker"])
     if not broker["answers"]:
         yield from _silent(seen, broker["broker"])
         return
     if status["learner"] is not None and broker["learner"] is None:
         yield Remark(
-            text=f"the learner is not connected to the {name}: see whether it reaches "
-            f"{seen.settings.broker.batch_endpoint_of(broker['broker'])}; no batch is complete without that share"
+            text=f"the learner is not connected to the {name}: check that it reaches "
+            f"{seen.settings.broker.batch_endpoint_of(broker['broker'])}; without that share no batch is complete"
         )
     for rollout in status["rollouts"]:
         if rollout["peer"] not in broker["rollouts"] and rollout["status"] == "serving":
             yield Remark(
-                text=f"{rollout['peer']} is not connected to the {name}, and takes work of the others only: see whether it "
+                text=f"{rollout['peer']} is not connected to the {name}, and takes work only from the others: check that it "
                 f"reaches {seen.settings.broker.work_endpoint_of(broker['broker'])}"
             )
 
@@ -207,7 +207,7 @@ def _processes(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
             page = seen.pages.get(name)
             starting = f"; it says: {_said(page.text)}" if page is not None and page.up else ""
             yield Remark(
-                text=f"{name} is not connected{starting or _ended(seen, name)}: it joins by itself once it is started "
+                text=f"{name} is not connected{starting or _ended(seen, name)}: it joins by itself once you start it "
                 f"(`gspo rollout CONFIG --name {name}`); SGLang takes about a minute to start"
             )
     for name, rollout in rollouts.items():
@@ -218,7 +218,7 @@ def _learner(status: dict[str, Any]) -> Iterator[Remark]:
     silent_s = status.get("learner_silent_s")
     if silent_s is not None and silent_s > SILENT_S:
         yield Remark(
-            text=f"the learner has said nothing for {silent_s:.0f} s: its process, host or network is stuck. If it does not "
+            text=f"the learner has been silent for {silent_s:.0f} s: its process, host or network is stuck. If it does not "
             "come back, start another one: it takes over at once, and the broker then refuses the old one"
         )
     if status.get("learner_waiting"):
@@ -247,7 +247,7 @@ def _rollout(seen: Observation, status: dict[str, Any], name: str, rollout: dict
     lag = status["policy_version"] - rollout["policy_version"]
     if rollout["silent_s"] > SILENT_S:
         yield Remark(
-            text=f"{name} has said nothing for {rollout['silent_s']:.0f} s{why}: its process, host or network is stuck; "
+            text=f"{name} has been silent for {rollout['silent_s']:.0f} s{why}: its process, host or network is stuck; "
             f"other rollouts continue its {rollout['leases']} trajectories after broker.lease_s = "
             f"{seen.settings.broker.lease_s:g} s. Restart it: it cannot disturb what others took over"
         )
@@ -261,8 +261,8 @@ def _rollout(seen: Observation, status: dict[str, Any], name: str, rollout: dict
         yield Remark(text=f"{name} is {rollout['status']} and takes no work yet{why}", wrong=False)
     elif rollout["status"] == "serving" and lag > seen.settings.batch.max_lag:
         yield Remark(
-            text=f"{name} serves version {rollout['policy_version']}, the newest is {status['policy_version']}: too old for "
-            f"new work (batch.max_lag = {seen.settings.batch.max_lag}){why}. Check that it reaches the learner at "
+            text=f"{name} serves version {rollout['policy_version']}, but the newest is {status['policy_version']}: too old "
+            f"for new work (batch.max_lag = {seen.settings.batch.max_lag}){why}. Check that it reaches the learner at "
             f"{seen.settings.learner.advertised_weights_endpoint or seen.settings.learner.weights_endpoint}"
         )
     elif page is not None and page.ready is False:
@@ -286,7 +286,7 @@ def _progress(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
     for reason, number in status["dropped"].items():
         ways = {
             "failed": "the rollouts' logs say why attempts fail (environment, reward, or engine)",
-            "stale": "the learner restarted and came to other weights, so older groups were left behind",
+            "stale": "the learner restarted with other weights, so older groups were left behind",
         }
         yield Remark(text=f"{number} groups were dropped as {_said(reason)}: {ways.get(reason, 'see the log')}", wrong=False)
     yield from _filtered(seen, status)
@@ -299,18 +299,18 @@ def _progress(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
 
 
 def _quiet(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
-    """No batch was trained for long, compared with the usual pace, or with a fixed time before there is one."""
+    """Remark that no batch was trained for long, compared with the usual pace or, before there is one, a fixed time."""
     ages, quiet_s = seen.batch_ages_s, status["quiet_s"]
     if len(ages) > 1:
         usual = (ages[0] - ages[-1]) / (len(ages) - 1)
         if quiet_s > max(QUIET_LEAST_S, QUIET_FACTOR * usual):
-            yield Remark(text=f"no batch was trained for {quiet_s:.0f} s; before, one took {usual:.0f} s")
+            yield Remark(text=f"no batch was trained for {quiet_s:.0f} s; earlier batches took {usual:.0f} s each")
         return
     serves = any(rollout["status"] == "serving" for rollout in status["rollouts"])
     if quiet_s > (QUIET_LEAST_S if serves else QUIET_START_S):
         yield Remark(
             text=f"no batch was trained for {quiet_s:.0f} s, and there is no earlier pace to compare with: unless batches "
-            f"simply take that long, see which process logs nothing new in {seen.settings.run.directory}/logs"
+            f"really take that long, look in {seen.settings.run.directory}/logs for the process that logs nothing new"
         )
 
 
@@ -319,13 +319,13 @@ def _warnings(seen: Observation) -> Iterator[Remark]:
         for event, number in log.warnings.items():
             if event == FOR_ANOTHER:
                 text = (
-                    f"{name} gets answers that are meant for another process of its name ({event}, {number} times within "
+                    f"{name} gets answers that are meant for another process with its name ({event}, {number} times within "
                     f"{RECENT_LINES_S:.0f} s), and its own answers get lost too. Stop the other one, and restart this one"
                 )
                 yield Remark(text=text)
             elif number >= REPEATED:
                 often = f"{number} times within {RECENT_LINES_S:.0f} s"
-                text = f"{name} warns again and again: {_said(event)}, {often}; see its log"
+                text = f"{name} keeps warning: {_said(event)}, {often}; see its log"
                 yield Remark(text=text, wrong=False)
 
 

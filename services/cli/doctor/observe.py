@@ -37,7 +37,7 @@ _Content = TypeVar("_Content")
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What a process's HTTP endpoint says. ``ready`` is None when nothing answers."""
+    """What a process's HTTP endpoint answers. ``ready`` is None when nothing answers."""
 
     url: str
     ready: bool | None
@@ -94,17 +94,17 @@ class Observation:
     batch_ages_s: list[float]
     """How long ago the last batches were recorded, oldest first."""
     free_bytes: dict[str, tuple[int, int]]
-    """Free and total bytes of the file systems in use, by what is kept there."""
+    """Free and total bytes of the file systems in use, by their content."""
     damage: str = ""
-    """What a broker would refuse to start with; empty for nothing."""
+    """What a broker would refuse to start with; empty if nothing."""
     holders: dict[str, Holder] = field(default_factory=dict)
     """The processes that have a ledger open for writing, by the name of the broker that it belongs to."""
     unread: list[str] = field(default_factory=list)
-    """Files that are there and could not be read, with the reason."""
+    """Files that exist but could not be read, with the reason."""
 
 
 async def observe(settings: Settings, now: datetime, *, answer_s: float = ANSWER_S) -> Observation:
-    """Ask all processes and read all files. ``now`` has a time zone. The broker has ``answer_s`` for its answer."""
+    """Ask all processes and read all files. ``now`` has a time zone. The broker may take ``answer_s`` to answer."""
     status, no_status, turned_away = None, "", False
     try:
         async with operator(settings) as broker:
@@ -139,7 +139,7 @@ async def observe(settings: Settings, now: datetime, *, answer_s: float = ANSWER
 
 
 def _read(unread: list[str], path: Path, read: Callable[[Path], _Content], otherwise: _Content) -> _Content:
-    """What ``read`` finds in a file. One that cannot be read ends nothing and joins ``unread``."""
+    """Return what ``read`` finds in a file. A file that cannot be read joins ``unread``, and the rest goes on."""
     try:
         return read(path)
     except OSError as error:
@@ -148,7 +148,7 @@ def _read(unread: list[str], path: Path, read: Callable[[Path], _Content], other
 
 
 def process_names(settings: Settings, status: dict[str, Any] | None) -> list[str]:
-    """The processes that the settings ask for, and rollouts that joined besides."""
+    """List the processes that the settings ask for, and rollouts that joined besides."""
     brokers = map(broker_name, range(settings.broker.num_brokers))
     names = [*brokers, "learner", *(f"rollout-{index}" for index in range(settings.rollout.num_servers))]
     joined = [] if status is None else [rollout["peer"] for rollout in status["rollouts"]]
@@ -156,7 +156,7 @@ def process_names(settings: Settings, status: dict[str, Any] | None) -> list[str
 
 
 def addresses(settings: Settings) -> dict[str, tuple[str, int]]:
-    """Host and port of each process's page. Port 0 in the settings means any free one, which is not known here."""
+    """Return host and port of each process's page. Port 0 in the settings means any free port, which is unknown here."""
     here = settings.security.metrics_host
     here = "127.0.0.1" if here in ("0.0.0.0", "::") else here
     brokers = enumerate(settings.broker.batch_endpoints)
@@ -174,13 +174,13 @@ def addresses(settings: Settings) -> dict[str, tuple[str, int]]:
 
 
 def _host(endpoint: str, here: str) -> str:
-    """The host of ``endpoint`` as others reach it; ``here`` where it names no host, or loopback."""
+    """Return the host of ``endpoint`` as others reach it; ``here`` if it names no host, or loopback."""
     host = urlsplit(endpoint).hostname
     return here if host in (None, "*", "0.0.0.0", "::", "127.0.0.1", "localhost") else str(host)
 
 
 async def _read_pages(settings: Settings) -> dict[str, Page]:
-    """Each process's page, by name."""
+    """Read each process's page, by name."""
     found = addresses(settings)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PAGE_S)) as session:
         pages = await asyncio.gather(*(read_page(session, f"http://{host}:{port}") for host, port in found.values()))
@@ -188,7 +188,7 @@ async def _read_pages(settings: Settings) -> dict[str, Page]:
 
 
 async def read_page(session: aiohttp.ClientSession, base: str) -> Page:
-    """/readyz and /metrics of one process."""
+    """Read /readyz and /metrics of one process."""
     try:
         ready, text = await _fetch(session, f"{base}/readyz")
         _, page = await _fetch(session, f"{base}/metrics")
@@ -200,7 +200,7 @@ async def read_page(session: aiohttp.ClientSession, base: str) -> Page:
 
 
 def metrics_of(page: str) -> dict[str, float]:
-    """Samples of a /metrics page by name, summed over labels. Raises: ValueError for any other page."""
+    """Parse a /metrics page: samples by name, summed over labels. Raises: ValueError for any other page."""
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
@@ -219,7 +219,7 @@ async def _fetch(session: aiohttp.ClientSession, url: str) -> tuple[bool, str]:
 
 
 def read_log(path: Path, now: datetime) -> Log | None:
-    """The end of a log; None when there is no file or no event in it."""
+    """Read the end of a log; None if there is no file or no event in it."""
     lines = read_end(path, TAIL_BYTES).split("\n")
     last: tuple[str, float] | None = None
     warnings: Counter[str] = Counter()
@@ -244,7 +244,7 @@ def read_log(path: Path, now: datetime) -> Log | None:
 
 
 def read_ledger(directory: Path) -> LedgerState:
-    """What the ledgers of a run say: of several, what every one of them has.
+    """Read the ledgers of a run; with several, return what all of them have.
 
     Raises: NoLedger; StoreCorrupt when one is damaged; sqlite3.OperationalError when it cannot be read now.
     """
@@ -292,7 +292,7 @@ def batch_ages(path: Path, now: datetime) -> list[float]:
 
 
 def free_bytes(settings: Settings) -> dict[str, tuple[int, int]]:
-    """Free and total bytes where the run writes, as far as it is on this host."""
+    """Return free and total bytes where the run writes, as far as it is on this host."""
     places = {
         f"run.directory ({settings.run.directory})": settings.run.directory,
         f"rollout.weights_directory ({settings.rollout.weights_directory})": settings.rollout.weights_directory,

@@ -19,16 +19,16 @@ class TurnedAway(NoAnswer):
 
 
 class OperatorLine:
-    """A connection to one broker, for questions."""
+    """A connection to one broker, to ask it questions."""
 
     def __init__(self, client: PeerClient, endpoint: str, number: int) -> None:
-        """``number``: which broker of the run it must be."""
+        """``number``: the broker of the run that must answer."""
         self._client = client
         self._endpoint = endpoint
         self._number = number
 
     async def status(self, timeout_s: float) -> dict[str, Any]:
-        """The broker's status. Raises: NoAnswer."""
+        """Return the broker's status. Raises: NoAnswer."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._ask()
@@ -36,7 +36,7 @@ class OperatorLine:
             raise self._silence(timeout_s) from error
 
     async def status_if_connected(self, timeout_s: float) -> dict[str, Any] | None:
-        """The broker's status; None when it is not connected, or does not answer in time."""
+        """Return the broker's status; None if it is not connected, or does not answer in time."""
         if not self._client.connected:
             return None
         # A late answer to an earlier question is out of date.
@@ -81,7 +81,7 @@ class OperatorLine:
         welcome = await self._client.connected_welcome()
         if welcome.broker != self._number:
             raise TurnedAway(
-                f"{self._endpoint}: broker {welcome.broker} of the run answers, and broker {self._number} belongs there: "
+                f"{self._endpoint}: broker {welcome.broker} of the run answers where broker {self._number} belongs: "
                 "see broker.batch_endpoint, and --set broker.number of the processes"
             )
 

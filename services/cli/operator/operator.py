@@ -1,4 +1,4 @@
-"""Asks every broker of a run, and gives one answer."""
+"""Asks every broker of a run, and merges the answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -17,14 +17,14 @@ from gspo_services.shared.settings import Settings, run_fingerprint
 
 
 class Operator:
-    """A connection to every broker of a run, for questions."""
+    """A connection to every broker of a run, to ask questions."""
 
     def __init__(self, lines: Sequence[OperatorLine]) -> None:
         """``lines``: to the brokers, in their order."""
         self._lines = tuple(lines)
 
     async def status(self, timeout_s: float) -> dict[str, Any]:
-        """The run's status, from all brokers that answer. Raises: NoAnswer when none does; TurnedAway."""
+        """Return the run's status, from all brokers that answer. Raises: NoAnswer when none does; TurnedAway."""
         answers = await self._asked(lambda line: line.status(timeout_s))
         errors = [each for each in answers if isinstance(each, NoAnswer)]
         refusal = next((each for each in errors if isinstance(each, TurnedAway)), None)
@@ -64,7 +64,7 @@ class Operator:
         return await self._gathered(ask(line) for line in self._lines)
 
     async def _gathered(self, asking: Iterable[Awaitable[Any]]) -> list[Any]:
-        """Each broker's answer, or the NoAnswer that it raised."""
+        """Return each broker's answer, or the NoAnswer that it raised."""
         answers = await asyncio.gather(*asking, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, NoAnswer):
@@ -80,7 +80,7 @@ class Operator:
         if len(self._lines) == 1:
             raise first
         silent = ", ".join(f"broker {number}" for number in errors)
-        text = f"{silent} of {len(self._lines)} did not agree, and the others did: ask again when it runs ({first})"
+        text = f"{silent} of {len(self._lines)} did not agree, the others did: ask again when it runs ({first})"
         raise type(first)(text) from first
 
 
@@ -95,7 +95,7 @@ def _status_of(answers: Sequence[dict[str, Any] | None]) -> dict[str, Any] | Non
 
 @asynccontextmanager
 async def connection(settings: Settings, clock: Clock) -> AsyncIterator[Operator]:
-    """A connection to the brokers of ``settings``.
+    """Connect to the brokers of ``settings``.
 
     Raises: EndpointError, ConfigurationError; ServiceError, in a group and also from the block, when a broker refuses us.
     """
@@ -114,7 +114,7 @@ async def connection(settings: Settings, clock: Clock) -> AsyncIterator[Operator
                     peer=f"operator-{session_tag(session)}",
                     session=session,
                     clock=clock,
-                    # Another run's broker on this port must not be taken for ours.
+                    # A broker of another run on this port must not be taken for ours.
                     fingerprint=run_fingerprint(settings),
                     security=Security.load(settings.security, "operator"),
                 )
@@ -136,7 +136,7 @@ async def connection(settings: Settings, clock: Clock) -> AsyncIterator[Operator
 
 @asynccontextmanager
 async def operator(settings: Settings, clock: Clock | None = None) -> AsyncIterator[Operator]:
-    """A ``connection`` for one question. Raises: NoAnswer, also from the block, when a broker refuses us."""
+    """Open a ``connection`` for one question. Raises: NoAnswer, also from the block, when a broker refuses us."""
     try:
         async with connection(settings, MonotonicClock() if clock is None else clock) as connected:
             yield connected

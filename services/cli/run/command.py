@@ -33,7 +33,7 @@ STATUS_TIMEOUT_S: Final = 3.0
 
 def run_command(config: Path, overrides: Sequence[str], *, look: Look) -> int:
     """Run all processes that ``config`` asks for. Returns the exit status."""
-    # What its own connection to the broker logs would stand between the lines for people.
+    # Logs of this command's own connection to the broker would mix with the lines for people.
     configure_logging("run", usual_level="warning")
     claims = PortClaims()
     settings, overrides = with_free_ports(config, overrides, look, claims)
@@ -52,7 +52,7 @@ def run_command(config: Path, overrides: Sequence[str], *, look: Look) -> int:
 
 
 def with_free_ports(config: Path, overrides: Sequence[str], look: Look, claims: PortClaims) -> tuple[Settings, list[str]]:
-    """The settings, and the overrides of ``config`` that give them: where ports are taken, with others that are free.
+    """Return the settings and the overrides that produce them; ports that are taken are replaced with free ones.
 
     Raises: ConfigurationError.
     """
@@ -61,14 +61,14 @@ def with_free_ports(config: Path, overrides: Sequence[str], look: Look, claims: 
     if moved and look != "quiet":
         others = " or another broker of this one" if settings.broker.num_brokers > 1 else ""
         PlainConsole().print(
-            f"ports are taken, by another run{others} perhaps; this one has {', '.join(moved)}", soft_wrap=True
+            f"some ports are taken, perhaps by another run{others}; this run uses {', '.join(moved)}", soft_wrap=True
         )
     own = [*overrides, *moved]
     return (load_settings(config, own) if moved else settings), own
 
 
 def is_finished(status: dict[str, Any]) -> bool:
-    """The broker says that nothing is left to do."""
+    """Return whether the broker says that nothing is left to do."""
     return bool(status["finished"])
 
 
@@ -143,13 +143,13 @@ class Watcher:
                 self.error = status["error"]
                 if not seen_running and status["finished"]:
                     display.say(
-                        f"the run was complete already, after {status['batches_trained']} batches: raise run.num_batches to "
-                        "continue it, or set another run.directory to start anew"
+                        f"the run was already complete, after {status['batches_trained']} batches: raise run.num_batches to "
+                        "continue it, or set another run.directory to start a new run"
                     )
                 break
             seen_running = seen_running or status is not None
             if self._supervisor.all_ended:
-                self.error = "all processes ended before the run was complete; their logs say why"
+                self.error = "all processes ended before the run was complete; see their logs"
                 break
 
 
@@ -163,4 +163,4 @@ def _report(directory: Path, console: PlainConsole, look: Look) -> None:
         console.print(f"metrics: {metrics.path}", soft_wrap=True)
         console.print(f"plot:    {write_plot(metrics)}", soft_wrap=True)
     except (OSError, ValueError) as error:
-        console.print(f"no report, or not all of it: {error}", soft_wrap=True)
+        console.print(f"the report is missing or incomplete: {error}", soft_wrap=True)

@@ -25,14 +25,14 @@ LEAST_BAR: Final = 8
 WIDE: Final = 80
 """On a narrower terminal the table of processes has fewer columns."""
 MOST_CHARACTERS: Final = 300
-"""Of a text that a process said: more would push the rest of the table off the screen."""
+"""The most characters quoted from a process: more would push the rest of the table off the screen."""
 
 
 class Display:
-    """Shows the run's status again and again. Use as a context manager."""
+    """Shows the run's status repeatedly. Use as a context manager."""
 
     def __init__(self, console: PlainConsole, directory: str, *, look: Look) -> None:
-        """``look``: live (a table, where ``console`` is a terminal), plain (lines), quiet (problems alone)."""
+        """``look``: live (a table, where ``console`` is a terminal), plain (lines), quiet (problems only)."""
         self._console = console
         self._directory = directory
         self._quiet = look == "quiet"
@@ -77,7 +77,7 @@ class Display:
         self._console.print(Text(text, style="yellow" if happening.is_problem else ""), soft_wrap=True)
 
     def tell_sample(self, sample: Sample, elapsed_s: float) -> None:
-        """Show what the model answered."""
+        """Show a prompt and the model's answer."""
         self.sample = sample
         if self._live is None and not self._quiet:
             self._console.print(f"[{elapsed_s:6.1f} s] sample: {sample_line(sample)}", soft_wrap=True)
@@ -138,7 +138,7 @@ class Display:
         grid.add_row("answers", lengths or "-", cut_off)
         rates = pass_rates(self.progress.last_batch)
         if rates:
-            grid.add_row("solved", rates, "by how the tasks did before")
+            grid.add_row("solved", rates, "by how often the tasks were solved before")
         grid.add_row("lag", f"{number(status['lag_mean'], 2)} mean", f"{status['lag_max']} largest")
         grid.add_row("speed", f"{number(status['tokens_per_s'], 0)} tokens/s", f"policy version {status['policy_version']}")
         groups = status["groups"]
@@ -179,7 +179,7 @@ class Display:
 
 
 def sample_line(sample: Sample, most: int = MOST_CHARACTERS) -> str:
-    """The end of the prompt and the beginning of the answer, in one line of about ``most`` characters."""
+    """Return the end of the prompt and the beginning of the answer, in one line of about ``most`` characters."""
     part = max(20, most // 2)
     prompt = one_line(sample.prompt)
     prompt = prompt if len(prompt) <= part else f"...{prompt[-part:]}"
@@ -197,7 +197,7 @@ def _tracker_text(cursor: Cursor | None) -> str:
 
 
 def _broker_text(broker: dict[str, Any]) -> str:
-    """Of one of several."""
+    """Describe one of several brokers."""
     if not broker["answers"]:
         return "does not answer"
     groups = broker["groups"]
@@ -210,5 +210,5 @@ def _aside(status: dict[str, Any]) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number, or a dash where there is none yet."""
+    """Format a number, or a dash if there is none yet."""
     return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"

@@ -17,7 +17,7 @@ class Happening:
 
     text: str
     is_problem: bool = False
-    """Somebody may want to look: it is shown also where progress is not."""
+    """Somebody may need to look: it is shown even without progress."""
 
 
 class Happenings:
@@ -34,11 +34,11 @@ class Happenings:
         self._errors: dict[str, str] = {}
 
     def skip(self, rows: Sequence[Row]) -> None:
-        """Take what happened before this command was started: it is no news."""
+        """Skip what happened before this command was started."""
         self.of_rows(rows)
 
     def of_rows(self, rows: Sequence[Row]) -> list[Happening]:
-        """What new rows of metrics.jsonl tell."""
+        """Return the events in new rows of metrics.jsonl."""
         found = []
         dropped: Counter[str] = Counter()
         for row in rows:
@@ -88,7 +88,7 @@ class Happenings:
         return self._best is found
 
     def _best_of_set(self, row: Row) -> list[Happening]:
-        """The score by which the best checkpoint is chosen, if it is the best so far; the set's own line says the rest."""
+        """Report the score that chooses the best checkpoint, if it is the best so far; the set's own line has the rest."""
         found = held_out(row)
         if found is None or math.isnan(number(row, "eval/score")) or not self._is_best(found):
             return []
@@ -96,21 +96,21 @@ class Happenings:
         return [Happening(text=f"{name} after {found.batch} batches is the best so far: {found.score:.4g}")]
 
     def of_processes(self, children: Sequence[Child]) -> list[Happening]:
-        """Restarts, and processes that are given up."""
+        """Return restarts, and processes that are given up."""
         found = []
         for child in children:
             name = child.spec.name
             if child.num_restarts > self._restarts[name]:
                 self._restarts[name] = child.num_restarts
                 why = f"ended with status {child.last_status}" if child.last_status is not None else "ended"
-                found.append(Happening(text=f"{name} {why} and is started again ({child.num_restarts})", is_problem=True))
+                found.append(Happening(text=f"{name} {why} and is restarted ({child.num_restarts})", is_problem=True))
             if child.given_up and name not in self._given_up:
                 self._given_up.add(name)
-                found.append(Happening(text=f"{name} is not started again: {child.given_up}", is_problem=True))
+                found.append(Happening(text=f"{name} is not restarted: {child.given_up}", is_problem=True))
         return found
 
     def of_status(self, status: dict[str, Any]) -> list[Happening]:
-        """Checkpoints, and rollouts whose tokens are too old to be trained on."""
+        """Return new checkpoints, and rollouts whose tokens are too old to train on."""
         found = []
         covered = status["batches_checkpointed"]
         if self._checkpointed is not None and covered > self._checkpointed:
@@ -123,7 +123,7 @@ class Happenings:
         }
         for peer in late.keys() - self._late:
             newest = status["policy_version"]
-            text = f"{peer} still serves version {late[peer]}, and the newest is {newest}: too old to train on"
+            text = f"{peer} still serves version {late[peer]}, but the newest is {newest}: too old to train on"
             found.append(Happening(text=text, is_problem=True))
         for peer in self._late - late.keys():
             found.append(Happening(text=f"{peer} serves a new version again"))
@@ -131,18 +131,18 @@ class Happenings:
         return found
 
     def of_tracker(self, name: str, cursor: Cursor | None) -> list[Happening]:
-        """A tracker that refuses, and one that takes lines again."""
+        """Report a tracker that refuses, or accepts lines again."""
         error, before = "" if cursor is None else cursor.error, self._errors.get(name, "")
         self._errors[name] = error
         if error and not before:
-            return [Happening(text=f"tracker {name} refuses, training goes on: {error}", is_problem=True)]
+            return [Happening(text=f"tracker {name} refuses lines, training continues: {error}", is_problem=True)]
         if before and not error:
-            return [Happening(text=f"tracker {name} takes the run again")]
+            return [Happening(text=f"tracker {name} accepts lines again")]
         return []
 
 
 def _set_evaluated(row: Row) -> list[Happening]:
-    """The result of a named set."""
+    """Report the result of a named set."""
     scores = set_scores(row)
     parts = []
     for metric, (value, low, high) in scores.metrics.items():
@@ -158,11 +158,11 @@ def _set_evaluated(row: Row) -> list[Happening]:
 
 
 def _blur(row: Row, prefix: str) -> str:
-    """Whether the tokens are newer than the weights that the evaluation is named after; less than half a version is not."""
+    """Say how much newer the tokens are than the evaluated weights; empty below half a version."""
     newer = number(row, f"{prefix}versions_newer")
     return f" (its tokens are {newer:.1f} versions newer on average)" if newer >= 0.5 else ""
 
 
 def _shown(value: float) -> str:
-    """A share, or a rating."""
+    """Format a share, or a rating."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3f}"

@@ -1,4 +1,4 @@
-"""Brings what happened in a run to its display: rows of metrics.jsonl, processes, checkpoints, trackers, samples."""
+"""Brings events of a run to its display: rows of metrics.jsonl, processes, checkpoints, trackers, samples."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from gspo_services.shared.colocate import LOCK_FILE, device_holder
 from gspo_services.shared.settings import Settings
 
 SAMPLED: Final = 16
-"""One after another of so many held-out tasks is shown, one at each evaluation."""
+"""Samples rotate over so many held-out tasks, one at each evaluation."""
 
 
 class News:
@@ -43,7 +43,7 @@ class News:
         if status is not None:
             happened += self._happenings.of_status(status)
         for name, file in self._cursors.items():
-            with suppress(OSError, ValueError):  # One that is damaged is the tracker's to mend.
+            with suppress(OSError, ValueError):  # The tracker mends its own damaged file.
                 cursor = file.read()
                 if cursor is not None:
                     display.cursors[name] = cursor
@@ -63,7 +63,7 @@ class News:
         display.progress.take(rows)
         if not self._is_first:
             return rows
-        # What was there when the command was started is no news.
+        # Rows from before this command was started are not news.
         self._is_first = False
         self._happenings.skip(rows)
         return []

@@ -1,4 +1,4 @@
-"""plot.png: one picture of a run, for a slide. Each panel is one question that people ask about it."""
+"""plot.png: one picture of a run, for a slide. Each panel answers one question that people ask about it."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ LAGS: Final = (
     ("lag_3_4", "lag 2 to 4", RED), ("lag_5_up", "lag over 4", PURPLE),
 )  # fmt: skip
 DIFFICULTIES: Final = (("seldom", "tasks seldom solved before", ORANGE), ("often", "tasks often solved before", GREEN))
-"""Whose pass rates are drawn beside the reward: those of the others are near 0 and 1 by what they are."""
+"""The difficulties whose pass rates are drawn beside the reward: the others are near 0 and 1 by definition."""
 EVENTS: Final = (
     ("dropped", "groups dropped", "v", ORANGE), ("quarantined", "batch quarantined", "X", RED),
     ("again", "batch trained again", "o", PURPLE), ("requeued", "batches requeued", "^", GREEN),
@@ -41,7 +41,7 @@ def write_plot(recorded: RunMetrics) -> Path:
         try:
             _draw(figure, recorded)
             figure.savefig(begun, format="png", dpi=DPI)
-            begun.replace(path)  # A full disk leaves the former picture whole.
+            begun.replace(path)  # A full disk leaves the earlier picture whole.
         finally:
             begun.unlink(missing_ok=True)
             pyplot.close(figure)
@@ -49,7 +49,7 @@ def write_plot(recorded: RunMetrics) -> Path:
 
 
 def happened(recorded: RunMetrics) -> dict[str, list[int]]:
-    """The batches at which something happened, by kind."""
+    """Return the batches at which something happened, by kind."""
     found: dict[str, list[int]] = {kind: [] for kind, *_ in EVENTS}
     for batch, row in recorded.events:
         kind = "again" if row["event"] == "batch" else row["event"]
@@ -108,7 +108,7 @@ def _reward(axes: Any, recorded: RunMetrics) -> None:
     rewards = [each.reward for each in shown]
     errors = [0.0 if math.isnan(each.half_interval) else each.half_interval for each in shown]
     if rewards:
-        # To the right: how much newer than the evaluated weights the tokens are on average.
+        # The point moves right by how much newer than the evaluated weights the tokens are on average.
         newer = [each.versions_newer if each.versions_newer >= 0.5 else 0.0 for each in shown]
         axes.errorbar(
             [each.batch for each in shown], rewards, yerr=errors, xerr=[[0.0] * len(newer), newer], color=RED, marker="o",
@@ -126,7 +126,7 @@ def _reward(axes: Any, recorded: RunMetrics) -> None:
 
 
 def _set_curves(axes: Any, sets: list[SetScores]) -> list[float]:
-    """The metrics of named sets that are shares, with their intervals. Returns the values; ratings have another scale."""
+    """Draw those metrics of named sets that are shares, with intervals. Returns the values; ratings have another scale."""
     found: dict[str, list[tuple[int, tuple[float, float, float]]]] = {}
     for scores in sets:
         for metric, values in scores.metrics.items():
@@ -186,7 +186,7 @@ def _clip(axes: Any, recorded: RunMetrics) -> None:
     for bucket, label, colour in LAGS:
         values = [100 * value for value in column(recorded.batches, f"clip_fraction/{bucket}")]
         if known(values):
-            # A lag that few batches have is dots: between them nothing was measured.
+            # A lag that few batches have is drawn as dots: nothing was measured between them.
             dotted = len(known(values)) < len(values) / 2
             look: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 5} if dotted else {"linewidth": 1.8}
             _line(axes, _index(recorded), rolling(values, mean), colour, label, **look)
@@ -200,10 +200,10 @@ def _clip(axes: Any, recorded: RunMetrics) -> None:
 
 
 def _clip_widths(axes: Any, recorded: RunMetrics) -> None:
-    """How wide the clip range was for each lag, on a scale of its own: it follows what was measured."""
+    """Draw how wide the clip range was for each lag, on its own scale: the range follows measurements."""
     widths = {colour: column(recorded.batches, f"clip_range_high/{bucket}") for bucket, _, colour in LAGS}
     if len({value for values in widths.values() for value in known(values) if value > 0}) < 2:
-        return  # One fixed range is a number of the configuration, not a curve.
+        return  # A fixed range needs no curve.
     right = axes.twinx()
     right.grid(visible=False)
     for colour, values in widths.items():
@@ -222,7 +222,7 @@ def _lag(axes: Any, recorded: RunMetrics) -> None:
     if known(means):
         low, high = rolling(means, quantile(0.1)), rolling(means, quantile(0.9))
         if window(len(means)) > 1:
-            axes.fill_between(index, low, high, color=BLUE, alpha=0.18, linewidth=0, label="8 of 10 batches")
+            axes.fill_between(index, low, high, color=BLUE, alpha=0.18, linewidth=0, label="middle 80 % of batches")
         _line(axes, index, rolling(means, mean), BLUE, "mean")
     largest = column(recorded.batches, "lag/max")
     if known(largest):
@@ -237,7 +237,7 @@ def _speed(axes: Any, recorded: RunMetrics) -> None:
     values = column(recorded.batches, "tokens_per_s")
     _faint_and_smooth(axes, _index(recorded), values, GREEN, None, quantile(0.5))
     if axes.has_data():
-        # A batch that was ready when it was asked for takes next to no time: its peak would flatten all others.
+        # A batch that was ready when requested takes almost no time: its peak would flatten all others.
         axes.set_ylim(0, 1.6 * max(known(rolling(values, quantile(0.5)))) or 1.0)
 
 
@@ -263,7 +263,7 @@ def _faint_and_smooth(
     label: str | None,
     measure: Callable[[list[float]], float] = mean,
 ) -> None:
-    """Every value faintly, and where they go."""
+    """Draw every value faintly, and the trend on top."""
     if not known(values):
         return
     if window(len(values)) > 1:
@@ -272,7 +272,7 @@ def _faint_and_smooth(
 
 
 def _line(axes: Any, index: list[float], values: list[float], colour: str, label: str | None, **options: Any) -> None:
-    """A curve; a single value is a dot."""
+    """Draw a curve; a single value becomes a dot."""
     look: dict[str, Any] = {"marker": "o"} if len(known(values)) == 1 else {}
     axes.plot(index, values, color=colour, label=label, **{**look, **options})
 

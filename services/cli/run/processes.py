@@ -15,13 +15,13 @@ TRACKER_GRACE_S: Final = 45.0
 """A tracker that hangs at the end of a run is killed; `gspo track` sends later what it did not take."""
 TRACKER_PREFIX: Final = "tracker-"
 LEARNER_GRACE_S: Final = 600.0
-"""A learner that is told to stop finishes its batch and saves a checkpoint; at the end of a run it exports the model."""
+"""When stopped, a learner finishes its batch and saves a checkpoint; at the end of a run it exports the model."""
 
 
 def process_specs(settings: Settings, forwarded: Sequence[str], placement: Placement | None = None) -> list[ProcessSpec]:
-    """Brokers, learner and ``num_servers`` rollouts. ``forwarded``: the configuration file and overrides.
+    """Return broker, learner and ``num_servers`` rollout specs. ``forwarded``: the configuration file and overrides.
 
-    ``placement``: their GPUs and cores; None: what this process may use. Rollouts stop first, because they hand their
+    ``placement``: their GPUs and cores; None: all that this process may use. Rollouts stop first, because they hand their
     trajectories to the brokers. Then the learner saves a checkpoint and tells the brokers, which stop last. Raises:
     ConfigurationError for several rollouts on one server, and for brokers that one machine cannot have.
     """
@@ -29,8 +29,8 @@ def process_specs(settings: Settings, forwarded: Sequence[str], placement: Place
     if rollout.num_servers > 1 and (rollout.server_url or rollout.server_port):
         key, value = ("server_url", rollout.server_url) if rollout.server_url else ("server_port", rollout.server_port)
         raise ConfigurationError(
-            f"rollout.num_servers is {rollout.num_servers} and rollout.{key} is {value}: every rollout needs a server of "
-            f"its own; use rollout.num_servers = 1, or leave rollout.{key} out"
+            f"rollout.num_servers is {rollout.num_servers} and rollout.{key} is {value}: every rollout needs its own "
+            f"server; use rollout.num_servers = 1, or omit rollout.{key}"
         )
     specs = [
         *_broker_specs(settings, forwarded),
@@ -72,10 +72,10 @@ def _broker_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessS
     ports = [port for port in map(broker.metrics_port_of, range(broker.num_brokers)) if port]
     if len(set(endpoints)) < len(endpoints) or len(set(ports)) < len(ports):
         raise ConfigurationError(
-            f"broker.num_brokers is {broker.num_brokers}, and broker.work_endpoint ({broker.work_endpoint}), "
+            f"broker.num_brokers is {broker.num_brokers}, but broker.work_endpoint ({broker.work_endpoint}), "
             f"broker.batch_endpoint ({broker.batch_endpoint}) and broker.metrics_port ({broker.metrics_port}) are for "
-            "brokers on hosts of their own: here all are on one; use endpoints such as tcp://127.0.0.1:7001, whose ports "
-            "are counted on, or start each broker on its host with --set broker.number"
+            "brokers on separate hosts, and here all are on one: use endpoints such as tcp://127.0.0.1:7001, with one port "
+            "after another, or start each broker on its host with --set broker.number"
         )
     return [
         ProcessSpec(
@@ -91,7 +91,7 @@ def _broker_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessS
 
 
 def tracker_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessSpec]:
-    """A process for each of trackers.to. It stops last, when the broker has written its last line.
+    """Return a process spec for each of trackers.to. Trackers stop last, after the broker has written its last line.
 
     Raises: ConfigurationError when a tracker's client is not installed.
     """

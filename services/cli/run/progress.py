@@ -1,4 +1,4 @@
-"""How far a run is, from metrics.jsonl: when it will end, how long its answers are, which evaluation was the best."""
+"""Estimates from metrics.jsonl when a run will end, how long its answers are, and which evaluation was best."""
 
 import math
 from collections import deque
@@ -33,19 +33,19 @@ class RunProgress:
                 self.best = best_evaluation(found, lambda each: each.reward)
 
     def seconds_left(self, status: dict[str, Any]) -> float | None:
-        """How long the batches that are left will take at the present rate; None before the third one."""
+        """Estimate how long the remaining batches take at the present rate; None before the third batch."""
         pairs = list(self._times)
         steps = [
             later[1] - earlier[1]
             for earlier, later in pairwise(pairs)
-            # A batch that is trained again after a restart says how long the restart took.
+            # The time of a batch that is trained again after a restart measures the restart.
             if later[0] == earlier[0] + 1 and later[1] >= earlier[1]
         ]
         left = status["batches_total"] - status["batches_trained"]
         return median(steps) * left if len(steps) >= 2 and left > 0 else None
 
     def lengths(self) -> str:
-        """The lengths of the last batch's answers; empty before the first."""
+        """Return the lengths of the last batch's answers; empty before the first."""
         average, p95, longest, cut_off = (
             number(self.last_batch, f"length/{name}") for name in ("mean", "p95", "max", "cut_off")
         )
@@ -55,13 +55,13 @@ class RunProgress:
 
 
 def pass_rates(batch: Row) -> str:
-    """How the last batch's tasks did, by how they did before; empty where nothing is known."""
+    """Return the last batch's pass rates by how often its tasks were solved before; empty if unknown."""
     found = [(name, number(batch, f"pass_rate/{name}")) for name in ("new", "never", "seldom", "often", "always")]
     return ", ".join(f"{name} {100 * rate:.0f} %" for name, rate in found if not math.isnan(rate))
 
 
 def duration(seconds: float) -> str:
-    """A duration in the unit that people would use."""
+    """Format a duration in the unit that people would use."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     if seconds < 100 * 60:

@@ -27,8 +27,8 @@ RESTART_WINDOW_S: Final = 300.0
 BACKOFF_S: Final = 1.0
 OVER_WAIT_S: Final = 5.0
 ROOM_WAITS: Final = 10
-"""A process that ended because a disk is full is restarted after so many times ``backoff_s``, or once ROOM_BYTES more are
-free in the run's directory."""
+"""A process that ended because a disk is full is restarted after this many times ``backoff_s``, or once ROOM_BYTES more
+are free in the run's directory."""
 ROOM_BYTES: Final = 64 * 2**20
 TAIL_LINES: Final = 15
 TAIL_BYTES: Final = 131_072
@@ -50,7 +50,7 @@ class ProcessSpec:
 
     ``ends_by_itself``: it ends with status 0 when the run is over. If it ends earlier, somebody stopped it, and it is
     restarted like any other process.
-    ``is_essential``: the run cannot do without it. Another one is given up where an essential one would end the run.
+    ``is_essential``: the run needs it. Any other process is given up where an essential one would end the run.
     """
 
     name: str
@@ -62,10 +62,10 @@ class ProcessSpec:
     is_essential: bool = True
     place: ProcessPlace = field(default_factory=ProcessPlace)
     python: str = ""
-    """Its interpreter; empty: this one's."""
+    """Its interpreter; empty: the current one."""
 
     def enter(self, parent_pid: int) -> None:
-        """Called in the new process before its program: it does not outlive the parent, and stays on its cores."""
+        """Run in the new process before its program: it dies with the parent, and stays on its cores."""
         die_with_parent(parent_pid=parent_pid)
         if self.place.cores is not None:
             os.sched_setaffinity(0, self.place.cores)
@@ -81,10 +81,10 @@ class Child:
     restarts: deque[float] = field(default_factory=deque)
     num_restarts: int = 0
     last_status: int | None = None
-    """With which it ended last; -9 for signal 9."""
+    """The exit status of its last end; -9 for signal 9."""
     state: str = "starting"
     given_up: str = ""
-    """Why it is not started again, though the run goes on."""
+    """Why it is not restarted although the run continues."""
 
     @property
     def pid(self) -> int | None:
@@ -134,11 +134,11 @@ class Supervisor:
 
     @property
     def all_ended(self) -> bool:
-        """No process runs, and none will be restarted."""
+        """Return whether no process runs and none will be restarted."""
         return all(child.state == "finished" for child in self.children if child.spec.is_essential)
 
     def run_is_over(self) -> None:
-        """The broker says that the run is over: a process that ends by itself from now on is finished."""
+        """Take note that the run is over: a process that ends by itself from now on is finished."""
         self._over.set()
 
     async def stop(self) -> None:
@@ -192,7 +192,7 @@ class Supervisor:
         return True
 
     async def _wait_for_room(self, child: Child) -> None:
-        """A full disk is no reason to give up, however often a process meets it: it is restarted until there is room."""
+        """Wait for room: a full disk is never a reason to give a process up, however often it ends."""
         child.num_restarts += 1
         child.state = "waits for room on a disk"
         log.warning("no_room", process=child.spec.name, error=last_error(child.log_path), restarts=child.num_restarts)
@@ -214,9 +214,9 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # A session of its own: Ctrl-C reaches only this process, which then stops the others in order.
+                # A new session: Ctrl-C reaches only this process, which then stops the others in order.
                 start_new_session=True,
-                # The others do not outlive this process, however it ends.
+                # The others die with this process, however it ends.
                 preexec_fn=partial(spec.enter, os.getpid()),
                 env={
                     **os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -225,7 +225,7 @@ class Supervisor:
             )  # fmt: skip
         child.state = "running"
         if self._stopping.is_set():
-            await self._end(child)  # It was being started while the others were stopped.
+            await self._end(child)  # It was starting while the others were stopped.
         return await child.process.wait()
 
     async def _end(self, child: Child) -> None:
@@ -245,7 +245,7 @@ class Supervisor:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """The log of a process that is about to start. Without one the process runs all the same: a run is worth more."""
+    """Open the log of a process that is about to start. If it cannot be opened, the process runs without a log."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("ab")
@@ -258,11 +258,11 @@ def _free_bytes(directory: Path) -> int:
     try:
         return shutil.disk_usage(directory).free
     except OSError:
-        return 0  # Then it is restarted at its usual time.
+        return 0  # Then the process is restarted at its usual time.
 
 
 def last_error(path: Path) -> str:
-    """The error that a process ended with, if the last line of its log is one; otherwise the last lines."""
+    """Return the error that ended a process, if the last line of its log is one; otherwise the last lines."""
     try:
         lines = read_end(path, TAIL_BYTES).rstrip("\n").split("\n")
     except OSError as error:
@@ -272,7 +272,7 @@ def last_error(path: Path) -> str:
 
 
 def _error_of(line: str) -> str | None:
-    """The text of an error that a process logged as its end; None for any other line."""
+    """Return the text of the error that a process logged at its end; None for any other line."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):

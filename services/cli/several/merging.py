@@ -1,4 +1,4 @@
-"""The statuses of the brokers that share a run become one: pure."""
+"""Merges the statuses of the brokers that share a run into one: pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,16 +7,16 @@ from typing import Any, Final
 Status = dict[str, Any]
 
 _WORST_FIRST: Final = ("quarantined", "gone", "draining", "starting", "verifying", "serving")
-"""What a person wants to know of a rollout first, when two brokers see it differently."""
+"""The order in which a person wants to know a rollout's status, for when two brokers see it differently."""
 _IDLE: Final = "the learner to ask"
-"""How a broker begins to say what it waits for, when it has its share ready."""
+"""How a broker's ``waiting_for`` begins when it has its share ready."""
 _LEAST: Final = ("batches_trained", "batches_assembled", "batches_checkpointed", "policy_version")
 NAMED_BATCHES: Final = 8
 """At most this many of the quarantined batches are described; the others are counted."""
 
 
 def merged_status(answers: Sequence[Status | None]) -> Status | None:
-    """The run's status; None when no broker answers.
+    """Return the run's status; None when no broker answers.
 
     ``answers``: each broker's status in their order, None of one that does not answer. The run's has "brokers" besides: for
     each one whether it answers, and how far it is. What is not said below is what the first broker that answers says: the
@@ -54,10 +54,10 @@ def merged_status(answers: Sequence[Status | None]) -> Status | None:
 
 
 def is_over(statuses: Sequence[Status]) -> bool:
-    """Whether nothing is left to do for any broker.
+    """Return whether nothing is left to do for any broker.
 
-    After a stop some may have their share of one more batch than the others. A broker that is finished gives no further
-    share, so nobody trains that batch before the run goes on, and those wait in vain.
+    After a stop some brokers may have one more share than the others. A finished broker gives no further share, so that
+    batch waits until the run continues.
     """
     if not any(status["finished"] for status in statuses):
         return False
@@ -78,7 +78,7 @@ def _broker(number: int, status: Status | None) -> Status:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Of equal weight: each broker has as many groups of a batch as any other."""
+    """Return the plain mean: each broker has as many groups of a batch as any other."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
@@ -106,7 +106,7 @@ def _quarantined(parts: Sequence[Status]) -> Status:
 
 
 def _rollouts(statuses: Sequence[Status]) -> list[Status]:
-    """By name. One that only some brokers know is on its way to the others."""
+    """Merge the rollouts by name. A rollout that only some brokers know has not reached the others yet."""
     found: dict[str, Status] = {}
     for status in statuses:
         for each in status["rollouts"]:
@@ -130,14 +130,14 @@ def _badness(status: str) -> int:
 
 
 def _rollouts_gone(statuses: Sequence[Status]) -> list[str]:
-    """Those that have left every broker, or at least one and are with no other."""
+    """List those that have left every broker, or at least one and are with no other."""
     here = {each["peer"] for status in statuses for each in status["rollouts"]}
     gone = Counter(peer for status in statuses for peer in status["rollouts_gone"])
     return [peer for peer in gone if peer not in here]
 
 
 def _waiting_for(known: dict[int, Status], num_brokers: int) -> str:
-    """What the broker says that the others wait for, by its number; one that does not answer comes first."""
+    """Return the ``waiting_for`` of the broker that holds up the others, with its number; silent brokers come first."""
     silent = [f"broker {number}" for number in range(num_brokers) if number not in known]
     if silent:
         return f"{' and '.join(silent)} to answer"

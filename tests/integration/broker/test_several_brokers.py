@@ -74,7 +74,7 @@ async def test_a_broker_that_is_gone_is_named_and_a_stop_says_that_it_has_not_ag
         assert "broker 1 to answer" in said
         status, said = await command("stop", str(directory))
         assert status == 1
-        assert "broker 1 of 2 did not agree, and the others did" in said
+        assert "broker 1 of 2 did not agree, the others did" in said
         await asyncio.wait_for(brokers[0].logged("run_stops"), 30)
 
 

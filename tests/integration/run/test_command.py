@@ -170,7 +170,7 @@ async def test_the_run_is_watched_until_the_broker_says_that_it_is_finished(
                 await watcher.watch(asyncio.Event(), display)
     assert watcher.error == "20 groups failed"
     assert "batch 60/60" in output.getvalue()
-    assert ("complete already, after 60 batches" in output.getvalue()) == (answers == (True,))
+    assert ("already complete, after 60 batches" in output.getvalue()) == (answers == (True,))
 
 
 def test_audit_says_clean_or_names_what_is_wrong_with_a_status_for_each(tmp_path: Path) -> None:

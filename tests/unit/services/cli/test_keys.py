@@ -32,7 +32,7 @@ def test_without_force_no_key_is_replaced_and_none_is_written(tmp_path: Path, ca
     assert main(["keys", str(tmp_path), "--name", "rollout"]) == 0
     before = secrets_in(tmp_path)
     assert main(["keys", str(tmp_path)]) == 2
-    assert "rollout.secret exists already" in capsys.readouterr().err
+    assert "rollout.secret already exists" in capsys.readouterr().err
     assert secrets_in(tmp_path) == before
     assert main(["keys", str(tmp_path), "--force"]) == 0
     assert before[0] not in secrets_in(tmp_path)

@@ -20,7 +20,7 @@ def test_any_other_address_needs_one(host: str) -> None:
 
 def test_what_is_no_directory_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["view", str(tmp_path / "nothing")]) == 2
-    assert f"{tmp_path / 'nothing'} is no directory: give the run.directory of a run" in capsys.readouterr().err
+    assert f"{tmp_path / 'nothing'} is not a directory: give the run.directory of a run" in capsys.readouterr().err
 
 
 def test_an_address_of_another_host_is_refused_with_the_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -305,6 +305,6 @@ def test_the_commands_say_what_they_did(run: Path, tmp_path: Path, capsys: pytes
     assert main(["restore", backups, again]) == 2
     assert "is not empty" in capsys.readouterr().err
     assert main(["backup", str(run)]) == 2
-    assert "give the directory for the backups" in capsys.readouterr().err
+    assert "also name the directory for the backups" in capsys.readouterr().err
     settings = json.loads((tmp_path / "again" / "settings.json").read_text())
     assert settings["run"]["directory"] == again

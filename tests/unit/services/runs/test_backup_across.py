@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_comes_back_as_its_newest_checkpoint_had_it(
     goes_on: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["backup", str(goes_on), str(tmp_path / "backups")]) == 0
-    assert "its newest checkpoint had it, after 1 batches" in capsys.readouterr().out
+    assert "restores its newest checkpoint, after 1 batches" in capsys.readouterr().out
     again = tmp_path / "again"
     assert main(["restore", str(tmp_path / "backups"), str(again)]) == 0
     assert "restoring it as a checkpoint of 1 batches had it" in capsys.readouterr().out

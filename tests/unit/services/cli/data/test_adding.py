@@ -110,6 +110,6 @@ def test_two_files_at_once_are_refused_because_brokers_could_take_them_in_differ
     run: SharedTasks, tmp_path: Path
 ) -> None:
     assert add(run, written(tmp_path / "b.jsonl", 10)) == 0
-    with pytest.raises(ValueError, match=r"b.jsonl is on its way.*wait until it is taken"):
+    with pytest.raises(ValueError, match=r"b.jsonl is waiting.*wait until its broker runs and takes it"):
         add(run, written(tmp_path / "a.jsonl", 20))
     assert [len(run.incoming(number)) for number in range(2)] == [1, 1]

@@ -70,7 +70,7 @@ CASES: list[tuple[str, Observation, str]] = [
     (
         "rollout silent",
         with_rollout(silent_s=31.0),
-        "rollout-1 has said nothing for 31 s: its process, host or network is stuck",
+        "rollout-1 has been silent for 31 s: its process, host or network is stuck",
     ),
     (
         "quarantined",
@@ -80,13 +80,13 @@ CASES: list[tuple[str, Observation, str]] = [
     (
         "old version",
         with_rollout(policy_version=1),
-        "serves version 1, the newest is 4: too old for new work (batch.max_lag = 2)",
+        "serves version 1, but the newest is 4: too old for new work (batch.max_lag = 2)",
     ),
     ("rollout not ready", replace(HEALTHY, pages=NOT_READY), "rollout-1 is not ready: model.embed"),
     (
         "no batch",
         replace(HEALTHY, status=a_status(quiet_s=600.0), batch_ages_s=[630.0, 615.0, 600.0]),
-        "no batch was trained for 600 s; before, one took 15 s",
+        "no batch was trained for 600 s; earlier batches took 15 s each",
     ),
     (
         "turned away",
@@ -151,7 +151,7 @@ def test_groups_filtered_out_are_counted_and_their_limit_is_a_remark() -> None:
 def test_drops_are_explained() -> None:
     texts = [remark.text for remark in diagnose(replace(HEALTHY, status=a_status(dropped={"failed": 2, "stale": 1})))]
     assert texts[0].startswith("2 groups were dropped as failed: the rollouts' logs say why")
-    assert texts[1].startswith("1 groups were dropped as stale: the learner restarted and came to other weights")
+    assert texts[1].startswith("1 groups were dropped as stale: the learner restarted with other weights")
 
 
 def test_a_slow_batch_is_compared_with_the_usual_pace() -> None:
@@ -164,7 +164,7 @@ def test_a_slow_batch_is_compared_with_the_usual_pace() -> None:
     assert wrong(seen(9000.0, 8000.0)) == []
     assert wrong(seen(9000.0, 8999.0, quiet_s=5.0)) == [], "the broker was started again a moment ago"
     (text,) = wrong(seen(9000.0, 8999.0))
-    assert text == "no batch was trained for 8999 s; before, one took 1 s"
+    assert text == "no batch was trained for 8999 s; earlier batches took 1 s each"
 
 
 @pytest.mark.parametrize(
@@ -201,17 +201,17 @@ def test_a_repeated_warning_is_remarked_on() -> None:
 
     assert remarks(weights_not_fetched=5) == []
     assert remarks(weights_not_fetched=6) == [
-        ("learner warns again and again: weights_not_fetched, 6 times within 120 s; see its log", False)
+        ("learner keeps warning: weights_not_fetched, 6 times within 120 s; see its log", False)
     ]
     ((text, is_wrong),) = remarks(message_for_another_session=1)
     assert is_wrong
-    assert text.startswith("learner gets answers that are meant for another process of its name")
+    assert text.startswith("learner gets answers that are meant for another process with its name")
 
 
 def test_a_silent_learner_and_a_waiting_one_are_remarked_on() -> None:
     quiet = replace(HEALTHY, status=a_status(learner_silent_s=31.0, learner_waiting=None))
     (remark,) = [remark for remark in diagnose(quiet) if remark.wrong]
-    assert "the learner has said nothing for 31 s" in remark.text
+    assert "the learner has been silent for 31 s" in remark.text
     two = replace(HEALTHY, status=a_status(learner_silent_s=0.3, learner_session="a", learner_waiting="b"))
     (remark,) = [remark for remark in diagnose(two) if remark.wrong]
     assert remark.text.startswith("a second learner (session b) waits while session a has the run")
@@ -239,8 +239,8 @@ def test_nothing_is_wrong_only_when_everything_could_be_looked_at() -> None:
     ):
         status, text = said(seen)
         assert status == 0
-        assert f"not looked at: {what}\n" in text
-        assert text.endswith("\nnothing is wrong with what could be looked at\n")
+        assert f"not checked: {what}\n" in text
+        assert text.endswith("\nnothing is wrong in what could be checked\n")
 
 
 def test_a_suspended_broker_is_not_to_be_started_and_a_damaged_ledger_is_named() -> None:

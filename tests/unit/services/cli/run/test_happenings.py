@@ -75,10 +75,10 @@ def test_a_restart_is_told_once_with_how_the_process_ended() -> None:
     child = a_child("rollout-0")
     assert news.of_processes([child]) == []
     child.num_restarts, child.last_status = 1, -9
-    assert texts(news.of_processes([child])) == ["! rollout-0 ended with status -9 and is started again (1)"]
+    assert texts(news.of_processes([child])) == ["! rollout-0 ended with status -9 and is restarted (1)"]
     assert news.of_processes([child]) == []
     child.given_up = "no key"
-    assert texts(news.of_processes([child])) == ["! rollout-0 is not started again: no key"]
+    assert texts(news.of_processes([child])) == ["! rollout-0 is not restarted: no key"]
     assert news.of_processes([child]) == []
 
 
@@ -93,7 +93,7 @@ def test_a_version_is_late_when_its_tokens_are_too_old_to_train_on() -> None:
     news = Happenings(max_lag=2)
     assert news.of_status(a_status(newest=9, a=7, b=9)) == []
     (text,) = texts(news.of_status(a_status(newest=10, a=7, b=10)))
-    assert text == "! a still serves version 7, and the newest is 10: too old to train on"
+    assert text == "! a still serves version 7, but the newest is 10: too old to train on"
     assert news.of_status(a_status(newest=11, a=7, b=11)) == []
     assert texts(news.of_status(a_status(newest=11, a=11))) == ["a serves a new version again"]
 
@@ -102,6 +102,6 @@ def test_a_tracker_that_refuses_and_then_takes_is_told_twice() -> None:
     news = Happenings(max_lag=2)
     refused = Cursor(tracker_run="r", error="no key")
     assert news.of_tracker("wandb", None) == []
-    assert texts(news.of_tracker("wandb", refused)) == ["! tracker wandb refuses, training goes on: no key"]
+    assert texts(news.of_tracker("wandb", refused)) == ["! tracker wandb refuses lines, training continues: no key"]
     assert news.of_tracker("wandb", refused) == []
-    assert texts(news.of_tracker("wandb", Cursor(tracker_run="r"))) == ["tracker wandb takes the run again"]
+    assert texts(news.of_tracker("wandb", Cursor(tracker_run="r"))) == ["tracker wandb accepts lines again"]

@@ -77,5 +77,5 @@ def test_several_brokers_are_processes_that_know_their_numbers_and_stop_last() -
 def test_brokers_that_belong_on_hosts_of_their_own_are_not_started_on_one(host: str) -> None:
     overrides = [f"broker.work_endpoint=tcp://{host}:7001", f"broker.batch_endpoint=tcp://{host}:7002"]
     overrides += ["broker.num_brokers=2", "batch.groups_per_batch=12", "security.allow_plaintext=true"]
-    with pytest.raises(ConfigurationError, match=r"hosts of their own.*--set broker.number"):
+    with pytest.raises(ConfigurationError, match=r"separate hosts.*--set broker.number"):
         specs_of(*overrides)
