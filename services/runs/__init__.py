@@ -9,8 +9,8 @@ Scripts and notebooks start, watch and read them from here:
 
 See docs/guide/python.md.
 
-The names are loaded when they are first asked for. They need the packages of a run (``pip install 'gspo[services]'``), and
-an import without these packages says so.
+Each name is loaded when it is first used. The names need the packages of a run (``pip install 'gspo[services]'``), and an
+import without these packages says so.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def __getattr__(name: str) -> object:
         return getattr(import_module(module), own)
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"gspo_services.runs.{name} needs the packages of a run, and {error.name} is not installed: "
+            f"gspo_services.runs.{name} needs the packages of a run, but {error.name} is not installed: "
             "pip install 'gspo[services]'"
         ) from error
 

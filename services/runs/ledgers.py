@@ -13,51 +13,51 @@ from gspo_services.shared.settings import SETTINGS_FILE
 
 
 def broker_name(number: int) -> str:
-    """The name of a broker's process, of its log, and of its directory beside the first one's."""
+    """Return the name of a broker's process, of its log, and of its directory beside the first one's."""
     return f"broker-{number}" if number else "broker"
 
 
 def ledger_directory(directory: Path, number: int) -> Path:
-    """Where broker ``number`` of the run in ``directory`` has its ledger."""
+    """Return the directory of the ledger of broker ``number`` of the run in ``directory``."""
     return directory / broker_name(number) if number else directory
 
 
 def ledger_directories(directory: Path) -> tuple[Path, ...]:
-    """Where each broker of the run has its ledger, in their order; whether there is one is not looked at.
+    """Return the ledger directory of each broker of the run, in order; the ledgers may not exist.
 
-    Raises: NoLedger when a broker's directory is missing, or ``directory`` is that of one of several brokers.
+    Raises: NoLedger when a broker's directory is missing, or ``directory`` belongs to one of several brokers.
     """
     num_brokers, number = _brokers_of(directory)
     if number:
         raise NoLedger(
-            f"{directory} has the ledger of broker {number} of {num_brokers}, which is a part of a run: name the directory "
+            f"{directory} has the ledger of broker {number} of {num_brokers}, only a part of a run: name the directory "
             f"above it, {directory.absolute().parent}"
         )
     found = tuple(ledger_directory(directory, each) for each in range(num_brokers))
     for each in found[1:]:
         if not each.is_dir():
             raise NoLedger(
-                f"{each} is not there, and {num_brokers} brokers share this run: if that broker runs on another host, "
-                "copy its directory here, or look at the run where all are"
+                f"{each} does not exist, but {num_brokers} brokers share this run: if that broker runs on another host, "
+                "copy its directory here, or look at the run on a host with all directories"
             )
     return found
 
 
 def other_ledgers(directory: Path) -> tuple[Path, ...]:
-    """The directories of the brokers besides the first, as settings.json says; whether they are there is not looked at."""
+    """Return the directories of the brokers besides the first, from settings.json; they may not exist."""
     num_brokers, number = _brokers_of(directory)
     return () if number else tuple(ledger_directory(directory, each) for each in range(1, num_brokers))
 
 
 def is_held(directory: Path) -> bool:
-    """Whether a broker of the run in ``directory`` is alive on this machine."""
+    """Return whether a broker of the run in ``directory`` is alive on this machine."""
     num_brokers, _ = _brokers_of(directory)
     ledgers = [ledger_directory(directory, each) / LEDGER_FILE for each in range(num_brokers)]
     return any(lock_holder(path) is not None for path in ledgers)
 
 
 def _brokers_of(directory: Path) -> tuple[int, int]:
-    """How many brokers share the run, and which of them ``directory`` belongs to; (1, 0) where nothing says it.
+    """Return how many brokers share the run, and the number of the one that ``directory`` belongs to; (1, 0) if unknown.
 
     What else settings.json says does not matter here: it may be of another release.
     """

@@ -1,4 +1,4 @@
-"""How the pictures of a run look: one set of colours and fonts for all of them."""
+"""The common style of a run's pictures: one set of colours and fonts."""
 
 from typing import Any, Final
 
@@ -15,5 +15,5 @@ STYLE: Final[dict[str, Any]] = {
 
 
 def colour_of(place: int) -> str:
-    """The colour of the curve at ``place``; after the sixth they begin anew."""
+    """Return the colour of the curve at ``place``; after the sixth they start again."""
     return (BLUE, ORANGE, GREEN, RED, PURPLE, GREY)[place % 6]

@@ -1,4 +1,4 @@
-"""Checks the tasks that were added while a run went on: their files are what was added, and no prompt had one before."""
+"""Checks the tasks that were added during a run: each file is unchanged, and no prompt used a task before it was added."""
 
 import sqlite3
 from pathlib import Path
@@ -31,6 +31,6 @@ def audit_additions(connection: sqlite3.Connection, findings: Findings, director
         except OSError as error:
             findings.add("added tasks missing", f"{where}: {error}")
     for group_id, task_index in connection.execute(BEYOND, (end,)) if end is not None else ():
-        findings.add("task of no file", f"group {group_id} has task {task_index}, and there are {end}")
+        findings.add("task of no file", f"group {group_id} has task {task_index}, but there are only {end}")
     for (number,) in connection.execute(UNRECORDED):
         findings.add("no metrics line", f"addition {number} of tasks")

@@ -28,9 +28,9 @@ class ArchiveAudit:
         """Archives that cannot be read: their trajectories are not checked one by one."""
 
     def check_files(self) -> None:
-        """Check that each file is there with the bytes that were written. Raises: sqlite3.DatabaseError."""
+        """Check that each file exists with the bytes that were written. Raises: sqlite3.DatabaseError."""
         for group_id, status in self._connection.execute(IN_PLAY):
-            self._findings.add("archived in play", f"group {group_id} is archived, and is {status or 'not there'}")
+            self._findings.add("archived in play", f"group {group_id} is archived, but is {status or 'not there'}")
         for row in self._reader.rows(ArchiveRow, "ORDER BY archive"):
             path = self._directory / row.name
             try:
@@ -39,14 +39,14 @@ class ArchiveAudit:
                 self._unreadable(row, f"{path.name} cannot be read ({error.strerror})")
                 continue
             if found != row.sha256:
-                self._unreadable(row, f"{path.name} has SHA-256 {found[:16]}..., {row.sha256[:16]}... was written")
+                self._unreadable(row, f"{path.name} has SHA-256 {found[:16]}..., but {row.sha256[:16]}... was written")
 
     def _unreadable(self, row: ArchiveRow, text: str) -> None:
         self.unreadable.add(row.archive)
         self._findings.add("archive damaged", f"{text}: {held(row)}")
 
     def chunks(self, place: ArchivedRow, trajectory_id: int) -> Sequence[StoredChunk]:
-        """An archived trajectory's chunks; none of a file that cannot be read."""
+        """Return an archived trajectory's chunks; none if its file cannot be read."""
         if place.archive in self.unreadable:
             return []
         try:

@@ -151,7 +151,7 @@ def _rules(directory: Path) -> tuple[Rules, list[str]]:
 
 
 def _audit_database(connection: sqlite3.Connection, findings: Findings) -> None:
-    """SQLite's own check of its pages, indices and rows."""
+    """Run SQLite's own check of its pages, indices and rows."""
     for (text,) in connection.execute("PRAGMA integrity_check"):
         if text != "ok":
             findings.add("database damaged", text)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Final
 
 KEPT: Final = 20
-"""Texts that are kept of each kind of violation; all violations are counted."""
+"""Texts that are kept for each kind of violation; all violations are counted."""
 
 
 @dataclass
 class Findings:
-    """Violations by name: their number, and the first ones in words. Bounded, however broken the ledger is."""
+    """Violations by name: their number, and the first texts. Bounded, however broken the ledger is."""
 
     counts: Counter[str] = field(default_factory=Counter)
     texts: dict[str, list[str]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Audit:
     findings: Findings
     notes: list[str]
     brokers: list["Audit"] = field(default_factory=list)
-    """What each of several brokers has by itself, in their order; this one then is of the whole run."""
+    """The audits of each of several brokers, in their order; this audit then covers the whole run."""
 
     @property
     def clean(self) -> bool:
@@ -94,7 +94,7 @@ class Audit:
         return [text for texts in self.findings.texts.values() for text in texts]
 
     def as_plain(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return the audit as plain JSON values."""
         return {
             "directory": str(self.directory),
             "run_id": self.run_id,

@@ -1,4 +1,4 @@
-"""Checks every group and every prompt: whole, in order, and trained or dropped for a stated reason."""
+"""Checks every group and every prompt: complete, in order, and trained or dropped for a stated reason."""
 
 import sqlite3
 from typing import Any, Final, get_args
@@ -37,7 +37,7 @@ def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rule
             done = finished + (failed if split == "eval" else 0)
             if done != members:
                 findings.add(
-                    "group not whole", f"{where} is {status}, {done:.0f} of its {members} trajectories are finished"
+                    "group not whole", f"{where} is {status}, but only {done:.0f} of its {members} trajectories are finished"
                 )
         if status == "batched" and not batch_exists:
             findings.add("batch missing", f"{where} is in batch {batch}, which is not there")
@@ -46,16 +46,16 @@ def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rule
         if status == "batched" and why_quarantined:
             findings.add("trained although quarantined", f"{where} is in batch {batch}, quarantined: {why_quarantined}")
         if status not in ("batched", *SHELVED) and batch is not None:
-            findings.add("group and batch disagree", f"{where} is {status}, and in batch {batch}")
+            findings.add("group and batch disagree", f"{where} is {status}, but in batch {batch}")
         if status == "dropped" and reason not in REASONS:
             findings.add(
-                "dropped without a reason", f"{where} is dropped, its reason is {reason!r}: {', '.join(REASONS)} are known"
+                "dropped without a reason", f"{where} is dropped with the reason {reason!r}; known are {', '.join(REASONS)}"
             )
 
 
 def _audit_prompts(connection: sqlite3.Connection, findings: Findings, rules: Rules) -> None:
-    """Check that each prompt is in exactly one group, in the order of groups; besides, only in groups that it replaces."""
-    # Of several brokers each has every so many-th prompt.
+    """Check that each prompt is in exactly one group, in group order; other groups with it must have been replaced."""
+    # With several brokers, each has every n-th prompt.
     expected, step = rules.broker, rules.num_brokers
     before: tuple[int, str] = (-1, "")
     query = "SELECT prompt, group_id, status, replaces FROM groups WHERE split = 'train' ORDER BY prompt, group_id"
@@ -77,7 +77,7 @@ def _audit_prompts(connection: sqlite3.Connection, findings: Findings, rules: Ru
 
 
 def outcomes(connection: sqlite3.Connection) -> list[Outcome]:
-    """Counts of all groups by how they ended. Raises: sqlite3.DatabaseError."""
+    """Count all groups by how they ended. Raises: sqlite3.DatabaseError."""
     return [_outcome(row) for row in connection.execute(OUTCOMES)]
 
 

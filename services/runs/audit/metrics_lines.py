@@ -50,7 +50,7 @@ class _Metadata(msgspec.Struct):
 
 
 def read_checkpoints(directory: Path) -> list[Checkpoint]:
-    """The run's complete checkpoints, oldest first, without those that are removed meanwhile or cannot be read."""
+    """Read the run's complete checkpoints, oldest first. Those removed meanwhile, or unreadable, are omitted."""
     found = []
     for path in sorted(directory.glob("checkpoints/version-*/checkpoint.json")):
         try:
@@ -69,13 +69,13 @@ def audit_checkpoints(findings: Findings, order: Order, checkpoints: list[Checkp
     for checkpoint in checkpoints:
         where = f"checkpoint {checkpoint.name}"
         if checkpoint.batch_position > assembled:
-            text = f"{where} covers {checkpoint.batch_position} batches, {assembled} were assembled"
+            text = f"{where} covers {checkpoint.batch_position} batches, but only {assembled} were assembled"
             findings.add("checkpoint of another run", text)
         trained_on = order.trained_batches.get(checkpoint.policy_version)
         if trained_on is None and 0 < checkpoint.policy_version < newest:
             findings.add("checkpoint of another run", f"{where} holds a version that was never published")
         if trained_on not in (None, checkpoint.batch_position):
-            text = f"{where} covers {checkpoint.batch_position} batches, its version was trained on {trained_on}"
+            text = f"{where} covers {checkpoint.batch_position} batches, but its version was trained on {trained_on}"
             findings.add("checkpoint of another run", text)
     if not order.checkpointed:
         return []
@@ -110,7 +110,7 @@ def audit_metrics_lines(connection: sqlite3.Connection, findings: Findings, dire
 
 
 def _audit_file(connection: sqlite3.Connection, findings: Findings, path: Path) -> int:
-    """Compare the lines with the ledger's by their numbers, to the end of its snapshot. Returns the last one compared."""
+    """Compare the lines with the ledger's by number, up to the end of its snapshot. Returns the last number compared."""
     follower = MetricsFollower(path)
     lines = follower.rows()
     line = next(lines, None)

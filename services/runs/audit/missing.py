@@ -22,10 +22,10 @@ MISSING = "acknowledged and missing"
 
 
 def audit_without_ledger(findings: Findings, evidence: Evidence) -> None:
-    """Name what a directory without a ledger shows of one."""
+    """Report what a directory without a ledger shows of a lost one."""
     loss = loss_without_ledger(evidence)
     if loss:
-        findings.add(MISSING, f"{LEDGER_FILE} is not there: {loss}")
+        findings.add(MISSING, f"{LEDGER_FILE} does not exist: {loss}")
 
 
 def audit_missing(findings: Findings, directory: Path, connection: sqlite3.Connection, evidence: Evidence) -> list[str]:
@@ -46,13 +46,13 @@ def audit_missing(findings: Findings, directory: Path, connection: sqlite3.Conne
         ("batches", batches, found.newest.batches),
     ):
         if there != counted:
-            findings.add(MISSING, f"the ledger has {there} {what}, its last commit counted {counted}")
+            findings.add(MISSING, f"the ledger has {there} {what}, but its last commit counted {counted}")
     note = stale_mark(evidence.mark, found)
     return [note] if note else []
 
 
 def audit_losses(connection: sqlite3.Connection, findings: Findings) -> None:
-    """Name what was lost, and accepted by a person. Raises: sqlite3.DatabaseError."""
+    """Report what was lost, and accepted by a person. Raises: sqlite3.DatabaseError."""
     for number, line in connection.execute("SELECT loss, line FROM losses ORDER BY loss"):
         findings.add("lost, and accepted", f"loss {number}: {json.loads(line).get('text')}")
 

@@ -31,7 +31,7 @@ class Order:
     quarantined: dict[int, int] = field(default_factory=dict)
     """By batch that was quarantined: the newest version then."""
     skipped: set[tuple[int, int]] = field(default_factory=set)
-    """The (batch, published version) of ``trained`` for which nothing was trained."""
+    """The (batch, published version) pairs of ``trained`` for which nothing was trained."""
 
     @property
     def versions(self) -> set[int]:
@@ -39,7 +39,7 @@ class Order:
 
     @property
     def newest_trained(self) -> int:
-        """Batches that the newest weights were trained on."""
+        """The number of batches that the newest weights were trained on."""
         return list(self.trained_batches.values())[-1] if self.trained_batches else 0
 
 
@@ -67,7 +67,7 @@ def audit_batches(connection: sqlite3.Connection, findings: Findings, rules: Rul
     ):
         where = f"batch {batch}"
         if batch != expected:
-            findings.add("batch missing", f"batch {expected} is not there, {batch} is")
+            findings.add("batch missing", f"batch {expected} is missing before batch {batch}")
         expected = batch + 1
         if version <= last_version:
             findings.add(
@@ -110,7 +110,7 @@ def audit_quarantine(connection: sqlite3.Connection, findings: Findings, order: 
 
 
 def _was_under_way(order: Order, batch: int, version: int) -> bool:
-    """Whether ``version`` may be missing: a learner asks for its batch before it is announced, and may die in between."""
+    """Return whether ``version`` may be missing: a learner may die after it asked for its batch, before it announces it."""
     return version not in order.versions and order.trained_batches.get(version - 1) == batch - 1
 
 
@@ -125,7 +125,7 @@ def _audit_members(
         if status == "batched" and own != batch:
             findings.add("trained twice", f"group {group_id} is in batches {own} and {batch}")
         elif status != "batched":
-            findings.add("group and batch disagree", f"group {group_id} is in batch {batch}, and is {status}")
+            findings.add("group and batch disagree", f"group {group_id} is in batch {batch}, but is {status}")
 
 
 def _audit_content(connection: sqlite3.Connection, findings: Findings, where: str, group_ids: str, stats: str) -> None:
@@ -143,10 +143,10 @@ def audit_versions(findings: Findings, order: Order) -> list[str]:
     steps: dict[int, int] = {}
     for version, trained_on in order.trained_batches.items():
         if trained_on > before + 1:
-            text = f"version {version} was trained on {trained_on} batches, the one before it on {max(before, 0)}"
+            text = f"version {version} was trained on {trained_on} batches, but the one before it on {max(before, 0)}"
             findings.add("version skips a batch", text)
         elif trained_on < before:
-            text = f"version {version} was trained on {trained_on} batches, the one before it on {before}"
+            text = f"version {version} was trained on {trained_on} batches, but the one before it on {before}"
             findings.add("version goes back", text)
         # A learner that trained the last batch again and came to other weights gives them the next number.
         steps[version] = before if trained_on != before else trained_on - 1
@@ -154,7 +154,7 @@ def audit_versions(findings: Findings, order: Order) -> list[str]:
     assembled = max(order.batch_versions, default=-1) + 1
     for batch, version in order.trained:
         if batch not in order.batch_versions:
-            findings.add("trained without a batch", f"batch {batch} was trained into version {version}, and is not there")
+            findings.add("trained without a batch", f"batch {batch} was trained into version {version}, but does not exist")
         elif version == 0:
             if batch >= order.newest_trained - 1:
                 findings.add(
@@ -177,11 +177,11 @@ def _audit_acknowledged(findings: Findings, order: Order, assembled: int) -> lis
     newest = order.newest_trained
     if newest > assembled:
         findings.add(
-            "trained without a batch", f"the newest version was trained on {newest} batches, {assembled} were assembled"
+            "trained without a batch", f"the newest version was trained on {newest} batches, but {assembled} were assembled"
         )
     if order.checkpointed > assembled:
         findings.add(
-            "trained without a batch", f"a checkpoint covers {order.checkpointed} batches, {assembled} were assembled"
+            "trained without a batch", f"a checkpoint covers {order.checkpointed} batches, but {assembled} were assembled"
         )
     for batch in order.batch_versions:
         if batch in acknowledged:
@@ -192,5 +192,5 @@ def _audit_acknowledged(findings: Findings, order: Order, assembled: int) -> lis
             )
             findings.add("training not acknowledged", text)
         else:
-            notes.append(f"batch {batch} is assembled, and its training is not acknowledged yet")
+            notes.append(f"batch {batch} is assembled, but its training is not acknowledged yet")
     return notes

@@ -1,4 +1,4 @@
-"""Checks every trajectory against its chunks: one pass over both tables side by side, in the order of their indices.
+"""Checks every trajectory against its chunks: one pass over both tables in parallel, in the order of their indices.
 
 Chunks of archived groups come from their file.
 """
@@ -54,18 +54,18 @@ class _Seen:
     sequences: dict[int, list[int]] = field(default_factory=dict)
     """Each one's tokens, and its turn under way."""
     row_tokens: int | None = None
-    """Where the row ends of a lease that goes on: its row may be behind its chunks..."""
+    """Where the row of a leased trajectory ends: the row may be behind its chunks..."""
     at_row: list[Any] | None = None
-    """...and what the chunks up to there have together, if there are others behind it."""
+    """...and the totals of the chunks up to there, if more chunks follow."""
 
     @property
     def totals(self) -> list[Any]:
-        """As a row has them."""
+        """Return the totals in the form that a row stores."""
         return [self.num_tokens, self.num_actions, self.version_sum, self.oldest, self.states]
 
     @property
     def states(self) -> str:
-        """As the row has them."""
+        """Return the sequences' states in the form that a row stores."""
         return json.dumps(list(self.sequences.values()) if len(self.sequences) > 1 else [])
 
 
@@ -88,7 +88,7 @@ class TokenAudit:
         self._num_resumed = 0
 
     def run(self, connection: sqlite3.Connection, archives: ArchiveAudit) -> TokenCounts:
-        """Check all trajectories. Raises: sqlite3.DatabaseError when the file cannot be read to its end."""
+        """Check all trajectories. Raises: sqlite3.DatabaseError when the file cannot be read completely."""
         chunks = iter(connection.execute(CHUNKS))
         chunk = next(chunks, None)
         for *trajectory, archive, place in connection.execute(TRAJECTORIES):
@@ -110,7 +110,7 @@ class TokenAudit:
 
     def _orphan(self, chunk: tuple[Any, ...], chunks: Iterator[tuple[Any, ...]]) -> tuple[Any, ...] | None:
         self._findings.add(
-            "chunk of no trajectory", f"a chunk at {chunk[1]} belongs to trajectory {chunk[0]}, which is not there"
+            "chunk of no trajectory", f"a chunk at {chunk[1]} belongs to trajectory {chunk[0]}, which does not exist"
         )
         return next(chunks, None)
 
@@ -125,7 +125,7 @@ class TokenAudit:
             self._findings.add(name, f"{where} follows {seen.num_tokens} tokens")
         seen.num_tokens = max(seen.num_tokens, start + num_tokens)
         if epoch < seen.epoch:
-            self._findings.add("epoch went back", f"{where} has epoch {epoch}, the one before {seen.epoch}")
+            self._findings.add("epoch went back", f"{where} has epoch {epoch}, but the one before has {seen.epoch}")
         seen.epochs += epoch != seen.epoch
         seen.epoch = epoch
         for name, data in (("token ids", token_ids), ("log-probs", logprobs)):
@@ -146,7 +146,7 @@ class TokenAudit:
         covered = sum(run.num_tokens for run in runs.version_runs)
         in_segments = sum(segment.num_tokens for segment in runs.segments)
         if covered != num_tokens or in_segments != num_tokens:
-            text = f"{where} has {num_tokens} tokens, its segments {in_segments}, its version runs {covered}"
+            text = f"{where} has {num_tokens} tokens, but its segments {in_segments} and its version runs {covered}"
             self._findings.add("runs do not cover a chunk", text)
         for segment in runs.segments:
             num_before, _ = seen.sequences.get(segment.sequence, (0, NO_TURN))
@@ -155,7 +155,7 @@ class TokenAudit:
         actions = sum(segment.num_tokens for segment in runs.segments if segment.kind == "action")
         versioned = sum(run.num_tokens for run in runs.version_runs if run.version > 0)
         if actions != versioned:
-            text = f"{where} has {actions} action tokens, and versions for {versioned}"
+            text = f"{where} has {actions} action tokens, but versions for {versioned}"
             self._findings.add("action token without a version", text)
         seen.num_actions += actions
         for run in runs.version_runs:
@@ -185,16 +185,16 @@ class TokenAudit:
             )
             self._findings.add("row and journal differ", text)
         if seen.epoch > epoch:
-            self._findings.add("epoch went back", f"{where} has a chunk of epoch {seen.epoch}, its own is {epoch}")
+            self._findings.add("epoch went back", f"{where} has a chunk of epoch {seen.epoch}, but its own is {epoch}")
         if seen.at_row is not None and seen.epoch < epoch:
             self._findings.add(
                 "row and chunks differ", f"{where} has chunks of epoch {seen.epoch} after its row, whose own is {epoch}"
             )
         self._num_resumed += seen.epochs > 1
         if not group_exists:
-            self._findings.add("trajectory of no group", f"{where} is of group {group_id}, which is not there")
+            self._findings.add("trajectory of no group", f"{where} belongs to group {group_id}, which does not exist")
         if (status == "finished") != (finish_reason is not None):
-            self._findings.add("trajectory without an end", f"{where} is {status}, its finish reason is {finish_reason}")
+            self._findings.add("trajectory without an end", f"{where} is {status}, but its finish reason is {finish_reason}")
         if group_status == "batched":
             if status != "finished":
                 self._findings.add("unfinished trajectory in a batch", f"{where} is {status} and in batch {batch}")
@@ -203,9 +203,9 @@ class TokenAudit:
     def _lag(self, where: str, batch: int | None, seen: _Seen) -> None:
         version = self._batch_versions.get(-1 if batch is None else batch)
         if version is None:
-            return  # already reported for the group
+            return  # Already reported for the group.
         if seen.newest > version:
-            text = f"{where} has tokens of version {seen.newest}, its batch {batch} was assembled at {version}"
+            text = f"{where} has tokens of version {seen.newest}, but its batch {batch} was assembled at {version}"
             self._findings.add("token newer than its batch", text)
         if self._rules.max_lag is not None and version - seen.oldest > self._rules.max_lag:
             text = (
@@ -216,6 +216,6 @@ class TokenAudit:
 
 
 def _may_be_behind(trajectory: Sequence[Any]) -> int | None:
-    """The tokens in the row of a trajectory that somebody extends; None for any other, whose row has all of its chunks."""
+    """Return the tokens in the row of a leased trajectory; None for any other, whose row covers all of its chunks."""
     _, _, status, _, num_tokens, *_, group_status, _ = trajectory
     return int(num_tokens) if status == "leased" and group_status == "open" else None

@@ -1,4 +1,4 @@
-"""Checks that every value in the ledger is of a kind that a broker writes there: SQLite takes any value in any column."""
+"""Checks that every value in the ledger has a type that a broker writes: SQLite takes any value in any column."""
 
 import sqlite3
 from typing import Final
@@ -80,10 +80,10 @@ KINDS: Final[dict[str, dict[str, str]]] = {
 
 
 def audit_values(connection: sqlite3.Connection, findings: Findings) -> bool:
-    """Whether the rest of the ledger can be interpreted. Raises: sqlite3.DatabaseError."""
+    """Return whether the rest of the ledger can be interpreted. Raises: sqlite3.DatabaseError."""
     before = findings.counts["value of another kind"]
     for table, kinds in KINDS.items():
-        # One pass for each table: a good one costs no more than reading it.
+        # One pass for each table: checking a good one costs no more than reading it.
         good = " AND ".join(f"({kind.format(column)})" for column, kind in kinds.items())
         (wrong,) = connection.execute(f"SELECT count(*) FROM {table} WHERE NOT coalesce({good}, FALSE)").fetchone()
         if wrong:

@@ -1,4 +1,4 @@
-"""Copies of a run: made beside a live run, and put back as they were or as the run stood earlier."""
+"""Copies of a run: made while the run may be active, and restored as they were or at an earlier checkpoint."""
 
 from gspo_services.runs.backup.backup import back_up
 from gspo_services.runs.backup.manifest import BackupDamaged, BackupManifest, list_backups

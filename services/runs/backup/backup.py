@@ -1,6 +1,6 @@
-"""Makes a backup of a run that may be going on: the ledger of each broker, and the files that belong to them.
+"""Makes a backup of a run that may be active: the ledger of each broker, and the files that belong to them.
 
-What is copied beside the ledgers never changes once it is there.
+Everything that is copied beside the ledgers never changes once it exists.
 """
 
 import os
@@ -37,13 +37,13 @@ _BLOCK: Final = 1 << 20
 def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupManifest]:
     """Copy the run in ``directory`` to a new directory in ``destination``. ``say`` gets lines about the progress.
 
-    What an earlier backup there holds already is linked to. Raises: NoLedger, ConfigurationError, StoreCorrupt,
+    Files that an earlier backup there holds are hard-linked. Raises: NoLedger, ConfigurationError, StoreCorrupt,
     StoreDamaged, BackupDamaged, ServiceError, OSError.
     """
     sources = ledger_directories(directory)
     for source in sources:
         if (source / LEDGER_FILE).is_file():
-            # The copy gets a mark of its own, which must not hide what is missing here.
+            # The copy gets its own mark, which must not hide what is missing here.
             require_whole(source / LEDGER_FILE)
     destination.mkdir(parents=True, exist_ok=True)
     remove_leftovers(destination)
@@ -66,7 +66,7 @@ def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupM
 
 
 def _rest(directory: Path, partial: Path, name: str, copying: "_Copying", copied: CopiedLedgers) -> BackupManifest:
-    """Copy what the ledgers' copies name, and describe the whole."""
+    """Copy the files that the ledgers' copies name, and write the manifest."""
     of_ledgers = [
         _beside(source, partial, str(source.relative_to(directory)), copying) for source in ledger_directories(directory)
     ]
@@ -89,7 +89,7 @@ def _rest(directory: Path, partial: Path, name: str, copying: "_Copying", copied
 
 
 def _beside(source: Path, partial: Path, where: str, copying: "_Copying") -> tuple[str, int]:
-    """Copy what one ledger's copy in ``where`` names. Returns its run, and how many batches it has."""
+    """Copy the files that one ledger's copy in ``where`` names. Returns its run id, and its number of batches."""
     ledger = partial / where / LEDGER_FILE
 
     def add(path: str) -> BackupFile:
@@ -115,7 +115,7 @@ def _beside(source: Path, partial: Path, where: str, copying: "_Copying") -> tup
 
 
 class _Copying:
-    """Copies files into a backup, or links to those of the one before it."""
+    """Copies files into a backup, or links to those of the previous backup."""
 
     def __init__(self, partial: Path, earlier: tuple[Path, BackupManifest] | None, say: Say) -> None:
         self._partial = partial
@@ -154,7 +154,7 @@ class _Copying:
         return former
 
     def describe(self, path: str) -> None:
-        """Enter a file that was written into the backup."""
+        """Add a file that was written into the backup to the manifest."""
         file = self._partial / path
         status = file.stat()
         digest = file_digest(file)
@@ -163,7 +163,7 @@ class _Copying:
 
 
 def copy_and_digest(source: Path, destination: Path) -> str:
-    """Copy a file; returns the SHA-256 of what was read, in hexadecimal. Raises: OSError."""
+    """Copy a file; returns the SHA-256 of the bytes read, in hexadecimal. Raises: OSError."""
     digest = sha256()
     with source.open("rb") as reading_from, destination.open("wb") as writing_to:
         while block := reading_from.read(_BLOCK):

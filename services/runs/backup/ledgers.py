@@ -1,7 +1,7 @@
-"""Copies of the ledgers of a run that may be going on, and the checkpoints that belong to them.
+"""Copies the ledgers of a run that may be active, and holds the checkpoints that belong to them.
 
-The checkpoints are held by hard links while they are copied, because the learner removes old ones. Each ledger is copied in
-one read transaction. Those of several brokers are of one moment only if none has changed until all are copied.
+Hard links hold the checkpoints during the copy, because the learner removes old ones. Each ledger is copied in one read
+transaction. Ledgers of several brokers are of one moment only if none has changed until all are copied.
 """
 
 import os
@@ -24,27 +24,27 @@ _HELD: Final = ".backup-"
 _ATTEMPTS: Final = 5
 _PAGES: Final = 4096
 _SAID_FROM: Final = 65536
-"""Pages of a ledger whose copy takes long enough to be shown."""
+"""The copy of a ledger with this many pages takes long enough to show progress."""
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopiedLedgers:
-    """What was copied."""
+    """The result of copying the ledgers."""
 
     checkpoints: list[Checkpoint]
-    """Those that fit to all ledgers, oldest first. They are held."""
+    """Those that match all ledgers, oldest first. Links hold them."""
     one_moment: bool
-    """Whether the copies are of one moment; otherwise they are one run only once they are rewound to a checkpoint."""
+    """Whether the copies are of one moment; otherwise they form one run only once they are rewound to a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """Of one ledger's copy."""
+    """The state of one ledger's copy."""
 
     commit: int
     covered: int
-    """Batches that a checkpoint covers, as the ledger knows."""
+    """Batches that a checkpoint covers, according to the ledger."""
     assembled: int
     newest: int
     """Policy version."""
@@ -54,7 +54,7 @@ class _State:
 
 @contextmanager
 def held_checkpoints(directory: Path) -> Iterator[Path]:
-    """A directory for links on the file system of the checkpoints."""
+    """Make a directory for links on the file system of the checkpoints."""
     for left in directory.glob(f"{_HELD}*"):
         shutil.rmtree(left)
     held = directory / f"{_HELD}{os.getpid()}"
@@ -75,10 +75,10 @@ def copy_ledgers(directory: Path, held: Path, partial: Path, say: Say) -> Copied
         _hold(directory, held)
         states = [_copied(source, partial / source.relative_to(directory), say) for source in sources]
         one_moment = len(sources) == 1 or [_newest_commit(source) for source in sources] == [each.commit for each in states]
-        # Once more: the newest checkpoint that the ledgers know may be newer than the first look.
+        # Link again: the newest checkpoint that the ledgers know may be newer than the first look.
         _hold(directory, held)
         assembled, newest = min(each.assembled for each in states), min(each.newest for each in states)
-        # Others are newer than this state of the ledgers.
+        # The other checkpoints are newer than this state of the ledgers.
         fitting = [
             each for each in read_checkpoints(held) if each.batch_position <= assembled and each.policy_version <= newest
         ]
@@ -88,10 +88,10 @@ def copy_ledgers(directory: Path, held: Path, partial: Path, say: Say) -> Copied
         needed = covered if one_moment else 0
         if not covered or any(each.batch_position >= needed for each in fitting):
             return CopiedLedgers(checkpoints=fitting, one_moment=one_moment)
-        say("the learner replaced its checkpoints meanwhile; once more")
+        say("the learner replaced its checkpoints meanwhile; trying again")
     raise ServiceError(
-        f"{directory}: a checkpoint covers {covered} batches, says the ledger, and none is there that does; "
-        f"`gspo audit {directory}` says what is missing"
+        f"{directory}: the ledger says that a checkpoint covers {covered} batches, but no checkpoint here does; "
+        f"`gspo audit {directory}` shows what is missing"
     )
 
 
@@ -107,7 +107,7 @@ def _require_rewind(directory: Path, states: list[_State], covered: int) -> None
             )
     if why:
         raise ServiceError(
-            f"{directory} goes on at {len(states)} brokers, so it can only be restored as it stood at a checkpoint, and "
+            f"{directory} is active at {len(states)} brokers, so it can only be restored to a checkpoint, but "
             f"{why}; or stop the run (gspo stop), and make the backup then"
         )
 
@@ -146,7 +146,7 @@ def _snapshot(source: Path, copy: Path, say: Say) -> None:
 
 
 def _hold(directory: Path, held: Path) -> None:
-    """Link every complete checkpoint that is not held yet."""
+    """Link every complete checkpoint that is not yet linked."""
     for checkpoint in read_checkpoints(directory):
         source, link = directory / CHECKPOINTS / checkpoint.name, held / CHECKPOINTS / checkpoint.name
         if link.exists():
@@ -156,7 +156,7 @@ def _hold(directory: Path, held: Path) -> None:
         try:
             shutil.copytree(source, partial, copy_function=_link)
         except (FileNotFoundError, shutil.Error):
-            shutil.rmtree(partial, ignore_errors=True)  # The learner removes it just now.
+            shutil.rmtree(partial, ignore_errors=True)  # The learner is removing it right now.
             continue
         partial.rename(link)
 

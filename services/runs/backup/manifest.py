@@ -1,8 +1,8 @@
-"""What a backup holds: its files with their digests, and which batches it can be restored to.
+"""The manifest of a backup: its files with their digests, and the batches that it can be restored to.
 
 DESTINATION/2026-11-22T10-30-00Z/       one backup: a run directory (with broker-1 ... of several brokers), and
     backup.json                         this manifest, written last
-DESTINATION/.partial-...                one that was interrupted: nothing reads it, and the next backup removes it
+DESTINATION/.partial-...                an interrupted backup: nothing reads it, and the next backup removes it
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ class BackupDamaged(ServiceError):
 
 
 class BackupFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of a backup. ``mtime_ns``: that of the run's file; one of the same name, size and time is not read again."""
+    """One file of a backup. ``mtime_ns``: the time of the run's file; if name, size and time match, it is not read again."""
 
     num_bytes: int
     sha256: str
@@ -38,9 +38,9 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     num_batches: int
     """Batches assembled."""
     positions: list[int]
-    """The numbers of batches that its checkpoints cover: what --batch can be."""
+    """The numbers of batches that its checkpoints cover: the possible values of --batch."""
     one_moment: bool
-    """Whether the ledgers of several brokers are of one moment; otherwise they are only restored as of a checkpoint."""
+    """Whether the ledgers of several brokers are of one moment; otherwise they are only restored to a checkpoint."""
     num_brokers: int
     new_bytes: int
     """Bytes that were copied; the other files are hard links to those of an earlier backup."""
@@ -72,7 +72,7 @@ def read_manifest(backup: Path) -> BackupManifest:
 
 
 def list_backups(destination: Path) -> list[tuple[Path, BackupManifest]]:
-    """The complete backups in ``destination``, oldest first; ``destination`` may be one itself. Raises: BackupDamaged."""
+    """List complete backups in ``destination``, oldest first; ``destination`` may itself be one. Raises: BackupDamaged."""
     if (destination / MANIFEST).is_file():
         return [(destination, read_manifest(destination))]
     found = sorted(path.parent for path in destination.glob(f"[0-9]*/{MANIFEST}"))

@@ -1,4 +1,4 @@
-"""Puts a backup into a new run directory, as it was or as the run stood when a checkpoint covered fewer batches."""
+"""Restores a backup into a new run directory, as it was or at a checkpoint that covers fewer batches."""
 
 import json
 import sqlite3
@@ -22,9 +22,9 @@ from gspo_services.shared.settings import SETTINGS_FILE
 def restore(source: Path, directory: Path, batch: int | None, say: Callable[[str], None]) -> BackupManifest:
     """Restore the backup ``source``, or the newest one in it, to ``directory``, which must not exist or be empty.
 
-    ``batch``: only the batches before this one, with a checkpoint that covers exactly them; of several backups in ``source``
-    the newest that has it. None: everything, or, of ledgers that are not of one moment, up to the newest checkpoint. Every
-    file is compared with its digest. The run gets a new identity, so that processes of the old one do not join it.
+    ``batch``: only the batches before this one, with a checkpoint that covers exactly them; with several backups in
+    ``source``, the newest that has it. None: everything, or up to the newest checkpoint if the ledgers are not of one
+    moment. Every file is compared with its digest. The run gets a new identity, so processes of the old one cannot join it.
 
     Raises: ConfigurationError, BackupDamaged, StoreCorrupt, OSError.
     """
@@ -34,7 +34,7 @@ def restore(source: Path, directory: Path, batch: int | None, say: Callable[[str
     say(f"restoring {backup}")
     if batch is None and not manifest.one_moment:
         batch = max(manifest.positions)
-        say(f"its ledgers were copied while the run went on: restoring it as a checkpoint of {batch} batches had it")
+        say(f"its ledgers were copied while the run was active: restoring it to the checkpoint of {batch} batches")
     partial = make_partial_directory(directory)
     try:
         _copy(backup, manifest, partial, batch, say)
@@ -64,7 +64,7 @@ def _chosen(source: Path, batch: int | None) -> tuple[Path, BackupManifest]:
     if not having:
         there = sorted({position for _, manifest in found for position in manifest.positions})
         text = ", ".join(str(position) for position in there) or "none"
-        raise ConfigurationError(f"--batch is {batch}: {source} has checkpoints of these numbers of batches: {text}")
+        raise ConfigurationError(f"--batch is {batch}: the checkpoints in {source} cover these numbers of batches: {text}")
     return having[-1]
 
 
@@ -92,7 +92,7 @@ def _is_newer(path: str, batch: int) -> bool:
 
 
 def _newest_checkpoint(partial: Path) -> Checkpoint | None:
-    """The newest restored checkpoint, which ``latest`` then names."""
+    """Return the newest restored checkpoint, which ``latest`` then names."""
     found = read_checkpoints(partial)
     if not found:
         return None
@@ -108,7 +108,7 @@ def _set_directory(settings: Path, directory: Path) -> None:
 
 
 def _after_the_ledger(partial: Path, *, rewound: bool) -> None:
-    """Write metrics.jsonl again, and remove archive files that hold nothing of the run any more."""
+    """Write metrics.jsonl again, and remove archive files that no longer hold anything of the run."""
     if rewound:
         (partial / METRICS_FILE).unlink(missing_ok=True)
     with closing(sqlite3.connect(partial / LEDGER_FILE)) as connection:

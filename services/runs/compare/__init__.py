@@ -1,4 +1,4 @@
-"""Runs beside each other: settings that differ, and curves with intervals over seeds."""
+"""Compares runs: settings that differ, and curves with intervals over seeds."""
 
 from gspo_services.runs.compare.comparison import Comparison, GroupMeasure, as_plain, compare_runs
 from gspo_services.runs.compare.curves import AXES, Curve

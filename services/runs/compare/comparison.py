@@ -1,4 +1,4 @@
-"""What is compared: groups of runs, their settings, one line of measures for each, and their curves."""
+"""A comparison: groups of runs, their settings, one line of measures for each, and their curves."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ LAST_BATCHES: Final = 10
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMeasure:
-    """One measure of a group: its mean over runs, and half of the 95 % interval; NaN where there is none."""
+    """One measure of a group: its mean over runs, and half of the 95 % interval; NaN if there is none."""
 
     mean: float
     half: float
@@ -26,7 +26,7 @@ class GroupMeasure:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Runs beside each other."""
+    """Several runs, compared."""
 
     groups: tuple[SeedGroup, ...]
     differences: dict[tuple[str, str], list[str]]
@@ -34,10 +34,10 @@ class Comparison:
     measures: dict[str, list[GroupMeasure]]
     """By name, one for each group."""
     target: float
-    """The held-out reward that every run has reached: the "to reach" measures are about it. NaN if there is none."""
+    """The held-out reward that every run has reached, to which the "to reach" measures refer. NaN if there is none."""
 
     def curve(self, group: SeedGroup, measure: str, axis: Axis) -> Curve:
-        """``measure``: held_out or training."""
+        """Return a curve. ``measure``: held_out or training."""
         return held_out(group.runs, axis) if measure == "held_out" else training(group.runs, axis)
 
     @property
@@ -52,7 +52,7 @@ def compare_runs(directories: Sequence[Path]) -> Comparison:
         if (other := known.setdefault(directory.resolve(), directory)) is not directory:
             raise ConfigurationError(f"{directory} and {other} are the same run: name each once")
     if len(known) < 2:
-        raise ConfigurationError("one run: name at least two to compare")
+        raise ConfigurationError("one run cannot be compared: name at least two")
     groups = by_seed([open_compared(directory) for directory in directories])
     runs = [run for group in groups for run in group.runs]
     target = _target(runs)
@@ -86,7 +86,7 @@ def _measures(target: float) -> dict[str, Callable[[ComparedRun], float]]:
 
 
 def _of_sets(runs: Sequence[ComparedRun]) -> dict[str, Callable[[ComparedRun], float]]:
-    """The last value of each metric of each named set that any run has."""
+    """Return the last value of each metric of each named set that any run has."""
 
     def last_of(name: str, metric: str) -> Callable[[ComparedRun], float]:
         def last(run: ComparedRun) -> float:
@@ -115,7 +115,7 @@ def _reward(evaluation: HeldOut) -> float:
 
 
 def _target(runs: Sequence[ComparedRun]) -> float:
-    """The lowest of the runs' best evaluations: all runs have come there."""
+    """Return the lowest of the runs' best evaluations: every run has reached it."""
     best = [_best_reward(run) for run in runs]
     return math.nan if any(math.isnan(value) for value in best) else min(best, default=math.nan)
 
@@ -128,7 +128,7 @@ def _reached(run: ComparedRun, axis: Axis, target: float) -> float:
 
 
 def as_plain(comparison: Comparison) -> dict[str, Any]:
-    """All of it as JSON values; null where there is no number."""
+    """Return everything as JSON values; null where there is no number."""
     return {
         "groups": [
             {

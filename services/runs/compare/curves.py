@@ -25,26 +25,26 @@ class Curve:
 
     x: Floats
     mean: Floats
-    """Over the group's runs, where all of them have come so far."""
+    """The mean over the group's runs, up to where all of them have come."""
     low: Floats
     high: Floats
-    """95 % interval of the mean (Student's t over seeds); of one run the curve itself."""
+    """95 % interval of the mean (Student's t over seeds); the curve itself if there is one run."""
     runs: tuple[tuple[Floats, Floats], ...]
     """x and y of each run, to its own end."""
 
 
 def held_out(runs: Sequence[ComparedRun], axis: Axis) -> Curve:
-    """The held-out reward (``eval/reward``)."""
+    """Return the curve of the held-out reward (``eval/reward``)."""
     return _curve([_held_out(run, axis) for run in runs])
 
 
 def training(runs: Sequence[ComparedRun], axis: Axis) -> Curve:
-    """The training reward, as a rolling mean."""
+    """Return the curve of the training reward, as a rolling mean."""
     return _curve([_training(run, axis) for run in runs])
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and half of its 95 % interval (Student's t); NaN for the latter with fewer than two values."""
+    """Return the mean, and half of its 95 % interval (Student's t); NaN for the latter with fewer than two values."""
     some = known(values)
     if not some:
         return math.nan, math.nan
@@ -83,14 +83,14 @@ def positions(run: ComparedRun, axis: Axis) -> dict[int, float]:
 
 
 def _sorted(points: Sequence[tuple[float, float]]) -> tuple[Floats, Floats]:
-    """Points with both numbers, each x once (the last y), in order."""
+    """Return the points with both numbers, each x once (the last y), in order."""
     known = {x: y for x, y in points if math.isfinite(x) and math.isfinite(y)}
     order = sorted(known)
     return np.array(order, np.float64), np.array([known[x] for x in order], np.float64)
 
 
 def _curve(runs: Sequence[tuple[Floats, Floats]]) -> Curve:
-    """The mean over the part of the axis that all runs have, between their points by straight lines."""
+    """Average over the part of the axis that all runs have, with straight lines between their points."""
     some = [(x, y) for x, y in runs if len(x)]
     nothing = np.zeros(0)
     if not some or len(some) < len(runs):
@@ -107,7 +107,7 @@ def _curve(runs: Sequence[tuple[Floats, Floats]]) -> Curve:
 
 
 def _grid(axes: Sequence[Floats], begin: float, end: float) -> Floats:
-    """The runs' own points where they share them (batches), otherwise evenly spaced ones."""
+    """Return the runs' own points if they share them (batches), otherwise evenly spaced ones."""
     if begin > end:
         return np.zeros(0)
     shared = axes[0]

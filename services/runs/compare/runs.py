@@ -1,4 +1,4 @@
-"""Runs as they are compared, and those that differ in nothing but their seed."""
+"""Reads runs for a comparison, and groups those that differ only in their seed."""
 
 import json
 from collections.abc import Sequence
@@ -15,25 +15,25 @@ _LENGTH = ("run", "num_batches")
 _SEED = ("run", "seed")
 _RETENTION = (("learner", "keep_checkpoints"), ("learner", "keep_best_checkpoint"))
 _NOT_IN_KIND = (_SEED, _LENGTH, *_RETENTION)
-"""Runs of one kind may differ in these: how long they go on and what they keep changes no batch."""
+"""Runs of one kind may differ in these: how long they run and what they keep changes no batch."""
 
 Value = dict[tuple[str, str], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRun:
-    """One run. It may be unfinished, or going on."""
+    """One run. It may be unfinished or active."""
 
     directory: Path
     metrics: RunMetrics
     settings: Value
-    """Every setting that is no place, by section and key, with defaults; empty when they are not known."""
+    """Every setting that is not a path or address, by section and key, with defaults; empty if unknown."""
     num_batches: int | None
-    """How many batches it is to train; None: not known."""
+    """How many batches it is to train; None: unknown."""
     is_live: bool
     """Whether a broker on this machine has its ledger open."""
     notes: tuple[str, ...]
-    """What a person should know: damaged lines, unknown settings."""
+    """What the user should know: damaged lines, unknown settings."""
 
     @property
     def num_trained(self) -> int:
@@ -62,7 +62,7 @@ class SeedGroup:
 
 
 def open_compared(directory: Path) -> ComparedRun:
-    """Read what there is of a run. Raises: ConfigurationError when it has no metrics.jsonl."""
+    """Read what exists of a run. Raises: ConfigurationError when it has no metrics.jsonl."""
     metrics = read_metrics(directory)
     notes = [str(each) for each in metrics.damage]
     if not metrics.batches and not metrics.evaluations:
@@ -85,8 +85,8 @@ def open_compared(directory: Path) -> ComparedRun:
 
 
 def by_seed(runs: Sequence[ComparedRun]) -> list[SeedGroup]:
-    """Runs in their order, those of one kind together. Runs whose settings are not known, or that have one seed twice, are
-    groups of their own: they say nothing about the spread over seeds."""
+    """Group runs of one kind, in their order. Runs with unknown settings, or with a repeated seed, form separate groups:
+    they say nothing about the spread over seeds."""
     kinds: dict[str, list[ComparedRun]] = {}
     for place, run in enumerate(runs):
         kind = _kind(run) if run.settings else f"unknown {place}"
@@ -97,8 +97,8 @@ def by_seed(runs: Sequence[ComparedRun]) -> list[SeedGroup]:
 
 
 def differing(groups: Sequence[SeedGroup]) -> dict[tuple[str, str], list[str]]:
-    """Settings that differ between groups, by section and key: each group's value as JSON, or a dash where it is not
-    known."""
+    """Return the settings that differ between groups, by section and key: each group's value as JSON, or a dash if it
+    is unknown."""
     known = [group for group in groups if group.runs[0].settings]
     keys = dict.fromkeys(key for group in known for key in group.runs[0].settings)
     found = {}
@@ -122,5 +122,5 @@ def _kind(run: ComparedRun) -> str:
 
 
 def _letters(place: int) -> str:
-    """A to Z, then AA, AB and so on."""
+    """Return A to Z, then AA, AB and so on."""
     return chr(ord("A") + place) if place < 26 else _letters(place // 26 - 1) + _letters(place % 26)

@@ -1,4 +1,4 @@
-"""``gspo eval CONFIG``: scores models on the sets of a configuration."""
+"""``gspo eval CONFIG``: score models on the sets of a configuration."""
 
 import argparse
 import asyncio
@@ -42,29 +42,29 @@ from gspo_services.shared.settings import Settings, load_settings
 EXIT_INTERRUPTED: Final = 130
 RESULTS_FILE: Final = "results.jsonl"
 DESCRIPTION: Final = """\
-Score models on the evaluation sets of CONFIG: real SGLang, and the same chat template, environment or agent, rewards and
-limits as in a run. Nothing of the run is touched; it need not exist.
+Score models on the evaluation sets of CONFIG, with real SGLang and the same chat template, environment or agent, rewards and
+limits as in a run. The command does not touch the run, which need not exist.
 
   gspo eval my.toml                                  the starting model (model.path)
   gspo eval my.toml --model models/a models/b        any model directories
-  gspo eval my.toml --checkpoint 20 40 60            checkpoints of the run in run.directory; all: every one it has kept
+    gspo eval my.toml --checkpoint 20 40 60            checkpoints of the run in run.directory; all: every one it has kept
   gspo eval my.toml --samples 32 --metrics avg@32,pass@8,maj@8 --temperature 0.6 --top-p 0.95
 
-The sets are those in [evaluation.sets.NAME] (docs/settings.md); with none, the environment's first evaluation.num_tasks
-held-out tasks. The options below change them all.
+The sets are those in [evaluation.sets.NAME] (docs/settings.md); without any, the environment's first evaluation.num_tasks
+held-out tasks. The options below change all sets.
 
   reward    the mean reward of a sample
-  avg@k     the share of samples that are solved (reward of at least solved_at, 1 if not set otherwise)
-  pass@k    how probable it is that one of k samples is solved: unbiased, from all samples taken
-  maj@k     how often the most frequent answer of k samples is right
-  elo       the rating at which a solver solves so much of tasks with ratings (the task's field "rating")
+    avg@k     the share of samples that are solved (reward of at least solved_at; 1 by default)
+    pass@k    the probability that one of k samples is solved: unbiased, from all samples taken
+    maj@k     how often the most frequent answer of k samples is right
+    elo       the rating of a solver that would solve this share of tasks with ratings (the task's field "rating")
 
-Intervals are of 95 %, for other tasks of the same kind: samples of one task count as related. A sample without a reward, for
-a fault that is not the model's, counts in no metric and is reported.
+Intervals are 95 % intervals for other tasks of the same kind: samples of one task count as related. A sample without a
+reward, for a fault that is not the model's, counts in no metric and is reported.
 
-Each sample is on the disk before the next step (OUT/MODEL/SET.jsonl). Interrupted or killed, the same command goes on and
-takes no sample twice; with more --samples or --tasks it adds what is missing. Results: a table, OUT/results.jsonl (a line
-for each model, set and metric) and OUT/plot.png.
+Each sample is on the disk before the next step (OUT/MODEL/SET.jsonl). After an interruption or a kill, the same command
+continues and takes no sample twice; with more --samples or --tasks it adds what is missing. Results: a table,
+OUT/results.jsonl (a line for each model, set and metric) and OUT/plot.png.
 
 Status 0: every sample has a reward; 1: some have none, or the engine failed; 2: the configuration, a model, a checkpoint or
 the command line cannot be used; 130: interrupted.
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _evaluate(arguments)
     except KeyboardInterrupt:
-        sys.stderr.write("\ngspo eval: interrupted; the same command goes on from here\n")
+        sys.stderr.write("\ngspo eval: interrupted; the same command continues from here\n")
         return EXIT_INTERRUPTED
     except (ConfigurationError, EndpointError, ServiceError, OSError, BaseExceptionGroup) as error:
         return _explained(error)
@@ -90,7 +90,7 @@ def _explained(error: BaseException) -> int:
     known = tell(error, "gspo eval")
     is_failure = all(isinstance(leaf, ServiceError | OSError) for leaf in known)
     if is_failure:
-        sys.stderr.write("gspo eval: samples that were taken are kept: the same command goes on from here\n")
+        sys.stderr.write("gspo eval: all samples taken so far are kept: the same command continues from here\n")
     return EXIT_FAILED if is_failure else EXIT_CONFIGURATION
 
 
@@ -111,31 +111,31 @@ def _parser() -> argparse.ArgumentParser:
         help="checkpoints after N batches; all: every one",
     )
     parser.add_argument("--only", nargs="+", action="extend", default=[], metavar="SET", help="these sets (default: all)")
-    parser.add_argument("--tasks", type=_number(1), metavar="N", help="the first N tasks of each set")
+    parser.add_argument("--tasks", type=_number(1), metavar="N", help="use the first N tasks of each set")
     parser.add_argument("--samples", type=_number(1), metavar="K", help="samples of each task")
-    parser.add_argument("--metrics", metavar="NAMES", help="with commas between them: reward, avg@k, pass@k, maj@k, elo")
+    parser.add_argument("--metrics", metavar="NAMES", help="separated by commas: reward, avg@k, pass@k, maj@k, elo")
     parser.add_argument("--temperature", type=float, metavar="T", help="0: the likeliest token")
     parser.add_argument("--top-p", type=float, metavar="P")
     parser.add_argument("--top-k", type=_number(-1), metavar="N", help="-1: all tokens")
     parser.add_argument("--max-turn-tokens", type=_number(1), metavar="N", help="the longest answer")
     parser.add_argument("--max-tokens", type=_number(2), metavar="N", help="the longest conversation")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (default: evaluations/CONFIG's name)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="directory for results (default: evaluations/CONFIG's name)")
     return parser
 
 
 def _number(lowest: int) -> Callable[[str], int]:
-    """The type of a whole number on the command line."""
+    """Make the type of a whole number on the command line."""
 
     def number(text: str) -> int:
         if not text.removeprefix("-").isdecimal() or int(text) < lowest:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected a number from {lowest} up")
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least {lowest}")
         return int(text)
 
     return number
 
 
 def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The keys of every set that the command line sets."""
+    """Return the keys of every set that the command line changes."""
     keys = {
         "num_tasks": arguments.tasks, "samples": arguments.samples, "temperature": arguments.temperature,
         "top_p": arguments.top_p, "top_k": arguments.top_k, "max_turn_tokens": arguments.max_turn_tokens,
@@ -183,7 +183,7 @@ async def _sample(model: ScoredModel, directory: Path, opened: Sequence[tuple[Sc
     tokenizer = ChatTokenizer(model.directory)
     settings = opened[0][0].settings
     log_path = out / "logs" / f"{model.folder}-sglang.log"
-    console.print(f"{model.label}: SGLang starts, which takes a minute; its log: {log_path}", soft_wrap=True)
+    console.print(f"{model.label}: SGLang is starting, which takes a minute; its log: {log_path}", soft_wrap=True)
     async with open_served(settings, directory, model.folder, tokenizer.vocab_size) as engine:
         for chosen, samples in opened:
             todo = list(missing(chosen, samples))
@@ -205,7 +205,7 @@ async def _sample(model: ScoredModel, directory: Path, opened: Sequence[tuple[Sc
 
 
 def missing(chosen: ScoredSet, samples: SampleFile) -> Iterator[tuple[ScoredTask, int]]:
-    """The samples that are not there, or have no reward: the first of every task, then the second of every task, ..."""
+    """Yield samples that are missing or have no reward: the first of every task, then the second of every task, ..."""
     known = {(each.task, each.sample) for each in known_samples(chosen, samples) if each.reward is not None}
     for number in range(chosen.terms.samples):
         for task in chosen.tasks:
@@ -214,16 +214,16 @@ def missing(chosen: ScoredSet, samples: SampleFile) -> Iterator[tuple[ScoredTask
 
 
 def _without_a_run(settings: Settings, out: Path) -> Settings:
-    """``settings`` that leave the run, and whatever may run beside this, alone."""
+    """Return ``settings`` that leave the run, and anything that runs beside this, alone."""
     changed: dict[str, object] = {"run": settings.run.model_copy(update={"directory": out})}
     if not settings.agent.url:
-        # A service elsewhere may know the port; processes that are started here are told it.
+        # A service elsewhere may know the port; processes started here are told it.
         changed["agent"] = settings.agent.model_copy(update={"port": 0})
     return settings.model_copy(update=changed)
 
 
 def _quiet_logs() -> None:
-    """What a rollout logs is not said: the table says it better. GSPO_LOG_LEVEL brings it back."""
+    """Silence a rollout's logs: the table says it better. GSPO_LOG_LEVEL shows them."""
     if os.environ.get("GSPO_LOG_LEVEL"):
         configure_logging("eval")
     else:

@@ -23,26 +23,26 @@ _SMALL: Final = ("config.json", "generation_config.json", "tokenizer.json", "tok
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredModel:
-    """One model."""
+    """One model to score."""
 
     label: str
-    """As tables, files and plots name it."""
+    """Its name in tables, files and plots."""
     identity: str
-    """Digest of what its samples depend on."""
+    """Digest of everything that its samples depend on."""
     directory: Path
-    """Where it is. Of a checkpoint: where its tokenizer and its configuration are."""
+    """The model's directory; for a checkpoint, the directory of its tokenizer and configuration."""
     checkpoint: Checkpoint | None = None
     run: Path | None = None
     """The checkpoint's run."""
 
     @property
     def folder(self) -> str:
-        """The name of its folder among results."""
+        """The name of its results folder."""
         return re.sub(r"[^A-Za-z0-9._-]+", "-", self.label)
 
 
 def scored_models(settings: Settings, directories: Sequence[Path], checkpoints: Sequence[str]) -> list[ScoredModel]:
-    """The models in the order in which they were named; none named: model.path. Raises: ConfigurationError."""
+    """List the models in the order in which they were named; none named: model.path. Raises: ConfigurationError."""
     paths = list(directories) or ([] if checkpoints else [settings.model.path])
     models = [_directory(path) for path in paths]
     models += [_checkpoint(settings, each) for each in _found(settings.run.directory, checkpoints)]
@@ -53,7 +53,7 @@ def scored_models(settings: Settings, directories: Sequence[Path], checkpoints: 
     labels = [model.label for model in models]
     if len(set(labels)) == len(labels):
         return models
-    # Such as a/export and b/export.
+    # Two labels may be equal, such as a/export and b/export.
     return [_longer(model) if labels.count(model.label) > 1 else model for model in models]
 
 
@@ -65,7 +65,7 @@ def _longer(model: ScoredModel) -> ScoredModel:
 def _directory(path: Path) -> ScoredModel:
     if not path.is_dir():
         raise ConfigurationError(f"--model {path}: there is no such directory")
-    _require_model(path, "--model names a Hugging Face model directory; `gspo export RUN` writes one of a checkpoint")
+    _require_model(path, "--model names a Hugging Face model directory; `gspo export RUN` writes one from a checkpoint")
     weights = sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
     if not weights:
         raise ConfigurationError(f"--model {path}: there are no weights (*.safetensors)")
@@ -80,7 +80,7 @@ def _directory(path: Path) -> ScoredModel:
 def _require_model(path: Path, way_out: str) -> None:
     """Raises: ConfigurationError for a directory without a model, or with a tokenizer that cannot be used."""
     if not (path / "config.json").is_file():
-        raise ConfigurationError(f"{path}: no config.json there: {way_out}")
+        raise ConfigurationError(f"{path}: there is no config.json: {way_out}")
     try:
         ChatTokenizer(path)
     except TokenizerError as error:
@@ -88,7 +88,7 @@ def _require_model(path: Path, way_out: str) -> None:
 
 
 def _found(run: Path, wanted: Sequence[str]) -> list[Checkpoint]:
-    """The checkpoints after these numbers of batches; of two of one position the one with the newer weights."""
+    """Find the checkpoints after these numbers of batches; of two at one position, the one with the newer weights."""
     if not wanted:
         return []
     if not run.is_dir():
@@ -104,7 +104,7 @@ def _found(run: Path, wanted: Sequence[str]) -> list[Checkpoint]:
         if not text.isdecimal() or int(text) not in by_batch:
             raise ConfigurationError(
                 f"--checkpoint {text[:64]}: {run} has checkpoints after these batches: {there} (learner.keep_checkpoints "
-                "says how many are kept); name some of them, or `all`"
+                "sets how many are kept); name some of them, or `all`"
             )
         found.append(by_batch[int(text)])
     return found
@@ -112,7 +112,7 @@ def _found(run: Path, wanted: Sequence[str]) -> list[Checkpoint]:
 
 def _checkpoint(settings: Settings, checkpoint: Checkpoint) -> ScoredModel:
     _require_model(
-        settings.model.path, "it is model.path, whose tokenizer the run's checkpoints need; name its place with --set"
+        settings.model.path, "it is model.path, and the run's checkpoints need its tokenizer; name its directory with --set"
     )
     metadata = settings.run.directory / "checkpoints" / checkpoint.name / "checkpoint.json"
     try:
@@ -130,7 +130,7 @@ def _checkpoint(settings: Settings, checkpoint: Checkpoint) -> ScoredModel:
 
 @contextmanager
 def served_directory(model: ScoredModel, work: Path) -> Iterator[Path]:
-    """Inside, a directory with the model's weights: its own, or that of a checkpoint, exported below ``work`` meanwhile.
+    """Yield a directory with the model's weights: its own, or a checkpoint's, exported below ``work`` meanwhile.
 
     Raises: ServiceError when the checkpoint cannot be exported.
     """
@@ -138,7 +138,7 @@ def served_directory(model: ScoredModel, work: Path) -> Iterator[Path]:
         yield model.directory
         return
     exported = work / f"export-{model.folder}"
-    if exported.exists():  # Of a former life: it is whole, but not known to be of these weights.
+    if exported.exists():  # From an earlier process: it is complete, but perhaps of other weights.
         discard_directory(exported)
     work.mkdir(parents=True, exist_ok=True)
     words = [str(model.run), "--checkpoint", str(model.checkpoint.batch_position), "--to", str(exported)]

@@ -66,7 +66,7 @@ def _panel(axes: Any, metric: str, results: Sequence[SetResult]) -> None:
 def _series(axes: Any, points: Sequence[tuple[int, Any]], label: str, colour: str, *, joined: bool) -> None:
     known = sorted((x, each) for x, each in points if each.value is not None)
     if known:
-        # One end of an interval may be missing: then that half is not drawn.
+        # If an interval is open at one end, that half is not drawn.
         below = [0.0 if each.low is None else each.value - each.low for _, each in known]
         above = [0.0 if each.high is None else each.high - each.value for _, each in known]
         axes.errorbar(

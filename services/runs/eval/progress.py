@@ -1,4 +1,4 @@
-"""How far the sampling is: a bar on a terminal, a line every few seconds elsewhere."""
+"""Shows how far sampling has come: a bar on a terminal, a line every few seconds elsewhere."""
 
 import sys
 from types import TracebackType
@@ -19,7 +19,7 @@ class SamplingProgress:
     """Shows one model on one set. Use as a context manager."""
 
     def __init__(self, console: PlainConsole, what: str, *, total: int, known: int, solved_at: float, clock: Clock) -> None:
-        """``known``: samples that are there already."""
+        """``known``: samples that already exist."""
         self._console, self._what, self._clock = console, what, clock
         self._total, self._known, self._solved_at = total, known, solved_at
         self._new = self._solved = self._failed = self._tokens = 0
@@ -49,7 +49,7 @@ class SamplingProgress:
             self._show()
 
     def text(self) -> str:
-        """What there is, what came of it, and how long the rest will take."""
+        """Return the number of samples, their results, and the remaining time."""
         parts = [f"{self._what}: {self._known + self._new:,} of {self._total:,} samples"]
         if self._known and not self._new:
             parts.append("taken before")
@@ -79,7 +79,7 @@ class SamplingProgress:
 
 
 def progress_console() -> PlainConsole:
-    """Standard error: standard output has the results alone."""
+    """Return a console on standard error: standard output has only the results."""
     return PlainConsole(file=sys.stderr)
 
 

@@ -9,7 +9,7 @@ from gspo_services.shared.eval_metrics import Estimate, Interval
 
 
 def results_table(results: Sequence[SetResult]) -> Table:
-    """One row for each set, metric and model; of several models each is compared with the first."""
+    """Tabulate one row for each set, metric and model; each further model is compared with the first."""
     several = len({each.model.label for each in results}) > 1
     note = "change: from the first model, over the same tasks" if several else None
     table = Table(title="Evaluation, 95 % intervals", caption=note)
@@ -32,14 +32,14 @@ def results_table(results: Sequence[SetResult]) -> Table:
 
 
 def value_text(found: Estimate) -> str:
-    """The value, or why there is none."""
+    """Format the value, or say why there is none."""
     if found.value is not None:
         return _number(found)(found.value)
     return {"all_solved": "all solved", "none_solved": "none solved", "no_samples": "too few samples", "": "-"}[found.remark]
 
 
 def interval_text(found: Estimate) -> str:
-    """From where to where; an open end is named."""
+    """Format the interval; an open end is named."""
     shown = _number(found)
     if found.low is None and found.high is None:
         return "-"
@@ -53,7 +53,7 @@ def interval_text(found: Estimate) -> str:
 
 
 def change_text(moved: Interval | None) -> str:
-    """A difference with half of its interval."""
+    """Format a difference with half of its interval."""
     if moved is None:
         return "-"
     if moved.low is None:
@@ -62,7 +62,7 @@ def change_text(moved: Interval | None) -> str:
 
 
 def cost_lines(results: Sequence[SetResult]) -> list[str]:
-    """What the samples have cost, and how many have no reward."""
+    """Say what the samples have cost, and how many have no reward."""
     lines = []
     for each in results:
         speed = f", {each.num_action_tokens / each.engine_s:,.0f} tokens/s" if each.engine_s else ""

@@ -1,4 +1,4 @@
-"""What the samples of one model on one set say: metrics with intervals, and what they have cost."""
+"""Computes the results of one model on one set: metrics with intervals, and the cost of the samples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,19 +21,19 @@ from gspo_services.shared.runtime.errors import ConfigurationError
 
 @dataclass(frozen=True, kw_only=True)
 class SetResult:
-    """One model on one set."""
+    """The result of one model on one set."""
 
     model: ScoredModel
     set_name: str
     estimates: tuple[Estimate, ...]
     per_task: Mapping[str, Mapping[int, float]]
-    """The value of each metric, elo apart, for each task with enough samples."""
+    """The value of each metric except elo, for each task with enough samples."""
     num_samples: int
     num_failed: int
-    """Without a reward, for a fault that is not the model's. They count in no metric."""
+    """Samples without a reward, for a fault that is not the model's. They count in no metric."""
     first_failure: str
     cut_off: float | None
-    """The share of samples that a limit of length ended."""
+    """The share of samples that a length limit ended."""
     num_action_tokens: int
     engine_s: float
 
@@ -43,7 +43,7 @@ class SetResult:
         return None if self.model.checkpoint is None else self.model.checkpoint.batch_position
 
     def lines(self) -> list[Mapping[str, Any]]:
-        """One line of results.jsonl for each metric."""
+        """Return one line of results.jsonl for each metric."""
         common = {
             "model": self.model.label,
             "path": str(self.model.directory if self.model.checkpoint is None else self.model.run),
@@ -61,7 +61,7 @@ class SetResult:
 
 
 def result_of(model: ScoredModel, chosen: ScoredSet, samples: SampleFile) -> SetResult:
-    """The result over the samples that the set asks for. Those of a larger set, taken earlier, do not count."""
+    """Compute the result over the samples that the set asks for. Samples taken earlier for a larger set do not count."""
     known = known_samples(chosen, samples)
     finished = [each for each in known if each.reward is not None]
     failed = [each for each in known if each.reward is None]
@@ -87,7 +87,7 @@ def result_of(model: ScoredModel, chosen: ScoredSet, samples: SampleFile) -> Set
 
 
 def known_samples(chosen: ScoredSet, samples: SampleFile) -> list[ScoredSample]:
-    """The set's samples that there are. Raises: ConfigurationError when a task is not the one that was sampled."""
+    """Return the set's existing samples. Raises: ConfigurationError when a task is not the one that was sampled."""
     found = []
     for task in chosen.tasks:
         for number in range(chosen.terms.samples):
@@ -104,7 +104,7 @@ def known_samples(chosen: ScoredSet, samples: SampleFile) -> list[ScoredSample]:
 
 
 def change(before: SetResult, after: SetResult, metric: str) -> Interval | None:
-    """How much higher ``after`` is, over the tasks that both have; None for a metric that single tasks do not have."""
+    """Return how much higher ``after`` is, over the tasks that both have; None for a metric without values per task."""
     old, new = before.per_task.get(metric, {}), after.per_task.get(metric, {})
     common = sorted(old.keys() & new.keys())
     return difference_interval([old[task] for task in common], [new[task] for task in common]) if common else None

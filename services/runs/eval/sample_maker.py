@@ -1,4 +1,4 @@
-"""Takes samples: episodes of a set through the same code as a rollout's, many side by side, on one engine."""
+"""Takes samples: plays episodes of a set through a rollout's code, many in parallel, on one engine."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
@@ -45,7 +45,7 @@ class BusyEngine:
         self._busy_s = 0.0
 
     def taken_s(self) -> float:
-        """Seconds since the last call in which at least one answer was under way."""
+        """Return the seconds since the last call in which at least one answer was under way."""
         now = self._clock.now()
         busy = self._busy_s + (now - self._since_s if self._num_running else 0.0)
         self._busy_s, self._since_s = 0.0, now
@@ -71,7 +71,7 @@ class BusyEngine:
 
 
 class SampleIntake:
-    """The ``EpisodeIntake`` of episodes side by side: takes what each sends, as a run's broker does."""
+    """The ``EpisodeIntake`` of parallel episodes: takes what each sends, as a run's broker does."""
 
     def __init__(self, settings: Settings, vocabulary: int) -> None:
         self._settings = settings
@@ -79,14 +79,14 @@ class SampleIntake:
         self._open: dict[int, LocalIntake] = {}
 
     def begin(self, lease: Lease) -> LocalIntake:
-        """What takes the messages of one more episode, until ``end``."""
+        """Return the intake for one more episode, until ``end``."""
         intake = LocalIntake(self._settings, self._vocabulary)
         intake.begin(lease)
         self._open[lease.trajectory_id] = intake
         return intake
 
     def end(self, lease: Lease) -> None:
-        """The episode sends nothing any more."""
+        """Take note that the episode sends nothing more."""
         del self._open[lease.trajectory_id]
 
     async def send(self, message: Message, arrays: Mapping[str, Array] | None = None) -> None:
@@ -95,7 +95,7 @@ class SampleIntake:
         await self._open[trajectory_id].send(message, arrays)
 
     async def acknowledged(self, trajectory_id: int) -> None:
-        """Whatever was sent was taken."""
+        """Return at once: everything sent was taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ class SampleMaker:
                 for worker in range(self.chosen.settings.rollout.max_running):
                     tasks.create_task(self._work(todo, done), name=f"sampling-{worker}")
         except* EngineError as errors:
-            raise ServiceError(f"the engine has failed: {flatten(errors)[0]}") from errors
+            raise ServiceError(f"the engine failed: {flatten(errors)[0]}") from errors
 
     async def _work(self, todo: Iterator[tuple[ScoredTask, int]], done: Callable[[ScoredSample], None]) -> None:
         for task, number in todo:
@@ -154,7 +154,7 @@ class SampleMaker:
         if finish is not None and turns and self.chosen.environment is not None:
             try:
                 answer = self.chosen.environment.answer(task.task, turns[-1])
-            # The user's own code: it fails this sample alone.
+            # The user's own code: an error fails only this sample.
             except Exception as error:  # noqa: BLE001
                 finish, failure = (
                     None,
@@ -187,7 +187,7 @@ class SampleMaker:
 async def open_maker(
     chosen: ScoredSet, tokenizer: ChatTokenizer, engine: PolicyEngine, clock: Clock
 ) -> AsyncIterator[SampleMaker]:
-    """What takes samples of the set; the folder of its settings' run gets the logs of user code.
+    """Make a sampler for the set; the folder of its settings' run gets the logs of user code.
 
     Raises: ConfigurationError; EndpointError when the agents' endpoint cannot listen; ServiceError.
     """

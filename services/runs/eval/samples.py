@@ -1,4 +1,4 @@
-"""The samples of one model on one set, as a file: each is on the disk before the next step depends on it."""
+"""Stores the samples of one model on one set in a file: each is on the disk before the next step depends on it."""
 
 import fcntl
 import json
@@ -19,47 +19,47 @@ class ScoredSample(msgspec.Struct, frozen=True, kw_only=True):
     """One sample of one task."""
 
     task: int
-    """Index in its split."""
+    """The task's index in its split."""
     sample: int
     """0 to samples - 1 of its set."""
     seed: int
     task_digest: str
-    """Of the task's data: samples of a task that has changed are not counted together."""
+    """The digest of the task's data: samples of a task that has changed are not counted together."""
     rating: float | None
     """The task's field ``rating``."""
     end: Literal["done", "length", "failed"]
-    """failed: there is no reward, for a fault that is not the model's; it is tried again."""
+    """failed: there is no reward, for a fault that is not the model's; the sample is tried again."""
     reward: float | None
     failure: str = ""
     components: dict[str, float] = {}
     answer: str | None = None
-    """What it votes for."""
+    """The answer that it votes for."""
     turns: list[str] = []
     """The text of each turn of the model."""
     num_tokens: int = 0
-    """All of the episode: prompts, observations and answers."""
+    """All tokens of the episode: prompts, observations and answers."""
     num_action_tokens: int = 0
-    """Sampled ones."""
+    """Sampled tokens."""
     seconds: float = 0.0
     engine_s: float = 0.0
-    """Seconds in which the engine was at work since the line before: summed, what the samples of the file have cost."""
+    """Seconds in which the engine worked since the line before: their sum is the cost of the file's samples."""
 
 
 class SampleFile:
     """One file, open for its only writer. Use as a context manager."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        """``header``: what was sampled and how, as plain data. Lines of a file with another header are not gone on from."""
+        """``header``: what was sampled and how, as plain data. A file with another header is not continued."""
         self._path = path
         self._header = json.loads(json.dumps({"format": FORMAT, **header}))
         self._descriptor = -1
         self.samples: dict[tuple[int, int], ScoredSample] = {}
         """The newest line of each (task, sample)."""
         self.engine_s = 0.0
-        """Seconds of the engine for all lines."""
+        """The engine's seconds for all lines."""
 
     def __enter__(self) -> Self:
-        """Read what is there; a line that a kill left half written is removed.
+        """Read the existing lines; a line that a kill left half written is removed.
 
         Raises: ConfigurationError for another header, a damaged line, and another process that writes; OSError.
         """
@@ -70,7 +70,7 @@ class SampleFile:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ConfigurationError(
-                    f"{self._path}: another `gspo eval` writes there: let it end, or name another place with --out"
+                    f"{self._path}: another `gspo eval` is writing there: let it end, or name another directory with --out"
                 ) from error
             self._read()
         except BaseException:
@@ -82,7 +82,7 @@ class SampleFile:
         os.close(self._descriptor)
 
     def append(self, sample: ScoredSample) -> None:
-        """Returns when the sample is on the disk. Raises: OSError."""
+        """Append, and return when the sample is on the disk. Raises: OSError."""
         self._write(msgspec.json.encode(sample))
         self._take(sample)
 
@@ -121,12 +121,12 @@ class SampleFile:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise ConfigurationError(f"{self._path}: its first line is no header of samples: remove the file, or use --out")
+            raise ConfigurationError(f"{self._path}: its first line is not a sample header: remove the file, or use --out")
         differing = [key for key in {**found, **self._header} if found.get(key) != self._header.get(key)]
         if differing:
             key = differing[0]
             before, now = (json.dumps(each.get(key))[:300] for each in (found, self._header))
             raise ConfigurationError(
-                f"{self._path}: its samples are of another {key}: they were {before}, and now it is {now}; keep them apart "
+                f"{self._path}: its samples have another {key}: it was {before}, and now it is {now}; keep them apart "
                 "with --out DIR, or remove the file"
             )

@@ -1,4 +1,4 @@
-"""The sets that are scored: their tasks, and the metrics that they have."""
+"""Opens the sets to score: their tasks and their metrics."""
 
 import hashlib
 import json
@@ -33,14 +33,14 @@ class ScoredSet:
     name: str
     terms: EvaluationSet
     settings: Settings
-    """The run's, with the set's environment and sampling."""
+    """The run's settings, with the set's environment and sampling."""
     tasks: Sequence[ScoredTask]
     metrics: tuple[str, ...]
     environment: Environment | None
-    """None where agents play."""
+    """None if agents play."""
 
     def header(self) -> Mapping[str, Any]:
-        """What its samples depend on, beside the model. How many there are is not among it: more may be taken later."""
+        """Return what its samples depend on, besides the model. Their number is not included: more may be taken later."""
         sampling = self.settings.sampling
         agent = self.settings.agent
         return {
@@ -55,12 +55,12 @@ class ScoredSet:
 
 
 def named_sets(settings: Settings) -> dict[str, EvaluationSet]:
-    """The configuration's sets. Where none is named there is one: the run's held-out tasks, sampled as in training."""
+    """Return the configuration's sets; if none is named, one set: the run's held-out tasks, sampled as in training."""
     return settings.evaluation.sets or {ONLY_SET: EvaluationSet(num_tasks=settings.evaluation.num_tasks)}
 
 
 def chosen_sets(settings: Settings, only: Sequence[str], changes: Mapping[str, Any]) -> dict[str, EvaluationSet]:
-    """The sets called ``only``, or all, with some of their keys changed. Raises: ConfigurationError."""
+    """Return the sets called ``only``, or all, with some of their keys changed. Raises: ConfigurationError."""
     known = named_sets(settings)
     for name in only:
         if name not in known:
@@ -71,7 +71,7 @@ def chosen_sets(settings: Settings, only: Sequence[str], changes: Mapping[str, A
 
 
 def open_set(settings: Settings, name: str, terms: EvaluationSet) -> ScoredSet:
-    """The set with its tasks. Raises: ConfigurationError that names the set and what is wrong with it."""
+    """Open the set with its tasks. Raises: ConfigurationError that names the set and the fault."""
     of_set = settings.for_set(terms)
     source_name = of_set.environment.name
     what = f'set {name}, environment "{source_name}"'
@@ -93,13 +93,13 @@ def open_set(settings: Settings, name: str, terms: EvaluationSet) -> ScoredSet:
     if not has_answers and (voted := [metric for metric in metrics if metric.startswith("maj@")]):
         who = "an agent" if environment is None else f'environment "{source_name}"'
         raise ConfigurationError(
-            f"set {name}: it has no {voted[0]}: {who} does not say what an episode's answer is (Environment.answer); leave "
-            "the metric out"
+            f"set {name}: it has no {voted[0]}: {who} does not say what an episode's answer is (Environment.answer); omit "
+            "the metric"
         )
     if "elo" in metrics and not has_ratings:
         raise ConfigurationError(
-            f'set {name}: it has no elo: none of its {len(tasks)} tasks has a number in the field "rating"; leave the '
-            "metric out, or have the tasks carry it (for files of rows: name the column in task_columns)"
+            f'set {name}: it has no elo: none of its {len(tasks)} tasks has a number in the field "rating"; omit the '
+            "metric, or add ratings to the tasks (for files of rows: name the column in task_columns)"
         )
     return ScoredSet(name=name, terms=terms, settings=of_set, tasks=tasks, metrics=metrics, environment=environment)
 
@@ -123,6 +123,6 @@ def _task(source: TaskSource, index: int) -> ScoredTask:
 
 
 def rating_of(task: Task) -> float | None:
-    """How hard a task is on Elo's scale: its field ``rating``. None: it has none."""
+    """Return how hard a task is on Elo's scale: its field ``rating``. None: it has none."""
     rating = task.get("rating")
     return float(rating) if isinstance(rating, int | float) and not isinstance(rating, bool) else None

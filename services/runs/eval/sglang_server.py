@@ -1,4 +1,4 @@
-"""One real SGLang server for one model directory."""
+"""Starts one real SGLang server for one model directory."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from gspo_services.shared.weights import spread_of
 
 @asynccontextmanager
 async def open_served(settings: Settings, directory: Path, name: str, vocab_size: int) -> AsyncIterator[Engine]:
-    """The client of a server of ``directory``, which ends with the context, or with this process.
+    """Yield the client of a server of ``directory``, which ends with the context, or with this process.
 
     Raises: ServiceError when the server does not start, or dies; its text has the end of the server's log.
     """

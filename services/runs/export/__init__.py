@@ -1,1 +1,1 @@
-"""``gspo export``: a checkpoint as an ordinary Hugging Face model, with a card that says how it was trained."""
+"""``gspo export``: writes a checkpoint as an ordinary Hugging Face model, with a card on how it was trained."""

@@ -1,4 +1,4 @@
-"""``gspo export RUN``: a checkpoint of a run as an ordinary Hugging Face model."""
+"""``gspo export RUN``: write a checkpoint of a run as an ordinary Hugging Face model."""
 
 import argparse
 import os
@@ -29,9 +29,9 @@ EXIT_INTERRUPTED: Final = 130
 _ATTEMPTS: Final = 5
 DESCRIPTION: Final = """\
 Write a checkpoint of a run as an ordinary Hugging Face model: weights, configuration, tokenizer, and a model card
-(README.md) that says how it was trained. The run may be finished, going on, or interrupted, and any number of ranks may have
-written the checkpoint. The weights are read by themselves, without a GPU and without the ranks, and compared bit by bit with
-the digest that the learner took. Nothing of the run is touched.
+(README.md) on how it was trained. The run may be finished, active or interrupted, and any number of ranks may have written
+the checkpoint. Reading it needs no GPU and no ranks; every bit is compared with the digest that the learner took. The
+command does not change the run.
 
   gspo export runs/arithmetic                            the newest checkpoint, to runs/arithmetic-batch-60
   gspo export runs/arithmetic --checkpoint best          the one with the best held-out reward (eval/reward)
@@ -41,8 +41,8 @@ the digest that the learner took. Nothing of the run is touched.
 
 The learner keeps learner.keep_checkpoints checkpoints and, with learner.keep_best_checkpoint, the best one.
 
-Status 0: written; 1: the checkpoint is damaged, or it cannot be written; 2: no such run or checkpoint, or DIR is there
-already; 5: no room.
+Status 0: written; 1: the checkpoint is damaged, or cannot be written; 2: no such run or checkpoint, or DIR already exists;
+5: no room.
 """
 
 
@@ -77,13 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gspo export", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "run", type=Path, help="the run's directory, or its TOML file where the directory has no settings.json"
-    )
+    parser.add_argument("run", type=Path, help="the run's directory, or its TOML file if the directory has no settings.json")
     parser.add_argument("--checkpoint", metavar="N|best", help="after N batches, or the best one (default: the newest)")
     parser.add_argument("--to", type=Path, metavar="DIR", help="a new directory for the model (default: RUN-batch-N)")
     parser.add_argument(
-        "--model", type=Path, metavar="DIR", help="where the starting model is, if it is not at model.path any more"
+        "--model", type=Path, metavar="DIR", help="the starting model's directory, if it is no longer at model.path"
     )
     parser.add_argument(
         "--adapter", action="store_true", help="of a run with lora.rank: write the adapters alone, in peft's format"
@@ -92,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    """Raises: ConfigurationError, ServiceError, OSError, and what reading a ledger raises."""
+    """Export. Raises: ConfigurationError, ServiceError, OSError, and what reading a ledger raises."""
     wanted = wanted_checkpoint(arguments.checkpoint)
     settings = _settings(arguments.run)
     directory, metrics = settings.run.directory, _metrics(settings.run.directory)
@@ -104,7 +102,7 @@ def _export(arguments: argparse.Namespace) -> None:
     _require_outside(destination, directory / "checkpoints")
     model_dir: Path = arguments.model or settings.model.path
 
-    # torch and transformers take seconds to import: only when everything else is known to be good.
+    # torch and transformers take seconds to import: only once everything else is known to be good.
     from gspo_services.runs.export.adapted import AdaptedCheckpointWeights, open_checkpoint
     from gspo_services.runs.export.card import CardFacts, model_card
     from gspo_services.runs.export.writer import require_free, write_adapter, write_export
@@ -120,7 +118,7 @@ def _export(arguments: argparse.Namespace) -> None:
             except ServiceError:
                 if path.is_dir() or attempt == _ATTEMPTS - 1:
                     raise
-            # The learner has removed it meanwhile; there is a newer one.
+            # The learner has removed it meanwhile; a newer one exists.
             choice = choose(directory, read_checkpoints(directory), evaluations, wanted)
         published = None if arguments.adapter else _published(directory, settings, choice)
         facts = CardFacts(
@@ -160,7 +158,7 @@ def _say(destination: Path, choice: ChosenCheckpoint, metrics: RunMetrics | None
 
 
 def _settings(run: Path) -> Settings:
-    """From a run's directory, which may have been moved, or from a configuration file. Raises: ConfigurationError."""
+    """Read a run's settings from its directory, which may have moved, or from a TOML file. Raises: ConfigurationError."""
     if run.is_dir():
         return override_settings(read_run_settings(run), [f"run.directory={run}"])
     if not run.exists():
@@ -192,7 +190,7 @@ def _published(directory: Path, settings: Settings, choice: ChosenCheckpoint) ->
 def _require_outside(destination: Path, checkpoints: Path) -> None:
     if destination.resolve().is_relative_to(checkpoints.resolve()):
         raise ConfigurationError(
-            f"{destination} is among the run's checkpoints, which the learner removes: use another place"
+            f"{destination} is among the run's checkpoints, which the learner removes: choose another directory"
         )
 
 

@@ -27,7 +27,7 @@ _NAMES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """What a card is made of."""
+    """The facts that a card shows."""
 
     settings: Settings
     choice: ChosenCheckpoint
@@ -35,13 +35,13 @@ class CardFacts:
     """None: the run has no metrics.jsonl."""
     num_parameters: int
     published: bool | None
-    """Whether the ledger has the digest of exactly these weights; None: it cannot be compared."""
+    """Whether the ledger has the digest of exactly these weights; None: they cannot be compared."""
     adapter: bool = False
     """The export has the adapters alone."""
 
 
 def model_card(facts: CardFacts) -> str:
-    """The text of README.md."""
+    """Return the text of README.md."""
     checkpoint, settings = facts.choice.checkpoint, facts.settings
     name = one_line(settings.run.directory.resolve().name, 100)
     parts = [
@@ -152,7 +152,7 @@ def _evaluation(facts: CardFacts) -> str:
 
 
 def _thinned(evaluations: Sequence[HeldOut], version: int) -> list[HeldOut]:
-    """At most some _ROWS of them, spread evenly, with the first, the last and that of ``version``."""
+    """Return about _ROWS of them, spread evenly, with the first, the last and that of ``version``."""
     stride = -(-len(evaluations) // _ROWS)
     last = len(evaluations) - 1
     return [each for at, each in enumerate(evaluations) if at % stride == 0 or at == last or each.policy_version == version]
@@ -169,7 +169,7 @@ def _toml(settings: Settings) -> str:
 
 
 def _shown(key: str, value: Any) -> Any:
-    """``value`` without what may be a secret. An option ``api_key`` is one; one named ``max_tokens`` is a number."""
+    """Return ``value`` without possible secrets. An option ``api_key`` is one; one named ``max_tokens`` is a number."""
     if isinstance(value, Mapping):
         return {name: _shown(str(name), each) for name, each in value.items()}
     return "***" if isinstance(value, str) and value and _SECRET.search(key) else value
@@ -212,6 +212,6 @@ def _block(language: str, text: str) -> str:
 
 
 def _plain(value: object) -> str:
-    """A value of the user's for a line of Markdown."""
+    """Format a user's value for a line of Markdown."""
     text = value if isinstance(value, str) else json.dumps(value)
     return one_line(text, 300).replace("`", "'").replace("|", "/")

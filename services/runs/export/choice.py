@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is exported: the newest, the one after N batches, or the one that was evaluated best."""
+"""Chooses the checkpoint of a run to export: the newest, the one after N batches, or the one that evaluated best."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ BEST: Final = "best"
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenCheckpoint:
-    """One checkpoint, and how its weights did on the held-out tasks."""
+    """One checkpoint, and its result on the held-out tasks."""
 
     checkpoint: Checkpoint
     evaluation: HeldOut | None
     """None: these weights were not evaluated."""
     remark: str = ""
-    """Something that a person should know about the choice."""
+    """Something that the user should know about the choice."""
 
 
 def wanted_checkpoint(text: str | None) -> int | str | None:
-    """A value of --checkpoint. Raises: ConfigurationError."""
+    """Parse a value of --checkpoint. Raises: ConfigurationError."""
     if text is None or text == BEST:
         return text
     if text.isascii() and text.isdigit() and len(text) < 16:
@@ -35,14 +35,14 @@ def wanted_checkpoint(text: str | None) -> int | str | None:
 def choose(
     directory: Path, checkpoints: Sequence[Checkpoint], evaluations: Sequence[HeldOut], wanted: int | str | None
 ) -> ChosenCheckpoint:
-    """The checkpoint to export.
+    """Choose the checkpoint to export.
 
     Args:
         directory: the run's, for errors.
         checkpoints: the run's, oldest first.
         wanted: a number of trained batches; BEST; None for the newest.
 
-    Raises: ConfigurationError when it is not there, with those that are.
+    Raises: ConfigurationError when it does not exist, with those that do.
     """
     if not checkpoints:
         raise ConfigurationError(
@@ -51,7 +51,7 @@ def choose(
         )
     if wanted == BEST:
         return _best(directory, checkpoints, evaluations)
-    # A run that trained batches again may have two of one position: the one with the newer weights.
+    # A run that trained batches again may have two at one position: take the one with the newer weights.
     ordered = sorted(checkpoints, key=lambda each: (each.batch_position, each.policy_version))
     fitting = [each for each in ordered if wanted is None or each.batch_position == wanted]
     if not fitting:
@@ -63,7 +63,7 @@ def choose(
 
 
 def evaluation_of(checkpoint: Checkpoint, evaluations: Sequence[HeldOut]) -> HeldOut | None:
-    """How a checkpoint's weights did. A version is never given to other weights; 0 stands for weights without a version."""
+    """Return how a checkpoint's weights did. Each version means one set of weights; 0 stands for weights without one."""
     if not checkpoint.policy_version:
         return None
     fitting = (each for each in evaluations if each.policy_version == checkpoint.policy_version)
@@ -71,8 +71,8 @@ def evaluation_of(checkpoint: Checkpoint, evaluations: Sequence[HeldOut]) -> Hel
 
 
 def _best(directory: Path, checkpoints: Sequence[Checkpoint], evaluations: Sequence[HeldOut]) -> ChosenCheckpoint:
-    """The highest score (``evaluation.best_by``, or ``eval/reward``), and of equal ones the earliest: it has moved least
-    from the starting model."""
+    """Choose the highest score (``evaluation.best_by``, or ``eval/reward``), and of equal ones the earliest: it is
+    closest to the starting model."""
     judged = {found: each for each in checkpoints if (found := evaluation_of(each, evaluations)) is not None}
     evaluation, top = best_evaluation(judged), best_evaluation(evaluations)
     if evaluation is None or top is None:
@@ -84,8 +84,8 @@ def _best(directory: Path, checkpoints: Sequence[Checkpoint], evaluations: Seque
     remark = ""
     if top.score > evaluation.score:
         remark = (
-            f"the best evaluation ({top.metric}) was {top.score:.4g}, after {top.batch} batches, and no checkpoint is there "
-            f"of those weights: this is the best of {_positions(checkpoints)}"
+            f"the best evaluation ({top.metric}) was {top.score:.4g}, after {top.batch} batches, but no checkpoint has "
+            f"those weights: this is the best of {_positions(checkpoints)}"
         )
     return ChosenCheckpoint(checkpoint=judged[evaluation], evaluation=evaluation, remark=remark)
 

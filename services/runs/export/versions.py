@@ -12,7 +12,7 @@ _GIT_S: Final = 10.0
 
 
 def versions() -> list[tuple[str, str]]:
-    """Names and versions of gspo, Python and the libraries that are installed."""
+    """Return names and versions of gspo, Python and the installed libraries."""
     found = [("gspo", gspo_version()), ("python", platform.python_version())]
     return found + [(name, text) for name in LIBRARIES if (text := version_of(name))]
 
@@ -33,7 +33,7 @@ def gspo_version() -> str:
 
 
 def version_of(name: str) -> str:
-    """The version of an installed package; empty when it is not installed."""
+    """Return the version of an installed package; empty when it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

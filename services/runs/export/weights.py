@@ -1,8 +1,8 @@
-"""The weights of a checkpoint as inference engines load them, read without ranks and without DeepSpeed.
+"""Reads the weights of a checkpoint as inference engines load them, without ranks and without DeepSpeed.
 
-A checkpoint has float32 master weights by pieces (``gspo.moe.expert_layout``), whatever ranks and ZeRO stage wrote them. The
-model is made without memory (on the device "meta"): it has only names, shapes and types. One parameter at a time is read,
-rounded to the learner's type as DeepSpeed rounds it, and given its serving names.
+A checkpoint stores float32 master weights in pieces (``gspo.moe.expert_layout``), whatever ranks and ZeRO stage wrote
+them. The model is made without memory (on the device "meta"), with only names, shapes and types. One parameter at a time
+is read, rounded to the learner's type as DeepSpeed rounds it, and given its serving names.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CheckpointWeights:
         metadata = read_metadata(checkpoint)
         self._files: dict[str, Any] = metadata["files"]
         self.digest: str = metadata["weights_digest"]
-        """Of the weights that were trained, as the learner took it."""
+        """The digest of the trained weights, as the learner took it."""
         self.layout: dict[str, Any] = metadata["layout"]
         self.learner_dtype: torch.dtype = DTYPES[self.layout["dtype"]]
         self._served: list[TensorInfo] = []
@@ -67,8 +67,8 @@ class CheckpointWeights:
     def serving_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """All weights under their serving names, in ``dtype``, one parameter in memory at a time.
 
-        When it ends, every bit was compared with the digest that the learner computed of its own weights.
-        Raises: DamagedCheckpoint, at the end, when they differ; CheckpointError when a parameter is not there.
+        At its end, every bit has been compared with the digest that the learner computed of its own weights.
+        Raises: DamagedCheckpoint, at the end, when they differ; CheckpointError when a parameter is missing.
         """
         self._served = []
         found: list[tuple[str, str, tuple[int, ...], str]] = []
@@ -81,9 +81,9 @@ class CheckpointWeights:
             raise self._damage()
 
     def version_digest(self) -> str:
-        """The digest that a policy version of these weights has (``gspo_protocol.digests``), after ``serving_weights`` has
-        ended, if one rank had all experts: the tensors' order matters, and with expert parallelism the learner's is
-        another."""
+        """Return the digest of a policy version with these weights (``gspo_protocol.digests``), once ``serving_weights`` has
+        ended. It is valid if one rank had all experts: the order of tensors matters, and with expert parallelism the learner
+        uses another."""
         return version_digest(self._served)
 
     def _note(self, name: str, served: Tensor, digest: str = "") -> None:
@@ -101,7 +101,7 @@ class CheckpointWeights:
     def _learner_weights(self) -> Iterator[tuple[str, Tensor]]:
         visited: set[int] = set()
         for name, value in self.model.state_dict(keep_vars=True).items():
-            # Tied weights are there once, under their first name.
+            # Tied weights exist once, under their first name.
             if id(value) in visited or not value.dim():
                 continue
             visited.add(id(value))
@@ -120,7 +120,7 @@ class CheckpointWeights:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _damage(self) -> CheckpointError:
-        """Why the weights are not those that were saved."""
+        """Say why the weights are not those that were saved."""
         try:
             where = find_damage(self.path, {name: FileDigest(**each) for name, each in self._files.items()}, 0, 1)
         except OSError as error:
@@ -134,7 +134,7 @@ class CheckpointWeights:
 
 
 def state_digest_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """The digest of tensors by name that a checkpoint has of its weights."""
+    """Return the digest of tensors by name that a checkpoint stores for its weights."""
     return state_digest(_described(name, tensor) for name, tensor in tensors).hex()
 
 
@@ -147,13 +147,13 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _bare_model(model_dir: Path, dtype: torch.dtype) -> Any:
-    """The model without weights. Raises: ConfigurationError."""
+    """Make the model without weights. Raises: ConfigurationError."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     if not (model_dir / "config.json").is_file():
         raise ConfigurationError(
-            f"{model_dir} holds no config.json: it is the model that the run started from, for configuration and tokenizer; "
-            "name its place on this machine with --model DIR"
+            f"{model_dir} has no config.json: the export needs configuration and tokenizer of the model that the run "
+            "started from; name its directory on this machine with --model DIR"
         )
     try:
         config = AutoConfig.from_pretrained(model_dir, local_files_only=True)

@@ -1,4 +1,4 @@
-"""Writes an export: whole or not at all, and never over something that is there."""
+"""Writes an export: whole or not at all, and never over existing files."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _SPARE_BYTES = 16 << 20
 
 
 def require_free(destination: Path) -> None:
-    """Raises: ConfigurationError when something is there."""
+    """Raises: ConfigurationError when something exists there."""
     if destination.is_symlink() or (destination.exists() and not _is_empty_directory(destination)):
-        raise ConfigurationError(f"{destination} is there already: name another place with --to, or remove it")
+        raise ConfigurationError(f"{destination} already exists: name another directory with --to, or remove it")
 
 
 def write_export(
@@ -39,10 +39,10 @@ def write_export(
         dtype: the type of the weights, a key of DTYPES.
         model_dir: the model that the run started from: tokenizer, chat template and so on are copied.
         card: the content of README.md.
-        published: the digest under which these weights were served, to be compared with; None: it is not known.
+        published: the digest under which these weights were served, to compare with; None: it is unknown.
 
     Raises: ConfigurationError; CheckpointError when the weights are not those that were saved; NoRoomError, ServiceError
-    when it cannot be written. Nothing of it stays then.
+    when it cannot be written. Then nothing of it remains.
     """
     kind = DTYPES[dtype]
     with _export(destination, weights.num_parameters * kind.itemsize, card) as partial:
@@ -56,8 +56,8 @@ def write_export(
         )
         if published is not None and weights.version_digest() != published:
             raise ServiceError(
-                f"{weights.path}: these are not the weights of its version that the ledger knows: is it of another run, "
-                "or was model.dtype or the starting model changed since? Nothing was exported"
+                f"{weights.path}: these are not the weights that the ledger knows for this version: is it from another run, "
+                "or has model.dtype or the starting model changed since? Nothing was exported"
             )
 
 
@@ -74,7 +74,7 @@ def write_adapter(weights: AdaptedCheckpointWeights, destination: Path, *, card:
 
 @contextmanager
 def _export(destination: Path, num_bytes: int, card: str) -> Iterator[Path]:
-    """A directory with a card that becomes ``destination`` at the end of the block, unless it raises.
+    """Yield a directory with a card that becomes ``destination`` at the end of the block, unless it raises.
 
     Raises: ConfigurationError, NoRoomError, ServiceError.
     """
@@ -90,17 +90,17 @@ def _export(destination: Path, num_bytes: int, card: str) -> Iterator[Path]:
     except (OSError, SafetensorError) as error:
         problem = NoRoomError if is_for_want_of_room(error) else ServiceError
         raise problem(
-            f"{destination} cannot be written: {error}: make room and make it writable, or name another place with --to"
+            f"{destination} cannot be written: {error}: make room and make it writable, or name another directory with --to"
         ) from error
 
 
 @contextmanager
 def _partial(destination: Path) -> Iterator[Path]:
-    """An empty directory beside ``destination``, which nobody else writes to and which is gone afterwards."""
+    """Yield an empty directory beside ``destination`` that nobody else writes to and that is removed afterwards."""
     path = partial_path(destination)
     if path.exists():
         with _locked(path, destination):
-            pass  # It is left from an export that was killed.
+            pass  # A killed export left it.
     make_partial_directory(destination)
     try:
         with _locked(path, destination):
@@ -111,19 +111,19 @@ def _partial(destination: Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(path: Path, destination: Path) -> Iterator[None]:
-    """The lock ends with the process, however that ends. Raises: ConfigurationError when another process has it."""
+    """Lock; the lock ends with the process, however that ends. Raises: ConfigurationError when another process has it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
-        raise ConfigurationError(f"another `gspo export` writes {destination} now: wait for it, or use --to") from error
+        raise ConfigurationError(f"another `gspo export` is writing {destination}: wait for it, or use --to") from error
     finally:
         os.close(descriptor)
 
 
 def _publish(partial: Path, destination: Path) -> None:
-    """Unlike ``publish_directory`` it replaces nothing: a rename onto a directory that is not empty fails."""
+    """Publish; unlike ``publish_directory`` it replaces nothing: a rename onto a non-empty directory fails."""
     for path in partial.rglob("*"):
         flush_file(path)
     flush_file(partial)
@@ -136,8 +136,8 @@ def _require_room(destination: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(destination.parent).free
     if free < num_bytes:
         raise NoRoomError(
-            f"{destination} needs {num_bytes / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free there: make room, or "
-            "name another place with --to"
+            f"{destination} needs {num_bytes / 2**20:,.0f} MiB, but only {free / 2**20:,.0f} MiB are free there: make room, "
+            "or name another directory with --to"
         )
 
 

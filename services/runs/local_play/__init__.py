@@ -1,4 +1,4 @@
-"""Episodes played in one process, without a run: their intake, what of them is trained on, users' errors."""
+"""Plays episodes in one process, without a run: their intake, what is trained on, users' errors."""
 
 from gspo_services.runs.local_play.failures import of_the_configuration, places_of, told
 from gspo_services.runs.local_play.intake import VERSION, LocalIntake

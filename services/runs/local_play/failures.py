@@ -1,4 +1,4 @@
-"""What went wrong in the user's code, with its files and lines."""
+"""Describes errors in the user's code, with files and lines."""
 
 import asyncio
 import importlib

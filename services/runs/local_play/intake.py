@@ -22,7 +22,7 @@ class LocalIntake:
     """The ``EpisodeIntake`` of episodes that are played one after another."""
 
     def __init__(self, settings: Settings, vocabulary: int) -> None:
-        """``vocabulary``: tokens of the model."""
+        """``vocabulary``: the number of the model's tokens."""
         self._sampling = sampling_of(settings.sampling)
         self._limits = trajectory_limits(settings.batch.groups_per_batch * settings.batch.group_size)
         self._newest = VersionRow(
@@ -30,12 +30,12 @@ class LocalIntake:
         )
         self._row: TrajectoryRow | None = None
         self.chunks: list[tuple[Chunk, Mapping[str, Array]]] = []
-        """Of the episode that began last, in order."""
+        """The chunks of the episode that began last, in order."""
         self.finish: Finish | None = None
-        """Its end; None before it has ended, or when it never does."""
+        """Its end; None until it has ended, or if it never does."""
 
     def begin(self, lease: Lease) -> None:
-        """Another episode begins; what came of the one before is forgotten."""
+        """Start another episode; everything about the one before is forgotten."""
         self._row = TrajectoryRow(
             trajectory_id=lease.trajectory_id,
             group_id=lease.group_id,
@@ -49,7 +49,7 @@ class LocalIntake:
     async def send(self, message: Message, arrays: Mapping[str, Array] | None = None) -> None:
         """Take a message of the episode.
 
-        Raises: ProtocolError for one that is no message; EpisodeFailed for one that a broker would refuse.
+        Raises: ProtocolError for an invalid message; EpisodeFailed for one that a broker would refuse.
         """
         received = decode([bytes(frame) for frame in encode(message, arrays)])
         try:
@@ -58,7 +58,7 @@ class LocalIntake:
             raise EpisodeFailed(f"a run's broker would refuse this {type(message).__name__}: {error}") from error
 
     async def acknowledged(self, trajectory_id: int) -> None:
-        """Whatever was sent was taken."""
+        """Return at once: everything sent was taken."""
 
     def _take(self, message: Message, arrays: Mapping[str, Array]) -> None:
         assert self._row is not None, "an episode sends before it has begun"

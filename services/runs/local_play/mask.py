@@ -1,4 +1,4 @@
-"""What the learner would make of each token of an episode: trained, context or discarded. Pure."""
+"""Computes what the learner would make of each token of an episode: trained, context or discarded. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ Use = Literal["trained", "context", "discarded"]
 
 @dataclass(kw_only=True)
 class TokenRun:
-    """Tokens of one sequence that follow each other and have the same use."""
+    """Consecutive tokens of one sequence with the same use."""
 
     use: Use
     turn: int
@@ -29,7 +29,7 @@ class Mask:
     sequences: list[list[TokenRun]]
 
     def num_tokens(self, use: Use) -> int:
-        """How many tokens have this use, in all sequences."""
+        """Return how many tokens have this use, in all sequences."""
         return sum(len(run.token_ids) for runs in self.sequences for run in runs if run.use == use)
 
     @property
@@ -39,7 +39,7 @@ class Mask:
 
 
 def mask_of(chunks: Iterable[tuple[Chunk, Mapping[str, Array]]], discarded_turns: Sequence[int] | None) -> Mask:
-    """The mask of an episode's chunks. ``discarded_turns``: None when nothing of the episode is trained on."""
+    """Compute the mask of an episode's chunks. ``discarded_turns``: None when nothing of the episode is trained on."""
     sequences: list[list[TokenRun]] = []
     for chunk, arrays in chunks:
         token_ids, logprobs = arrays["token_ids"].tolist(), arrays["logprobs"].tolist()
@@ -62,7 +62,7 @@ def _use(kind: str, turn: int, discarded_turns: Sequence[int] | None) -> Use:
 
 
 def _run(runs: list[TokenRun], use: Use, turn: int) -> TokenRun:
-    """The run that a segment goes on with, or a new one at the end of ``runs``."""
+    """Return the run that a segment continues, or a new one at the end of ``runs``."""
     if not runs or (runs[-1].use, runs[-1].turn) != (use, turn):
         runs.append(TokenRun(use=use, turn=turn))
     return runs[-1]

@@ -1,4 +1,4 @@
-"""metrics.jsonl of a run: read whole or followed, as rows, typed events and curves. A damaged line costs itself alone."""
+"""metrics.jsonl of a run: read whole or followed, as rows, typed events and curves. A damaged line costs only itself."""
 
 from gspo_services.runs.metrics.events import (
     BatchMetrics,

@@ -15,14 +15,14 @@ class BatchMetrics:
 
     index: int
     policy_version: int
-    """The version that it made; 0 for one that was trained again and made none."""
+    """The version that it made; 0 if it was trained again and made none."""
     reward: float
-    """Mean reward of its trajectories. NaN, as all measures here, where the line has none."""
+    """Mean reward of its trajectories. NaN, as all measures here, if the line has none."""
     lag: float
     """Mean lag of its trajectories, in policy versions."""
     num_tokens: float
     time_s: float
-    """Seconds since the run began, without those in which it did not run."""
+    """Seconds since the run began, without the time in which it did not run."""
     measures: Mapping[str, float]
     """Every number of the line by its name, such as ``clip_fraction/all``."""
 
@@ -39,13 +39,13 @@ class HeldOut:
     num_finished: int
     num_failed: int
     time_s: float
-    """Seconds since the run began, without those in which it did not run; NaN if the line does not say."""
+    """Seconds since the run began, without the time in which it did not run; NaN if the line does not say."""
     score: float
-    """What the best checkpoint is chosen by: ``evaluation.best_by``, or the reward."""
+    """The score that chooses the best checkpoint: ``evaluation.best_by``, or the reward."""
     metric: str = "eval/reward"
     """The name of the score."""
     half_interval: float = math.nan
-    """Half of the 95 % interval around the reward; NaN where one task alone was finished."""
+    """Half of the 95 % interval around the reward; NaN if only one task was finished."""
     versions_newer: float = math.nan
     """How much newer than the evaluated weights its tokens are on average."""
 
@@ -59,7 +59,7 @@ class SetScores:
     batch: int
     num_failed: int
     metrics: dict[str, tuple[float, float, float]]
-    """Value, and the ends of its 95 % interval, by name; NaN for what is not known."""
+    """Value, and the ends of its 95 % interval, by name; NaN if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ Event = BatchMetrics | HeldOut | RunEvent
 
 
 def typed(row: Row) -> Event | None:
-    """A row as an event; None for an evaluation in which no task was finished."""
+    """Parse a row as an event; None for an evaluation in which no task was finished."""
     if row["event"] == "eval":
         return held_out(row)
     if row["event"] == "batch":
@@ -100,7 +100,7 @@ def batch_metrics(row: Row) -> BatchMetrics:
 
 
 def held_out(row: Row) -> HeldOut | None:
-    """The row of an evaluation; None when no task was finished."""
+    """Parse the row of an evaluation; None when no task was finished."""
     reward, score = number(row, "eval/reward"), number(row, "eval/score")
     if math.isnan(reward):
         return None
@@ -119,7 +119,7 @@ def held_out(row: Row) -> HeldOut | None:
 
 
 def set_scores(row: Row) -> SetScores:
-    """The row of a named set."""
+    """Parse the row of a named set."""
     prefix = f"eval/{row['set']}/"
     names = [key.removeprefix(prefix).removesuffix("_low") for key in row if key.startswith(prefix) and key.endswith("_low")]
     return SetScores(
@@ -139,5 +139,5 @@ def _score(evaluation: HeldOut) -> float:
 
 
 def best_evaluation(evaluations: Iterable[HeldOut], value: Callable[[HeldOut], float] = _score) -> HeldOut | None:
-    """The one with the highest ``value``, and of equal ones the earliest: it has moved least from the starting model."""
+    """Return the one with the highest ``value``, and of equal ones the earliest: it is closest to the starting model."""
     return min(evaluations, key=lambda each: (-value(each), each.batch), default=None)

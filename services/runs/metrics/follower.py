@@ -1,4 +1,4 @@
-"""Reads metrics.jsonl, also while the broker writes it: each whole line once, in the order of the lines' numbers.
+"""Reads metrics.jsonl, even while the broker writes it: each whole line once, in the order of the lines' numbers.
 
 A line that is damaged costs itself alone. It is left out and counted, and the user is told once for each file.
 """
@@ -13,11 +13,11 @@ from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.runs.metrics.rows import Row, parsed
 
 BLOCK_BYTES: Final = 4 * 2**20
-"""Read at once; a line has some kilobytes."""
+"""Bytes read at once; a line has some kilobytes."""
 MOST_LINE_BYTES: Final = 8 * 2**20
 """A longer line is not the broker's."""
 OF_THE_RUN: Final = ("batch", "eval", "evaluation")
-"""The lines of these events say the same in the files of all brokers; all others are about one broker's share."""
+"""Lines of these events are the same in the files of all brokers; all others are about one broker's share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class MetricsFollower:
 
     def _begin_again(self) -> None:
         self.damage: Damage | None = None
-        """Of the file as it stands, as far as it was read."""
+        """The position in the current file up to which it was read."""
         self._offset = 0
         self._line = 0
         self._before = 0
@@ -76,12 +76,12 @@ class MetricsFollower:
             return []
 
     def rows(self) -> Iterator[Row]:
-        """All rows that there are and were not given out yet. Raises: OSError other than for a missing file."""
+        """Yield all rows that were not given out yet. Raises: OSError other than for a missing file."""
         while found := self.read():
             yield from found
 
     def tell_damage(self, tell: Callable[[str], None]) -> None:
-        """Tell of the file's damage, unless that was done before. Call it when all that is there has been read."""
+        """Report the file's damage, unless that was done before. Call it when everything has been read."""
         if self.damage is not None and not self._is_told:
             self._is_told = True
             tell(str(self.damage))
@@ -108,7 +108,7 @@ class MetricsFollower:
                 break
             self._offset += len(piece)
             self._at_line_start = is_end
-            # A file that was rotated under the broker begins with a hole, where its former lines would be.
+            # A file that was rotated under the broker begins with a hole where its former lines would be.
             text = piece.strip(b"\0 \t\r\n")
             if self._in_long_line:
                 self._in_long_line = not is_end
@@ -121,7 +121,7 @@ class MetricsFollower:
         return rows
 
     def _new_rows(self, text: bytes) -> list[Row]:
-        """The row of a line, unless it is known or damaged."""
+        """Return the row of a line, unless it is known or damaged."""
         try:
             row = parsed(text)
             if row["line"] <= self._before:
@@ -143,20 +143,20 @@ class MetricsFollower:
 
 
 class RunFollower:
-    """Follows the files of all brokers of a run: the first one's, and of the others what is about their shares alone."""
+    """Follows the files of all brokers of a run: all of the first one's, and only share events of the others."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
-        """``directories``: where each broker has its ledger, in their order."""
+        """``directories``: each broker's ledger directory, in their order."""
         self._followers = [MetricsFollower(each / METRICS_FILE) for each in directories]
 
     def rows(self) -> Iterator[Row]:
-        """What was written since the last call. Raises: OSError other than for a missing file."""
+        """Yield what was written since the last call. Raises: OSError other than for a missing file."""
         first, *others = self._followers
         yield from first.rows()
         for other in others:
             yield from (row for row in other.rows() if row["event"] not in OF_THE_RUN)
 
     def tell_damage(self, tell: Callable[[str], None]) -> None:
-        """Tell of each file's damage once. Call it when all that is there has been read."""
+        """Report each file's damage once. Call it when everything has been read."""
         for follower in self._followers:
             follower.tell_damage(tell)

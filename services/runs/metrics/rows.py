@@ -14,7 +14,7 @@ _INTEGERS: Final = range(2**63)
 
 
 def parsed(line: bytes) -> Row:
-    """The row of a whole line. Raises: ValueError with what it lacks."""
+    """Parse a whole line. Raises: ValueError with what it lacks."""
     try:
         row = json.loads(line.decode())
     except UnicodeDecodeError as error:
@@ -32,7 +32,7 @@ def parsed(line: bytes) -> Row:
 
 
 def _lacking(row: Row) -> str:
-    """The first key that the event of ``row`` needs and does not have; empty when it has all."""
+    """Return the first key that the event of ``row`` needs and lacks; empty when it has all."""
     match row.get("event"):
         case "batch":
             counts = ["batch"]
@@ -52,13 +52,13 @@ def _lacking(row: Row) -> str:
 
 
 def count(row: Row, key: str) -> int | None:
-    """A whole number from 0 on; None where the row has none."""
+    """Return a non-negative whole number; None if the row has none."""
     value = row.get(key)
     return value if type(value) is int and value in _INTEGERS else None
 
 
 def number(row: Row, key: str) -> float:
-    """A measure of ``row``; NaN where it has none, or none that can be reckoned with."""
+    """Return a measure of ``row``; NaN if it has none, or none that is usable."""
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
         return math.nan
@@ -66,15 +66,15 @@ def number(row: Row, key: str) -> float:
 
 
 def column(rows: Sequence[Row], key: str) -> list[float]:
-    """A measure of each row; NaN makes a gap in a plot."""
+    """Return a measure of each row; NaN makes a gap in a plot."""
     return [number(row, key) for row in rows]
 
 
 def known(values: Sequence[float]) -> list[float]:
-    """Those that are not NaN."""
+    """Return the values that are not NaN."""
     return [value for value in values if not math.isnan(value)]
 
 
 def or_none(value: float) -> float | None:
-    """A measure for JSON, which has no NaN."""
+    """Return a measure for JSON, which has no NaN."""
     return None if math.isnan(value) else value

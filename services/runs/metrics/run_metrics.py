@@ -1,4 +1,4 @@
-"""What the metrics.jsonl files of a run say: finished, going on, interrupted, or with damaged lines."""
+"""Reads the metrics.jsonl files of a run: finished, active, interrupted, or with damaged lines."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from gspo_services.shared.runtime.errors import ConfigurationError
 
 
 class NoMetrics(ConfigurationError):
-    """There is no metrics.jsonl, or it cannot be read; the text has the reason and the way out."""
+    """metrics.jsonl is missing or cannot be read; the text has the reason and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +22,14 @@ class RunMetrics:
     path: Path
     """The file of the first broker."""
     batches: list[Row]
-    """One row for each trained batch, in their order; the last one where a batch was trained again."""
+    """One row for each trained batch, in order; the last one if a batch was trained again."""
     evaluations: list[HeldOut]
-    """By batches trained, then version. Evaluations in which no task was finished are not among them."""
+    """By batches trained, then version. Evaluations in which no task was finished are missing."""
     sets: list[SetScores]
-    """Of named sets, in the order of the file; the last one where a set was evaluated again after the same batches."""
+    """Results of named sets, in file order; the last one if a set was evaluated again after the same batches."""
     events: list[tuple[int, Row]]
-    """What else happened at every broker, and trainings of a batch once more, each with the batch that it is about; if it
-    names none, with the one before it."""
+    """Other events at every broker, and repeated trainings of a batch, each with the batch that it is about; if it names
+    none, with the batch before it."""
     damage: tuple[Damage, ...]
     """What is left out, of each file that has damaged lines."""
 
@@ -46,7 +46,7 @@ def read_metrics(directory: Path) -> RunMetrics:
     path = directory / METRICS_FILE
     if not path.exists():
         what = "the broker writes it when it starts" if directory.is_dir() else "there is no such directory"
-        raise NoMetrics(f"{path}: not there: {what}")
+        raise NoMetrics(f"{path}: missing: {what}")
     batches: dict[int, Row] = {}
     evaluations: dict[tuple[int, int], HeldOut] = {}
     sets: dict[tuple[str, int], SetScores] = {}

@@ -1,4 +1,4 @@
-"""Rolling measures over the batches of a run, for curves that show where it goes and not every step."""
+"""Rolling measures over the batches of a run, for curves that show the trend and not every step."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,18 +7,18 @@ from typing import Final
 LEAST: Final = 12
 """Fewer values are drawn as they are."""
 WINDOWS: Final = 20
-"""So many windows side by side cover a run."""
+"""A run is covered by this many windows in a row."""
 
 
 def window(num_values: int) -> int:
-    """How many values are taken together: an odd number; 1 for a few."""
+    """Return how many values are averaged together: an odd number; 1 for a few."""
     return 1 if num_values < LEAST else 2 * max(1, num_values // WINDOWS // 2) + 1
 
 
 def rolling(values: Sequence[float], measure: Callable[[list[float]], float]) -> list[float]:
-    """``measure`` of the known values around each place that has one; NaN elsewhere.
+    """Return ``measure`` of the known values around each position that has one; NaN elsewhere.
 
-    At both ends the window stays whole: one odd last value is no trend.
+    At both ends the window keeps its size: one odd last value is not a trend.
     """
     size = window(len(values))
     found = []

@@ -1,4 +1,4 @@
-"""What happened to a run's processes, from the logs beside its ledger: starts, ends, kills, restarts, lost leases."""
+"""Reads process events from the logs beside a run's ledger: starts, ends, kills, restarts, lost leases."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -21,10 +21,10 @@ MOST_LINE_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessEvent:
-    """One line of a log that tells of a process or a lease."""
+    """One line of a log about a process or a lease."""
 
     process: str
-    """Whose log it is in: broker, learner, rollout-0."""
+    """The process of the log: broker, learner, rollout-0."""
     event: str
     time: float
     """Seconds since 1970."""
@@ -49,7 +49,7 @@ def process_events(directory: Path) -> Iterator[ProcessEvent]:
 
 
 def _order(path: Path) -> tuple[str, int]:
-    """Rotated logs are NAME.log.1 and so on, and a larger number is older."""
+    """Return a sorting key: rotated logs are NAME.log.1 and so on, and a larger number is older."""
     name, _, rest = path.name.partition(".log")
     number = rest.lstrip(".")
     return name, -int(number) if number.isdigit() else 0

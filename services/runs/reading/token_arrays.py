@@ -1,4 +1,4 @@
-"""A trajectory's stored chunks become arrays over its tokens."""
+"""Turns a trajectory's stored chunks into arrays over its tokens."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from gspo_services.runs.reading.rows import RecordedChunk, RecordedLease, Record
 
 
 def tokens_of(trajectory_id: int, stored: Sequence[StoredChunk], discarded_turns: Sequence[int]) -> RecordedTokens:
-    """The tokens of one trajectory. Raises: ValueError when the chunks are not what was stored, or have a gap."""
+    """Return the tokens of one trajectory. Raises: ValueError when the chunks are not what was stored, or have a gap."""
     payload = join(stored)
     chunks = tuple(_chunk(each) for each in stored)
     lengths = [segment.num_tokens for segment in payload.segments]
@@ -36,7 +36,7 @@ def tokens_of(trajectory_id: int, stored: Sequence[StoredChunk], discarded_turns
 
 
 def leases_of(chunks: Sequence[RecordedChunk]) -> tuple[RecordedLease, ...]:
-    """The leases that brought these chunks, in order."""
+    """Return the leases that brought these chunks, in order."""
     found: list[RecordedLease] = []
     for chunk in chunks:
         last = found[-1] if found else None

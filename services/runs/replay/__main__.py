@@ -30,8 +30,8 @@ RESCHEDULES: Final = ("schedule.", "run.num_batches=", *(f"{setting}=" for setti
 """Settings with which the recorded values of schedules are not those that are asked for."""
 DESCRIPTION: Final = """\
 Train the batches of a run again from its ledger, in their recorded order, without engines and without a broker. With the
-same settings, on the same machine and number of ranks, the weights after each batch are bit for bit those that the run
-published: the digests are compared. The ranks of several machines are all started on this one. With other settings (--set
+same settings, on the same machine and number of ranks, the weights after each batch equal those that the run published, bit
+for bit: the digests are compared. The ranks of several machines are all started on this one. With other settings (--set
 objective.eps_low=0.001) it is a different training on the same data.
 
 A directory made by `gspo generate` has groups but no batches: the groups are taken in their order, each batch one version
@@ -52,7 +52,7 @@ class Plan:
     end: int
     changed: bool
     rescheduled: bool
-    """The schedules are worked out again, because a setting that concerns them was changed."""
+    """The schedules are computed again, because a setting that affects them was changed."""
 
 
 def main() -> int:
@@ -89,15 +89,15 @@ def replay_command(words: Sequence[str]) -> int:
 
 
 def ranks_of(learner: Learner, num_gpus: int) -> int:
-    """As many ranks as the run had on all its machines: sums depend on their number.
+    """Return as many ranks as the run had on all its machines: sums depend on their number.
 
-    Raises: ConfigurationError when each needs a GPU of its own and this machine has fewer.
+    Raises: ConfigurationError when each needs its own GPU and this machine has fewer.
     """
     ranks = learner.num_ranks * learner.num_nodes
     if 0 < num_gpus < ranks:
         raise ConfigurationError(
-            f"the run was trained by {learner.num_ranks} ranks on each of {learner.num_nodes} machines, and this one has "
-            f"{num_gpus} GPUs for {ranks} ranks: replay it where there are as many, or train its batches again on fewer, "
+            f"the run was trained by {learner.num_ranks} ranks on each of {learner.num_nodes} machines, but this one has "
+            f"{num_gpus} GPUs for {ranks} ranks: replay it on a machine with enough, or train its batches again on fewer, "
             f"where weights differ by rounding: --set learner.num_nodes=1 --set learner.num_ranks={num_gpus}"
         )
     return ranks
@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         "--from-checkpoint",
         type=int,
         metavar="N",
-        help="begin after N batches, with the checkpoint there (default: with the model)",
+        help="start after N batches, from the checkpoint there (default: from the model)",
     )
     parser.add_argument("--batches", type=int, metavar="K", help="train K batches (default: all)")
     parser.add_argument("--out", type=Path, help="a new directory for the result (default: RUN_DIR-replay)")
@@ -147,13 +147,13 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _prepare(plan: Plan, from_checkpoint: int | None) -> None:
-    """Make the result's directory, with the checkpoint to begin with. Raises: ConfigurationError."""
+    """Make the result's directory, with the checkpoint to start from. Raises: ConfigurationError."""
     if plan.out.exists() and any(plan.out.iterdir()):
-        raise ConfigurationError(f"{plan.out} is not empty: give another directory by --out, or remove it")
+        raise ConfigurationError(f"{plan.out} is not empty: name another directory with --out, or remove it")
     checkpoint = None if from_checkpoint is None else _checkpoint(plan.source, from_checkpoint)
     plan.out.mkdir(parents=True, exist_ok=True)
     if checkpoint is not None:
-        # Hard links if possible: a checkpoint's files are never written again.
+        # Hard links if possible: a checkpoint's files are never rewritten.
         shutil.copytree(checkpoint, plan.out / "checkpoints" / checkpoint.name, copy_function=_link_or_copy)
 
 
@@ -219,7 +219,7 @@ def _train(plan: Plan) -> None:
     finally:
         engine.close()
     if interrupted.is_set():
-        raise ServiceError(f"interrupted; {plan.out} holds what was trained until then")
+        raise ServiceError(f"interrupted; {plan.out} holds what was trained so far")
     if recorded is not None:
         _write_result(plan, recorded.comparisons)
 

@@ -27,13 +27,13 @@ def batch_columns(batches: Sequence[BatchMetrics]) -> Columns:
 
 
 def evaluation_columns(evaluations: Sequence[HeldOut]) -> Columns:
-    """One column for each field."""
+    """Return one column for each field."""
     names = ("batch", "policy_version", "reward", "num_finished", "num_failed", "time_s")
     return {name: [getattr(each, name) for each in evaluations] for name in names}
 
 
 def trajectory_columns(groups: Iterable[RecordedGroup]) -> Columns:
-    """One row for each trajectory, with what its group says; one column for each component of the rewards."""
+    """Return one row for each trajectory, with its group's data; one column for each component of the rewards."""
     columns: Columns = {name: [] for name in (*_OF_TRAJECTORY, *_OF_GROUP)}
     components: Columns = {}
     rows = 0

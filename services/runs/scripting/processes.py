@@ -16,7 +16,7 @@ _TAIL_LINES: Final = 20
 
 
 def overrides_of(overrides: Mapping[str, Any] | Sequence[str]) -> list[str]:
-    """Overrides as ``--set`` takes them. ``overrides``: values by "section.key", or texts such as "batch.max_lag=0".
+    """Format overrides as ``--set`` takes them. ``overrides``: values by "section.key", or texts like "batch.max_lag=0".
 
     Raises: ConfigurationError for a value that TOML cannot hold.
     """
@@ -53,7 +53,7 @@ def _escape(letter: str) -> str:
 
 
 def start_run(config: Path, overrides: Sequence[str], directory: Path) -> subprocess.Popen[bytes]:
-    """``gspo run`` in a session of its own: an interrupt of the script, or of a notebook's cell, does not reach it."""
+    """Start ``gspo run`` in a new session: an interrupt of the script, or of a notebook's cell, does not reach it."""
     words = [str(config), *(word for override in overrides for word in ("--set", override)), "--plain"]
     try:
         log_path(directory).parent.mkdir(parents=True, exist_ok=True)
@@ -70,13 +70,13 @@ def start_run(config: Path, overrides: Sequence[str], directory: Path) -> subpro
 
 
 def log_path(directory: Path) -> Path:
-    """What ``gspo run`` prints when a script starts it."""
+    """Return the log of what ``gspo run`` prints when a script starts it."""
     return directory / "logs" / LOG
 
 
 def ask_to_stop(directory: Path, reason: str) -> str:
-    """``gspo stop``. Returns why it could not be done; empty when the run is stopping."""
-    # A process: a notebook has an event loop of its own in this thread.
+    """Run ``gspo stop``. Returns why it failed; empty when the run is stopping."""
+    # A process: a notebook already has an event loop in this thread.
     try:
         done = subprocess.run(
             module_command(COMMAND, "stop", str(directory), "--reason", reason),
@@ -92,13 +92,13 @@ def ask_to_stop(directory: Path, reason: str) -> str:
 
 
 def interrupt(process: subprocess.Popen[bytes]) -> None:
-    """What Ctrl-C does in a terminal: the run finishes its batch, saves, and ends; the same command continues it."""
+    """Act like Ctrl-C in a terminal: the run finishes its batch, saves, and ends; the same command continues it."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
 
 
 def last_lines(path: Path) -> str:
-    """The end of a log."""
+    """Return the end of a log."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 65536))

@@ -1,4 +1,4 @@
-"""One run, from a script or notebook. Everything here blocks; nothing needs an event loop, or disturbs a notebook's."""
+"""One run, from a script or notebook. All calls block; none needs an event loop, or disturbs a notebook's."""
 
 import subprocess
 import time
@@ -31,9 +31,9 @@ from gspo_services.shared.settings import Settings, load_settings, override_sett
 
 POLL_S: Final = 0.5
 QUIET_S: Final = 5.0
-"""A broker that is restarted is away for less."""
+"""A broker that restarts is away for less time."""
 END_S: Final = 660.0
-"""A learner that is stopped finishes its batch and saves."""
+"""A learner that is stopped first finishes its batch and saves."""
 PAGE: Final = 1024
 
 
@@ -44,7 +44,7 @@ class RunFailed(ServiceError):
 class TrainingRun:
     """A run: one that this script started (``start``), or any other by its directory (``open``).
 
-    As a context manager it interrupts a run that it started and that still goes on at the block's end.
+    As a context manager it interrupts a run that it started if that run is still active at the block's end.
     """
 
     def __init__(self, directory: Path, settings: Settings | None, process: subprocess.Popen[bytes] | None) -> None:
@@ -58,55 +58,55 @@ class TrainingRun:
 
     @classmethod
     def open(cls, directory: str | Path) -> Self:
-        """A run that is there: finished, interrupted, or going on. Reading changes nothing of it.
+        """Open an existing run: finished, interrupted, or active. Reading changes nothing in it.
 
         Raises: ConfigurationError when the directory holds no run.
         """
         path = Path(directory).absolute()  # A notebook may change its working directory.
         if not any((path / name).is_file() for name in (LEDGER_FILE, METRICS_FILE)):
-            raise ConfigurationError(f"{path} holds no run: neither {LEDGER_FILE} nor {METRICS_FILE} is there")
+            raise ConfigurationError(f"{path} holds no run: there is neither {LEDGER_FILE} nor {METRICS_FILE}")
         return cls(path, None, None)
 
     @classmethod
     def start(cls, config: str | Path, overrides: Mapping[str, Any] | Sequence[str] = ()) -> Self:
         """Start ``gspo run`` on this machine, or continue the run in its directory. Returns at once.
 
-        The run outlives this script unless you stop it. What it prints is in logs/gspo-run.log of its directory.
+        The run outlives this script unless you stop it. Its output is in logs/gspo-run.log of its directory.
 
         Args:
             config: the run's TOML file.
             overrides: settings to change, such as ``{"run.seed": 1, "batch.max_lag": 0}``.
 
-        Raises: ConfigurationError, before anything is started, when the configuration cannot be used or the run goes on.
+        Raises: ConfigurationError, before anything starts, when the configuration cannot be used or the run is active.
         """
         words = overrides_of(overrides)
         settings = load_settings(Path(config), words)
         require_model(settings.model.path)
         directory = settings.run.directory.absolute()
         if is_held(directory):
-            raise ConfigurationError(f"{directory}: this run goes on already: Run.open({str(directory)!r}) watches it")
+            raise ConfigurationError(f"{directory}: this run is already active: Run.open({str(directory)!r}) watches it")
         return cls(directory, settings, start_run(Path(config), words, directory))
 
     @property
     def settings(self) -> Settings:
-        """Every setting, with defaults. Raises: ConfigurationError when they cannot be read."""
+        """Return every setting, with defaults. Raises: ConfigurationError when they cannot be read."""
         if self._settings is not None:
             return self._settings
         return override_settings(read_run_settings(self.directory), [f"run.directory={self.directory}"])
 
     @property
     def is_live(self) -> bool:
-        """Whether the run goes on: the process that this script started, or a broker on this machine."""
+        """Whether the run is active: the process that this script started, or a broker on this machine."""
         if self._process is not None:
             return self._process.poll() is None
         return is_held(self.directory)
 
-    # --- the run as it goes on ----------------------------------------------------------------------------------------
+    # --- the run while it is active -----------------------------------------------------------------------------------
 
     def watch(self, *, history: bool = True, timeout_s: float | None = None) -> Iterator[Event]:
-        """Each batch, evaluation and other event until the run has ended. ``history``: those that there are already, first.
+        """Yield each batch, evaluation and other event until the run has ended. ``history``: existing ones first.
 
-        Raises: TimeoutError when it has not after ``timeout_s``; RunFailed when a run that this script started failed;
+        Raises: TimeoutError if it has not ended after ``timeout_s``; RunFailed if a run that this script started failed;
         ConfigurationError when metrics.jsonl cannot be read.
         """
         follower = RunFollower((self.directory, *other_ledgers(self.directory)))
@@ -122,11 +122,11 @@ class TrainingRun:
                 break
             now = time.monotonic()
             quiet_since = None if self.is_live else quiet_since or now
-            # Once more after the end: the last lines may have come between the two looks.
+            # Read once more after the end: the last lines may have come between the two looks.
             ended = quiet_since is not None and (self._process is not None or self._is_over or now - quiet_since >= QUIET_S)
             if not ended:
                 if deadline is not None and now >= deadline:
-                    raise TimeoutError(f"{self.directory}: the run goes on after {timeout_s:g} s")
+                    raise TimeoutError(f"{self.directory}: the run is still active after {timeout_s:g} s")
                 time.sleep(POLL_S)
         self._require_success()
 
@@ -137,8 +137,8 @@ class TrainingRun:
         return self
 
     def stop(self, reason: str = "stopped by a script") -> None:
-        """Let the run finish its batch, save a checkpoint, export and end, as ``gspo stop`` does. Returns when it is asked:
-        ``wait`` for the end.
+        """Let the run finish its batch, save a checkpoint, export and end, as ``gspo stop`` does. Returns after the request:
+        use ``wait`` for the end.
 
         Raises: ServiceError when the broker of a run that this script did not start does not answer.
         """
@@ -146,7 +146,7 @@ class TrainingRun:
         if problem and self._process is None:
             raise ServiceError(problem)
         if problem and self._process is not None:
-            interrupt(self._process)  # It has no broker yet, or none any more.
+            interrupt(self._process)  # It has no broker yet, or no longer has one.
 
     def __enter__(self) -> Self:
         return self
@@ -178,14 +178,14 @@ class TrainingRun:
                 f"{last_lines(log_path(self.directory))}"
             )
 
-    # --- what it has written ------------------------------------------------------------------------------------------
+    # --- what the run has written -------------------------------------------------------------------------------------
 
     def metrics(self) -> list[BatchMetrics]:
-        """The trained batches, in order; a batch that was trained again once, as it was last. Raises: ConfigurationError."""
+        """Return the trained batches, in order; for a batch trained again, the last training. Raises: ConfigurationError."""
         return [batch_metrics(row) for row in self._read().batches]
 
     def evaluations(self) -> list[HeldOut]:
-        """The finished evaluations on held-out tasks, by batches trained. Raises: ConfigurationError."""
+        """Return the finished evaluations on held-out tasks, by batches trained. Raises: ConfigurationError."""
         return self._read().evaluations
 
     def _read(self) -> RunMetrics:
@@ -195,8 +195,8 @@ class TrainingRun:
         return found
 
     def groups(self, *, split: str | None = None, status: str | None = None) -> Iterator[RecordedGroup]:
-        """Prompts with the trajectories that were sampled for them, from the ledger, page by page: of a run that goes on, as
-        each stands when its page is read.
+        """Yield prompts with their sampled trajectories from the ledger, page by page. In an active run, each is in its
+        state when its page is read.
 
         Args:
             split: "train" or "eval".
@@ -206,7 +206,7 @@ class TrainingRun:
         """
         at = 0
         while True:
-            # Not open while the caller works on a page: a broker cannot shorten its log meanwhile.
+            # Closed while the caller works on a page: otherwise a broker cannot shorten its log.
             with open_run(self.directory) as run:
                 end = run.facts().num_groups
                 page = list(run.groups(first=at, end=min(at + PAGE, end), split=split, status=status))
@@ -216,7 +216,7 @@ class TrainingRun:
                 return
 
     def trajectories(self, *, split: str | None = None, status: str | None = None) -> Iterator[RecordedTrajectory]:
-        """The trajectories of ``groups``, one by one. Raises: NoLedger, StoreCorrupt."""
+        """Yield the trajectories of ``groups``, one by one. Raises: NoLedger, StoreCorrupt."""
         for group in self.groups(split=split, status=status):
             yield from group.members
 
@@ -227,11 +227,11 @@ class TrainingRun:
             return run.tokens(number)
 
     def ledger(self) -> AbstractContextManager[OpenRun]:
-        """One state of the whole ledger, for everything else: versions, batches, leases. Keep it open for one look only."""
+        """Open one state of the whole ledger, for versions, batches, leases and so on. Keep it open for one look only."""
         return open_run(self.directory)
 
     def columns(self, kind: Kind = "batches", *, split: str | None = None) -> Columns:
-        """``frame`` without pandas: lists of equal length by name."""
+        """Return ``frame`` without pandas: lists of equal length by name."""
         if kind == "batches":
             return batch_columns(self.metrics())
         if kind == "evaluations":
@@ -241,7 +241,7 @@ class TrainingRun:
         raise ValueError(f"kind is {kind!r}: use batches, evaluations or trajectories")
 
     def frame(self, kind: Kind = "batches", *, split: str | None = None) -> Any:
-        """A pandas data frame: one row for each batch, evaluation or trajectory (of one ``split``).
+        """Return a pandas data frame: one row for each batch, evaluation or trajectory (of one ``split``).
 
         Raises: ImportError without pandas, which gspo does not install.
         """
@@ -255,7 +255,7 @@ class TrainingRun:
 
 
 def _events(follower: RunFollower) -> Iterator[Event]:
-    """What is new, typed. Warns once of the damage of each file. Raises: ConfigurationError."""
+    """Yield new events, typed. Warns once of the damage of each file. Raises: ConfigurationError."""
     try:
         for row in follower.rows():
             event = typed(row)

@@ -14,12 +14,12 @@ FOREIGN: Final = {
     "prompt": "SELECT prompt FROM groups WHERE split = 'train' AND prompt % ? != ? ORDER BY prompt",
     "task": "SELECT task_index FROM groups WHERE split = 'train' AND task_index % ? != ? ORDER BY task_index",
 }
-"""What a ledger has whose remainder is that of another broker. Without any, no id is in two ledgers."""
+"""What a ledger must not hold: rows whose remainder is another broker's. Without any, no id is in two ledgers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedHistory:
-    """What one ledger says of the training, as far as it must say the same as the others."""
+    """The part of a ledger's history that must agree with the other ledgers."""
 
     fingerprint: str
     batches: frozenset[int]
@@ -29,7 +29,7 @@ class SharedHistory:
     """Batch and version."""
     checkpointed: int
     additions: dict[int, tuple[str, int, int, str]]
-    """Tasks that were added, by number: of which source, the index of the first, how many, and the file's digest."""
+    """Added tasks, by number: source, index of the first task, number of tasks, and the file's digest."""
 
     @property
     def newest_version(self) -> int:
@@ -63,10 +63,10 @@ def audit_ids(connection: sqlite3.Connection, findings: Findings, rules: Rules) 
 
 
 def audit_across(findings: Findings, shares: Sequence[SharedHistory]) -> list[str]:
-    """Compare what the brokers say, by their numbers. Returns notes on what is still under way.
+    """Compare the brokers' ledgers, by broker number. Returns notes on what is still under way.
 
-    The snapshots of a live run are not of one moment. So what a broker may hear later than another is compared up to where
-    the last of them is.
+    The snapshots of a live run are not of one moment. What one broker may hear later than another is therefore compared
+    only up to the point that the last of them has reached.
     """
     for number, share in enumerate(shares):
         if share.fingerprint != shares[0].fingerprint:
@@ -77,7 +77,7 @@ def audit_across(findings: Findings, shares: Sequence[SharedHistory]) -> list[st
 
 
 def _audit_additions(findings: Findings, shares: Sequence[SharedHistory]) -> list[str]:
-    """An index must mean the same task to all. A file is given to one broker after another."""
+    """Check that an index means the same task to all. A file is given to one broker after another."""
     notes = []
     for number in sorted(frozenset().union(*(share.additions for share in shares))):
         known = {place: share.additions[number] for place, share in enumerate(shares) if number in share.additions}
@@ -114,8 +114,8 @@ def _audit_versions(findings: Findings, shares: Sequence[SharedHistory]) -> None
 
 
 def _replaced(shares: Sequence[SharedHistory]) -> frozenset[int]:
-    """The versions in whose place a learner made others, after it had come back to an earlier checkpoint. A broker that was
-    away meanwhile never hears of them, nor of what was trained into them."""
+    """Return the versions that a learner replaced after it returned to an earlier checkpoint. A broker that was away
+    meanwhile never hears of them, nor of what was trained into them."""
     trained_on = {version: num for share in shares for version, (num, _) in share.versions.items()}
     replaced, least = set(), max(trained_on.values(), default=0) + 1
     for version in sorted(trained_on, reverse=True):
@@ -126,13 +126,13 @@ def _replaced(shares: Sequence[SharedHistory]) -> frozenset[int]:
 
 
 def _has_passed(share: SharedHistory, version: int, trained_on: int) -> bool:
-    """Whether a broker had a version of more batches when the learner came back and made ``version``, of ``trained_on``
-    batches: it is told of none again before there is one of as many."""
+    """Return whether a broker already had a version of more batches when the learner came back and made ``version``, of
+    ``trained_on`` batches: it hears of no version until there is one of as many batches."""
     return any(other < version and num > trained_on for other, (num, _) in share.versions.items())
 
 
 def _audit_trained(findings: Findings, shares: Sequence[SharedHistory]) -> None:
-    """Of a batch some shares may be skipped, and the others trained: each ledger says why for its own."""
+    """Check trainings. Some shares of a batch may be skipped and the others trained: each ledger gives its own reason."""
     reached = min(share.newest_version for share in shares)
     covered = min(share.checkpointed for share in shares)
     made = {version: num - 1 for share in shares for version, (num, _) in share.versions.items()}
@@ -146,12 +146,12 @@ def _audit_trained(findings: Findings, shares: Sequence[SharedHistory]) -> None:
                 if (batch, version) in share.trained or _has_passed(share, version, batch + 1)
             ]
         elif batch < covered:
-            # What was trained again later, or into no version, some may not have heard; but all heard of one training.
+            # Some may not have heard of a repeated training, or one into no version; but all heard of one training.
             known = [number for number, share in enumerate(shares) if any(batch == each for each, _ in share.trained)]
         else:
             continue
         if len(known) < len(shares):
-            text = f"batch {batch} was trained into version {version}, and {_others(shares, known)} does not say so"
+            text = f"batch {batch} was trained into version {version}, but {_others(shares, known)} does not say so"
             findings.add("trainings differ", text)
 
 
@@ -164,9 +164,9 @@ def _audit_batches(findings: Findings, shares: Sequence[SharedHistory]) -> list[
             continue
         names = ", ".join(map(broker_name, missing))
         if batch < newest:
-            findings.add("share missing", f"batch {batch} has no share from {names}, and a later batch is there")
+            findings.add("share missing", f"batch {batch} has no share from {names}, although a later batch exists")
         elif any(trained == batch for share in shares for trained, _ in share.trained):
-            findings.add("share missing", f"batch {batch} was trained, and has no share from {names}")
+            findings.add("share missing", f"batch {batch} was trained, but has no share from {names}")
         else:
             notes.append(f"batch {batch} is under way: it has no share from {names} yet")
     return notes

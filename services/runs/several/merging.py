@@ -1,4 +1,4 @@
-"""The audits of the ledgers of several brokers become one."""
+"""Merges the audits of the ledgers of several brokers into one."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from gspo_services.runs.several.across import SharedHistory, audit_across
 
 
 def merged(directory: Path, audits: Sequence[Audit], shares: Sequence[SharedHistory | None]) -> Audit:
-    """The audit of the run in ``directory``, by its brokers in order. A batch counts once all have their share of it."""
+    """Merge the audits of the run in ``directory``, in broker order. A batch counts once all brokers have their share."""
     findings = Findings()
     known = [share for share in shares if share is not None]
     notes = []

@@ -1,4 +1,4 @@
-"""A run of several brokers, read as one: each ledger in a snapshot of its own."""
+"""Reads a run of several brokers as one, with one snapshot of each ledger."""
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,10 +32,10 @@ def open_shared_run(directory: Path, ledgers: Sequence[Path]) -> Iterator[OpenRu
 
 
 class SharedRun(OpenRun):
-    """A run of several brokers as it stood when it was opened; of a live run the ledgers are not of one moment.
+    """A run of several brokers at the moment of opening; the ledgers of a live run are not of one moment.
 
-    An id says whose it is, so what has one is read from one ledger. Settings, publications and evaluations are broker 0's;
-    so are the lines and ``select``. The lines of batches say the same everywhere.
+    An id determines its broker, so anything with an id is read from one ledger. Settings, publications, evaluations, lines
+    and ``select`` come from broker 0. The lines of batches are the same everywhere.
     """
 
     def __init__(self, directory: Path, parts: Sequence[OpenRun]) -> None:
@@ -62,12 +62,12 @@ class SharedRun(OpenRun):
     # --- batches ------------------------------------------------------------------------------------------------------
 
     def batches(self, first: int = 0, end: int | None = None) -> Iterator[RecordedBatch]:
-        """Those of which every broker has its share."""
+        """Yield the batches of which every broker has its share."""
         for shares in zip(*(part.batches(first, end) for part in self._parts), strict=False):
             yield _whole(shares)
 
     def batch(self, index: int) -> RecordedBatch | None:
-        """One batch; None when not every broker has its share of it (yet)."""
+        """Return one batch; None when not every broker has its share of it (yet)."""
         shares = [part.batch(index) for part in self._parts]
         known = [share for share in shares if share is not None]
         return _whole(known) if len(known) == len(shares) else None
@@ -111,7 +111,7 @@ def _whole(shares: Sequence[RecordedBatch]) -> RecordedBatch:
 
 
 def _stats(parts: Sequence[BatchStats]) -> BatchStats:
-    """Means over trajectories; 95 % of all answers are no longer than the longest of the shares' own such numbers."""
+    """Average over trajectories; the merged 95 % length is the largest of the shares'."""
     weights = [part.num_trajectories for part in parts]
     lengths = [part.lengths for part in parts]
     return BatchStats(

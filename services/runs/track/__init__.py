@@ -1,4 +1,4 @@
-"""Sends a run to experiment trackers, each from a process of its own, so that none of them can hold up training."""
+"""Sends a run to experiment trackers, each from its own process, so that none can delay training."""
 
 from gspo_services.runs.track.clients import find_client
 from gspo_services.runs.track.cursor import Cursor, CursorFile

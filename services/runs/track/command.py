@@ -1,4 +1,4 @@
-"""``gspo track RUN --to NAME``: sends a run to an experiment tracker, also while the run goes on."""
+"""``gspo track RUN --to NAME``: send a run to an experiment tracker, also while it is active."""
 
 import argparse
 import os
@@ -29,19 +29,18 @@ log = structlog.get_logger()
 
 NICENESS: Final = 10
 END_S: Final = 60.0
-"""After a signal."""
+"""Seconds that the tracker gets after a signal."""
 POLL_S: Final = 1.0
 DESCRIPTION: Final = """\
 Send a run to an experiment tracker: its curves, its settings, the version of the code, and some answers of each evaluation.
-It reads metrics.jsonl and the ledger, and changes nothing of the run but its own notes in RUN/trackers. What was sent before
-is not sent again.
+The command reads metrics.jsonl and the ledger, and writes only its own notes in RUN/trackers. Nothing is sent twice.
 
-  gspo track runs/arithmetic --to tensorboard             what there is now; then: tensorboard --logdir runs/arithmetic
-  gspo track runs/arithmetic --to wandb --follow          and what comes, until Ctrl-C
+    gspo track runs/arithmetic --to tensorboard             send what exists; then: tensorboard --logdir runs/arithmetic
+    gspo track runs/arithmetic --to wandb --follow          and what follows, until Ctrl-C
   gspo track runs/arithmetic                              to each of trackers.to
 
 `gspo run` does this by itself for the names in trackers.to. The trackers' clients are not installed with gspo:
-pip install tensorboard, wandb, mlflow or trackio. Their own variables say where the data goes: WANDB_MODE, WANDB_ENTITY,
+pip install tensorboard, wandb, mlflow or trackio. Their own variables choose where the data goes: WANDB_MODE, WANDB_ENTITY,
 MLFLOW_TRACKING_URI, TRACKIO_SERVER_URL and so on.
 
 Status 0: all was sent; 1: the tracker refuses; 2: no such run, or the tracker is not installed; 4: another process sends it.
@@ -63,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--to", action="append", choices=[*CLIENTS], default=[], help="a tracker; can be repeated (default: trackers.to)"
     )
-    parser.add_argument("--follow", action="store_true", help="go on while the run does; for one tracker")
+    parser.add_argument("--follow", action="store_true", help="continue while the run is active; for one tracker")
     add_override_argument(parser, "override one setting, such as --set trackers.project=NAME; can be repeated")
     return parser
 
@@ -81,7 +80,7 @@ def _track(arguments: argparse.Namespace) -> int:
     for name in names:
         find_client(name)
     if arguments.follow:
-        os.nice(NICENESS)  # Training comes first on a machine that it shares with this process.
+        os.nice(NICENESS)  # On a shared machine training comes first.
     stop = _stop_on_signals()
     return max(_send(settings, name, stop, follow=arguments.follow) for name in names)
 
@@ -122,9 +121,9 @@ def _open(name: str, run: TrackerRun) -> Tracker:
 
 
 def first_cursor(file: CursorFile, run_name: str, run_id: str) -> Cursor:
-    """Where to go on: at a new run of the tracker, if nothing was sent yet, or what was sent is not of this run.
+    """Return where to continue: at a new run of the tracker, if nothing was sent yet, or what was sent is of another run.
 
-    What was sent under a damaged cursor stays as it is, and all is sent once more to the new one: no step is doubled.
+    What was sent under a damaged cursor stays, and everything is sent again to the new one: no step is doubled.
     """
     try:
         found = file.read()
@@ -142,7 +141,7 @@ def first_cursor(file: CursorFile, run_name: str, run_id: str) -> Cursor:
 
 
 def run_id_of(directory: Path) -> str:
-    """The run's own name for itself; empty while it has no ledger that can be read."""
+    """Return the run's id; empty while it has no readable ledger."""
     with suppress(NoLedger, StoreCorrupt, OSError):
         with reading(directory) as connection:
             return Reader(directory / LEDGER_FILE, connection).meta_value("run_id")
@@ -150,7 +149,7 @@ def run_id_of(directory: Path) -> str:
 
 
 def _wait_for_run(directory: Path, stop: threading.Event) -> None:
-    """Return when it is known which run this is: the broker has made its ledger."""
+    """Return once the run's identity is known: the broker has made its ledger."""
     metrics = directory / METRICS_FILE
     while not run_id_of(directory) and not (metrics.is_file() and metrics.stat().st_size):
         if stop.wait(POLL_S):
@@ -164,7 +163,7 @@ def _stop_on_signals() -> threading.Event:
         if stop.is_set():
             raise SystemExit(128 + number)  # Asked twice: a tracker that hangs must not hold its operator.
         stop.set()
-        # A client that hangs must not outlive a supervisor that was killed, and hold the run's cursor for ever.
+        # A client that hangs must not outlive a killed supervisor, and hold the run's cursor for ever.
         end = threading.Timer(END_S, os._exit, (EXIT_FAILED,))
         end.daemon = True
         end.start()

@@ -1,4 +1,4 @@
-"""RUN/trackers/NAME.json: which run of a tracker this run is, and how much of metrics.jsonl that has."""
+"""RUN/trackers/NAME.json: the tracker's run for this run, and how much of metrics.jsonl it has."""
 
 import fcntl
 import json
@@ -18,22 +18,22 @@ DIRECTORY: Final = "trackers"
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far one tracker is."""
+    """How far one tracker has come."""
 
     tracker_run: str
-    """What the run is called there, for good."""
+    """The name of this run at the tracker, for good."""
     run_id: str = ""
     """The run whose lines these are; empty while its ledger does not say."""
     line: int = 0
     """The last line that it has."""
     behind: int = 0
-    """Lines that it did not have yet when this was written."""
+    """Lines that it lacked when this was written."""
     error: str = ""
     """Why it gets nothing; empty while it does."""
 
 
 class CursorFile:
-    """The one file; only the process that has locked it writes it."""
+    """The cursor's file; only the process that has locked it writes it."""
 
     def __init__(self, directory: Path, name: str) -> None:
         """``directory``: the run's."""
@@ -41,7 +41,7 @@ class CursorFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold it alone. Raises: OccupiedError when another process does; ServiceError when it cannot be written."""
+        """Lock the file. Raises: OccupiedError when another process holds it; ServiceError when it cannot be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
@@ -52,14 +52,14 @@ class CursorFile:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise OccupiedError(
-                    f"another process sends this run to {self.path.stem} already: wait until it has ended, or end it"
+                    f"another process already sends this run to {self.path.stem}: wait until it has ended, or end it"
                 ) from error
             yield
         finally:
             os.close(descriptor)
 
     def read(self) -> Cursor | None:
-        """None when nothing was sent yet. Raises: ValueError when it is damaged."""
+        """Read the cursor; None when nothing was sent yet. Raises: ValueError when it is damaged."""
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=Cursor)
         except FileNotFoundError:
@@ -73,16 +73,16 @@ class CursorFile:
 
     def _unwritable(self, error: OSError) -> ServiceError:
         return ServiceError(
-            f"{self.path.parent} cannot be written ({error.strerror}), and the notes of what was sent are kept there: make "
+            f"{self.path.parent} cannot be written ({error.strerror}), but the notes of what was sent are kept there: make "
             "it writable and make room, or send a copy of the run's directory"
         )
 
     def put_away(self) -> Path:
-        """Rename a damaged one, for whoever wants to see it."""
+        """Rename a damaged file, so that a person can look at it."""
         return self.path.replace(self.path.with_suffix(f".damaged-{secrets.token_hex(2)}"))
 
 
 def new_tracker_run(run_name: str) -> str:
-    """A name that no other run of the tracker has."""
+    """Make a name that no other run of the tracker has."""
     plain = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in run_name)[:40]
     return f"{plain or 'run'}-{secrets.token_hex(4)}"

@@ -1,6 +1,6 @@
-"""Names of measures in trackers, in groups: metrics.jsonl has ``clip_fraction/lag_1``, a tracker ``clip/fraction/lag_1``.
+"""Groups names of measures for trackers: metrics.jsonl has ``clip_fraction/lag_1``, a tracker ``clip/fraction/lag_1``.
 
-Trackers make one panel or folder of what is before the first slash.
+Trackers make one panel or folder of everything with the same text before the first slash.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import Final
 
 MOST_CHARACTERS: Final = 200
 _WHOLE: Final = frozenset({"train", "eval", "length", "lag", "pass_rate", "sampling", "clip", "events"})
-"""Groups that names of metrics.jsonl have already."""
+"""Groups that names in metrics.jsonl already have."""
 _GROUPS: Final = (
     (re.compile(r"clip_(?P<rest>.*)"), "clip"),
     (re.compile(r"(?P<rest>(ratio_|mismatch|log_ratio|effective_sample|rejected_|clamped_).*)"), "ratio"),
@@ -25,7 +25,7 @@ _UNUSUAL: Final = re.compile(r"[^A-Za-z0-9_\-. /]")
 
 
 def tracker_name(key: str, event: str) -> str:
-    """The name of a measure. ``event``: the kind of its row; those of an evaluation are all in ``eval/``."""
+    """Return the name of a measure. ``event``: the kind of its row; those of an evaluation are all in ``eval/``."""
     head = key.partition("/")[0]
     if event in ("eval", "evaluation"):
         return key if head == "eval" else f"eval/{key}"
@@ -41,7 +41,7 @@ def tracker_name(key: str, event: str) -> str:
 
 
 def tracker_names(keys: Mapping[str, object] | list[str], event: str) -> dict[str, str]:
-    """A name for each measure of a row, all different: names of reward components come from users and peers."""
+    """Return a name for each measure of a row, all different: users and peers choose names of reward components."""
     names: dict[str, str] = {}
     taken: set[str] = set()
     for key in keys:
@@ -58,6 +58,6 @@ def tracker_names(keys: Mapping[str, object] | list[str], event: str) -> dict[st
 
 
 def usable(name: str) -> str:
-    """``name`` as every tracker takes it: MLflow is the strictest. No empty part, and no ``..``."""
+    """Return ``name`` as every tracker accepts it: MLflow is the strictest. No empty part, and no ``..``."""
     parts = [part.strip(". ") for part in _UNUSUAL.sub("_", name).split("/")]
     return "/".join(part for part in parts if part)[:MOST_CHARACTERS] or "unnamed"

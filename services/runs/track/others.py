@@ -1,6 +1,6 @@
 """What the other brokers of a run have dropped or quarantined, batch by batch.
 
-Batches and evaluations are complete in broker 0's metrics.jsonl. What a broker gave up is in its own.
+Batches and evaluations are complete in broker 0's metrics.jsonl. What another broker gave up is in its own file.
 """
 
 from collections import deque
@@ -21,18 +21,18 @@ class OtherBrokers:
         self._files: list[_Lines] | None = None
 
     def until(self, batch: int) -> Iterator[Row]:
-        """The further rows up to this batch's own, of all brokers. What is not written yet comes with a later batch.
+        """Yield the further rows up to this batch's own, of all brokers. Rows not yet written come with a later batch.
 
         Raises: OSError other than for a missing file.
         """
         if self._files is None:
-            # Only now: a run that has trained a batch has its settings beside it.
+            # Only now: a run that has trained a batch has written its settings.
             self._files = [_Lines(each / METRICS_FILE) for each in other_ledgers(self._directory)]
         for file in self._files:
             yield from file.until(batch)
 
     def tell_damage(self, tell: Callable[[str], None]) -> None:
-        """Tell of each file's damage once."""
+        """Report each file's damage once."""
         for file in self._files or ():
             file.follower.tell_damage(tell)
 

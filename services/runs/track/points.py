@@ -24,9 +24,9 @@ class Point:
 
     line: int
     event: str
-    """batch, eval, or evaluation: of a named set."""
+    """batch, eval, or evaluation (of a named set)."""
     batch: int
-    """The step. An evaluation has that of the batches that its weights were trained on."""
+    """The step. An evaluation's step is the number of batches that its weights were trained on."""
     time: float
     """Seconds since 1970."""
     values: dict[str, float]
@@ -36,14 +36,14 @@ class Translation:
     """Turns the rows of one run into points; rows must come in order, from the first one."""
 
     def __init__(self, others_until: Callable[[int], Iterable[Row]] = lambda batch: ()) -> None:
-        """``others_until``: further rows of the run's other brokers, up to a batch; they only count."""
+        """``others_until``: further rows of the run's other brokers, up to a batch; they are only counted."""
         self._others_until = others_until
         self._last: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
 
     def point(self, row: Row) -> Point | None:
-        """The point of a row; None for one that only counts, and for a batch that was trained again: its first training
-        stays, so that no step is doubled.
+        """Return the point of a row; None for a row that is only counted, and for a batch that was trained again: its first
+        training stays, so that no step is doubled.
         """
         event = row.get("event")
         if event not in ("batch", "eval", "evaluation"):
@@ -55,10 +55,10 @@ class Translation:
             self._counts["events/trained_again"] += event == "batch"
             return None
         self._last[kind] = batch
-        # What is not the set's own, such as the version, would come twice where several sets are evaluated.
+        # What is not the set's own, such as the version, would come twice if several sets are evaluated.
         keys = [key for key in row if event != "evaluation" or key.startswith("eval/")]
         measures = {name: number(row, key) for key, name in tracker_names(keys, event).items()}
-        # None is a measure that there was nothing to make of.
+        # None: there was nothing to compute this measure from.
         values = {name: value for name, value in measures.items() if not math.isnan(value)}
         if event == "batch":
             for other in self._others_until(batch):

@@ -10,14 +10,14 @@ from typing import Any, Final
 from gspo_services.shared.settings import Settings
 
 CHECKOUT: Final = Path(__file__).resolve().parents[3]
-"""Where our own sources are, if this is a checkout and no installed wheel."""
+"""The directory of our sources, if this is a checkout and not an installed wheel."""
 GIT_S: Final = 10.0
 HIDDEN: Final = "(hidden)"
 _SECRET: Final = re.compile(r"(^|_)(key|token|secret|password|credentials?)s?$", re.IGNORECASE)
 
 
 def flat_settings(settings: Settings) -> dict[str, str | float | bool]:
-    """Every setting by section.key, as trackers take them. Values that may be secrets of a user's agent are hidden."""
+    """Return every setting by section.key, as trackers take them. Possible secrets of a user's agent are hidden."""
     flat: dict[str, str | float | bool] = {}
     for section, values in settings.model_dump(mode="json").items():
         _flatten(f"{section}.", values, flat, hidden=False)
@@ -38,7 +38,7 @@ def _flatten(prefix: str, values: dict[str, Any], flat: dict[str, str | float | 
 def code_version(directory: Path) -> dict[str, str]:
     """The release of gspo, and the commits of its sources and of ``directory`` where these are in git."""
     found = {"release": _release(), "python": platform.python_version(), "host": platform.node()}
-    # A wheel in an environment inside somebody's repository has no commit of its own, and theirs is not ours.
+    # A wheel in an environment inside another repository has no commit, and that repository's is not ours.
     sources = _commit(CHECKOUT) if (CHECKOUT / ".git").exists() else ""
     if sources:
         found["commit"] = sources
@@ -56,7 +56,7 @@ def _release() -> str:
 
 
 def _commit(directory: Path) -> str:
-    """The commit, with "+changes" where files differ from it; empty outside git."""
+    """Return the commit, with "+changes" if files differ from it; empty outside git."""
     git = ["git", "-C", str(directory)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=GIT_S)

@@ -1,4 +1,4 @@
-"""What the model answered: a few held-out tasks of an evaluation, the same ones each time, read from the run's ledger."""
+"""Reads the model's answers from a run's ledger: a few held-out tasks of an evaluation, the same ones each time."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from gspo_services.broker.store import LEDGER_FILE, NoLedger, Payload, Reader, S
 from gspo_services.shared.runtime.plain_text import one_line
 
 SAMPLES: Final = "samples/evaluation"
-"""What the table is called at a tracker."""
+"""The table's name at a tracker."""
 MOST_CHARACTERS: Final = 2000
-"""Of one text in a table."""
+"""The longest text in a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +25,10 @@ class Sample:
     task: int
     prompt: str
     answer: str
-    """All after the prompt, with what an environment said between."""
+    """Everything after the prompt, including what an environment said."""
     reward: float
     num_tokens: int
-    """Those that the model sampled."""
+    """The number of tokens that the model sampled."""
     ended: str
     """done, or length when a limit cut it off."""
 
@@ -42,18 +42,18 @@ class SampleTable:
     samples: tuple[Sample, ...]
 
     def columns(self) -> dict[str, list[str | int | float]]:
-        """By heading; each has one value for each sample."""
+        """Return the columns by heading; each has one value for each sample."""
         rows: list[dict[str, str | int | float]] = [
             {"batch": self.batch, "policy_version": self.policy_version, **vars(sample)} for sample in self.samples
         ]
         return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
     def rows(self) -> list[list[str | int | float]]:
-        """One for each sample, in the order of ``columns``."""
+        """Return one row for each sample, in the order of ``columns``."""
         return [list(row) for row in zip(*self.columns().values(), strict=True)]
 
     def markdown(self) -> str:
-        """A table whose cells cannot break out of it."""
+        """Return a table whose cells cannot break out of it."""
         columns = self.columns()
         lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
         for row in self.rows():
@@ -62,7 +62,7 @@ class SampleTable:
 
 
 class SampleReader:
-    """Reads samples while the run goes on. A ledger that cannot be read costs the samples, and nothing else."""
+    """Reads samples while the run is active. A ledger that cannot be read costs only the samples."""
 
     def __init__(self, directory: Path, model: Path) -> None:
         """``directory``: the run's; ``model``: where tokenizer.json is."""
@@ -73,7 +73,7 @@ class SampleReader:
         """Why there were no samples; empty while there are."""
 
     def evaluation(self, batch: int, most: int) -> SampleTable | None:
-        """At most ``most`` finished episodes of the evaluation after ``batch`` batches; None when they cannot be read."""
+        """Return up to ``most`` finished episodes of the evaluation after ``batch`` batches; None if they cannot be read."""
         try:
             with reading(self._directory) as connection:
                 reader = Reader(self._directory / LEDGER_FILE, connection)
@@ -83,7 +83,7 @@ class SampleReader:
                 of_evaluation = "WHERE split = 'eval' AND evaluation = ? ORDER BY task_index LIMIT ?"
                 groups = reader.rows(GroupRow, of_evaluation, (found[0].evaluation_id, most))
                 samples = [sample for group in groups for sample in self._samples(reader, group)]
-        # What a ledger, an archive file or a tokenizer raises; tokenizers raises plain Exceptions.
+        # A ledger, an archive file or a tokenizer may raise; tokenizers raises plain Exceptions.
         except (NoLedger, StoreCorrupt, sqlite3.Error, OSError, ValueError) as error:
             self.problem = str(error)
             return None

@@ -1,4 +1,4 @@
-"""Sends a run to one tracker: follows metrics.jsonl, and goes on wherever the tracker itself stands."""
+"""Sends a run to one tracker: follows metrics.jsonl, and continues where the tracker itself stands."""
 
 import threading
 from collections.abc import Callable
@@ -26,16 +26,16 @@ POLL_S: Final = 1.0
 FIRST_RETRY_S: Final = 2.0
 MOST_RETRY_S: Final = 60.0
 POINTS_AT_ONCE: Final = 64
-"""Between two flushes."""
+"""Seconds between two flushes."""
 
 
 class TrackerRefused(ServiceError):
-    """The tracker's client raised; the text has its words."""
+    """The tracker's client raised an error; the text quotes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Where samples come from, and how many an evaluation has; 0: none are sent."""
+    """The source of samples, and how many to send of an evaluation; 0: none."""
 
     reader: SampleReader
     most: int
@@ -56,7 +56,7 @@ class TrackerSession:
         self._told: set[str] = set()
 
     def follow(self, stop: threading.Event) -> None:
-        """Send what there is and what comes, until ``stop``; then what there is by then.
+        """Send what exists and what comes, until ``stop``; then whatever has come by then.
 
         produces:     points at the tracker; the cursor
         waits for:    lines of metrics.jsonl; a tracker that refuses, ever longer
@@ -71,12 +71,12 @@ class TrackerSession:
                 self._note(msgspec.structs.replace(self.cursor, error=str(error)))
                 log.warning("tracker_refused", error=str(error), retry_s=delay_s)
             if stop.is_set():
-                return  # What is missing is sent by `gspo track`, whenever somebody wants it.
+                return  # `gspo track` can send what is missing later.
             stop.wait(delay_s)
             delay_s = min(2 * delay_s, MOST_RETRY_S)
 
     def send(self) -> int:
-        """Send what there is now. Returns the number of the last line that the tracker has. Raises: TrackerRefused."""
+        """Send what exists now. Returns the number of the last line that the tracker has. Raises: TrackerRefused."""
         stop = threading.Event()
         stop.set()
         self._send_all(stop)
@@ -87,7 +87,7 @@ class TrackerSession:
         try:
             self._feed(tracker, stop)
         except BaseException:
-            # Its error is known already; closing what does not work says nothing new.
+            # The error is already known; closing a broken client adds nothing.
             threading.Thread(target=_quietly, args=(tracker.close,), daemon=True).start()
             raise
         _foreign(tracker.close)
@@ -121,7 +121,7 @@ class TrackerSession:
             stop.wait(POLL_S)
 
     def _tell(self, damage: str) -> None:
-        if damage not in self._told:  # A tracker that is opened again gets the same file.
+        if damage not in self._told:  # A reopened tracker gets the same file.
             self._told.add(damage)
             log.warning("lines_left_out", damage=damage)
 
@@ -131,7 +131,7 @@ class TrackerSession:
         table = self._samples.reader.evaluation(point.batch, self._samples.most)
         if table is None or not table.samples:
             problem = self._samples.reader.problem or "the ledger has no finished answer"
-            if problem != self._problem:  # Once, and not after each evaluation.
+            if problem != self._problem:  # Once, not after each evaluation.
                 self._problem = problem
                 log.warning("no_samples", batch=point.batch, reason=problem)
             return None
@@ -144,7 +144,7 @@ class TrackerSession:
         try:
             self._file.write(cursor)
         except OSError as error:
-            # A full disk: the tracker knows itself what it has.
+            # A full disk: the tracker itself knows what it has.
             log.warning("cursor_not_written", file=str(self._file.path), error=error.strerror)
 
 
@@ -152,7 +152,7 @@ def _foreign(call: Callable[[], T]) -> T:
     """Call a tracker's client. Raises: TrackerRefused for whatever it raises."""
     try:
         return call()
-    except Exception as error:  # Four clients, each with errors of its own.
+    except Exception as error:  # Four clients, each with its own errors.
         raise TrackerRefused(f"{type(error).__name__}: {error}") from error
 
 

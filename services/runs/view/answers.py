@@ -1,4 +1,4 @@
-"""What the page asks for, as plain data; every look at a run happens in the run's own thread."""
+"""Answers the page's requests with plain data; every look at a run happens in the run's own thread."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -23,22 +23,22 @@ WORDS: Final = {
 
 
 class NotThere(LookupError):
-    """What was asked for is not in the run."""
+    """The request names something that is not in the run."""
 
 
 class PageAnswers:
-    """PageAnswers of all runs on the page. Raises: NoLedger, StoreCorrupt, OSError with texts for people; NotThere."""
+    """Answers for all runs on the page. Raises: NoLedger, StoreCorrupt, OSError with texts for the user; NotThere."""
 
     def __init__(self, runs: Mapping[str, WatchedRun], learner: LearnerNumbers) -> None:
         self._runs = runs
         self._learner = learner
 
     async def runs(self) -> list[dict[str, Any]]:
-        """Each run and how far it is; one that cannot be read says why."""
+        """Return each run and how far it is; a run that cannot be read says why."""
         return [await run.call(lambda run=run: _summary(run)) for run in self._runs.values()]  # type: ignore[misc]
 
     async def warm(self) -> None:
-        """Read every run's curves before somebody waits for them. What cannot be read is said when it is asked for."""
+        """Read every run's curves before somebody waits for them. A request reports what cannot be read."""
         await self.runs()
 
     async def overview(self, run: WatchedRun) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class PageAnswers:
         return await run.call(lambda: _overview(run))
 
     async def groups(self, run: WatchedRun, query: Mapping[str, str]) -> dict[str, Any]:
-        """Groups of a batch, or those with certain values. Raises: ValueError for a value that none can have."""
+        """Return groups of a batch, or those with certain values. Raises: ValueError for an impossible value."""
         batch = _number(query, "batch")
         first = _number(query, "first") or 0
         chosen: dict[str, Any] = {name: _number(query, name) for name in NUMBERS if name in query}
@@ -70,7 +70,7 @@ class PageAnswers:
         return await run.call(look)
 
     async def trajectory(self, run: WatchedRun, trajectory_id: int) -> dict[str, Any]:
-        """One trajectory with its tokens."""
+        """Return one trajectory with its tokens."""
 
         def look() -> dict[str, Any]:
             with run.opened() as opened:
@@ -95,19 +95,19 @@ class PageAnswers:
             return {}, str(error)
 
     async def task(self, run: WatchedRun, split: str, task_index: int) -> dict[str, Any]:
-        """What the policy wrote for one task over the versions."""
+        """Return what the policy wrote for one task over the versions."""
 
         def look() -> dict[str, Any]:
             with run.opened() as opened:
                 found = texts_of_task(opened, split, task_index, run.texts, evaluations_only=split == "eval")
             if not found["episodes"]:
-                raise NotThere(f"no episode of {split} task {task_index} was begun")
+                raise NotThere(f"no episode of {split} task {task_index} was started")
             return found
 
         return await run.call(look)
 
     async def learner_state(self, run: WatchedRun, batch: int) -> dict[str, Any]:
-        """Whether the learner's numbers of a batch are there, and how far a replay for them is."""
+        """Return whether the learner's numbers of a batch exist, and how far a replay for them is."""
         return await run.call(lambda: self._learner.state(run, batch))
 
     async def start_replay(self, run: WatchedRun, batch: int) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _overview(run: WatchedRun) -> dict[str, Any]:
         if not (run.directory / METRICS_FILE).is_file():
             raise
         error = str(problem)
-        # Anew each time: what the page keeps is what the ledger said.
+        # Made anew each time: the page keeps what the ledger said.
         curves = Curves()
         follower = RunFollower((run.directory, *other_ledgers(run.directory)))
         curves.take(follower.rows())
@@ -166,7 +166,7 @@ def _overview(run: WatchedRun) -> dict[str, Any]:
 
 
 def plain_facts(facts: RunFacts) -> dict[str, Any]:
-    """What the head of the page says of a run."""
+    """Return what the head of the page shows of a run."""
     settings = facts.settings
     return {
         "run_id": facts.run_id,
@@ -198,5 +198,5 @@ def _number(query: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
-        raise ValueError(f"{name} is {text[:100]!r}: a number")
+        raise ValueError(f"{name} is {text[:100]!r}: expected a number")
     return int(text)

@@ -1,4 +1,4 @@
-"""Groups as the page lists them: rewards, advantages, lengths, lag, and what became of them."""
+"""Groups as the page lists them: rewards, advantages, lengths, lag, and outcome."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -10,16 +10,16 @@ from gspo_services.runs.reading import OpenRun, RecordedGroup, RecordedTrajector
 from gspo_services.shared.settings import Settings
 
 MOST_GROUPS: Final = 500
-"""Groups of one page; the next one begins after the last of them."""
+"""Groups of one page; the next page begins after the last of them."""
 STD_EPS: Final = 1e-6
 """As in ``gspo.advantages``."""
 
 Learned = Mapping[int, Mapping[str, Any]]
-"""What the learner computed, by trajectory: see ``learner_numbers``."""
+"""The learner's numbers, by trajectory: see ``learner_numbers``."""
 
 
 def groups_of_batch(run: OpenRun, index: int, settings: Settings | None, learned: Learned) -> dict[str, Any] | None:
-    """One batch with its groups; None when it was not assembled."""
+    """Return one batch with its groups; None when it was not assembled."""
     batch = run.batch(index)
     if batch is None:
         return None
@@ -37,7 +37,7 @@ def groups_of_batch(run: OpenRun, index: int, settings: Settings | None, learned
 
 
 def chosen_groups(run: OpenRun, first: int, settings: Settings | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """A page of groups with these values (see ``OpenRun.groups``), by id from ``first``."""
+    """Return a page of groups with these values (see ``OpenRun.groups``), by id from ``first``."""
     groups = list(islice(run.groups(first=first, **chosen), MOST_GROUPS + 1))
     following = groups[MOST_GROUPS].group_id if len(groups) > MOST_GROUPS else None
     return {"has_learned": False, "groups": plain_groups(groups[:MOST_GROUPS], settings, {}), "next": following}
@@ -68,7 +68,7 @@ def plain_groups(groups: Iterable[RecordedGroup], settings: Settings | None, lea
 
 
 def plain_member(member: RecordedTrajectory, advantage: float | None, learned: Mapping[str, Any] | None) -> dict[str, Any]:
-    """One trajectory of a group, for the page."""
+    """Return one trajectory of a group, for the page."""
     plain = {
         "id": member.trajectory_id,
         "status": member.status,

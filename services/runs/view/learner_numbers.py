@@ -25,12 +25,12 @@ TAIL_BYTES: Final = 4000
 WORK: Final = "replay"
 RESULT_FILE: Final = "replay.json"
 DIFFERENT: Final = "different"
-"""As gspo_services.runs.replay writes them, which imports torch."""
+"""Written by gspo_services.runs.replay, which imports torch."""
 
 
 @dataclass
 class ReplayJob:
-    """A replay that was started for some batch."""
+    """A replay that was started for a batch."""
 
     batch: int
     first: int
@@ -46,7 +46,7 @@ class LearnedBatch:
     """recorded, replayed, or "differs": replayed, and other weights came out."""
     parts: tuple[TokenPart, ...]
     places: Mapping[int, list[tuple[int, int]]]
-    """Of each trajectory: part and place in it of each of its sequences, in order."""
+    """For each trajectory: the part and the index in it of each of its sequences, in order."""
 
 
 class LearnerNumbers:
@@ -66,7 +66,7 @@ class LearnerNumbers:
         return {} if found is None else {trajectory: _summed(found, trajectory) for trajectory in found.places}
 
     def tokens(self, run: WatchedRun, batch: int, trajectory_id: int) -> list[dict[str, Any]]:
-        """One trajectory's sequences: the numbers of each of its trained tokens, in order. Raises: ValueError."""
+        """Return one trajectory's sequences: the numbers of each trained token, in order. Raises: ValueError."""
         found = self._learned(run, batch)
         if found is None:
             return []
@@ -127,7 +127,7 @@ class LearnerNumbers:
         place.mkdir(parents=True, exist_ok=True)
         _clear(work, place)
         first = max((each for each in _checkpoints(run.directory) if each <= batch), default=0)
-        # The tokens of the last batch alone are wanted, and those of the batches before it come for nothing.
+        # Only the tokens of the last batch are wanted, but those before it come for free.
         words = [str(run.directory.resolve()), "--out", str(work), "--batches", str(batch + 1 - first)]
         words += ["--set", "learner.dump_tokens=true", *(["--from-checkpoint", str(first)] if first else [])]
         output = place / "replay.log"
@@ -159,7 +159,7 @@ class LearnerNumbers:
 
 
 def _summed(found: LearnedBatch, trajectory: int) -> dict[str, Any]:
-    """One trajectory's sequences as the loss saw them; the trajectory's own numbers are means over its trained tokens."""
+    """Sum up one trajectory's sequences as the loss saw them; its own numbers are means over its trained tokens."""
     sequences = []
     for part_index, at in found.places[trajectory]:
         part = found.parts[part_index]
@@ -204,7 +204,7 @@ def _places(parts: tuple[TokenPart, ...]) -> dict[int, list[tuple[int, int]]]:
 
 
 def _clear(work: Path, place: Path) -> None:
-    """Keep the numbers of an earlier replay, and nothing else of it: its checkpoints are as large as the run's."""
+    """Keep only the numbers of an earlier replay: its checkpoints are as large as the run's."""
     kept = place / TOKEN_DIRECTORY
     kept.mkdir(exist_ok=True)
     for path in (work / TOKEN_DIRECTORY).glob("batch-*.npz"):
@@ -215,7 +215,7 @@ def _clear(work: Path, place: Path) -> None:
 
 
 def _same(directory: Path, batch: int) -> bool:
-    """Whether a replay came to the run's weights, as far as these are known; while it runs, nothing speaks against it."""
+    """Return whether a replay reached the run's weights, as far as known; true while it runs without a difference."""
     try:
         weights = json.loads((directory / RESULT_FILE).read_text(encoding="utf-8"))["weights"]
         return bool(weights.get(str(batch + 1)) != DIFFERENT)
@@ -229,7 +229,7 @@ def _checkpoints(directory: Path) -> list[int]:
 
 
 def _trained(output: Path) -> int:
-    """The last batch that a replay says it has trained; -1 before the first."""
+    """Return the last batch that a replay says it has trained; -1 before the first."""
     words = [line.split() for line in _tail(output).splitlines() if line.startswith("batch ")]
     return max((int(each[1]) for each in words if len(each) > 1 and each[1].isdigit()), default=-1)
 

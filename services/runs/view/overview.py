@@ -1,4 +1,4 @@
-"""The curves of a run: one column a measure, one point a batch, read once and then only what is new."""
+"""The curves of a run: one column a measure, one point a batch. They are read once, then only what is new."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ MOST_EVENTS: Final = 2000
 
 
 class Curves:
-    """What the lines of metrics.jsonl say, as columns. Memory grows with the number of batches: some 300 bytes each."""
+    """The lines of metrics.jsonl as columns. Memory grows with the number of batches: some 300 bytes each."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -45,7 +45,7 @@ class Curves:
         """The numbers of the last events of other brokers."""
         self._columns: dict[int, list[float | None]] = {}
         self.evaluations: dict[int, dict[str, Any]] = {}
-        """The finished ones, by batch."""
+        """The finished evaluations, by batch."""
         self.sets: dict[str, dict[str, Any]] = {}
         """The newest result of each named evaluation set."""
         self.events: list[dict[str, Any]] = []
@@ -54,7 +54,7 @@ class Curves:
         """Groups that were dropped, by reason."""
 
     def read(self, lines: MetricsLines, others: Sequence[MetricsLines] = ()) -> None:
-        """Take in what is new in the ledger, and the events in those of ``others``. Raises: StoreCorrupt."""
+        """Add what is new in the ledger, and the events in those of ``others``. Raises: StoreCorrupt."""
         lasts = [0] * len(others) if len(self._lasts) != len(others) else self._lasts
         if lines.last < self._last or any(each.last < last for each, last in zip(others, lasts, strict=True)):
             self.__init__()  # type: ignore[misc]  # Another run has the directory now, or this one stands as it did before.
@@ -67,13 +67,13 @@ class Curves:
         self._lasts = lasts
 
     def take(self, lines: Iterable[Row]) -> None:
-        """Take in lines that were not taken yet."""
+        """Add lines that were not added yet."""
         for line in lines:
             number, event = line.get("line"), line.get("event")
             self._last = max(self._last, number if isinstance(number, int) else 0)
             batch = line.get("batch")
             if event == "batch" and isinstance(batch, int):
-                # Of a batch that was trained again the last one counts.
+                # For a batch that was trained again, the last training counts.
                 self._columns[batch] = [_plain(line, source) for source in MEASURES.values()]
             elif event == "eval" and isinstance(batch, int):
                 names = ("batch", "policy_version", "eval/reward", "num_finished", "num_failed", "time")
@@ -99,13 +99,13 @@ class Curves:
 
     @property
     def last_batch(self) -> Mapping[str, float | None]:
-        """The newest batch's measures; empty before the first."""
+        """Return the newest batch's measures; empty before the first."""
         if not self._columns:
             return {}
         return dict(zip(MEASURES, self._columns[max(self._columns)], strict=True))
 
     def plain(self, most: int = MOST_POINTS) -> dict[str, Any]:
-        """The columns for the page, with at most ``most`` points: means of neighbours where there are more batches."""
+        """Return the columns for the page, with at most ``most`` points: means of neighbours if there are more batches."""
         batches = sorted(self._columns)
         width = max(1, math.ceil(len(batches) / most))
         bins = [batches[at : at + width] for at in range(0, len(batches), width)]

@@ -1,4 +1,4 @@
-"""The HTTP server of the page: read-only, for this host alone unless a token is asked for."""
+"""The HTTP server of the page: read-only, and for this host alone unless a token is asked for."""
 
 import asyncio
 import hashlib
@@ -31,7 +31,7 @@ HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Nothing of another origin is loaded or told, and text from a run can be nothing but text."""
+"""Nothing of another origin is loaded or contacted, and text from a run stays text."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -40,8 +40,8 @@ class ViewServer:
     """Serves ``runs`` at one address."""
 
     def __init__(self, runs: Mapping[str, WatchedRun], answers: PageAnswers, token: str) -> None:
-        """``token``: what a request must carry, in the address or the cookie that the address leaves; empty: only requests
-        to this host's own names are answered, and need none."""
+        """``token``: what a request must carry, in the address or in the cookie that the address leaves. Empty: requests
+        to this host's own names need no token, and no others are answered."""
         self._runs = runs
         self._answers = answers
         self._token = token
@@ -50,7 +50,7 @@ class ViewServer:
         self.port = 0
 
     def application(self) -> web.Application:
-        """The routes. A GET changes nothing; the one POST starts a replay beside the run."""
+        """Return the routes. A GET changes nothing; the one POST starts a replay beside the run."""
         app = web.Application(middlewares=[self._guard])
         look = app.router.add_get
         look("/api/runs", self._plain(lambda request: self._answers.runs()))
@@ -75,7 +75,7 @@ class ViewServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer only who may ask, and never with a traceback."""
+        """Answer only those who may ask, and never with a traceback."""
         response: web.StreamResponse
         refusal = self._refusal(request)
         if refusal is not None:
@@ -98,7 +98,7 @@ class ViewServer:
             if given and request.method == "GET" and not request.path.startswith("/api/"):
                 return self._without_token(request)
         elif not LOCAL_NAMES.match(request.headers.get("Host", "")):
-            # A page of another site whose name was made to point here (DNS rebinding) asks under that name.
+            # DNS rebinding: another site's page whose name points here sends that name.
             return self._error(
                 403, "This page answers only to localhost and 127.0.0.1; `gspo view --host` opens it to others."
             )
@@ -118,7 +118,7 @@ class ViewServer:
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def _plain(self, answer: Callable[[web.Request], Awaitable[Any]]) -> Handler:
-        """``answer`` as JSON; what the run's files are refused for becomes a text for the page."""
+        """Return ``answer`` as JSON; an error in the run's files becomes a text for the page."""
 
         async def handler(request: web.Request) -> web.StreamResponse:
             try:
@@ -144,7 +144,7 @@ class ViewServer:
         async def found(request: web.Request) -> Any:
             name = request.match_info["run"]
             if name not in self._runs:
-                raise NotThere(f"no run is called {name[:100]!r} here; there are {', '.join(self._runs)}")
+                raise NotThere(f"there is no run called {name[:100]!r} here; there are {', '.join(self._runs)}")
             return await answer(self._runs[name], request)
 
         return found
@@ -155,7 +155,7 @@ class ViewServer:
     async def _task(self, run: WatchedRun, request: web.Request) -> Any:
         split = request.match_info["split"]
         if split not in ("train", "eval"):
-            raise NotThere(f"no split is called {split[:100]!r}: train or eval")
+            raise NotThere(f"there is no split called {split[:100]!r}: use train or eval")
         return await self._answers.task(run, split, _id(request))
 
     async def _learned(self, run: WatchedRun, request: web.Request) -> Any:
@@ -173,7 +173,7 @@ class ViewServer:
         name = request.match_info["name"]
         if name not in self._files or request.match_info["release"] != self._release:
             return self._error(404, "there is nothing at this address")
-        # Under this address there will never be anything else.
+        # The content of this address never changes.
         headers = {"Cache-Control": "private, max-age=31536000, immutable"}
         return web.Response(body=self._files[name], headers=headers, content_type=TYPES[Path(name).suffix], charset="utf-8")
 
@@ -182,7 +182,7 @@ class ViewServer:
 
 
 def _page_files() -> tuple[dict[str, bytes], str]:
-    """The page's files by name, and their digest: it is part of their addresses, so that a browser asks for each once."""
+    """Return the page's files by name, and their digest. Their addresses include it: a browser asks for each once."""
     files = {path.name: path.read_bytes() for path in sorted(PAGE.iterdir()) if path.suffix in TYPES}
     release = hashlib.sha256(b"".join(files.values())).hexdigest()[:12]
     return {name: text.replace(b'"/static/', f'"/static/{release}/'.encode()) for name, text in files.items()}, release
@@ -191,7 +191,7 @@ def _page_files() -> tuple[dict[str, bytes], str]:
 def _id(request: web.Request) -> int:
     text = request.match_info["id"]
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
-        raise NotThere(f"{text[:100]!r} is no number")
+        raise NotThere(f"{text[:100]!r} is not a number")
     return int(text)
 
 

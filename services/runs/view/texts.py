@@ -1,4 +1,4 @@
-"""The text of tokens, each token's own, for a model whose files may be gone."""
+"""The text of tokens, one by one, for a model whose files may be gone."""
 
 import codecs
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from gspo_services.shared.settings import read_run_settings
 
 REPLACEMENT: Final = "\ufffd"
 WINDOW: Final = 8
-"""Tokens before one that its text may depend on, where tokens are no bytes."""
+"""How many earlier tokens the text of a token may depend on, if tokens are not bytes."""
 
 
 class Texts:
@@ -26,7 +26,7 @@ class Texts:
         self.error = ""
 
     def load(self) -> bool:
-        """Whether there is a tokenizer: that of the run's own export, or the model's, whose path may mean another here."""
+        """Load a tokenizer: the export's, or the model's, whose path may mean another here. Returns whether there is one."""
         if self._tokenizer is not None:
             return True
         places, errors = [self._directory / "export"], []
@@ -47,18 +47,18 @@ class Texts:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids of tokens that are no text of the conversation; none without a tokenizer."""
+        """Return ids of tokens that are not text of the conversation; none without a tokenizer."""
         return self._tokenizer.special_ids if self._tokenizer is not None and self.load() else frozenset()
 
     def of(self, token_ids: Sequence[int]) -> list[str]:
-        """The text that each token adds; joined, the text of all of them. A character of several tokens belongs to the last
+        """Return the text that each token adds; joined, the text of all. A character of several tokens belongs to the last
         of them. Bytes that are not UTF-8 become U+FFFD. Without a tokenizer all are empty."""
         if not self.load() or self._tokenizer is None:
             return [""] * len(token_ids)
         return self._by_bytes(token_ids) if self._tokenizer.is_byte_level else self._by_windows(token_ids)
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, special ones written out."""
+        """Return the text of tokens, special ones written out."""
         return "".join(self.of(token_ids))
 
     def _by_bytes(self, token_ids: Sequence[int]) -> list[str]:
@@ -73,7 +73,7 @@ class Texts:
         if token_id not in self._pieces:
             token = self._tokenizer.token(token_id) if 0 <= token_id < self._tokenizer.vocab_size else None
             values = [self._bytes.get(character) for character in token or ""]
-            # A token outside the alphabet was added to the vocabulary as the text that it is.
+            # A token outside the alphabet was added to the vocabulary as plain text.
             whole = bytes(value for value in values if value is not None)
             self._pieces[token_id] = (token or "").encode("utf-8", "replace") if None in values else whole
         return self._pieces[token_id]

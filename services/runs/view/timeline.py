@@ -1,4 +1,4 @@
-"""What happened to a run's processes, for the time line: starts, kills, clean ends, lost leases."""
+"""Events of a run's processes for the time line: starts, kills, clean ends, lost leases."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ class ProcessHistory:
         self._leases: dict[int, list[dict[str, Any]]] = {}
 
     def events(self) -> list[dict[str, Any]]:
-        """Events of processes, oldest first: at most MOST, the newest."""
+        """Return events of processes, oldest first: at most the newest MOST."""
         self._refresh()
         return self._events
 
     def of_trajectory(self, trajectory_id: int) -> list[dict[str, Any]]:
-        """What the logs say of one trajectory's leases."""
+        """Return what the logs say about one trajectory's leases."""
         self._refresh()
         return self._leases.get(trajectory_id, [])
 
@@ -52,7 +52,7 @@ class ProcessHistory:
                 clean.add(peer)
             if event.process == "broker" and event.event == "hello":
                 session = event.fields.get("session")
-                # A life says Hello again after each break of its connection.
+                # A process says Hello again after each break of its connection.
                 if event.fields.get("role") == "operator" or lives.get(peer) == session:
                     continue
                 name = "started" if peer not in lives else "restarted" if peer in clean else "killed"

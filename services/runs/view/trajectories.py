@@ -10,9 +10,9 @@ from gspo_services.runs.view.texts import Texts
 from gspo_services.shared.settings import Settings
 
 MOST_TOKENS: Final = 65_536
-"""Tokens of one answer of the server; a longer trajectory is shown up to there."""
+"""Tokens in one answer of the server; a longer trajectory is cut there."""
 MOST_TEXTS: Final = 120
-"""Episodes of one task whose texts are sent at once: the newest."""
+"""Episodes of one task whose texts are sent at once: the newest ones."""
 
 
 def plain_trajectory(
@@ -23,7 +23,7 @@ def plain_trajectory(
     learned: Learned,
     log_events: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any] | None:
-    """Everything about one trajectory; None when it is not there."""
+    """Return everything about one trajectory; None when it does not exist."""
     trajectory = run.trajectory(trajectory_id)
     group = None if trajectory is None else run.group(trajectory.group_id)
     if trajectory is None or group is None:
@@ -48,7 +48,7 @@ def plain_trajectory(
 
 
 def _with_neighbours(run: OpenRun, group: RecordedGroup, settings: Settings | None) -> list[RecordedGroup]:
-    """The group first, then the rest of its batch where advantages are divided by the batch's deviation."""
+    """Return the group first, then the rest of its batch if advantages are divided by the batch's deviation."""
     if group.batch is None or settings is None or settings.objective.std_over != "batch":
         return [group]
     return [group, *(each for each in run.groups_of_batch(group.batch) if each.group_id != group.group_id)]
@@ -85,7 +85,7 @@ def _leases(tokens: RecordedTokens, trajectory: RecordedTrajectory) -> dict[str,
 
 
 def texts_of_task(run: OpenRun, split: str, task_index: int, texts: Texts, *, evaluations_only: bool) -> dict[str, Any]:
-    """What the policy wrote for one task, version by version: the newest MOST_TEXTS episodes, oldest first."""
+    """Return the policy's texts for one task, version by version: the newest MOST_TEXTS episodes, oldest first."""
     episodes: list[dict[str, Any]] = []
     prompt, number = "", 0
     for group in run.groups(split="eval" if evaluations_only else split, task_index=task_index):
@@ -118,7 +118,7 @@ def texts_of_task(run: OpenRun, split: str, task_index: int, texts: Texts, *, ev
 
 
 def _parts(tokens: RecordedTokens, texts: Texts) -> tuple[str, list[dict[str, str]]]:
-    """The text before the first action, and the parts from there on."""
+    """Return the text before the first action, and the parts from there on."""
     pieces = texts.of(tokens.token_ids_T.tolist())
     special = texts.special_ids if texts.load() else frozenset()
     ids = tokens.token_ids_T.tolist()

@@ -1,4 +1,4 @@
-"""One run on the page: each look opens its ledger anew, in a thread of the run's own."""
+"""One run on the page: each look opens its ledger anew, in the run's own thread."""
 
 import asyncio
 import re
@@ -19,7 +19,7 @@ from gspo_services.shared.runtime.clock import Clock
 T = TypeVar("T")
 
 COPY_S: Final = 60.0
-"""How long a copy of a ledger on a read-only disk is looked at before it is copied again."""
+"""Seconds for which a copy of a ledger on a read-only disk is used before it is copied again."""
 
 
 class WatchedRun:
@@ -40,7 +40,7 @@ class WatchedRun:
 
     @contextmanager
     def opened(self) -> Iterator[OpenRun]:
-        """The run as it stands. Raises: NoLedger."""
+        """Open the run as it stands. Raises: NoLedger."""
         if access(self.directory, W_OK):
             with open_run(self.directory) as run:
                 yield run
@@ -63,7 +63,7 @@ class WatchedRun:
 
 
 def watched_runs(directories: Sequence[Path], clock: Clock) -> dict[str, WatchedRun]:
-    """The runs by name: the directory's own, with a number where two are alike."""
+    """Return the runs by name: the directory's own, with a number if two are alike."""
     found: dict[str, WatchedRun] = {}
     for directory in directories:
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", directory.resolve().name).strip("-.") or "run"

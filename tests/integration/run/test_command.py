@@ -185,7 +185,7 @@ def test_audit_says_clean_or_names_what_is_wrong_with_a_status_for_each(tmp_path
     connection.close()
     done = gspo("audit", str(tmp_path / "run"))
     assert done.returncode == 1
-    assert "batch 1 is not there, 2 is" in done.stdout
+    assert "batch 1 is missing before batch 2" in done.stdout
     assert done.stdout.splitlines()[-1] != "clean"
     done = gspo("audit", str(tmp_path / "run"), "--json")
     assert done.returncode == 1

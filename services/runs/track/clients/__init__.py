@@ -1,4 +1,4 @@
-"""The trackers that ``gspo`` sends a run to, each through its own client, which is loaded only when it is used."""
+"""The trackers that ``gspo`` sends a run to, each through its own client, loaded only when it is used."""
 
 from gspo_services.runs.track.clients.registry import CLIENTS, Client, find_client
 from gspo_services.runs.track.clients.tracker import Tracker, TrackerRun

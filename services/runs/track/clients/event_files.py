@@ -33,7 +33,7 @@ class TensorBoardRun:
         if samples is not None:
             self._write_text(SAMPLES, samples.markdown(), point.batch, point.time)
         values = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
-        # One event, so that a killed writer leaves all of a point or nothing.
+        # One event, so that a killed writer leaves a whole point or nothing.
         self._writer.add_event(Event(step=point.batch, wall_time=point.time, summary=Summary(value=values)))
 
     def begin(self, run: TrackerRun) -> None:
@@ -61,7 +61,7 @@ class TensorBoardRun:
 
 
 def open_tensorboard(run: TrackerRun) -> TensorBoardRun:
-    """A folder of its own for a run that begins anew beside an older one."""
+    """Open a folder; a run that starts anew beside an older one gets a new folder."""
     directory = run.directory / DIRECTORY / run.name
     opened = TensorBoardRun(directory)
     if run.begins or not opened.last_line():

@@ -13,7 +13,7 @@ MOST_METRICS: Final = 1000
 MOST_PARAMS: Final = 100
 MOST_CHARACTERS: Final = 500
 NAME_TAG: Final = "gspo.run"
-"""Finds the run again: MLflow makes ids itself."""
+"""The tag that finds the run again: MLflow chooses ids itself."""
 SAMPLES_FILE: Final = "samples.json"
 
 
@@ -39,14 +39,14 @@ class MlflowRun:
             self._client.log_batch(self._run_id, metrics=metrics[first : first + MOST_METRICS], synchronous=True)
 
     def flush(self) -> None:
-        """Every call returns when the server has it."""
+        """Do nothing: every call returns only when the server has the data."""
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
 
 
 def open_mlflow(run: TrackerRun) -> MlflowRun:
-    """Find the run, or make it with its settings."""
+    """Find the run, or create it with its settings."""
     client = MlflowClient()
     experiment = client.get_experiment_by_name(run.project)
     experiment_id = client.create_experiment(run.project) if experiment is None else experiment.experiment_id

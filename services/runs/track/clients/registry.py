@@ -1,4 +1,4 @@
-"""Which trackers there are, and what each needs to be installed."""
+"""Lists the trackers, and what each needs to be installed."""
 
 import importlib.util
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from gspo_services.shared.runtime.errors import ConfigurationError
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """How a tracker is reached."""
+    """How to reach a tracker."""
 
     package: str
-    """What is imported, and what pip installs."""
+    """The module to import, and the package that pip installs."""
     opener: str
     """module:function"""
 
@@ -35,13 +35,13 @@ CLIENTS: Final = {
 
 
 def find_client(name: str) -> Client:
-    """The client of the tracker ``name``. Raises: ConfigurationError when there is none, or it is not installed."""
+    """Return the client of the tracker ``name``. Raises: ConfigurationError if it is unknown or not installed."""
     client = CLIENTS.get(name)
     if client is None:
-        raise ConfigurationError(f"no tracker is called {name!r}; known: {', '.join(CLIENTS)}")
+        raise ConfigurationError(f"there is no tracker called {name!r}; known: {', '.join(CLIENTS)}")
     if importlib.util.find_spec(client.package) is None:
         raise ConfigurationError(
-            f"the tracker {name} is not installed here: pip install {client.package}, or leave it out of trackers.to; "
-            f"`gspo track RUN --to {name}` sends a run also afterwards"
+            f"the tracker {name} is not installed here: pip install {client.package}, or remove it from trackers.to; "
+            f"`gspo track RUN --to {name}` can also send a run afterwards"
         )
     return client

@@ -1,4 +1,4 @@
-"""What ``gspo`` needs of a tracker."""
+"""What ``gspo`` needs from a tracker."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ class TrackerRun:
     """What a tracker is told about a run."""
 
     name: str
-    """What the run is called there; no other one is."""
+    """The run's unique name there."""
     project: str
     directory: Path
-    """The run's own."""
+    """The run's own id."""
     settings: Mapping[str, str | float | bool]
-    """By section.key."""
+    """Settings by section.key."""
     code: Mapping[str, str]
     """Release and commit of what runs."""
     begins: bool
@@ -33,10 +33,10 @@ class Tracker(Protocol):
         """The last line of metrics.jsonl that the tracker has for good; None when only the cursor knows."""
 
     def write(self, point: Point, samples: SampleTable | None) -> None:
-        """Send a point, all of it or nothing. ``samples``: what the model answered then, if somebody wants to see it."""
+        """Send a whole point or nothing. ``samples``: the model's answers at that point, if wanted."""
 
     def flush(self) -> None:
-        """Return when what was written survives this process."""
+        """Return when everything written survives this process."""
 
     def close(self) -> None:
         """Flush and let go. ``last_line`` and ``write`` are not called after it."""

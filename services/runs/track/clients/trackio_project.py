@@ -17,7 +17,7 @@ ELSEWHERE: Final = ("TRACKIO_SERVER_URL", "TRACKIO_SPACE_ID")
 
 
 class TrackioRun:
-    """One run of Trackio. Its client sends in the background and only warns when it fails, so we look."""
+    """One run of Trackio. Its client sends in the background and only warns when it fails, so we check."""
 
     def __init__(self, run: Any, project: str) -> None:
         self._run = run
@@ -53,7 +53,7 @@ class TrackioRun:
 
 
 def open_trackio(run: TrackerRun) -> TrackioRun:
-    """Resume the run, or begin it with its settings."""
+    """Resume the run, or create it with its settings."""
     opened = trackio.init(
         project=run.project, name=run.name, resume="allow", config={**run.code, **run.settings}, embed=False,
         auto_log_gpu=False, auto_log_cpu=False,

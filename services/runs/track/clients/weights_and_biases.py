@@ -38,14 +38,14 @@ class WandbRun:
         self._run.log(values, step=point.line, commit=True)
 
     def flush(self) -> None:
-        """Its own process has what was logged, also if this one is killed, and asks where that ended at the next start."""
+        """Do nothing: the client's own process survives ours, and at the next start we ask it how far it got."""
 
     def close(self) -> None:
         self._run.finish()
 
 
 def open_wandb(run: TrackerRun) -> WandbRun:
-    """Resume the run, or begin it with its settings."""
+    """Resume the run, or create it with its settings."""
     directory = Path(os.environ.get("WANDB_DIR") or run.directory / DIRECTORY)
     directory.mkdir(parents=True, exist_ok=True)
     opened = wandb.init(

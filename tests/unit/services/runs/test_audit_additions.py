@@ -73,7 +73,7 @@ def test_additions_that_are_as_they_were_are_in_order(run: Path) -> None:
         (
             by_sql("UPDATE groups SET task_index = 7 WHERE group_id = 0"),
             "task of no file",
-            "group 0 has task 7, and there are 7",
+            "group 0 has task 7, but there are only 7",
         ),
         (by_sql("DELETE FROM metrics_lines WHERE line LIKE '%data_added%'"), "no metrics line", "addition 1 of tasks"),
     ],

@@ -192,7 +192,7 @@ def test_every_point_in_time_is_clean_and_trains_on(run: Path, tmp_path: Path) -
 
 def test_a_number_of_batches_without_a_checkpoint_is_refused_with_those_there_are(run: Path, tmp_path: Path) -> None:
     back_up(run, tmp_path / "backups", nothing)
-    with pytest.raises(ConfigurationError, match=r"--batch is 2: .* has checkpoints of these numbers of batches: 1"):
+    with pytest.raises(ConfigurationError, match=r"--batch is 2: the checkpoints in .* cover these numbers of batches: 1"):
         restore(tmp_path / "backups", tmp_path / "again", 2, nothing)
 
 
@@ -282,7 +282,9 @@ def test_a_checkpoint_that_the_learner_replaces_meanwhile_is_held(
     assert manifest.positions == [1]
     assert audit_run(path).problems == []
     # Gone before anything could hold it: no backup, with the reason.
-    with pytest.raises(ServiceError, match="a checkpoint covers 1 batches, says the ledger, and none is there"):
+    with pytest.raises(
+        ServiceError, match="the ledger says that a checkpoint covers 1 batches, but no checkpoint here does"
+    ):
         back_up(run, tmp_path / "others", nothing)
 
 

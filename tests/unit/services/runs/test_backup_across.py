@@ -83,7 +83,7 @@ def test_a_run_that_goes_on_comes_back_as_its_newest_checkpoint_had_it(
     assert "restores its newest checkpoint, after 1 batches" in capsys.readouterr().out
     again = tmp_path / "again"
     assert main(["restore", str(tmp_path / "backups"), str(again)]) == 0
-    assert "restoring it as a checkpoint of 1 batches had it" in capsys.readouterr().out
+    assert "restoring it to the checkpoint of 1 batches" in capsys.readouterr().out
     audit = audit_run(again)
     assert (audit.problems, audit.num_batches) == ([], 1)
     assert [each.num_batches for each in audit.brokers] == [1] * NUM_BROKERS
@@ -121,7 +121,7 @@ def test_a_run_that_goes_on_with_groups_that_were_requeued_is_refused(run: Path,
 
 def test_a_directory_that_is_missing_is_named(run: Path, tmp_path: Path) -> None:
     shutil.rmtree(run / "broker-2")
-    with pytest.raises(NoLedger, match="broker-2 is not there"):
+    with pytest.raises(NoLedger, match="broker-2 does not exist"):
         back_up(run, tmp_path / "backups", nothing)
     with pytest.raises(NoLedger, match="name the directory above it"):
         back_up(run / "broker-1", tmp_path / "backups", nothing)

@@ -69,7 +69,7 @@ def test_what_is_no_model_is_named_with_the_way_out(tmp_path: Path, chat_model: 
     with pytest.raises(ConfigurationError, match="there is no such directory"):
         scored_models(Settings(), [tmp_path / "nowhere"], [])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigurationError, match=r"no config.json there: .*gspo export RUN"):
+    with pytest.raises(ConfigurationError, match=r"there is no config.json: .*gspo export RUN"):
         scored_models(Settings(), [tmp_path / "empty"], [])
     with pytest.raises(ConfigurationError, match="there are no weights"):
         scored_models(Settings(), [chat_model], [])

@@ -80,7 +80,7 @@ async def test_the_end_of_the_engine_ends_the_sampling_and_keeps_what_was_taken(
     chosen = open_set(settings(tmp_path, chat_model), "a", EvaluationSet(num_tasks=9))
     tokenizer, taken = ChatTokenizer(chat_model), list[ScoredSample]()
     async with open_maker(chosen, tokenizer, Parrot(tokenizer, "1", dies_after=4), MonotonicClock()) as maker:
-        with pytest.raises(ServiceError, match="the engine has failed: the server is gone"):
+        with pytest.raises(ServiceError, match="the engine failed: the server is gone"):
             await maker.take(iter([(task, 0) for task in chosen.tasks]), taken.append)
     assert len(taken) == 4
 

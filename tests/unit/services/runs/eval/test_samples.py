@@ -46,7 +46,7 @@ def test_samples_of_something_else_are_not_gone_on_from(tmp_path: Path) -> None:
     with SampleFile(path, HEADER) as file:
         file.append(sample(0))
     content = path.read_bytes()
-    with pytest.raises(ConfigurationError, match=r'another model: they were .*"a".* now it is .*"b".* --out DIR'):
+    with pytest.raises(ConfigurationError, match=r'another model: it was .*"a".* now it is .*"b".* --out DIR'):
         SampleFile(path, {**HEADER, "model": {"identity": "b"}}).__enter__()
     assert path.read_bytes() == content
 
@@ -61,7 +61,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"x.jsonl, line 2: damaged: .*reward.* taken again"):
         SampleFile(path, HEADER).__enter__()
     path.write_text("no header\n")
-    with pytest.raises(ConfigurationError, match="first line is no header"):
+    with pytest.raises(ConfigurationError, match="first line is not a sample header"):
         SampleFile(path, HEADER).__enter__()
 
 
@@ -79,7 +79,7 @@ def test_two_commands_do_not_write_to_one_file(tmp_path: Path) -> None:
     holder.start()
     try:
         assert held.wait(20)
-        with pytest.raises(ConfigurationError, match="another `gspo eval` writes there"):
+        with pytest.raises(ConfigurationError, match="another `gspo eval` is writing there"):
             SampleFile(path, HEADER).__enter__()
     finally:
         release.set()

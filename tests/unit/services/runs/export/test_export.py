@@ -120,7 +120,7 @@ def test_nothing_is_written_over(run: Path, tmp_path: Path, capsys: pytest.Captu
     assert export_command([str(run), "--to", str(place)]) == 0, "an empty directory is nothing"
     before = files(place)
     assert export_command([str(run), "--checkpoint", "10", "--to", str(place)]) == 2
-    assert f"{place} is there already: name another place with --to, or remove it" in capsys.readouterr().err
+    assert f"{place} already exists: name another directory with --to, or remove it" in capsys.readouterr().err
     assert files(place) == before
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     assert export_command([str(run), "--to", str(tmp_path / "dangling")]) == 2
@@ -196,7 +196,7 @@ def test_weights_that_the_ledger_does_not_know_are_refused(
     shutil.rmtree(run / "checkpoints")
     write_model_checkpoint(run, trained, 2, 1)
     assert export_command([str(run)]) == 1
-    assert "these are not the weights of its version that the ledger knows" in capsys.readouterr().err
+    assert "these are not the weights that the ledger knows for this version" in capsys.readouterr().err
     assert sorted(found.name for found in tmp_path.iterdir()) == ["run"]
     # Where versions are adapters the ledger knows them by another digest than that of the sum.
     settings["lora"] = settings["lora"] | {"rank": 4, "publish": "adapter"}
@@ -222,7 +222,7 @@ def test_what_a_killed_export_left_is_replaced_and_a_live_one_is_left_alone(
     (left / "shard-0.tmp").write_bytes(b"half")
     with locked(left):
         assert export_command([str(run), "--to", str(tmp_path / "model")]) == 2
-        assert "another `gspo export` writes" in capsys.readouterr().err
+        assert "another `gspo export` is writing" in capsys.readouterr().err
         assert (left / "shard-0.tmp").read_bytes() == b"half"
     assert export_command([str(run), "--to", str(tmp_path / "model")]) == 0
     assert not left.exists()
@@ -236,7 +236,7 @@ def test_errors_name_the_way_out(run: Path, tmp_path: Path, start: Path, capsys:
 
     assert "there is no such run" in refused(str(tmp_path / "nothing"))
     assert "settings.json: not there" in refused(str(tmp_path))
-    assert "name its place on this machine with --model DIR" in refused(str(run), "--model", str(tmp_path))
+    assert "name its directory on this machine with --model DIR" in refused(str(run), "--model", str(tmp_path))
     other = tmp_path / "other"
     shutil.copytree(start, other)
     config = json.loads((other / "config.json").read_text())

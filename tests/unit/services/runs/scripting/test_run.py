@@ -133,9 +133,9 @@ def test_watching_gives_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     directory = write_run(tmp_path / "a", [0.0, 0.5])
     lock = LedgerLock(directory / LEDGER_FILE)
     try:
-        with pytest.raises(TimeoutError, match=r"the run goes on after 0.1 s"):
+        with pytest.raises(TimeoutError, match=r"the run is still active after 0.1 s"):
             Run.open(directory).wait(timeout_s=0.1)
-        with pytest.raises(ConfigurationError, match=r"this run goes on already"):
+        with pytest.raises(ConfigurationError, match=r"this run is already active"):
             start_again(directory, tmp_path)
     finally:
         lock.release()
@@ -193,5 +193,5 @@ def test_without_the_packages_of_a_run_the_door_opens_and_says_what_to_install()
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == (
-        "gspo_services.runs.Run needs the packages of a run, and msgspec is not installed: pip install 'gspo[services]'\n"
+        "gspo_services.runs.Run needs the packages of a run, but msgspec is not installed: pip install 'gspo[services]'\n"
     ), done.stderr

@@ -46,12 +46,12 @@ SPOILED = {
         ("DELETE FROM versions WHERE policy_version = 2", "version 2 is unknown to broker-1"),
     ],
     "trainings differ": [
-        ("DELETE FROM trained WHERE batch = 0", "batch 0 was trained into version 2, and broker-1 does not say so"),
+        ("DELETE FROM trained WHERE batch = 0", "batch 0 was trained into version 2, but broker-1 does not say so"),
         ("DELETE FROM trained WHERE batch = 1 AND policy_version = 4", "batch 1 was trained into version 4"),
     ],
     "share missing": [
-        ("DELETE FROM batches WHERE batch = 1", "batch 1 has no share from broker-1, and a later batch is there"),
-        ("DELETE FROM batches WHERE batch = 2", "batch 2 was trained, and has no share from broker-1"),
+        ("DELETE FROM batches WHERE batch = 1", "batch 1 has no share from broker-1, although a later batch exists"),
+        ("DELETE FROM batches WHERE batch = 2", "batch 2 was trained, but has no share from broker-1"),
     ],
     "share of another broker": [
         ("UPDATE groups SET group_id = 3 WHERE group_id = 4", "group 3 belongs to broker"),
@@ -135,7 +135,7 @@ def test_a_ledger_that_cannot_be_read_is_named_and_the_others_are_audited(run: P
 
 def test_a_directory_that_is_missing_is_named(run: Path) -> None:
     shutil.rmtree(run / "broker-2")
-    with pytest.raises(NoLedger, match=r"broker-2 is not there, and 3 brokers share this run.*copy its directory here"):
+    with pytest.raises(NoLedger, match=r"broker-2 does not exist, but 3 brokers share this run.*copy its directory here"):
         audit_run(run)
 
 

@@ -163,7 +163,7 @@ def test_a_cursor_learns_its_run_when_the_ledger_is_there(run: Path) -> None:
 def test_two_senders_of_one_run_to_one_tracker_exclude_each_other(run: Path) -> None:
     file = CursorFile(run, "x")
     with file.locked():
-        with pytest.raises(OccupiedError, match="another process sends this run to x already"):
+        with pytest.raises(OccupiedError, match="another process already sends this run to x"):
             with CursorFile(run, "x").locked():
                 pass
         with CursorFile(run, "y").locked():

@@ -132,7 +132,7 @@ async def test_a_trajectory_has_its_tokens_and_the_servers_that_made_it(
     assert set(found["texts"]) == {""}
     assert "no such file" in found["text_error"]
     assert "no trajectory 9999" in await refused(client, "/api/runs/run/trajectories/9999", 404)
-    assert "is no number" in await refused(client, "/api/runs/run/trajectories/1e9", 404)
+    assert "is not a number" in await refused(client, "/api/runs/run/trajectories/1e9", 404)
 
 
 async def test_a_task_shows_its_episodes_over_the_versions(run: Path, serve: Serve) -> None:
@@ -141,7 +141,7 @@ async def test_a_task_shows_its_episodes_over_the_versions(run: Path, serve: Ser
         group = reading.groups_of_batch(2)[0]
     task = await answer(client, f"/api/runs/run/tasks/train/{group.task_index}")
     assert {member.trajectory_id for member in group.members} <= {episode["id"] for episode in task["episodes"]}
-    assert "no split is called 'test'" in await refused(client, "/api/runs/run/tasks/test/0", 404)
+    assert "there is no split called 'test'" in await refused(client, "/api/runs/run/tasks/test/0", 404)
 
 
 async def test_nobody_asks_under_another_hosts_name(run: Path, serve: Serve) -> None:
