@@ -1,4 +1,4 @@
-"""The configuration of a run: one definition of each setting, where it comes from, and its checks."""
+"""The configuration of a run: the definition of each setting, its sources, and its checks."""
 
 from gspo_services.shared.settings.arguments import (
     ProcessArguments,

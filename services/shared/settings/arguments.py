@@ -31,7 +31,7 @@ def parse_process_arguments(
 ) -> ProcessArguments:
     """Parse the command line of one process. Raises: ConfigurationError; SystemExit for --help and unknown arguments.
 
-    ``shorthands``: options that stand for one override each, with their help. ``environment``: where settings may be, too.
+    ``shorthands``: options that stand for one override each, with their help. ``environment``: may also hold settings.
     """
     parser = argparse.ArgumentParser(prog=prog, description=description)
     add_configuration_arguments(parser)
@@ -49,5 +49,5 @@ def parse_process_arguments(
 
 
 def forwarded_arguments(config: Path, overrides: Sequence[str]) -> tuple[str, ...]:
-    """The words that start another process with the same configuration."""
+    """Return the words that start another process with the same configuration."""
     return (str(config), *(word for override in overrides for word in ("--set", override)))

@@ -1,4 +1,4 @@
-"""Load a run's settings: TOML file < environment < ``--set section.key=value``. Errors name the key and the way out."""
+"""Load a run's settings: TOML file < environment < ``--set section.key=value``. Errors name the key and what to do."""
 
 import math
 import os
@@ -26,7 +26,7 @@ class Configuration:
 
     settings: Settings
     sources: Mapping[str, str]
-    """By section.key: the file's path, "environment NAME" or "--set KEY=VALUE"; several, where each set a part."""
+    """By section.key: the file's path, "environment NAME" or "--set KEY=VALUE"; several, if each set a part."""
 
 
 @dataclass
@@ -53,9 +53,9 @@ class _Given:
 
 
 def load_settings(path: Path | None, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from ``path`` (None: the defaults), the environment and ``overrides`` ("section.key=value").
+    """Load settings from ``path`` (None: the defaults), the environment and ``overrides`` ("section.key=value").
 
-    Raises: ConfigurationError naming the file, the key, the value and the way out.
+    Raises: ConfigurationError naming the file, the key, the value and what to do.
     """
     return load_configuration(path, overrides, environment).settings
 
@@ -67,7 +67,7 @@ def load_configuration(
     *,
     renamed: Mapping[str, str] = RENAMED,
 ) -> Configuration:
-    """``load_settings``, with the source of each value. ``renamed``: new names of keys by their old ones.
+    """Load settings, with the source of each value. ``renamed``: new names of keys by their old ones.
 
     Raises: ConfigurationError as ``load_settings`` does.
     """
@@ -86,7 +86,7 @@ def load_configuration(
 
 
 def override_settings(settings: Settings, overrides: Sequence[str]) -> Settings:
-    """``settings`` with some keys changed. Raises: ConfigurationError as ``load_settings`` does."""
+    """Return ``settings`` with some keys changed. Raises: ConfigurationError as ``load_settings`` does."""
     given = _Given(settings.model_dump(mode="json"))
     for override in overrides:
         _put_override(given, override)
@@ -100,7 +100,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: no such file; examples are in examples/") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from error
-    # ValueError: also a number of thousands of digits.
+    # ValueError also covers a number of thousands of digits.
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
 
@@ -113,9 +113,9 @@ def _put_override(given: _Given, override: str) -> None:
 
 
 def validated(plain: Any, origin: str, sources: Mapping[str, str] = {}, renamed: Mapping[str, str] = RENAMED) -> Settings:
-    """Settings from tables of plain values. ``sources`` of single keys are named where they differ from ``origin``.
+    """Make settings from tables of plain values. ``sources`` of single keys are named if they differ from ``origin``.
 
-    Raises: ConfigurationError naming the origin, and each wrong key with its value and the way out.
+    Raises: ConfigurationError naming the origin, and each wrong key with its value and what to do.
     """
     require_plain(plain, origin)
     _require_new_names(plain, origin, sources, renamed)
@@ -133,7 +133,7 @@ def _require_new_names(plain: Any, origin: str, sources: Mapping[str, str], rena
         section, _, key = old.partition(".")
         table = plain.get(section) if isinstance(plain, dict) else None
         if isinstance(table, dict) and key in table:
-            lines.append(f"{sources.get(old, origin)[:200]}: {old} is {repr(table[key])[:200]}: the key is called {new} now")
+            lines.append(f"{sources.get(old, origin)[:200]}: {old} is {repr(table[key])[:200]}: the key is now called {new}")
     if lines:
         raise ConfigurationError("\n".join(lines))
 
@@ -141,7 +141,7 @@ def _require_new_names(plain: Any, origin: str, sources: Mapping[str, str], rena
 def require_plain(plain: Any, origin: str, key: str = "", depth: int = 0) -> None:
     """Check that a configuration is data that settings.json can hold: text, numbers, truth values, lists and tables.
 
-    Raises: ConfigurationError naming the key, for dates, numbers of more than 64 bits or none at all, text that is no
+    Raises: ConfigurationError naming the key, for dates, numbers of more than 64 bits, NaN or infinity, text that is not
     Unicode, and too many levels of tables.
     """
     if depth > MAX_DEPTH:
@@ -167,7 +167,7 @@ def require_plain(plain: Any, origin: str, key: str = "", depth: int = 0) -> Non
 
 
 def _value(text: str) -> Any:
-    """A value as TOML reads it; bare words are strings, so that ``--set environment.name=calculator`` needs no quotes."""
+    """Parse a value as TOML; bare words are strings, so ``--set environment.name=calculator`` needs no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -183,7 +183,7 @@ def _explain(details: ErrorDetails, origin: str, sources: Mapping[str, str]) -> 
         return f"  {name}: unknown key{said_by}; {close_match(location[-1], names_in(location))}"
     message = details["msg"].removeprefix("Value error, ")
     if details["type"] == "value_error":
-        return f"  {message}{said_by}"  # from a section's own check, which names its keys
+        return f"  {message}{said_by}"  # A section's own check, which names its keys.
     if details["type"] == "dataclass_type":
         message = "Input should be a table of keys"
     return f"  {name} is {repr(details['input'])[:200]}{said_by}: {message}"
@@ -193,6 +193,6 @@ def require_model(path: Path) -> None:
     """Raises: ConfigurationError when ``path``, the setting model.path, is not a Hugging Face model directory."""
     if not (path / "config.json").is_file():
         raise ConfigurationError(
-            f"model.path is {path}: no config.json there. It must be a Hugging Face model directory; a relative path starts "
-            f"at the working directory; `gspo model tiny {path}` makes a small model"
+            f"model.path is {path}: there is no config.json. It must be a Hugging Face model directory; a relative path "
+            f"starts at the working directory; `gspo model tiny {path}` makes a small model"
         )

@@ -8,14 +8,14 @@ _LOOPBACK: Final = re.compile(r"127(\.\d{1,3}){3}|localhost|\[::1\]", re.IGNOREC
 
 EXPOSED: Final = (
     "other hosts can reach that, and without keys anybody there can join the run; set security.keys to a directory of keys "
-    "(`gspo keys DIRECTORY` makes one), or security.allow_plaintext = true where only the run's own machines reach it"
+    "(`gspo keys DIRECTORY` makes one), or security.allow_plaintext = true if only the run's own machines reach it"
 )
-"""What is wrong with an unprotected endpoint, and both ways out."""
+"""What is wrong with an unprotected endpoint, and both remedies."""
 
 
 def is_private(endpoint: str) -> bool:
-    """Whether no other host can reach ``endpoint``: ipc, inproc, or a loopback address; also when it is malformed. Of
-    several with commas between them: none of them."""
+    """Return whether no other host can reach ``endpoint``: ipc, inproc, a loopback address, or a malformed one. With several
+    addresses, separated by commas: whether no other host can reach any of them."""
     if "," in endpoint:
         return all(map(is_private, endpoint.split(",")))
     scheme, separator, rest = endpoint.partition("://")

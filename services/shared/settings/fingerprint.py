@@ -11,7 +11,7 @@ _OF_AGENTS: Final = {"function", "command", "on_deadline", "on_replay", "weights
 
 
 def run_fingerprint(settings: Settings) -> str:
-    """Digest over tasks, batches, seed and the model's directory name; 32 hexadecimal characters.
+    """Digest tasks, batches, seed and the model's directory name; 32 hexadecimal characters.
 
     It leaves out what processes may see differently (paths, ports), and what may change when a run is resumed (number of
     batches, evaluation, objective, learning rate, and sampling, which the broker records for each group and sends with its

@@ -1,4 +1,4 @@
-"""Every key of a configuration file: type, range, default and meaning, read from the sections themselves."""
+"""Reads every key of a configuration file from the sections themselves: type, range, default and meaning."""
 
 import ast
 import difflib
@@ -50,24 +50,24 @@ class Key:
     """section.key"""
     type: str
     default: Any
-    """As settings.json holds it; None: not set."""
+    """As settings.json stores it; None: not set."""
     meaning: str
 
 
 def section_names() -> tuple[str, ...]:
-    """The sections in the order of the file."""
+    """Return the sections in the order of the file."""
     return tuple(Settings.model_fields)
 
 
 def section_of(name: str) -> type:
-    """The class that defines a section."""
+    """Return the class that defines a section."""
     section = Settings.model_fields[name].annotation
     assert isinstance(section, type)
     return section
 
 
 def defining_classes(section: str) -> tuple[type, ...]:
-    """The classes whose bodies hold the keys of a section: its own, and those that it inherits keys from."""
+    """Return the classes whose bodies hold the keys of a section: its own, and those that it inherits keys from."""
     return tuple(
         base
         for base in section_of(section).__mro__
@@ -80,7 +80,7 @@ TABLES: Final[dict[str, type]] = {"evaluation.sets": EvaluationSet}
 
 
 def table_keys(table: str) -> dict[str, Key]:
-    """The keys of each inner table of one of TABLES, by their names below it."""
+    """Return the keys of each inner table of one of TABLES, by their names below it."""
     section = TABLES[table]
     fields, meanings = _fields(section), _meanings_of(section)
     return {
@@ -95,12 +95,12 @@ def table_keys(table: str) -> dict[str, Key]:
 
 
 def key_names(section: str) -> tuple[str, ...]:
-    """The keys of one section, in the order of the file; none for a section that does not exist."""
+    """Return the keys of one section, in the order of the file; none for a section that does not exist."""
     return tuple(_fields(section_of(section))) if section in section_names() else ()
 
 
 def names_in(location: Sequence[str]) -> tuple[str, ...]:
-    """What may stand where ``location`` stands: sections, the keys of one, or those of a table that is a key's value."""
+    """Return the names allowed at ``location``: sections, the keys of one, or those of a table that is a key's value."""
     if len(location) < 2:
         return section_names()
     if len(location) > 3 and ".".join(location[:2]) in TABLES:
@@ -115,7 +115,7 @@ def names_in(location: Sequence[str]) -> tuple[str, ...]:
 
 @cache
 def all_keys() -> dict[str, Key]:
-    """All settings by section.key, in the order of the file."""
+    """Return all settings by section.key, in the order of the file."""
     defaults = Settings().model_dump(mode="json")
     return {
         f"{section}.{name}": Key(
@@ -130,18 +130,18 @@ def all_keys() -> dict[str, Key]:
 
 
 def purpose(section: str) -> str:
-    """What a section is for: the first paragraph of its class."""
+    """Return the purpose of a section: the first paragraph of its class."""
     return inspect.cleandoc(section_of(section).__doc__ or "")
 
 
 def close_match(word: str, known: Sequence[str], otherwise: Sequence[str] | None = None) -> str:
-    """A hint for a misspelt word: the one that was meant, or all that are known (or ``otherwise``)."""
+    """Return a hint for a misspelt word: the closest one, or all that are known (or ``otherwise``)."""
     close = difflib.get_close_matches(word[:64], known, n=1)
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(sorted(otherwise or known))
 
 
 def value_text(value: Any) -> str:
-    """A value as TOML writes it; a value that is not set has none."""
+    """Format a value as TOML; a value that is not set has none."""
     return "not set" if value is None else json.dumps(value, ensure_ascii=False)
 
 
@@ -152,7 +152,7 @@ def _fields(section: type) -> dict[str, FieldInfo]:
 
 
 def _meanings(section: str) -> dict[str, str]:
-    """The text below each field, in the class and in those that it inherits from."""
+    """Return the text below each field, in the class and in those that it inherits from."""
     return _meanings_of(*defining_classes(section))
 
 
@@ -197,7 +197,7 @@ def _bounds(constraint: Any) -> list[str]:
         case Range(low=low, high=high, low_open=low_open):
             lower = [f"{'above' if low_open else 'at least'} {low:g}"] if math.isfinite(low) else []
             return [*lower, *([f"below {high:g}"] if math.isfinite(high) else [])]
-        # pydantic keeps each bound in an object of its own kind.
+        # pydantic keeps each bound in a separate object.
         case object(gt=low):
             return [f"above {low}"]
         case object(ge=low):

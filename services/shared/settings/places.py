@@ -9,7 +9,7 @@ _ENDS = ("endpoint", "port", "host", "url", "address", "node_rank")
 
 
 def is_place(section: str, key: str) -> bool:
-    """Whether a setting may differ between two runs of one kind, on other machines or at other times."""
+    """Return whether a setting may differ between two runs of one kind, on other machines or at other times."""
     return section in _SECTIONS or f"{section}.{key}" in _PLACES or key.endswith(_ENDS)
 
 

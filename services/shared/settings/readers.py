@@ -1,4 +1,4 @@
-"""Which process reads which setting, found in the sources, for docs/settings.md and its test.
+"""Finds in the sources which process reads which setting, for docs/settings.md and its test.
 
 Types are followed from annotations: a parameter ``settings: Settings``, an attribute ``self._learner = settings.learner``,
 a class with a field ``learner: Learner``, a function that returns ``EngineSettings``. Each read of a section's attribute
@@ -30,7 +30,7 @@ PROCESSES: Final = {
 _DEFINITIONS: Final = (
     "services/shared/settings/", "services/prepare/check/", "services/shared/estimates/", "services/prepare/init/",
 )  # fmt: skip
-"""Settings are defined, checked and chosen here, which does not count as reading them: a run would not miss it."""
+"""Code that defines, checks and chooses settings does not count as reading them: a run would not miss it."""
 
 _Scope = dict[str, str]
 """The class of each name."""
@@ -56,7 +56,7 @@ class _Read:
 
 @dataclass(frozen=True)
 class _Types:
-    """What annotations say, by bare name: the sources have no two classes of one name that both lead to a setting."""
+    """The annotations by bare name: no two classes in the sources share a name and both lead to a setting."""
 
     attributes: dict[str, _Scope] = field(default_factory=lambda: defaultdict(dict))
     """The class of each attribute, by the class that has it."""
@@ -64,7 +64,7 @@ class _Types:
     """The class that each function returns."""
 
     def of(self, expression: ast.expr, scope: _Scope) -> str | None:
-        """The class of an expression, where annotations tell it."""
+        """Return the class of an expression, if annotations tell it."""
         match expression:
             case ast.Name(id=name):
                 return scope.get(name)
@@ -161,14 +161,14 @@ class _Walk(ast.NodeVisitor):
 
 @cache
 def readers(root: Path) -> dict[str, tuple[str, ...]]:
-    """The processes that read each setting, in the sources below ``root``; "commands" are ``gspo`` commands."""
+    """Return the processes that read each setting, in the sources below ``root``; "commands" are ``gspo`` commands."""
     paths = sorted(path for folder in ("services", "gspo") for path in (root / folder).rglob("*.py"))
     modules = [
         _Module(path=path.relative_to(root).as_posix(), tree=ast.parse(path.read_text(encoding="utf-8"))) for path in paths
     ]
     sections = {each.__name__: section for section in section_names() for each in defining_classes(section)}
     types = _Types()
-    for _ in range(2):  # Again, because a module may use a class that a later one defines.
+    for _ in range(2):  # Twice, because a module may use a class that a later one defines.
         walks = [_Walk(module, types, sections) for module in modules]
         for walk in walks:
             walk.visit(walk._module.tree)
@@ -182,7 +182,7 @@ def readers(root: Path) -> dict[str, tuple[str, ...]]:
 
 
 class _Users:
-    """Which processes use a function or class, themselves or through shared code."""
+    """Finds the processes that use a function or class, directly or through shared code."""
 
     def __init__(self, modules: Iterable[_Module]) -> None:
         self._mentions: dict[str, list[tuple[_Module, str]]] = defaultdict(list)
@@ -197,7 +197,7 @@ class _Users:
                     self._mentions[name].append((module, own))
 
     def of(self, module: _Module, definition: str) -> set[str]:
-        """The processes that use a definition of this module; its own process if it has one."""
+        """Return the processes that use a definition of this module; its own process if it has one."""
         found, seen, open_ = set(), {definition}, [(module, definition)]
         while open_:
             module, definition = open_.pop()
@@ -212,7 +212,7 @@ class _Users:
 
 
 def _introduced(node: ast.AST) -> Iterator[str]:
-    """The names that a statement brings into a module."""
+    """Yield the names that a statement brings into a module."""
     if isinstance(node, ast.ImportFrom):
         yield from (alias.asname or alias.name for alias in node.names)
     elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -220,7 +220,7 @@ def _introduced(node: ast.AST) -> Iterator[str]:
 
 
 def _annotated(annotation: ast.expr) -> str | None:
-    """The class that an annotation names: ``X``, ``"X"`` or ``X | None``."""
+    """Return the class that an annotation names: ``X``, ``"X"`` or ``X | None``."""
     match annotation:
         case ast.Name(id=name):
             return name

@@ -1,4 +1,4 @@
-"""The page of all settings: ``make docs-settings`` writes docs/settings.md with it."""
+"""The page of all settings: ``make docs-settings`` writes it to docs/settings.md."""
 
 import inspect
 import re
@@ -24,15 +24,15 @@ HEAD: Final = """\
 # Settings
 
 Every key of a configuration file. This page is generated from the code: `make docs-settings`.
-[models-and-gpus.md](guide/models-and-gpus.md#the-file) says how a run is configured. `gspo check CONFIG --explain` shows
-the same for a configuration, with its values and where each came from.
+[models-and-gpus.md](guide/models-and-gpus.md#the-file) explains how to configure a run. `gspo check CONFIG --explain` shows
+the same for one configuration, with its values and the source of each.
 
 "Read by" names the processes that use a key; "commands" are the other `gspo` commands, such as `gspo run` and `gspo replay`.
 """
 
 
 def reference(root: Path) -> str:
-    """The page as Markdown, for the sources below ``root``."""
+    """Return the page as Markdown, for the sources below ``root``."""
     read_by = readers(root)
     parts = [HEAD]
     for section in section_names():
@@ -44,7 +44,7 @@ def reference(root: Path) -> str:
 
 
 def _inner(table: str) -> str:
-    """The keys of a table whose inner tables have names of the user's."""
+    """Tabulate the keys of a table whose inner tables have names that the user chooses."""
     rows = [_cells(key, "as the table") for key in table_keys(table).values()]
     head = "| key | type | default | read by | meaning |\n|---|---|---|---|---|"
     text = inspect.cleandoc(TABLES[table].__doc__ or "")
@@ -62,7 +62,7 @@ def _cells(key: Key, read_by: str) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Double backticks become single ones, and pages of the documentation become links."""
+    """Turn double backticks into single ones, and pages of the documentation into links."""
     return re.sub(r"\bdocs/([\w/-]+\.md)", r"[\1](\1)", text.replace("``", "`"))
 
 

@@ -1,4 +1,4 @@
-"""settings.json in the run's directory: the settings with which the run was last started. Only the broker writes it."""
+"""settings.json in the run's directory: the settings of the run's last start. Only the broker writes it."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def write_run_settings(settings: Settings) -> None:
 
 
 def read_run_settings(directory: Path) -> Settings:
-    """The settings with which a run was last started.
+    """Read the settings of a run's last start.
 
     Raises: ConfigurationError when they are missing, or are not settings of this release.
     """
@@ -29,7 +29,7 @@ def read_run_settings(directory: Path) -> Settings:
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigurationError(f"{path}: not there; the broker writes it when it starts") from error
+        raise ConfigurationError(f"{path}: missing; the broker writes it when it starts") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from error
     return validated(plain, str(path))

@@ -68,4 +68,4 @@ async def test_a_directory_without_settings_is_no_run(tmp_path: Path) -> None:
     for name in ("doctor", "stop"):
         status, said = await command(name, str(tmp_path))
         assert status == 2
-        assert "settings.json: not there" in said
+        assert "settings.json: missing" in said

@@ -1,4 +1,4 @@
-"""The section of agents: programs of users that call the policy by themselves."""
+"""The section of agents: users' programs that call the policy themselves."""
 
 import math
 from typing import Any, Literal
@@ -11,8 +11,8 @@ from gspo_services.shared.settings.sections.section import Port, PositiveSeconds
 class AgentSection(Section):
     """An agent solves each episode by itself, with any framework, through an OpenAI-compatible endpoint of its rollout.
 
-    Without function, command or url the environment's own start and step are used. With one of them, the environment only
-    gives the tasks. See docs/guide/tasks-and-agents.md.
+    Without function, command or url, the environment's own start and step are used. With one of them, the environment only
+    provides the tasks. See docs/guide/tasks-and-agents.md.
     """
 
     function: str = ""
@@ -24,32 +24,32 @@ class AgentSection(Section):
     url: str = ""
     """The agent as a service: each episode is POSTed there as JSON, and the answer holds its reward."""
     python: str = ""
-    """The interpreter of ``function``, 3.10 or later, such as ".venv-agent/bin/python". Empty: that of the rollout."""
+    """The interpreter of ``function``, 3.10 or later, such as ".venv-agent/bin/python". Empty: the rollout's interpreter."""
     workers: int = Field(2, ge=1, le=256)
     """Worker processes of each rollout for ``function``; rollout.max_running episodes share them."""
     deadline_s: PositiveSeconds = 600.0
-    """Seconds that an episode may take, calls of the policy included. Then it is ended."""
+    """Seconds that an episode may take, including calls of the policy. Then it is ended."""
     on_deadline: Literal["fail", "zero"] = "fail"
-    """What an episode gets that took too long. fail: the attempt fails, and is repeated. zero: a reward of 0, so that the
-    policy learns to be done in time; a slow engine costs reward then, too."""
+    """The result of an episode that took too long. fail: the attempt fails, and is repeated. zero: a reward of 0, so that
+    the policy learns to finish in time; a slow engine then costs reward, too."""
     on_replay: Literal["replay", "restart", "fail"] = "replay"
     """How an episode goes on after its process or machine died. replay: the agent runs again, and what it asks again is
     answered from the record. restart: it runs again, and everything is sampled anew. fail: the attempt fails."""
     weights: dict[str, float] = Field({})
-    """What each component of the reward counts; each must then be there. Empty: the reward is their sum."""
+    """The weight of each component of the reward; then each must be present. Empty: the reward is their sum."""
     renderer: str = "auto"
     """How messages become tokens and tokens tool calls. template: the model's own chat template. auto: a family of the
     package ``renderers`` where its tokens are those of the template, else template. Or the name of a family."""
     template_arguments: dict[str, Any] = Field({})
     """Variables of the chat template, such as { enable_thinking = false }. An agent's call may replace them."""
     strict: bool = False
-    """Refuse calls that ask for another sampling than the run's. false: the run's is used, and a header says so."""
+    """Refuse calls that ask for sampling other than the run's. false: the run's is used, and a header says so."""
     host: str = "127.0.0.1"
     """Where the endpoint listens. Another address than loopback needs security.keys or security.allow_plaintext."""
     port: Port = 0
     """Port of the first rollout's endpoint; ``gspo run`` gives the next ones port + 1, + 2, ... 0: any free port."""
     advertised_url: str = ""
-    """What agents use as the base URL where it is not http://host:port/v1, as behind a proxy. Empty: that one."""
+    """The base URL for agents if it is not http://host:port/v1, as behind a proxy. Empty: that one."""
     environment: dict[str, str] = Field({})
     """Variables for the agent's processes, which get none of ours, such as { SEARCH_URL = "http://10.0.0.5" }."""
     scratch: bool = True
@@ -63,13 +63,13 @@ class AgentSection(Section):
     def _one_kind(self) -> "AgentSection":
         given = [name for name in ("function", "command", "url") if getattr(self, name)]
         if len(given) > 1:
-            raise ValueError(f"agent.{given[0]} and agent.{given[1]} are both given: an agent is one of them; remove one")
+            raise ValueError(f"agent.{given[0]} and agent.{given[1]} are both set: an agent is one of them; remove one")
         if self.python and given and given != ["function"]:
             raise ValueError(f"agent.python is {self.python!r}, which is for agent.function: name it in agent.{given[0]}")
         if self.function and ":" not in self.function:
             raise ValueError(f'agent.function is {self.function!r}: expected "package.module:function"')
         if self.url and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"agent.url is {self.url!r}: expected one that begins with http:// or https://")
+            raise ValueError(f"agent.url is {self.url!r}: it must begin with http:// or https://")
         wrong = [name for name, weight in self.weights.items() if not math.isfinite(weight)]
         if wrong:
             raise ValueError(f"agent.weights.{wrong[0]} is {self.weights[wrong[0]]}: expected a finite number")

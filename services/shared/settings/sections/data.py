@@ -1,4 +1,4 @@
-"""The section that says which tasks are sampled, and which groups a batch takes."""
+"""The section on which tasks are sampled, and which groups a batch takes."""
 
 from pydantic import Field
 
@@ -19,4 +19,4 @@ class DataSection(Section):
     """A task rests after this many zero-advantage groups in a row, whether dynamic_sampling filters them out or not: it is
     solved always, or never. 0: none rests."""
     rest_batches: int = Field(10, ge=1)
-    """A task that rests is not sampled until this many more batches are assembled. Then it is back."""
+    """A task that rests is not sampled until this many more batches are assembled. Then it returns."""

@@ -9,29 +9,29 @@ from gspo_services.shared.eval_metrics import MAX_SAMPLES, require_samples
 from gspo_services.shared.settings.sections.section import Section
 
 ONLY_SET: Final = "held-out"
-"""The set's name where the configuration names none."""
+"""The set's name if the configuration names none."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
 _TAKEN: Final = ("length", "reward", "reward_error")
-"""Words that come after eval/ in metrics.jsonl already."""
+"""Words that already follow eval/ in metrics.jsonl."""
 
 
 class EvaluationSet(Section):
-    """A named set of problems: which tasks, how many samples of each, how they are sampled, what is measured."""
+    """A named set of problems: its tasks, samples of each, sampling and metrics."""
 
     environment: str = ""
     """environment.name of its tasks. Empty: the run's own."""
     options: dict[str, Any] = Field({})
-    """environment.options of its tasks. Of the run's own environment, the options that are not named here stay."""
+    """environment.options of its tasks. For the run's own environment, options that are not named here stay the same."""
     every_batches: int | None = Field(None, ge=0)
     """How often a run evaluates it. Not set: evaluation.every_batches. 0: only `gspo eval` does."""
     split: Literal["eval", "train"] = "eval"
-    """Which of the environment's tasks."""
+    """The split of the environment's tasks."""
     num_tasks: int | None = Field(None, ge=1)
-    """So many tasks, the first ones. Not set: all, or evaluation.num_tasks of an endless environment."""
+    """The number of tasks, from the first on. Not set: all, or evaluation.num_tasks of an endless environment."""
     samples: int = Field(1, ge=1, le=MAX_SAMPLES)
-    """Samples of each task: k of avg@k, and the most that pass@k and maj@k can have."""
+    """Samples of each task: k of avg@k, and the largest k of pass@k and maj@k."""
     metrics: list[str] = Field([])
-    """What is measured: reward, avg@k, pass@k, maj@k, elo. Empty: reward, and those with k = samples that the set has."""
+    """The metrics: reward, avg@k, pass@k, maj@k, elo. Empty: reward, and those with k = samples that the set has."""
     solved_at: float = 1.0
     """A sample with at least this reward is solved."""
     temperature: float | None = Field(None, ge=0, le=10)
@@ -60,12 +60,12 @@ class Evaluation(Section):
     num_tasks: int = Field(64, ge=1)
     """Held-out tasks per evaluation, the same each time."""
     sets: dict[str, EvaluationSet] = Field({})
-    """Named sets, in place of the run's own held-out tasks; `gspo eval` scores them, too. Their keys are below."""
+    """Named sets, instead of the run's own held-out tasks; `gspo eval` scores them, too. Their keys are below."""
     best_by: str = ""
-    """SET/METRIC, such as "aime/avg@32": the highest value marks the best checkpoint (learner.keep_best_checkpoint), and the
+    """SET/METRIC, such as "aime/avg@32": its highest value marks the best checkpoint (learner.keep_best_checkpoint), and the
     set's mean reward is the run's held-out reward. Empty: the reward of the first set."""
     max_share: float = Field(0.25, gt=0, le=1)
-    """The share of leases that evaluations may have while training has use for them. What training leaves, they get, too."""
+    """The share of leases that evaluations may have while training can use them. They also get what training leaves over."""
 
     @model_validator(mode="after")
     def _sets_can_be_measured(self) -> "Evaluation":
@@ -73,7 +73,7 @@ class Evaluation(Section):
             if _NAME.fullmatch(name) is None or name in _TAKEN:
                 raise ValueError(
                     f"evaluation.sets.{name[:64]}: a set's name has 1 to 32 of a-z, 0-9, '_', '-' and '.', begins with a "
-                    f"letter or a digit, and is none of {', '.join(_TAKEN)}"
+                    f"letter or a digit, and is not one of {', '.join(_TAKEN)}"
                 )
             try:
                 require_samples(each.metrics, each.samples)
@@ -96,14 +96,14 @@ class Evaluation(Section):
         known = ["reward", *(each for each in self.sets[name].metrics if not each.startswith("maj@"))]
         if metric not in known:
             raise ValueError(
-                f"evaluation.best_by is {self.best_by[:100]!r}: set {name} has no {metric[:64]!r} in a run; it has "
+                f"evaluation.best_by is {self.best_by[:100]!r}: set {name} does not measure {metric[:64]!r} in a run but "
                 f"{', '.join(known)}: name one, or add it to evaluation.sets.{name}.metrics"
             )
 
     def interval(self, chosen: EvaluationSet) -> int:
-        """How often a run evaluates a set, in batches; 0: never."""
+        """Return how often a run evaluates a set, in batches; 0: never."""
         return self.every_batches if chosen.every_batches is None else chosen.every_batches
 
     def in_runs(self) -> dict[str, EvaluationSet]:
-        """The named sets that a run evaluates."""
+        """Return the named sets that a run evaluates."""
         return {name: each for name, each in self.sets.items() if self.interval(each)}

@@ -11,13 +11,13 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Learner(Section):
-    """Training with DeepSpeed: ranks, optimizer, memory, checkpoints, and how the weights get out."""
+    """Training with DeepSpeed: ranks, optimizer, memory, checkpoints, and how weights are published."""
 
     num_ranks: int = Field(1, ge=1)
     """Processes that ``gspo learner`` starts on this machine (gloo on CPU, nccl on GPU)."""
     gpus: list[Number] = Field([])
-    """GPUs of this machine for the ranks that ``gspo run`` starts, one each. Empty: the first of those that rollout.gpus
-    does not name."""
+    """GPUs of this machine for the ranks that ``gspo run`` starts, one each. Empty: the first GPUs that rollout.gpus does
+    not name."""
     cores: list[Number] = Field([])
     """Processor cores for these ranks, which share them. Empty: all."""
     python: str = ""
@@ -29,25 +29,25 @@ class Learner(Section):
     rendezvous_address: str = ""
     """HOST:PORT of machine 0, where the ranks of several machines find each other; rank 0 opens it."""
     zero_stage: int = Field(1, ge=0, le=3)
-    """DeepSpeed's ZeRO stage. 0 replicates everything; 1 partitions optimizer states, 2 gradients too, 3 parameters too. On
-    one rank in float32 there is nothing to partition, and 1 runs as 0 does, with the same weights."""
+    """DeepSpeed's ZeRO stage. 0 replicates everything; 1 partitions optimizer states, 2 also gradients, 3 also parameters.
+    On one rank in float32 there is nothing to partition, and 1 runs as 0 does, with the same weights."""
     expert_parallel: int = Field(1, ge=1)
     """Ranks that share a layer's experts (DeepSpeed's AutoEP). It must divide the number of ranks and the number of experts.
     1: every rank has all experts, and only ZeRO partitions them. See docs/guide/learner.md."""
     sequence_parallel: int = Field(1, ge=1)
-    """Ranks that share each sequence's tokens (Ulysses), for sequences whose activations do not fit on one. It must divide
-    the number of ranks and of attention heads. 1: a rank has its sequences whole. See docs/guide/learner.md."""
+    """Ranks that share each sequence's tokens (Ulysses), for sequences whose activations do not fit on one rank. It must
+    divide the number of ranks and of attention heads. 1: each rank has whole sequences. See docs/guide/learner.md."""
     offload: Literal["none", "optimizer", "optimizer_and_parameters"] = "none"
     """What is kept in the host's memory instead of the GPU's; this is slower. optimizer: master weights and Adam's moments,
     and Adam steps there; needs zero_stage 1 or higher. optimizer_and_parameters: the weights too, fetched layer by layer;
     needs zero_stage 3."""
     collective_timeout_s: float = Field(1800.0, ge=1)
-    """How long the ranks wait in a collective for a missing one before they end with an error. On CPU, a rank that dies is
-    noticed at once."""
+    """How long the ranks wait in a collective for a missing rank before they end with an error. On CPU, the death of a rank
+    is noticed at once."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the forward and backward pass; master weights are float32."""
     learning_rate: float = Field(1e-6, gt=0)
-    """AdamW's learning rate. It is constant after warmup_steps; schedule.learning_rate changes it within a run."""
+    """AdamW's learning rate. It is constant after warmup_steps; schedule.learning_rate changes it during a run."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps over which the learning rate rises linearly from learning_rate / warmup_steps."""
     weight_decay: float = Field(0.0, ge=0)
@@ -64,11 +64,11 @@ class Learner(Section):
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: about a third more time for a fraction of the memory."""
     activation_offload: bool = False
-    """Keep the checkpoints of activations in the host's memory until backward; needs activation_checkpointing. Slower; the
-    GPU then holds those of one layer."""
+    """Keep the checkpoints of activations in the host's memory until backward; needs activation_checkpointing. Slower, but
+    the GPU then holds only those of one layer."""
     mlp_tiles: int = Field(1, ge=1)
-    """Dense MLPs compute their tokens in so many slices, and again in backward: for long sequences, whose hidden values are
-    the largest tensors of a layer. 1: at once."""
+    """Dense MLPs compute their tokens in this many slices, and again in backward: for long sequences, whose hidden values
+    are the largest tensors of a layer. 1: all at once."""
     profile: bool = False
     """Log where the time of each batch goes, and write it to profile.jsonl and profile.md in the run's directory (see
     docs/evidence/performance.md). ``gspo learner --profile`` sets it. On a GPU the learner then waits for the device once
@@ -76,38 +76,38 @@ class Learner(Section):
     dump_tokens: bool = False
     """Keep what the learner computes for each token it trains on, and for each sequence, in learner-tokens/ in the run's
     directory, for ``gspo view``: log-probs, ratio, clipped or not, entropy; clip range and weight. About 21 bytes a token.
-    Without it ``gspo view`` gets the same numbers by replaying a batch."""
+    Without it, ``gspo view`` gets the same numbers by replaying a batch."""
     peak_tflops: float | None = Field(None, gt=0)
-    """Peak of one rank's device in this dtype, in TFLOP/s. A profile reports the share of it that was used (MFU). Not set:
-    known for some GPUs in bfloat16; otherwise a profile has no MFU."""
+    """Peak of one rank's device in this dtype, in TFLOP/s. A profile reports the used share of it (MFU). Not set: known for
+    some GPUs in bfloat16; otherwise a profile has no MFU."""
     checkpoint_every_batches: int = Field(10, ge=1)
-    """Save a checkpoint after this many batches. A crash repeats at most this many, and those trained while one
-    is written."""
+    """Save a checkpoint after this many batches. A crash repeats at most this many, and those trained while one is being
+    written."""
     checkpoint_in_background: bool = True
-    """true: training waits only for a copy of what a checkpoint holds, and continues while it is written. Until then each
+    """true: training waits only for a copy of the checkpoint's content, and continues while it is written. Until then each
     rank holds its share in CPU memory (12 bytes per parameter, over all ranks). false: no copy, and training waits until
     everything is on disk."""
     checkpoint_copy_gib: float = Field(1024.0, ge=0, le=2**20)
-    """The most host memory, in GiB, that these copies take on one machine, all its ranks together. Training waits while
-    what exceeds it is written, parameter by parameter. 0: all of it."""
+    """The most host memory, in GiB, that these copies take on one machine, all its ranks together. Training waits while the
+    excess is written, parameter by parameter. 0: it waits until everything is written."""
     keep_checkpoints: int = Field(2, ge=1)
     """How many of the newest checkpoints are kept; older ones are removed."""
     keep_best_checkpoint: bool = True
-    """true: the checkpoint whose weights did best (``evaluation.best_by``; of equal ones the earliest) is
-    kept, too, which takes the room of one more, and of two more while one is evaluated. Only weights that were evaluated
-    count, so let checkpoint_every_batches be a multiple of evaluation.every_batches. ``gspo export --checkpoint best``
-    writes it as a model. false: only the newest are kept."""
+    """true: the checkpoint with the best weights (``evaluation.best_by``; of equal ones the earliest) is also kept. It takes
+    the room of one more checkpoint, and of two more while one is evaluated. Only evaluated weights count, so let
+    checkpoint_every_batches be a multiple of evaluation.every_batches. ``gspo export --checkpoint best`` writes it as a
+    model. false: only the newest are kept."""
     weights_endpoint: str = "tcp://127.0.0.1:7003"
     """Rollouts fetch weights here; the learner binds it."""
     advertised_weights_endpoint: str = ""
-    """What rollouts connect to, if it differs from weights_endpoint, such as a service name. Empty: the same."""
+    """The address that rollouts connect to, if it differs from weights_endpoint, such as a service name. Empty: the same."""
     metrics_port: Port = 9102
     """/metrics, /healthz and /readyz, on each machine; 0: any free port (logged). Machines other than number 0 serve no
-    metrics there, but report whether they live and train."""
+    metrics there, but report whether they are alive and train."""
 
     def stage_on(self, ranks: int, *, leaves_device: bool) -> int:
-        """The ZeRO stage with which so many ranks run. One rank alone has nothing to partition: in float32 without offload,
-        stage 1 is then stage 0, which gives the same weights without a second copy of them and of their gradients.
+        """Return the ZeRO stage for so many ranks. One rank alone has nothing to partition: in float32 without offload,
+        stage 1 then runs as stage 0, which gives the same weights without a second copy of them and of their gradients.
 
         ``leaves_device``: the states leave the device while the rollout has it, which needs those copies.
         """
@@ -119,17 +119,17 @@ class Learner(Section):
     def _stage_fits(self) -> "Learner":
         if self.dtype == "bfloat16" and self.zero_stage == 0:
             raise ValueError(
-                "learner.dtype is 'bfloat16' and learner.zero_stage is 0, which gets Adam's first step wrong; use "
+                "learner.dtype is 'bfloat16' but learner.zero_stage is 0, which computes Adam's first step wrongly; use "
                 "zero_stage 1 or higher"
             )
         if self.offload == "optimizer" and self.zero_stage == 0:
             raise ValueError(
-                "learner.offload is 'optimizer' and learner.zero_stage is 0, which has nothing to keep elsewhere; use "
+                "learner.offload is 'optimizer' but learner.zero_stage is 0, which has nothing to offload; use "
                 "zero_stage 1 or higher"
             )
         if self.offload == "optimizer_and_parameters" and self.zero_stage < 3:
             raise ValueError(
-                f"learner.offload is 'optimizer_and_parameters' and learner.zero_stage is {self.zero_stage}, which keeps "
+                f"learner.offload is 'optimizer_and_parameters' but learner.zero_stage is {self.zero_stage}, which keeps "
                 "parameters whole; use zero_stage 3, or offload = optimizer"
             )
         return self
@@ -138,7 +138,7 @@ class Learner(Section):
     def _activations_are_kept(self) -> "Learner":
         if self.activation_offload and not self.activation_checkpointing:
             raise ValueError(
-                "learner.activation_offload is true and learner.activation_checkpointing is false, so there are no "
+                "learner.activation_offload is true but learner.activation_checkpointing is false, so there are no "
                 "checkpoints to keep; set activation_checkpointing = true"
             )
         return self

@@ -1,4 +1,4 @@
-"""The section of the loss: the library's objective, and what the learner does around it."""
+"""The section of the loss: the library's objective, and the learner's options around it."""
 
 from dataclasses import fields
 from typing import Annotated, Any, Final, Literal
@@ -27,20 +27,20 @@ class ObjectiveSettings(Objective):
     normalise_by_std: bool = True
     """Divide group-relative advantages by a standard deviation, as the paper does by the group's."""
     std_over: StdOver = "group"
-    """Whose standard deviation divides the advantages. group: that of the group's rewards. batch: that of all rewards of the
-    batch (Lite PPO): then a group whose rewards hardly differ is not blown up to the size of the others."""
+    """The standard deviation that divides the advantages. group: of the group's rewards. batch: of all rewards of the batch
+    (Lite PPO); then a group whose rewards hardly differ is not scaled up to the size of the others."""
     advantage_baseline: Baseline = "mean"
-    """What a reward is compared with. mean: the mean of its group. leave_one_out: the mean of the group's other members
-    (RLOO), which is unbiased with normalise_by_std = false."""
+    """The baseline of a reward. mean: the mean of its group. leave_one_out: the mean of the group's other members (RLOO),
+    which is unbiased with normalise_by_std = false."""
     overlong_buffer_tokens: Annotated[int | None, Field(ge=1)] = None
     """Overlong shaping (DAPO): over the last tokens before sampling.max_tokens, this many, a trajectory's reward falls
-    linearly, by overlong_penalty at the end. Tokens are counted as sampling.max_tokens counts them, prompt included. Not
+    linearly, by overlong_penalty at the end. Tokens are counted like those of sampling.max_tokens, including the prompt. Not
     set: rewards do not depend on the length."""
     overlong_penalty: Annotated[float, Field(gt=0)] = 1.0
-    """For overlong_buffer_tokens: what a trajectory of sampling.max_tokens loses of its reward."""
+    """For overlong_buffer_tokens: the reward that a trajectory of sampling.max_tokens loses."""
     overlong_filter_tokens: Annotated[int | None, Field(ge=1)] = None
-    """Overlong filter (DAPO): trajectories of this many tokens or more get advantage 0. sampling.max_tokens filters what was
-    cut off by it. Their rewards stay in the baseline. Not set: none."""
+    """Overlong filter (DAPO): trajectories of this many tokens or more get advantage 0. The value of sampling.max_tokens
+    filters those that it cut off. Their rewards stay in the baseline. Not set: no filter."""
 
     def __post_init__(self) -> None:
         try:
@@ -50,7 +50,7 @@ class ObjectiveSettings(Objective):
         if self.std_over == "batch" and not self.normalise_by_std:
             raise ValueError(
                 "objective.std_over is 'batch' with normalise_by_std = false, which divides by no deviation. Set "
-                "normalise_by_std = true, or leave std_over out"
+                "normalise_by_std = true, or omit std_over"
             )
         if self.advantage == "turn" and self.kl_coefficient > 0 and self.kl_in == "reward":
             raise ValueError(
@@ -61,7 +61,7 @@ class ObjectiveSettings(Objective):
     @field_validator(*_LIBRARY_FIELDS)
     @classmethod
     def _in_range(cls, value: Any, info: ValidationInfo) -> Any:
-        """Judge each field of the library's by itself too, so that all mistakes are told at once."""
+        """Validate each of the library's fields by itself too, so that all mistakes are reported at once."""
         assert info.field_name is not None
         try:
             require_field(_LIBRARY_FIELDS[info.field_name], value)

@@ -16,33 +16,31 @@ class RewardSection(Section):
 
     workers: int = Field(1, ge=1, le=256)
     """Worker processes of each rollout; each computes one reward at a time. A reward that computes needs a core. One that
-    waits for a judge needs none, but a worker (about 100 MB) for each request under way."""
+    waits for a judge needs no core, but one worker (about 100 MB) for each request under way."""
     memory_bytes: int = Field(2 * 2**30, ge=128 * 2**20)
-    """Address space of one worker, libraries included. Code that wants more gets a MemoryError, and the attempt fails."""
+    """Address space of one worker, libraries included. Code that needs more gets a MemoryError, and the attempt fails."""
     cpu_s: int = Field(60, ge=1)
     """CPU seconds of one reward, for each of its processes. The deadline, in wall-clock seconds, is the environment's:
     environment.options.reward_deadline_s for the dataset environment."""
     on_deadline: Literal["fail", "zero"] = "fail"
-    """What a reward function over its deadline or its CPU time is worth. fail: nothing. The attempt fails and another one is
-    made; right where the grader is to blame, such as a slow judge. zero: 0, for functions that run the policy's code. To
-    leave out every attempt that hangs would teach nothing about hanging, and would prefer whatever ends early. All rollouts
-    of a run must have the same value."""
+    """The result of a reward function over its deadline or its CPU time. fail: there is no reward; the attempt fails and
+    is repeated. Right if the grader is to blame, such as a slow judge. zero: 0, for functions that run the policy's code.
+    Leaving out every attempt that hangs would teach nothing about hanging, and would favour code that ends early. All
+    rollouts of a run must have the same value."""
     network: bool = False
-    """Let reward code reach the network, for judges and other services. Nothing then limits what it may reach."""
+    """Let reward code reach the network, for judges and other services. Then nothing limits what it may reach."""
     scratch: bool = False
     """Let reward code write files, of at most 256 MiB each. Each job has a folder of its own, as TMPDIR and GSPO_SCRATCH,
     which is removed after it. Without it no file can grow. The limit is on sizes, not on places."""
     variables: list[str] = Field([])
-    """Names of the rollout's environment variables that reward code gets, such as ["OPENAI_API_KEY"]. It gets none of the
-    others, except ten that an interpreter needs. The values stay out of configuration, logs and ledger."""
+    """Names of the rollout's environment variables that reward code gets, such as ["OPENAI_API_KEY"]. It gets no others,
+    except ten that an interpreter needs. The values stay out of configuration, logs and ledger."""
 
     @model_validator(mode="after")
     def _variables_are_names(self) -> "RewardSection":
         for name in self.variables:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-                raise ValueError(f"reward.variables holds {name[:100]!r}: name variables alone, such as OPENAI_API_KEY")
+                raise ValueError(f"reward.variables holds {name[:100]!r}: give names of variables only, like OPENAI_API_KEY")
             if name in _OURS:
-                raise ValueError(
-                    f"reward.variables holds {name!r}, which each worker gets a value of its own for: leave it out"
-                )
+                raise ValueError(f"reward.variables holds {name!r}, for which each worker gets a separate value: remove it")
         return self

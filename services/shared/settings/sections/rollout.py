@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from gspo_services.shared.settings.sections.section import Number, Port, PositiveSeconds, Section
 
-_SO: Final = "which gives each rank its GPU, too"
+_SO: Final = "which also assigns each rank its GPU"
 RANK_OPTIONS: Final = {
     **dict.fromkeys(("--tp", "--tp-size", "--tensor-parallel-size"), f"use rollout.tensor_parallel, {_SO}"),
     **dict.fromkeys(("--ep", "--ep-size", "--expert-parallel-size"), "use rollout.expert_parallel"),
@@ -27,10 +27,10 @@ class Rollout(Section):
     num_servers: int = Field(2, ge=0)
     """How many rollouts ``gspo run`` starts on this machine. Others may join at any time."""
     tensor_parallel: int = Field(1, ge=1, le=64)
-    """Ranks that share one copy of the model in each server (SGLang's --tp-size): one GPU each, or one part of its cores.
-    It must divide the model's heads and widths. Known for Llama, Qwen3 and Qwen3-MoE; others are refused above 1."""
+    """Ranks that share one copy of the model in each server (SGLang's --tp-size): each has one GPU, or one part of its
+    cores. It must divide the model's heads and widths. Known for Llama, Qwen3 and Qwen3-MoE; others are refused above 1."""
     expert_parallel: int = Field(1, ge=1, le=64)
-    """Groups of these ranks that have whole experts of their own (--ep-size), for a mixture of experts. It must divide
+    """Groups of these ranks, each with its own whole experts (--ep-size), for a mixture of experts. It must divide
     tensor_parallel and the number of experts."""
     data_parallel: int = Field(1, ge=1, le=64)
     """Copies of the model in each server (--dp-size), each over tensor_parallel ranks. Several servers do the same."""
@@ -39,14 +39,14 @@ class Rollout(Section):
     order. Several servers may share them in equal numbers, and then server_args must have --mem-fraction-static. Numbers as
     nvidia-smi has them, among those of CUDA_VISIBLE_DEVICES. Empty: the GPUs that the learner leaves."""
     cores: list[Number] = Field([])
-    """Processor cores for these servers, dealt in equal parts, and within a server on a CPU to its ranks. Empty: all."""
+    """Processor cores for these servers, dealt in equal parts, and on a CPU also to a server's ranks. Empty: all."""
     python: str = ""
     """The interpreter for the rollouts that ``gspo run`` starts, and their servers, such as /opt/sglang/bin/python: it may
     have another build of torch than the learner's. Empty: the one that runs ``gspo run``."""
     server_url: str = ""
-    """URL of an SGLang server that already runs; the rollout then starts none. It must see weights_directory."""
+    """URL of an SGLang server that already runs; the rollout then starts none. The server must see weights_directory."""
     server_port: Port = 0
-    """Port of the SGLang server; 0: any free one."""
+    """Port of the SGLang server; 0: any free port."""
     server_args: list[str] = Field([])
     """More arguments for sglang.launch_server."""
     max_total_tokens: int = Field(65536, ge=256)
@@ -61,20 +61,20 @@ class Rollout(Section):
     so that each token's log-prob is that of one policy. in_place: faster, but later tokens see the old cache. With
     lora.publish = "adapter" nothing waits: retract lets them go on with the new adapter, in_place end with their own."""
     weights_directory: Path = Path("/dev/shm")
-    """The copy of the weights lies below this directory (a memory file system); SGLang loads it from there."""
+    """The copy of the weights is below this directory (a memory file system); SGLang loads it from there."""
     peer_weights_endpoint: str = ""
-    """Fetch weights from other rollouts too, and serve them here. The learner then sends each version to only a few
+    """Also fetch weights from other rollouts, and serve them here. The learner then sends each version to only a few
     rollouts, however many there are. Give an address of this host that the others can reach, such as
-    "tcp://10.0.3.7:7004"; port * is any free one. Empty: the learner serves every rollout. With security.keys each rollout
+    "tcp://10.0.3.7:7004"; port * is any free port. Empty: the learner serves every rollout. With security.keys, each rollout
     needs the others' public keys."""
     start_timeout_s: PositiveSeconds = 600.0
     """SGLang must be healthy within this time."""
     engine_timeout_s: PositiveSeconds = 300.0
     """A generation is given up when SGLang adds nothing to it for this long, including waits for weight updates. So is a
-    weight update that takes longer. Their trajectories continue elsewhere. The rollout of a server that hangs ends after
-    three such timeouts, or when three weight updates in a row have failed."""
+    weight update that takes longer. Their trajectories continue elsewhere. If the server hangs, its rollout ends after three
+    such timeouts, or after three failed weight updates in a row."""
     drain_s: PositiveSeconds = 10.0
-    """On SIGTERM: time to hand unfinished trajectories back."""
+    """Time to hand back unfinished trajectories on SIGTERM."""
     linger: bool = False
     """When the run is complete: false ends the process with status 0. true ends only SGLang; the process then waits for
     SIGTERM, alive and not ready. A Deployment needs that, because it restarts whatever ends. ``gspo run`` sets false."""
@@ -95,13 +95,13 @@ class Rollout(Section):
                 raise ValueError(f"server_args has {name} {size}: {RANK_OPTIONS[name]}")
             if name in UNVERIFIED_OPTIONS:
                 raise ValueError(
-                    f"server_args has {name}: how SGLang then shares a model is not known, so its shards could not be "
-                    "verified; leave it out, and use tensor_parallel, expert_parallel or data_parallel"
+                    f"server_args has {name}: it is unknown how SGLang then shares a model, so its shards could not be "
+                    "verified; remove it, and use tensor_parallel, expert_parallel or data_parallel"
                 )
             if name in QUANTISING_OPTIONS:
                 raise ValueError(
-                    f"server_args has {name}: a server that quantises weights as it loads them holds others than were sent, "
-                    'so no update could be verified; leave it out, and use model.dtype = "bfloat16" (the KV cache may be '
-                    "quantised: --kv-cache-dtype)"
+                    f"server_args has {name}: a server that quantises weights as it loads them does not hold the weights "
+                    'that were sent, so no update could be verified; remove it, and use model.dtype = "bfloat16" (the KV '
+                    "cache may be quantised: --kv-cache-dtype)"
                 )
         return self

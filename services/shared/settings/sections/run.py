@@ -1,4 +1,4 @@
-"""What the run is: the sections that several processes read."""
+"""The sections about the run itself, which several processes read."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -26,9 +26,9 @@ class Run(Section):
     max_restarts: int = Field(5, ge=0)
     """``gspo run`` restarts a process that ends early. It gives up when one ends more often than this within 5 minutes."""
     log_bytes: int = Field(64 * 2**20, ge=2**16)
-    """A log in the run's directory that is larger is rotated: it becomes NAME.log.1, and so on."""
+    """A log in the run's directory that exceeds this size is rotated: it becomes NAME.log.1, and so on."""
     log_files: int = Field(5, ge=2)
-    """How many files a log has at most, the newest included. The oldest is removed."""
+    """The largest number of files of a log, including the newest. The oldest is removed."""
 
 
 class Model(Section):
@@ -37,17 +37,17 @@ class Model(Section):
     path: Path = Path("models/tiny")
     """Hugging Face model directory (config.json, *.safetensors, tokenizer.json): the starting weights."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type in which the weights are published and served."""
+    """The type in which weights are published and served."""
 
 
 class EnvironmentSection(Section):
-    """Where tasks and rewards come from."""
+    """The source of tasks and rewards."""
 
     name: str = "arithmetic"
     """A built-in environment (arithmetic, calculator, dataset), for agents also a built-in task set (rows, shop), or
     "package.module:ClassName"."""
     options: dict[str, Any] = Field({})
-    """Passed to the environment; see ``gspo environments``."""
+    """Options of the environment; see ``gspo environments``."""
 
 
 class Sampling(Section):
@@ -65,7 +65,7 @@ class Sampling(Section):
     max_tokens: int = Field(256, ge=2)
     """The most tokens of a sequence, including prompt and observations."""
     max_episode_tokens: int | None = Field(None, ge=2)
-    """The most tokens of an episode, over all its sequences, where agents make several; context counts in each. None:
+    """The most tokens of an episode, over all its sequences, if agents make several; context counts in each. None:
     max_tokens."""
 
     @model_validator(mode="after")
@@ -95,7 +95,7 @@ class Sampling(Section):
 
 
 class BatchSection(Section):
-    """What makes a batch, and how stale it may be."""
+    """The size of a batch, and how stale it may be."""
 
     group_size: int = Field(8, ge=2)
     """Trajectories per prompt. 1 is refused: a group of one has no baseline."""

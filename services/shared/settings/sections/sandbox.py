@@ -24,13 +24,13 @@ class SandboxSection(Section):
     warm: int = Field(2, ge=0, le=64)
     """Sandboxes that are started before anybody asks; each takes about 15 MB."""
     python: str = ""
-    """The interpreter for "python", such as "/opt/python3.13/bin/python3". Empty: the one that gspo runs in, without its
-    virtual environment's packages."""
+    """The interpreter for "python", such as "/opt/python3.13/bin/python3". Empty: the one that gspo runs in, without the
+    packages of its virtual environment."""
     read_only: list[str] = Field([])
     """Folders beside the system's that programs may read, at their own places, such as ["/opt/compilers"]."""
     host: str = "127.0.0.1"
-    """Address that a server listens on. Any other than loopback needs GSPO_SANDBOX_KEY, or security.allow_plaintext where
-    nobody else reaches it."""
+    """Address that a server listens on. Any other than loopback needs GSPO_SANDBOX_KEY, or security.allow_plaintext if
+    nobody else can reach it."""
     port: Port = 7010
     """Port that a server listens on."""
     metrics_port: Port = 9104
@@ -38,7 +38,7 @@ class SandboxSection(Section):
     max_waiting: int = Field(256, ge=0, le=65536)
     """Sandboxes that may be waited for at a server. Whoever comes then is told to try again later, or elsewhere."""
     max_wall_s: PositiveSeconds = 120.0
-    """Wall-clock and processor seconds that a server gives one program, at most; what asks for more is refused."""
+    """The most wall-clock and processor seconds that a server gives one program; a request for more is refused."""
     max_memory_bytes: int = Field(4 * 2**30, ge=2**20)
     """Memory that a server gives one program, at most. ``max_sandboxes`` times as much must be there."""
     idle_s: PositiveSeconds = 60.0

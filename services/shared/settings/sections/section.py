@@ -1,4 +1,4 @@
-"""What every section of a configuration file is made of."""
+"""The base of every section of a configuration file."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Port = Annotated[int, Field(ge=0, le=65535)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 Number = Annotated[int, Field(ge=0)]
-"""Of a GPU or a core, which count from 0."""
+"""The index of a GPU or a core, from 0."""
 
 
 class Section(BaseModel):

@@ -10,7 +10,7 @@ class SecuritySection(Section):
     """Directory with this process's secret key and every peer's public key; ``gspo keys DIRECTORY`` makes one. Every socket
     is then encrypted, and only listed keys are admitted. Empty: no keys, and every endpoint must be private to this host."""
     allow_plaintext: bool = False
-    """Allow endpoints that other hosts reach without keys. Any process that reaches them can join the run and read it."""
+    """Allow endpoints without keys that other hosts can reach. Any process that reaches them can join and read the run."""
     metrics_host: str = "127.0.0.1"
-    """Address that /metrics, /healthz and /readyz are bound to. 127.0.0.1: only this host. 0.0.0.0: every interface, as
-    Kubernetes's probes and Prometheus need. These pages are read-only, and neither encrypted nor authenticated."""
+    """The address of /metrics, /healthz and /readyz. 127.0.0.1: only this host. 0.0.0.0: every interface, as Kubernetes's
+    probes and Prometheus need. These pages are read-only, and neither encrypted nor authenticated."""

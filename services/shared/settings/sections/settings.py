@@ -59,8 +59,8 @@ class Settings(BaseModel):
     trackers: TrackersSection = TrackersSection()
 
     def for_set(self, chosen: EvaluationSet) -> "Settings":
-        """These settings with the environment and the sampling of an evaluation set. Its sampling may be one that cannot be
-        trained on."""
+        """Return these settings with the environment and the sampling of an evaluation set. Its sampling may be one that
+        cannot be trained on."""
         name = chosen.environment or self.environment.name
         own = name == self.environment.name
         options = {**(self.environment.options if own else {}), **chosen.options}
@@ -87,12 +87,12 @@ class Settings(BaseModel):
                 )
             if self.agent.is_used and self.agent.advertised_url and self.evaluation.interval(each):
                 raise ValueError(
-                    f"agent.advertised_url is {self.agent.advertised_url!r} and evaluation.sets.{name} is evaluated in the "
-                    "run: its agents need an endpoint of their own; set every_batches = 0 there and use `gspo eval`"
+                    f"agent.advertised_url is {self.agent.advertised_url!r} but evaluation.sets.{name} is evaluated in the "
+                    "run: its agents need a separate endpoint; set every_batches = 0 there and use `gspo eval`"
                 )
             if self.rollout.max_total_tokens < sampling.max_tokens:
                 raise ValueError(
-                    f"rollout.max_total_tokens is {self.rollout.max_total_tokens} and evaluation.sets.{name}.max_tokens is "
+                    f"rollout.max_total_tokens is {self.rollout.max_total_tokens} but evaluation.sets.{name}.max_tokens is "
                     f"{sampling.max_tokens}: a server could not hold one trajectory; raise the first or lower the second"
                 )
         return self
@@ -110,12 +110,12 @@ class Settings(BaseModel):
             fitting = max(each for each in range(1, number) if groups % each == 0)
             fewer, more = groups - groups % number, groups - groups % number + number
             raise ValueError(
-                f"broker.num_brokers is {number} and batch.groups_per_batch is {groups}: each broker gives an equal share "
-                f"of a batch; use {fitting} brokers, or {f'{fewer} or ' if fewer else ''}{more} groups"
+                f"broker.num_brokers is {number} and batch.groups_per_batch is {groups}: each broker gives an equal "
+                f"share of a batch; use {fitting} brokers, or {f'{fewer} or ' if fewer else ''}{more} groups"
             )
         if self.broker.number >= number:
             raise ValueError(
-                f"broker.number is {self.broker.number} and broker.num_brokers is {number}: brokers are counted from 0 to "
+                f"broker.number is {self.broker.number} but broker.num_brokers is {number}: brokers are counted from 0 to "
                 f"{number - 1}"
             )
         endpoints = (*self.broker.work_endpoints, *self.broker.batch_endpoints)
@@ -130,7 +130,7 @@ class Settings(BaseModel):
 
     @property
     def largest_sampling(self) -> Sampling:
-        """The section sampling with each limit at its largest of all batches."""
+        """Return the section sampling with each limit at its largest of all batches."""
         if not curves(self):
             return self.sampling
         batches = [Scheduled.of(self, batch) for batch in critical_batches(self)]
@@ -139,7 +139,7 @@ class Settings(BaseModel):
 
     @property
     def longest_sequence(self) -> int:
-        """The most tokens of a sequence that the run asks for, of all batches and of its evaluation sets."""
+        """Return the most tokens of a sequence that the run asks for, in all batches and its evaluation sets."""
         sets = [self.for_set(each).sampling for each in self.evaluation.in_runs().values()]
         return max(each.max_tokens for each in (self.largest_sampling, *sets))
 
@@ -153,7 +153,7 @@ class Settings(BaseModel):
         most = self.largest_sampling.max_tokens
         if self.rollout.max_total_tokens < most:
             raise ValueError(
-                f"rollout.max_total_tokens is {self.rollout.max_total_tokens} and sampling.max_tokens is "
+                f"rollout.max_total_tokens is {self.rollout.max_total_tokens} but sampling.max_tokens is "
                 f"{most}: a server could not hold one trajectory; raise the first or lower the second"
             )
         return self
@@ -165,7 +165,7 @@ class Settings(BaseModel):
             tokens = getattr(self.objective, name)
             if tokens is not None and tokens > limit:
                 raise ValueError(
-                    f"objective.{name} is {tokens} and sampling.max_tokens is {limit}: no trajectory has that many tokens; "
+                    f"objective.{name} is {tokens} but sampling.max_tokens is {limit}: no trajectory has that many tokens; "
                     "lower the first or raise the second"
                 )
         return self
@@ -184,7 +184,7 @@ class Settings(BaseModel):
     def _leases_outlast_generations(self) -> "Settings":
         if self.broker.idle_lease_s <= self.rollout.engine_timeout_s:
             raise ValueError(
-                f"broker.idle_lease_s is {self.broker.idle_lease_s:g} and rollout.engine_timeout_s is "
+                f"broker.idle_lease_s is {self.broker.idle_lease_s:g} but rollout.engine_timeout_s is "
                 f"{self.rollout.engine_timeout_s:g}: its lease would end while a rollout still waits for the engine; "
                 "raise the first or lower the second"
             )
@@ -194,7 +194,7 @@ class Settings(BaseModel):
     def _leases_outlast_agents(self) -> "Settings":
         if self.agent.is_used and self.broker.idle_lease_s <= self.agent.deadline_s:
             raise ValueError(
-                f"broker.idle_lease_s is {self.broker.idle_lease_s:g} and agent.deadline_s is {self.agent.deadline_s:g}: an "
+                f"broker.idle_lease_s is {self.broker.idle_lease_s:g} but agent.deadline_s is {self.agent.deadline_s:g}: an "
                 "episode's lease would end while its agent still works; raise the first or lower the second"
             )
         return self
@@ -203,7 +203,7 @@ class Settings(BaseModel):
     def _agents_stay_on_this_host(self) -> "Settings":
         private = is_private(f"http://[{self.agent.host}]:1" if ":" in self.agent.host else f"http://{self.agent.host}:1")
         if self.agent.is_used and not (private or self.security.keys or self.security.allow_plaintext):
-            raise ValueError(f"agent.host is {self.agent.host!r}: {EXPOSED}; or leave it at 127.0.0.1")
+            raise ValueError(f"agent.host is {self.agent.host!r}: {EXPOSED}; or keep it at 127.0.0.1")
         return self
 
     @model_validator(mode="after")

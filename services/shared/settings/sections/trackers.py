@@ -10,17 +10,17 @@ TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class TrackersSection(Section):
-    """Experiment trackers that ``gspo run`` sends the run to, each from a process of its own."""
+    """Experiment trackers that ``gspo run`` sends the run to, each from its own process."""
 
     to: list[TrackerName] = Field([])
-    """Any of tensorboard, wandb, mlflow, trackio; each is installed with pip. Empty: none. Where the data goes is up to the
-    tracker's own environment variables; TensorBoard's files are in RUN/tensorboard."""
+    """Any of tensorboard, wandb, mlflow, trackio; install each with pip. Empty: none. The tracker's own environment
+    variables decide where the data goes; TensorBoard's files are in RUN/tensorboard."""
     project: str = Field("gspo", min_length=1, max_length=120, pattern=r"^[A-Za-z0-9_\-. ]+$")
-    """What the project (MLflow: the experiment) is called there."""
+    """The project's name there (MLflow: the experiment's)."""
     run_name: str = Field("", max_length=40)
-    """What the run is called there, with some characters after it that make it unique. Empty: the name of run.directory."""
+    """The run's name there, followed by some characters that make it unique. Empty: the name of run.directory."""
     samples: int = Field(8, ge=0, le=100)
-    """So many answers of each evaluation are sent as a table, those of the first tasks. 0: none."""
+    """This many answers of each evaluation are sent as a table, from the first tasks. 0: none."""
 
     @model_validator(mode="after")
     def _once(self) -> "TrackersSection":

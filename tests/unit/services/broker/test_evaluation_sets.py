@@ -57,7 +57,7 @@ def test_without_a_word_the_first_set_decides_by_its_reward(tmp_path: Path) -> N
     ("text", "said"),
     [
         ('[evaluation]\nbest_by = "b/reward"\n[evaluation.sets.a]', "one of the sets that the run evaluates: a"),
-        ('[evaluation]\nbest_by = "a/pass@2"\n[evaluation.sets.a]', "set a has no 'pass@2' in a run; it has reward"),
+        ('[evaluation]\nbest_by = "a/pass@2"\n[evaluation.sets.a]', "set a does not measure 'pass@2' in a run but reward"),
         ('[evaluation]\nbest_by = "a/reward"\n[evaluation.sets.a]\nevery_batches = 0', "there is none"),
         ('[evaluation.sets.a]\nmetrics = ["elo"]', 'it has no elo: none of its 256 tasks has a number in the field'),
         ('[evaluation.sets.a]\nenvironment = "dataset"', 'evaluation.sets.a, environment "dataset": the dataset'),

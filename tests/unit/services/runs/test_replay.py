@@ -199,7 +199,7 @@ def test_versions_that_the_run_did_not_publish_are_not_compared(run: Path) -> No
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--set", "model.path=nowhere"], "model.path is nowhere: no config.json there"),
+        (["--set", "model.path=nowhere"], "model.path is nowhere: there is no config.json"),
         (["--from-checkpoint", "2"], "has checkpoints after these batches: 1"),
         (["--from-checkpoint", "3"], "has 3 batches, and --from-checkpoint is 3: none is left"),
         (["--batches", "0"], "--batches is 0: use at least 1"),
@@ -223,7 +223,7 @@ def test_a_run_that_cannot_be_replayed_gives_a_line_with_the_reason(
 
 def test_a_directory_that_is_no_run_cannot_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert replay_command([str(tmp_path)]) == 2
-    assert "settings.json: not there" in capsys.readouterr().err
+    assert "settings.json: missing" in capsys.readouterr().err
 
 
 def test_the_ranks_of_two_machines_are_all_started_on_this_one() -> None:

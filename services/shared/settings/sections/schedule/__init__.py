@@ -1,4 +1,4 @@
-"""Settings that change within one run: the section ``schedule``, its curves, and what refuses those that cannot hold."""
+"""Settings that change during a run: the section ``schedule``, its curves, and their checks."""
 
 from gspo_services.shared.settings.sections.schedule.checks import (
     SCHEDULED,

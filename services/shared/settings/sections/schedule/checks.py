@@ -1,4 +1,4 @@
-"""Refuses schedules that give a setting a value which it could not have by itself, in whatever batch."""
+"""Refuses schedules that would give a setting an invalid value in any batch."""
 
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
@@ -27,7 +27,7 @@ MOST_CHECKED: Final = 1000
 
 
 class ScheduledSections(Protocol):
-    """The sections of a configuration that schedules concern."""
+    """The sections of a configuration that schedules affect."""
 
     @property
     def run(self) -> Run: ...
@@ -53,7 +53,7 @@ class Scheduled(NamedTuple):
 
     @classmethod
     def of(cls, settings: ScheduledSections, batch: int) -> "Scheduled":
-        """Those of ``batch``."""
+        """Return the values in ``batch``."""
         schedule, sampling, objective = settings.schedule, settings.sampling, settings.objective
         most = settings.run.num_batches
         return cls(
@@ -67,13 +67,13 @@ class Scheduled(NamedTuple):
 
 
 def curves(settings: ScheduledSections) -> dict[str, Schedule]:
-    """The schedules that the settings have, by key."""
+    """Return the schedules that the settings have, by key."""
     found = {name: getattr(settings.schedule, name) for name in SCHEDULED}
     return {name: curve for name, curve in found.items() if curve is not None}
 
 
 def critical_batches(settings: ScheduledSections) -> list[int]:
-    """Batches of the run with every extreme of every schedule, and some between them."""
+    """Return batches of the run with every extreme of every schedule, and some between them."""
     num_batches = settings.run.num_batches
     turns = set(range(0, num_batches, -(-num_batches // MOST_CHECKED)))
     for curve in curves(settings).values():
@@ -82,7 +82,7 @@ def critical_batches(settings: ScheduledSections) -> list[int]:
 
 
 def require_schedules(settings: ScheduledSections) -> None:
-    """Raises: ValueError with the batch, the value and the way out, for a value that a setting cannot have."""
+    """Raises: ValueError with the batch, the value and what to do, for a value that a setting cannot have."""
     found = curves(settings)
     if not found:
         return
@@ -90,13 +90,13 @@ def require_schedules(settings: ScheduledSections) -> None:
         _require_curve(name, curve, settings)
     if "learning_rate" in found and settings.learner.warmup_steps:
         raise ValueError(
-            f"learner.warmup_steps is {settings.learner.warmup_steps} and schedule.learning_rate is set, which has a "
-            "warm-up of its own, in batches: set learner.warmup_steps = 0, and warmup in the schedule"
+            f"learner.warmup_steps is {settings.learner.warmup_steps} but schedule.learning_rate is set, which has its own "
+            "warm-up, in batches: set learner.warmup_steps = 0, and warmup in the schedule"
         )
     if settings.objective.adaptive_clip_target is not None and found.keys() & {"eps_low", "eps_high"}:
         raise ValueError(
             f"objective.adaptive_clip_target is {settings.objective.adaptive_clip_target} and the clip width is scheduled: "
-            "one steers the width by what is clipped, the other by the batch. Leave one of them out"
+            "one adapts the width to what is clipped, the other sets it by the batch. Remove one of them"
         )
     for batch in critical_batches(settings):
         _require_values(settings, batch)

@@ -12,12 +12,12 @@ Step = tuple[Annotated[int, Field(ge=1)], float]
 
 
 def value_at(curve: "Schedule | None", batch: int, own: float, num_batches: int) -> float:
-    """The value of a setting in ``batch``: its ``own`` without a curve. From the end of the run on, the last batch's."""
+    """Return the value of a setting in ``batch``: its ``own`` without a curve. After the run's end, the last batch's."""
     return own if curve is None else curve.at(min(batch, num_batches - 1), own, num_batches)
 
 
 class Schedule(Section):
-    """How one setting changes within a run. It begins with the setting's own value, v; batches count from 0.
+    """How one setting changes during a run. It starts with the setting's own value, v; batches count from 0.
 
     With b the batch, ``start`` the batch where a change begins and ``end`` the one where it is complete:
 
@@ -30,19 +30,19 @@ class Schedule(Section):
     """
 
     shape: Literal["steps", "linear", "cosine", "constant"] = "steps"
-    """The curve; steps where only ``steps`` is given."""
+    """The curve; steps if only ``steps`` is given."""
     steps: list[Step] = Field([])
-    """For steps: [batch, value], in order. The value holds from that batch on."""
+    """For steps: [batch, value], in order. Each value applies from that batch on."""
     to: float | None = None
     """For the others: the value at the end. Not set: 0, which only a learning rate can have, as it never gets there."""
     warmup: int = Field(0, ge=0)
     """Batches over which the value rises from v / warmup to v; for a learning rate only."""
     decay: int | None = Field(None, ge=1)
-    """For constant: over how many batches before the end the value changes. Not set: it does not."""
+    """For constant: the number of batches before the end in which the value changes. Not set: it does not change."""
     start: int | None = Field(None, ge=0)
     """For linear and cosine: the batch where the change begins. Not set: after the warm-up."""
     end: int | None = Field(None, ge=1)
-    """The batch from which on the value is ``to``. Not set: run.num_batches, so that the last batch is just before it."""
+    """The batch from which the value is ``to``. Not set: run.num_batches, so the last batch is just before it."""
 
     @model_validator(mode="after")
     def _of_one_shape(self) -> "Schedule":
@@ -58,18 +58,18 @@ class Schedule(Section):
         for name, shape in foreign.items():
             if getattr(self, name):
                 belongs = f"it belongs to shape {shape}" if shape else "every step has its batch and its value"
-                raise ValueError(f"{name} is {getattr(self, name)} with shape {self.shape!r}: {belongs}; leave it out")
+                raise ValueError(f"{name} is {getattr(self, name)} with shape {self.shape!r}: {belongs}; remove it")
         return self
 
     def bounds(self, num_batches: int) -> tuple[int, int]:
-        """The batches where the change begins, and where it is complete."""
+        """Return the batches where the change begins, and where it is complete."""
         end = num_batches if self.end is None else self.end
         if self.shape == "constant":
             return (end, end) if self.decay is None else (end - self.decay, end)
         return self.warmup if self.start is None else self.start, end
 
     def at(self, batch: int, value: float, num_batches: int) -> float:
-        """The value in ``batch``, where ``value`` is the setting's own."""
+        """Return the value in ``batch``, where ``value`` is the setting's own."""
         if self.shape == "steps":
             return next((new for first, new in reversed(self.steps) if first <= batch), value)
         if batch < self.warmup:

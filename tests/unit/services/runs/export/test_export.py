@@ -235,7 +235,7 @@ def test_errors_name_the_way_out(run: Path, tmp_path: Path, start: Path, capsys:
         return capsys.readouterr().err
 
     assert "there is no such run" in refused(str(tmp_path / "nothing"))
-    assert "settings.json: not there" in refused(str(tmp_path))
+    assert "settings.json: missing" in refused(str(tmp_path))
     assert "name its directory on this machine with --model DIR" in refused(str(run), "--model", str(tmp_path))
     other = tmp_path / "other"
     shutil.copytree(start, other)

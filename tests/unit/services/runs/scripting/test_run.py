@@ -174,7 +174,7 @@ def test_what_holds_no_run_or_cannot_be_started_is_named(tmp_path: Path) -> None
     with pytest.raises(ConfigurationError, match=r"no such file"):
         Run.start(tmp_path / "none.toml")
     (tmp_path / "run.toml").write_text("")
-    with pytest.raises(ConfigurationError, match=r"no config.json there"):
+    with pytest.raises(ConfigurationError, match=r"there is no config.json"):
         Run.start(tmp_path / "run.toml", {"model.path": tmp_path, "run.directory": tmp_path / "run"})
     assert not (tmp_path / "run").exists()
 

@@ -218,7 +218,7 @@ async def test_a_run_that_is_half_gone_says_what_is_missing(run: Path, serve: Se
     (run / "settings.json").unlink()
     (run / "metrics.jsonl").unlink()
     overview = await answer(client, "/api/runs/run/overview")
-    assert "settings.json: not there" in overview["facts"]["settings_error"]
+    assert "settings.json: missing" in overview["facts"]["settings_error"]
     assert overview["columns"]["batch"] == [0, 1, 2]
     (run / LEDGER_FILE).unlink()
     assert "is no run directory" in await refused(client, "/api/runs/run/overview", 409)

@@ -32,7 +32,7 @@ HEAD = "[run]\nnum_batches = 10\n[sampling]\nmax_turn_tokens = 16\nmax_tokens = 
         ("max_tokens = {steps = [[4, 70], [4, 80]]}", ["steps are at the batches [4, 4]", "give each once, in order"]),
         ("max_tokens = {shape = 'steps'}", ["shape is 'steps' and steps are []", "give steps = [[BATCH, VALUE], ...]"]),
         ("max_tokens = {shape = 'linear', steps = [[4, 70]]}", ["shape is 'linear'", "leave steps out, or shape"]),
-        ("max_tokens = {steps = [[4, 70]], to = 9}", ["to is 9.0 with shape 'steps'", "leave it out"]),
+        ("max_tokens = {steps = [[4, 70]], to = 9}", ["to is 9.0 with shape 'steps'", "remove it"]),
         ("learning_rate = {shape = 'cosine', decay = 3}", ["decay is 3 with shape 'cosine'", "belongs to shape constant"]),
         ("learning_rate = {shape = 'constant', start = 3}", ["start is 3 with shape 'constant'", "linear or cosine"]),
         ("temperature = {shape = 'constant', warmup = 3}", ["schedule.temperature.warmup is 3", "only a learning rate"]),

@@ -12,15 +12,15 @@ OTHERS = ("0.0.0.0", "10.0.0.7", "::")
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ((FUNCTION, 'agent.command=["node", "agent.js"]'), "agent.function and agent.command are both given"),
-        ((FUNCTION, "agent.url=http://127.0.0.1:8000"), "agent.function and agent.url are both given"),
+        ((FUNCTION, 'agent.command=["node", "agent.js"]'), "agent.function and agent.command are both set"),
+        ((FUNCTION, "agent.url=http://127.0.0.1:8000"), "agent.function and agent.url are both set"),
         (("agent.function=solve",), "agent.function is 'solve': expected"),
-        (("agent.url=127.0.0.1:8000",), "agent.url is '127.0.0.1:8000': expected one that begins with http"),
+        (("agent.url=127.0.0.1:8000",), "agent.url is '127.0.0.1:8000': it must begin with http"),
         (
             ("agent.url=http://127.0.0.1:8000", "agent.python=python3"),
             "agent.python is 'python3', which is for",
         ),
-        ((FUNCTION, "agent.deadline_s=900"), "broker.idle_lease_s is 900 and agent.deadline_s is 900"),
+        ((FUNCTION, "agent.deadline_s=900"), "broker.idle_lease_s is 900 but agent.deadline_s is 900"),
         ((FUNCTION, "agent.on_replay=again"), "agent.on_replay is 'again'"),
         ((FUNCTION, "agent.weights={right = 'much'}"), "agent.weights.right is 'much'"),
         ((FUNCTION, "agent.workers=0"), "agent.workers is 0"),

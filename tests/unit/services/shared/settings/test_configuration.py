@@ -97,11 +97,11 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
         ("[learner]\nnum_nodes = 2\nrendezvous_address = ':29500'\n", ["learner.rendezvous_address is ':29500'"]),
         (
             "[learner]\ndtype = 'bfloat16'\nzero_stage = 0\n",
-            ["learner.dtype is 'bfloat16' and learner.zero_stage is 0", "use zero_stage 1 or higher"],
+            ["learner.dtype is 'bfloat16' but learner.zero_stage is 0", "use zero_stage 1 or higher"],
         ),
         (
             "[learner]\noffload = 'optimizer'\nzero_stage = 0\n",
-            ["learner.offload is 'optimizer' and learner.zero_stage is 0", "use zero_stage 1 or higher"],
+            ["learner.offload is 'optimizer' but learner.zero_stage is 0", "use zero_stage 1 or higher"],
         ),
         (
             "[learner]\noffload = 'optimizer_and_parameters'\nzero_stage = 2\n",
@@ -137,7 +137,7 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
         ("[rollout]\nserver_args = ['--tp-size', '2']\n", ["--tp-size 2", "use rollout.tensor_parallel"]),
         ("[rollout]\nserver_args = ['--ep=2']\n", ["--ep 2", "use rollout.expert_parallel"]),
         ("[rollout]\nserver_args = ['--pp-size', '2']\n", ["--pp-size 2", "cannot be verified"]),
-        ("[rollout]\nserver_args = ['--enable-dp-attention']\n", ["--enable-dp-attention", "leave it out"]),
+        ("[rollout]\nserver_args = ['--enable-dp-attention']\n", ["--enable-dp-attention", "remove it"]),
         ("[rollout]\nserver_args = ['--quantization=fp8']\n", ["--quantization", "no update could be verified", "bfloat16"]),
         (
             "[rollout]\npeer_weights_endpoint = 'tcp://10.0.3.7:7004'\n",
@@ -265,7 +265,7 @@ def renamed(path: Path | None, overrides: Sequence[str] = (), **environment: str
 
 def test_a_renamed_key_is_answered_with_where_it_is_set_its_value_and_its_new_name(tmp_path: Path) -> None:
     path = written(tmp_path, "[objective]\nband_growth = 0.5\n")
-    says = "objective.band_growth is 0.5: the key is called objective.clip_range_growth now"
+    says = "objective.band_growth is 0.5: the key is now called objective.clip_range_growth"
     assert renamed(path) == f"{path}: {says}"
     variable = "GSPO_OBJECTIVE__BAND_GROWTH"
     assert renamed(None, **{variable: "0.5"}) == f"environment {variable}: {says}"
@@ -275,8 +275,8 @@ def test_a_renamed_key_is_answered_with_where_it_is_set_its_value_and_its_new_na
 def test_all_renamed_keys_are_said_at_once_also_beside_their_new_names(tmp_path: Path) -> None:
     path = written(tmp_path, '[rollout]\nreward_workers = "two"\n[objective]\nclip_range_growth = 0.1\n')
     assert renamed(path, ["objective.band_growth=1"]) == (
-        "--set objective.band_growth=1: objective.band_growth is 1: the key is called objective.clip_range_growth now\n"
-        f"{path}: rollout.reward_workers is 'two': the key is called reward.workers now"
+        "--set objective.band_growth=1: objective.band_growth is 1: the key is now called objective.clip_range_growth\n"
+        f"{path}: rollout.reward_workers is 'two': the key is now called reward.workers"
     )
 
 
@@ -289,8 +289,8 @@ def test_a_name_that_was_never_renamed_is_an_unknown_key(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("table", "text"),
     [
-        ('variables = ["A=1"]', "reward.variables holds 'A=1': name variables alone"),
-        ('variables = ["TMPDIR"]', "reward.variables holds 'TMPDIR', which each worker gets a value of its own for"),
+        ('variables = ["A=1"]', "reward.variables holds 'A=1': give names of variables only"),
+        ('variables = ["TMPDIR"]', "reward.variables holds 'TMPDIR', for which each worker gets a separate value"),
         ('on_deadline = "drop"', "reward.on_deadline is 'drop'"),
         ("workers = 0", "reward.workers is 0"),
         ("memory_bytes = 1000", "reward.memory_bytes is 1000"),
