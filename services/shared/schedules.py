@@ -5,13 +5,13 @@ from gspo_services.shared.settings import Sampling, Settings, value_at
 
 
 class RunSchedules:
-    """Those of one run, from its settings. Pure: the same settings and batch give the same values."""
+    """The schedules of one run. Pure: the same settings and batch give the same values."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def sampling_at(self, batch: int) -> GroupSampling:
-        """How a group is sampled that begins for ``batch``."""
+        """Return how to sample a group that starts for ``batch``."""
         sampling, schedule, most = self._settings.sampling, self._settings.schedule, self._settings.run.num_batches
         max_tokens = round(value_at(schedule.max_tokens, batch, sampling.max_tokens, most))
         whole = sampling.max_episode_tokens
@@ -23,7 +23,7 @@ class RunSchedules:
         )
 
     def training_at(self, batch: int) -> TrainingValues:
-        """What ``batch`` is trained with, as far as it is scheduled."""
+        """Return the scheduled values for training ``batch``."""
         schedule, objective, most = self._settings.schedule, self._settings.objective, self._settings.run.num_batches
         rate = self._settings.learner.learning_rate
         return TrainingValues(
@@ -34,7 +34,7 @@ class RunSchedules:
 
 
 def sampling_of(sampling: Sampling) -> GroupSampling:
-    """The section ``sampling`` as it stands, without schedules."""
+    """Return the section ``sampling`` as it stands, without schedules."""
     return GroupSampling(
         temperature=sampling.temperature,
         max_turn_tokens=sampling.max_turn_tokens,

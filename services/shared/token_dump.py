@@ -35,7 +35,7 @@ class TokenPart:
     steps_S: NDArray[np.int64]
     """The optimizer step of the batch that it was trained in, from 0."""
     counts_S: NDArray[np.int64]
-    """Trained tokens of each."""
+    """The number of trained tokens of each."""
     columns: tuple[str, ...]
     """Names of ``stats_SC``: the fields of gspo.diagnostics.SequenceStats."""
     stats_SC: NDArray[np.float64]
@@ -46,10 +46,10 @@ class TokenPart:
     ratio_T: NDArray[np.float32]
     """The importance ratio s_t."""
     entropy_T: NDArray[np.float32]
-    """Nats."""
+    """Entropy in nats."""
     advantage_T: NDArray[np.float32]
     clip_T: NDArray[np.uint8]
-    """CLIPPED_HIGH or CLIPPED_LOW where a bound removed the token's gradient, otherwise 0."""
+    """CLIPPED_HIGH or CLIPPED_LOW if a bound removed the token's gradient, otherwise 0."""
 
     def __post_init__(self) -> None:
         if self.stats_SC.shape != (len(self.counts_S), len(self.columns)):

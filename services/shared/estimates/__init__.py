@@ -1,4 +1,4 @@
-"""What a run will need and how fast it may be, worked out from config.json and the settings. Pure: no files, no torch."""
+"""Estimates what a run will need and how fast it may be, from config.json and the settings. Pure: no files, no torch."""
 
 from gspo_services.shared.estimates.amounts import Span, gib
 from gspo_services.shared.estimates.colocate import KEPT_BY_ENGINE, ColocatedMemory, colocated_memory

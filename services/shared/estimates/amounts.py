@@ -1,4 +1,4 @@
-"""Amounts that are known only within bounds, and how they are written."""
+"""Amounts that are known only within bounds, and their text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 GIB: Final = 2.0**30
 BYTES: Final = {"float32": 4, "bfloat16": 2}
-"""Of one element."""
+"""Bytes of one element."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Span:
         return Span(self.low * factor, self.high * factor)
 
     def divided_by(self, other: Span) -> Span:
-        """The quotient of two amounts that do not depend on each other."""
+        """Return the quotient of two amounts that do not depend on each other."""
         return Span(self.low / other.high, self.high / other.low)
 
     @property
@@ -48,7 +48,7 @@ class Span:
 
 
 def exactly(value: float) -> Span:
-    """An amount that is known."""
+    """Return an amount that is known exactly."""
     return Span(value, value)
 
 
@@ -58,12 +58,12 @@ def gib(num_bytes: float) -> str:
 
 
 def at_most(*spans: Span) -> Span:
-    """The largest of several amounts."""
+    """Return the largest of several amounts."""
     return Span(max(span.low for span in spans), max(span.high for span in spans))
 
 
 def brief(value: float) -> str:
-    """Two digits that count, for numbers of which no more are known."""
+    """Format with two significant digits, for numbers that are not known better."""
     if value >= 100:
         digits = 10 ** (len(str(int(value))) - 2)
         return f"{round(value / digits) * digits:,}"

@@ -10,29 +10,29 @@ from gspo_services.shared.estimates.shape import ModelShape
 from gspo_services.shared.settings import Settings
 
 STATIC_SHARE: Final = Span(0.80, 0.90)
-"""Of a GPU's memory: weights and KV cache, where --mem-fraction-static does not say it (SGLang 0.5 chooses by the GPU)."""
+"""Share of a GPU's memory for weights and KV cache if --mem-fraction-static is not given (SGLang 0.5 chooses by the GPU)."""
 PROCESS_BYTES: Final = Span(0.9 * GIB, 1.4 * GIB)
-"""Of a server on a CPU, without weights and cache: measured at 0.97 GB."""
+"""Bytes of a server on a CPU, without weights and cache: measured at 0.97 GB."""
 SHARE_OPTION: Final = "--mem-fraction-static"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineMemory:
-    """Bytes of one server: on each of its devices; all of it on the host where there is none."""
+    """Bytes of one server: on each of its devices, or all on the host if it has none."""
 
     weights: float
     cache_bytes_per_token: int
     cache_tokens: Span
-    """Tokens of which keys and values the server can hold at the same time."""
+    """Tokens whose keys and values the server can hold at the same time."""
     total: Span
 
     def running(self, tokens: float) -> float:
-        """How many sequences of ``tokens`` fit into the cache at the same time, at least."""
+        """Return how many sequences of ``tokens`` fit into the cache at the same time, at least."""
         return self.cache_tokens.low / tokens
 
 
 def static_share(settings: Settings) -> float | None:
-    """What rollout.server_args give for --mem-fraction-static; None: nothing, or no number."""
+    """Return the --mem-fraction-static in rollout.server_args; None: missing or not a number."""
     arguments = settings.rollout.server_args
     for index, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
@@ -46,7 +46,7 @@ def static_share(settings: Settings) -> float | None:
 
 
 def engine_memory(shape: ModelShape, settings: Settings, device_bytes: float | None) -> EngineMemory:
-    """``device_bytes``: of its GPU; None on a CPU, where rollout.max_total_tokens is the size of the cache.
+    """Estimate. ``device_bytes``: of its GPU; None on a CPU, where rollout.max_total_tokens is the size of the cache.
 
     On a GPU weights and cache share --mem-fraction-static of the memory: the cache is what the weights leave. A token takes
     2 x layers x kv_heads x head_dim elements. Ranks that share a model have a part of its weights each, and of its heads.

@@ -1,4 +1,4 @@
-"""Machines that a run is estimated for."""
+"""Machines for which a run is estimated."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ class Device:
 
     name: str
     memory_bytes: float
-    """What nvidia-smi reports."""
+    """Memory that nvidia-smi reports."""
     bandwidth: float | None
-    """Bytes a second between the device and its memory; None: not known."""
+    """Bytes a second between the device and its memory; None: unknown."""
     peak: float | None
-    """Operations a second in bfloat16, dense; None: not known."""
+    """Operations a second in bfloat16, dense; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What the run has."""
+    """The run's hardware."""
 
     device: Device | None
     """None: no GPU."""
     num_devices: int = 0
     cores: int = 1
-    """Of one machine."""
+    """Cores of one machine."""
     memory_bytes: float = 0.0
-    """Of one machine; 0: not known."""
+    """Memory of one machine; 0: unknown."""
     is_named: bool = False
-    """Somebody named it on the command line; otherwise it is this machine."""
+    """Whether the command line named it; otherwise it is this machine."""
 
     @property
     def text(self) -> str:
@@ -57,14 +57,14 @@ _DEVICES: Final = tuple(
 
 
 def known_devices() -> tuple[str, ...]:
-    """The names that ``device_named`` knows."""
+    """Return the names that ``device_named`` knows."""
     return tuple(device.name for device in _DEVICES)
 
 
 def device_named(name: str, memory_bytes: float | None = None) -> Device | None:
-    """The device of this name, as a person or as nvidia-smi writes it; None when it is not known.
+    """Return the device of this name, as a person or nvidia-smi writes it; None if unknown.
 
-    ``memory_bytes``: what it reports itself, for variants with other memory.
+    ``memory_bytes``: what the device itself reports, for variants with other memory.
     """
     plain = name.upper().replace(" ", "").replace("-", "").replace("_", "")
     found = next((device for device in _DEVICES if device.name in plain), None)

@@ -1,4 +1,4 @@
-"""Memory of the machines, beside that of their GPUs."""
+"""Memory of the machines beside their GPUs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ DIGEST_BYTES: Final = 512 * 2.0**20
 
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:
-    """Bytes of one machine's memory, by what takes them."""
+    """Bytes of one machine's memory, by use."""
 
     snapshots: Span
     """Versions that are served, or written for an engine to load."""
     copies: float
-    """Of the state that is written in the background, by all ranks of the machine."""
+    """State that is written in the background, by all ranks of the machine."""
     digests: float
     """Weights that wait on rank 0 to be hashed for a checkpoint's digest."""
     offloaded: float
@@ -34,12 +34,12 @@ class HostMemory:
 
     @property
     def checkpoint(self) -> float:
-        """What is held until a checkpoint is written."""
+        """Bytes held until a checkpoint is written."""
         return self.copies + self.digests
 
 
 def learner_host(shape: ModelShape, settings: Settings, memory: LearnerMemory) -> HostMemory:
-    """The machine of rank 0, which serves the weights.
+    """Estimate the machine of rank 0, which serves the weights.
 
     Snapshots: 2.5 times the model's bytes at rest, and one more while it publishes (docs/guide/weights.md). With adapters as
     versions: the model below them once, and as much again while it is copied (docs/guide/lora.md).

@@ -21,12 +21,12 @@ CUDA_BYTES: Final = Span(0.8 * GIB, 2.0 * GIB)
 CPU_PROCESS_BYTES: Final = Span(0.6 * GIB, 1.2 * GIB)
 """An interpreter with torch, transformers and DeepSpeed."""
 ACTIVATIONS_WIDTH: Final = (0.7, 1.5)
-"""Temporaries of kernels and fragments of the allocator, against what autograd keeps."""
+"""Factors for temporaries of kernels and fragments of the allocator, relative to what autograd keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerMemory:
-    """Bytes of one rank, on its device (on the host where there is none)."""
+    """Bytes of one rank, on its device (on the host if there is none)."""
 
     weights: float
     gradients: float
@@ -35,11 +35,11 @@ class LearnerMemory:
     reference: float
     """The frozen start model of a KL term."""
     activations: Span
-    """With the chunks of logits."""
+    """Logits, with their chunks."""
     bucket: float
     """Gradients on their way to the rank that keeps them."""
     working: Span
-    """Gathered layers, the process itself."""
+    """Gathered layers, and the process itself."""
     weights_on_host: float = 0.0
     """This and the next two: what learner.offload keeps in the host's memory instead."""
     gradients_on_host: float = 0.0
@@ -49,21 +49,21 @@ class LearnerMemory:
 
     @property
     def on_host(self) -> float:
-        """All that is offloaded."""
+        """Everything that is offloaded."""
         return self.weights_on_host + self.gradients_on_host + self.optimizer_on_host + self.activations_on_host
 
     @property
     def total(self) -> Span:
-        """All of the device's."""
+        """Everything on the device."""
         fixed = self.weights + self.gradients + self.optimizer + self.reference + self.bucket
         return self.activations + self.working + exactly(fixed)
 
 
 def learner_memory(shape: ModelShape, settings: Settings, *, cuda: bool) -> LearnerMemory:
-    """The table "Memory" of docs/guide/learner.md, with activations, logits and buffers beside it.
+    """Compute the table "Memory" of docs/guide/learner.md, with activations, logits and buffers beside it.
 
     Weights, gradients, masters and moments are exact: bytes of tensors whose sizes are known. Activations are counted from
-    what autograd keeps (``activation_bytes_per_token``); their span is that of allocators and kernels.
+    what autograd keeps (``activation_bytes_per_token``); their span comes from allocators and kernels.
     """
     learner = settings.learner
     other, experts = shape.other_parameters, shape.expert_parameters
@@ -93,7 +93,7 @@ def learner_memory(shape: ModelShape, settings: Settings, *, cuda: bool) -> Lear
         optimizer=optimizer,
         reference=size * (other + experts) if settings.objective.kl_coefficient > 0 else 0.0,
         activations=_activations(shape, settings),
-        # On a host only what is written of it takes memory.
+        # On a host only written parts of it take memory.
         bucket=size * min(BUCKET_ELEMENTS, math.inf if cuda else whole) if stage > 0 else 0.0,
         working=_working(shape, settings, cuda=cuda),
         weights_on_host=weights_on_host,
@@ -120,7 +120,7 @@ def _working(shape: ModelShape, settings: Settings, *, cuda: bool) -> Span:
 
 
 def live_elements(layer: int) -> int:
-    """How many elements ZeRO 3 may keep gathered: a layer of ``layer``, the next one, and what lies between them."""
+    """Return how many elements ZeRO 3 may keep gathered: a layer of ``layer``, the next one, and everything between them."""
     return max(LIVE_ELEMENTS, 5 * layer // 2)
 
 
@@ -147,7 +147,7 @@ def _activations(shape: ModelShape, settings: Settings) -> Span:
 
 
 def _tokens(settings: Settings) -> int:
-    """The most of a micro-batch. A sequence that is longer than the budget travels alone, on as many ranks as share it."""
+    """Return the most tokens of a micro-batch. A longer sequence travels alone, on as many ranks as share it."""
     learner = settings.learner
     return max(learner.max_tokens_per_micro_batch, -(-settings.largest_sampling.max_tokens // learner.sequence_parallel))
 

@@ -1,4 +1,4 @@
-"""The shape of a decoder, and its numbers of parameters, from its config.json alone."""
+"""Computes the shape of a decoder, and its numbers of parameters, from its config.json alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QKV_BIAS: Final = frozenset({"qwen2", "qwen2_moe"})
 
 
 class ShapeError(ValueError):
-    """config.json does not say what the model's shape is; the text names the key."""
+    """config.json does not give the model's shape; the text names the key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +41,14 @@ class ModelShape:
     experts_per_token: int = 0
     expert_ffn: int = 0
     shared_ffn: int = 0
-    """Width of an expert that every token takes; 0: none."""
+    """Width of an expert that every token uses; 0: none."""
     dense_layers: int = 0
     """Layers of a mixture of experts that have an ordinary MLP."""
     tied: bool = False
     """The head is the embedding."""
     qk_norm: bool = False
     biases: int = 0
-    """Biases of attention in a layer."""
+    """Number of biases of attention in a layer."""
     max_positions: int | None = None
 
     @property
@@ -58,7 +58,7 @@ class ModelShape:
 
     @property
     def other_parameters(self) -> int:
-        """P of docs/guide/learner.md: all the others."""
+        """P of docs/guide/learner.md: all other parameters."""
         hidden = self.hidden
         attention = hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads) + self.biases
         norms = 2 * hidden + (2 * self.head_dim if self.qk_norm else 0)
@@ -69,7 +69,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """All parameters."""
         return self.expert_parameters + self.other_parameters
 
     @property
@@ -106,7 +106,7 @@ class ModelShape:
         return rank * sum(sums[target] for target in targets)
 
     def kv_bytes(self, element_bytes: int) -> int:
-        """What the KV cache holds for one token: a key and a value in each layer."""
+        """Return the bytes of the KV cache for one token: a key and a value in each layer."""
         return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
 
     @property
@@ -119,7 +119,7 @@ class ModelShape:
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:
-    """The shape that config.json describes. Raises: ShapeError."""
+    """Read the shape from config.json. Raises: ShapeError."""
     model_type = str(config.get("model_type", ""))
     heads, hidden = _number(config, "num_attention_heads"), _number(config, "hidden_size")
     layers, kv_heads = _number(config, "num_hidden_layers"), _number(config, "num_key_value_heads", heads)
@@ -149,7 +149,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
 
 
 def _dense_layers(config: Mapping[str, Any], layers: int) -> int:
-    """Layers without experts: those listed, and those between the sparse ones."""
+    """Return the layers without experts: those listed, and those between the sparse ones."""
     given = config.get("mlp_only_layers")
     listed = given if isinstance(given, list) else []
     step = max(1, _first(config, ("decoder_sparse_step",)) or 1)
@@ -166,6 +166,6 @@ def _number(config: Mapping[str, Any], key: str, default: int | None = None) -> 
 
 
 def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
-    """The first of these keys that is there; 0 for none."""
+    """Return the value of the first of these keys that exists; 0 for none."""
     found = next((key for key in keys if config.get(key)), None)
     return 0 if found is None else _number(config, found)

@@ -1,7 +1,7 @@
 """Tokens a second of both halves of a run, and how long a batch takes.
 
-Nothing of this project was measured on a GPU: the shares below are those that others report for such work, and the spans
-are wide. On a CPU the constants come from docs/evidence/performance.md; another core may be twice as fast or slow.
+Nothing in this project was measured on a GPU: the shares below are those that others report for similar work, and the
+spans are wide. On a CPU the constants come from docs/evidence/performance.md; another core may be twice as fast or slow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MFU_EXPERTS: Final = Span(0.06, 0.25)
 DECODE_SHARE: Final = Span(0.30, 0.70)
 """Share of the memory's bandwidth, or of the peak, that decoding reaches."""
 STEP_S: Final = Span(0.002, 0.010)
-"""A decode step at least: kernel starts and the scheduler."""
+"""Seconds of a decode step, at least: kernel starts and the scheduler."""
 CORE_FLOPS: Final = Span(0.08e12, 0.25e12)
 """Of one core in float32: the learner's 1,082 tokens/s of 25.7 M parameters are 0.17e12."""
 TRAINED_TOKEN_S: Final = Span(2e-5, 9e-5)
@@ -33,24 +33,24 @@ SEQUENCE_S: Final = Span(2e-3, 9e-3)
 """On one core, for each answer: its request, prompt, reward and messages. The demo of docs/evidence/results.md, whose
 answers have four tokens, needs some 2 s for 256 of them on two cores."""
 BATCH_S: Final = {True: Span(0.5, 4.0), False: Span(0.2, 1.2)}
-"""Of the learner, whatever a batch holds, with a GPU and without: statistics, copies of the weights, reports."""
+"""Seconds of the learner for any batch, with or without a GPU: statistics, copies of the weights, reports."""
 PREFILL_SHARE: Final = Span(0.2, 0.5)
-"""Of a GPU's peak, while prompts are read."""
+"""Share of a GPU's peak while it reads prompts."""
 MEAN_SHARE: Final = 0.5
-"""Of sampling.max_turn_tokens: the assumed mean length of an answer."""
+"""The assumed mean length of an answer, as a share of sampling.max_turn_tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a batch consists of."""
+    """The content of a batch."""
 
     sequences: int
     prompt_tokens: float
     """Of all groups: the members of one share theirs in the engine's cache."""
     action_tokens: float
-    """That are sampled."""
+    """Sampled tokens."""
     all_tokens: float
-    """That the learner reads: prompts too."""
+    """Tokens that the learner reads, including prompts."""
     sequence_tokens: float
     """Mean length of a sequence."""
     turn_tokens: float
@@ -59,14 +59,14 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPace:
-    """How fast both halves are."""
+    """The speed of both halves."""
 
     sampled: Span
     """Action tokens a second, of all rollouts together."""
     trained: Span
     """Tokens a second, of all ranks together; prompts count."""
     generation_s: Span
-    """Of a batch, if nothing else held it up."""
+    """Seconds of a batch if nothing else delayed it."""
     training_s: Span
     episode_s: Span
     """The longest answer, from its first token to its last."""
@@ -154,13 +154,13 @@ def _sampled_by_devices(
 
 
 def _running(settings: Settings, work: Work, num_rollouts: int) -> float:
-    """Requests under way at a server: its own limit, or its share of what admission lets begin."""
+    """Return the requests under way at a server: its own limit, or its share of what admission allows."""
     admitted = (settings.batch.max_lag + 1) * work.sequences
     return max(1.0, min(float(settings.rollout.max_running), admitted / max(1, num_rollouts)))
 
 
 def _cores_of(hardware: Hardware, processes: int) -> float:
-    """Cores that each of so many busy processes has."""
+    """Return the cores for each of so many busy processes."""
     return min(1.0, hardware.cores / max(1, processes))
 
 

@@ -1,4 +1,4 @@
-"""The memory of one rank of the learner as a table: what takes it, on its device and on its host."""
+"""The memory of one rank of the learner as a table: each use, on its device and on its host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEAD: Final = ("GiB", "device", "host", "rank 0 also")
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRow:
-    """Bytes that one thing takes on each rank."""
+    """Bytes of one use on each rank."""
 
     name: str
     device: Span = NOTHING
@@ -36,7 +36,7 @@ class MemoryRow:
 
 
 def memory_rows(shape: ModelShape, settings: Settings, *, cuda: bool) -> list[MemoryRow]:
-    """What each rank holds while it trains, publishes, saves and exports; the last row is the sum.
+    """Tabulate what each rank holds while it trains, publishes, saves and exports; the last row is the sum.
 
     Weights, gradients, masters and moments are tensors whose sizes are known; docs/guide/learner.md has the formulas.
     """
@@ -67,7 +67,7 @@ def memory_rows(shape: ModelShape, settings: Settings, *, cuda: bool) -> list[Me
 
 
 def memory_text(rows: Sequence[MemoryRow]) -> str:
-    """The table in lines of equal width."""
+    """Format the table in lines of equal width."""
     cells = [_HEAD, *(row.texts for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_HEAD))]
     return "\n".join(

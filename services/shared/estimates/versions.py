@@ -1,4 +1,4 @@
-"""How long a policy version takes, from the end of a batch until every engine serves it."""
+"""Estimates how long a policy version takes, from the end of a batch until every engine serves it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ NETWORK: Final = Span(0.4e9, 1.2e9)
 WRITE_AND_LOAD: Final = Span(0.4e9, 1.5e9)
 """Bytes a second of writing a file into memory and SGLang's load of it."""
 DELTA_SHARE: Final = {True: 0.05, False: 1.0}
-"""Of the bytes that are sent: bfloat16 at 1e-6 changes 1 %, at 1e-5 7 %. Float32 changes almost everywhere."""
+"""Share of the bytes that are sent: bfloat16 at 1e-6 changes 1 %, at 1e-5 7 %. Float32 changes almost everywhere."""
 FIXED_S: Final = Span(0.05, 0.5)
-"""Messages, the pause, SGLang's answers."""
+"""Seconds for messages, the pause, and SGLang's answers."""
 
 
 def version_span(shape: ModelShape, settings: Settings, *, cores: int, num_rollouts: int) -> Span:
-    """Seconds, from rates that were measured on 2 cores without a GPU; engines' loads on GPUs are assumed.
+    """Estimate seconds, from rates measured on 2 cores without a GPU; engines' loads on GPUs are assumed.
 
     Export, digests and delta come one after the other on the learner; then transfer, checks and load on each rollout.
     ``cores``: of the learner's machine, and of each rollout.

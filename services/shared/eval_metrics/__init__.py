@@ -1,4 +1,4 @@
-"""What an evaluation says, by arithmetic alone: avg@k, pass@k, maj@k, Elo, and their intervals. Pure."""
+"""Computes the results of an evaluation: avg@k, pass@k, maj@k, Elo, and their intervals. Pure."""
 
 from gspo_services.shared.eval_metrics.counting import majority_at_k, pass_at_k
 from gspo_services.shared.eval_metrics.intervals import (

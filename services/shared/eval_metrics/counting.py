@@ -1,4 +1,4 @@
-"""What k of n samples would have shown: pass@k, and the vote of k samples. Exact, by counting subsets."""
+"""Computes what k of n samples would have shown: pass@k, and the vote of k samples. Exact, by counting subsets."""
 
 import math
 from collections import Counter
@@ -7,7 +7,7 @@ from fractions import Fraction
 
 
 def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
-    """The probability that at least one of k samples, drawn without replacement from these, is solved.
+    """Return the probability that at least one of k samples, drawn without replacement from these, is solved.
 
     1 - C(n - c, k) / C(n, k): the unbiased estimate of 1 - (1 - p)^k (Chen et al. 2021, arXiv 2107.03374, section 2.1), as a
     product, because the binomials overflow a float. Raises: ValueError for k outside 1 .. n, c outside 0 .. n.
@@ -21,7 +21,7 @@ def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
 
 
 def majority_at_k(answers: Sequence[str | None], solved: Sequence[bool], k: int) -> float:
-    """The expected score of the most frequent answer among k samples, drawn without replacement from these (maj@k).
+    """Return the expected score of the most frequent answer among k samples, drawn without replacement (maj@k).
 
     The voting of Wang et al. 2022 (arXiv 2203.11171), averaged over all C(n, k) subsets instead of one. Of several answers
     with the most votes, one is chosen at random: each counts its share. A sample without an answer (None) has no vote, and
@@ -61,7 +61,7 @@ def _won(own: int, others: Sequence[int], abstaining: int, k: int) -> Fraction:
 
 
 def _with_answer(ways: dict[tuple[int, int], int], count: int, votes: int, most: int) -> dict[tuple[int, int], int]:
-    """``ways`` with one more answer, which has ``count`` samples; ``most``: votes that all others may have together."""
+    """Add one more answer with ``count`` samples to ``ways``; ``most``: votes that all others may have together."""
     found: dict[tuple[int, int], int] = {}
     for (num_tied, num_votes), number in ways.items():
         for new in range(min(count, votes, most - num_votes) + 1):

@@ -13,7 +13,7 @@ Z_975: Final = 1.959964
 
 
 class Interval(NamedTuple):
-    """A value and its 95 % interval; an end that is not known is None."""
+    """A value and its 95 % interval; an unknown end is None."""
 
     value: float
     low: float | None
@@ -21,12 +21,12 @@ class Interval(NamedTuple):
 
 
 def t_quantile(degrees: int) -> float:
-    """The 0.975 quantile of Student's t."""
+    """Return the 0.975 quantile of Student's t."""
     return _T_975[degrees - 1] if degrees <= len(_T_975) else 1.96
 
 
 def share_interval(values: Sequence[float], num_samples: int) -> Interval:
-    """The mean of shares, one for each task and in [0, 1], with an interval that is right for other tasks of the same kind.
+    """Return the mean of shares, one for each task and in [0, 1], with an interval for other tasks of the same kind.
 
     The tasks are the clusters (Miller 2024, arXiv 2411.00640, section 2.2): samples of one task are no independent evidence
     about other tasks. Wilson's score interval (1927), with the effective sample size in place of the sample size (Korn and
@@ -52,7 +52,7 @@ def share_interval(values: Sequence[float], num_samples: int) -> Interval:
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """The mean of values of any size, one for each task: Student's t over the tasks. No interval for one task.
+    """Return the mean of values of any size, one for each task: Student's t over the tasks. No interval for one task.
 
     Raises: ValueError without a task.
     """
@@ -67,7 +67,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def difference_interval(before: Sequence[float], after: Sequence[float]) -> Interval:
-    """How much higher ``after`` is, for the same tasks in the same order: the variation among tasks cancels (paired).
+    """Return how much higher ``after`` is, for the same tasks in the same order: the variation among tasks cancels (paired).
 
     Raises: ValueError for lists of different lengths, or empty ones.
     """

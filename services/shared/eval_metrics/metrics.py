@@ -13,7 +13,7 @@ MetricKind = Literal["reward", "avg", "pass", "maj", "elo"]
 Remark = Literal["", "all_solved", "none_solved", "no_samples"]
 FORMS: Final = "reward, avg@k, pass@k, maj@k (k a number, such as pass@8) and elo"
 MAX_SAMPLES: Final = 1024
-"""Of one task: counting the votes of more would take long."""
+"""The most samples of one task: counting the votes of more would take long."""
 _WITH_K: Final = re.compile(r"(avg|pass|maj)@(-?\d{1,9})")
 
 
@@ -23,19 +23,19 @@ class ScoreMetric(NamedTuple):
     name: str
     kind: MetricKind
     k: int
-    """Samples of a task that it is about; 1 where the name has none."""
+    """The number of samples of a task that it needs; 1 if the name has no k."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSamples:
-    """The finished samples of one task. An attempt that failed for a fault that is not the model's is not among them."""
+    """The finished samples of one task. Attempts that failed for a fault that is not the model's are excluded."""
 
     rewards: Sequence[float]
     solved: Sequence[bool]
     answers: Sequence[str | None]
-    """What each sample votes for; None: nothing."""
+    """The vote of each sample; None: no vote."""
     rating: float | None = None
-    """How hard the task is, on Elo's scale."""
+    """The task's difficulty on Elo's scale."""
 
 
 class Estimate(NamedTuple):
@@ -47,9 +47,9 @@ class Estimate(NamedTuple):
     low: float | None
     high: float | None
     num_tasks: int
-    """Tasks that it is made of: those with enough samples."""
+    """The number of tasks in it: those with enough samples."""
     remark: Remark = ""
-    """Why there is no value: an Elo rating has none where everything or nothing was solved."""
+    """Why there is no value: an Elo rating has none if everything or nothing was solved."""
 
 
 def metric_named(name: str) -> ScoreMetric:
@@ -74,7 +74,7 @@ def metric_named(name: str) -> ScoreMetric:
 
 
 def default_metrics(num_samples: int, *, has_answers: bool, has_ratings: bool) -> tuple[str, ...]:
-    """What is worth knowing about a set with so many samples of each task."""
+    """Return the useful metrics of a set with so many samples of each task."""
     names = ["reward", f"avg@{num_samples}"]
     if num_samples > 1:
         names.append(f"pass@{num_samples}")
@@ -96,7 +96,7 @@ def require_samples(metrics: Sequence[str], num_samples: int) -> None:
 
 
 def estimate(name: str, tasks: Sequence[TaskSamples]) -> Estimate:
-    """The metric over ``tasks``; each task with k or more finished samples counts the same, whatever number it has.
+    """Estimate the metric over ``tasks``. Each task with k or more finished samples counts the same.
 
     reward      the mean reward of a sample: Wilson's interval where all rewards are in [0, 1], Student's otherwise
     avg@k       the mean share of solved samples; the mean over all subsets of k is that over all samples

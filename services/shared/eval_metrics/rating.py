@@ -14,7 +14,7 @@ _WIDEST: Final = 10_000.0
 
 
 class Attempts(NamedTuple):
-    """How one problem went."""
+    """The attempts at one problem."""
 
     rating: float
     num_samples: int
@@ -25,7 +25,7 @@ class Rating(NamedTuple):
     """The rating with its 95 % interval."""
 
     value: float | None
-    """None where every attempt was solved, or none was: the likelihood has no maximum."""
+    """None if every attempt was solved, or none was: the likelihood has no maximum."""
     low: float | None
     """None: no lower bound, since nothing was solved."""
     high: float | None
@@ -34,14 +34,14 @@ class Rating(NamedTuple):
 
 
 def win_probability(rating: float, problem: float) -> float:
-    """The probability that a solver of ``rating`` solves a problem: 1 / (1 + 10^((problem - rating) / 400))."""
+    """Return the probability that a solver of ``rating`` solves a problem: 1 / (1 + 10^((problem - rating) / 400))."""
     exponent = _SCALE * (problem - rating)
     # Both forms, so that neither exponential overflows.
     return 1 / (1 + math.exp(exponent)) if exponent < 0 else math.exp(-exponent) / (1 + math.exp(-exponent))
 
 
 def elo_rating(problems: Sequence[Attempts]) -> Rating:
-    """The maximum-likelihood rating R of a solver, each attempt being a game against its problem.
+    """Return the maximum-likelihood rating R of a solver, each attempt being a game against its problem.
 
     It is where the expected number of solved attempts is the number that was solved: sum n_i p_i(R) = sum c_i. The interval
     is R +- 1.96 / sqrt(I), with Fisher's information I = s^2 sum n_i p_i (1 - p_i), s = ln(10) / 400. Several samples of a
@@ -77,12 +77,12 @@ def elo_rating(problems: Sequence[Attempts]) -> Rating:
 
 
 def expected_solved(problems: Sequence[Attempts], rating: float) -> float:
-    """Attempts that a solver of ``rating`` solves on average."""
+    """Return the number of attempts that a solver of ``rating`` solves on average."""
     return math.fsum(each.num_samples * win_probability(rating, each.rating) for each in problems)
 
 
 def _edge(problems: Sequence[Attempts], *, solved: bool) -> float:
-    """The rating at which solving all attempts, or none, has a probability of 2.5 %."""
+    """Return the rating at which solving all attempts, or none, has a probability of 2.5 %."""
 
     def excess(rating: float) -> float:
         signed = ((rating, each.rating) if solved else (each.rating, rating) for each in problems)
@@ -99,7 +99,7 @@ def _log_probability(rating: float, problem: float) -> float:
 
 
 def _root(problems: Sequence[Attempts], rising: Callable[[float], float]) -> float:
-    """Where a rising function of the rating is 0, by halving: it cannot run away, and 55 steps leave no error."""
+    """Find where a rising function of the rating is 0, by halving: it cannot diverge, and 55 steps leave no error."""
     low = min(each.rating for each in problems) - _WIDEST
     high = max(each.rating for each in problems) + _WIDEST
     for _ in range(55):

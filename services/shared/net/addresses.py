@@ -1,4 +1,4 @@
-"""Where a client connects to: one address, or those of a broker and its standbys, of which one answers."""
+"""The addresses that a client connects to: one, or those of a broker and its standbys, of which one answers."""
 
 from typing import Final
 
@@ -9,14 +9,14 @@ from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.runtime.errors import EndpointError
 
 NEXT_ADDRESS_S: Final = 2.0
-"""Without a word from one of several addresses, the next one is tried: libzmq tries one for ever."""
+"""Seconds of silence after which the next of several addresses is tried: libzmq would try one for ever."""
 
 
 class Addresses:
     """The addresses of one client, and the one in use."""
 
     def __init__(self, spec: ChannelSpec, endpoint: str, security: Security, clock: Clock) -> None:
-        """``endpoint``: one, or several with commas between them.
+        """``endpoint``: one address, or several separated by commas.
 
         Raises: EndpointError when one of several is malformed, or open to other hosts without keys. A single one is left to
         the socket.
@@ -35,19 +35,19 @@ class Addresses:
 
     @property
     def current(self) -> str:
-        """The one in use."""
+        """The address in use."""
         return self._all[self._place]
 
     def next(self, now: float) -> str:
-        """The one to connect to now; after the last one the first. A single one is used again."""
+        """Return the address to connect to now; after the last one the first. A single one is used again."""
         self._place = (self._place + 1) % len(self._all)
         self._connected_at, self._has_answered = now, False
         return self.current
 
     def heard(self) -> None:
-        """The one in use has said something."""
+        """Take note that the address in use has answered."""
         self._has_answered = True
 
     def is_unanswered(self, now: float) -> bool:
-        """Whether there is another one, and this one has said nothing for long enough since it was connected to."""
+        """Return whether another address should be tried: this one has been silent for long enough since we connected."""
         return len(self._all) > 1 and not self._has_answered and now - self._connected_at >= NEXT_ADDRESS_S

@@ -1,4 +1,4 @@
-"""Decides which peers may connect to a process: by their keys, by the names they claim, and by how they behave.
+"""Decides which peers may connect to a process: by their keys, the names they claim, and their behaviour.
 
 Every refusal is counted by its reason and logged at a bounded rate. Only public keys of others are read here.
 """
@@ -51,7 +51,7 @@ WATCHED: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class AuthenticatorCounters:
-    """Where the authenticator counts.
+    """The authenticator's counters.
 
     ``connections`` gets "accepted" (TCP) and "admitted" (the handshake passed). A client that does not speak ZeroMQ is
     accepted but never admitted.
@@ -158,7 +158,7 @@ class Authenticator:
     # --- admission ---------------------------------------------------------------------------------------------
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether the owner of ``key`` (Z85) may use the channel ``domain``; pyzmq's authenticator asks this."""
+        """Return whether the owner of ``key`` (Z85) may use the channel ``domain``; pyzmq's authenticator calls this."""
         now = self._clock.now()
         if self._penalties.active and self._penalties.ignores(("key", key), now):
             self.refuse("shut_out", channel=domain, key=self._allowed.name(key))
@@ -171,21 +171,21 @@ class Authenticator:
         return False
 
     def objection(self, key: bytes, hello: Hello) -> str:
-        """Why the peer that sent ``hello`` over a connection with ``key`` must not be welcomed; empty when it may be."""
+        """Say why the peer that sent ``hello`` over a connection with ``key`` must not be welcomed; empty when it may be."""
         if not self.secure:
             return ""
         return self._allowed.objection(key, hello.role, hello.peer)
 
     def endpoint_objection(self, endpoint: str) -> str:
-        """Why ``endpoint`` must not be bound; empty when it may be."""
+        """Say why ``endpoint`` must not be bound; empty when it may be."""
         return self._security.objection(endpoint)
 
     def key_name(self, key: bytes) -> str:
-        """The name of a key in the allow-list; empty when it is not listed, and without keys."""
+        """Return the name of a key in the allow-list; empty when it is not listed, and without keys."""
         return self._allowed.name(key)
 
     def lists(self, key: bytes) -> bool:
-        """Whether a connection's key is (still) in the allow-list. Without keys every peer is listed."""
+        """Return whether a connection's key is (still) in the allow-list. Without keys every peer is listed."""
         return not self.secure or bool(self._allowed.name(key))
 
     async def _authenticate(self, zap: ZapServer) -> None:
@@ -221,7 +221,7 @@ class Authenticator:
     # --- refusals --------------------------------------------------------------------------------------------------
 
     def refuse(self, reason: Reason, /, **fields: object) -> None:
-        """Count a refusal, and log it unless one with the same reason was logged lately."""
+        """Count a refusal, and log it unless one with the same reason was logged recently."""
         self._counters.refused(reason)
         self._refusals.warning("connection_refused", reason, reason=reason, **fields)
 
@@ -271,13 +271,13 @@ class Authenticator:
                 self._pause(connections, connection.address[0])
 
     def ignores(self, spec: ChannelSpec, peer: bytes, key: bytes = b"") -> bool:
-        """Whether messages of ``peer`` are now thrown away unread."""
+        """Return whether messages of ``peer`` are now discarded unread."""
         if not self._penalties.active:
             return False
         return self._penalties.ignores(self._offender(spec.name, peer, key), self._clock.now())
 
     def _offender(self, channel: str, peer: bytes, key: bytes) -> Offender:
-        """Who is answerable for a connection: the owner of a key of its own, otherwise only the connection itself."""
+        """Return who is responsible for a connection: the owner of its own key, otherwise only the connection itself."""
         name = self._allowed.name(key)
         return ("key", key) if name and name not in KEY_ROLES else (channel, peer)
 
@@ -300,10 +300,10 @@ class Authenticator:
         self._pause(connections, host, seconds=0.0 if name or ip_address(host).is_loopback else limits.SHUT_OUT_S)
 
     def _pause(self, connections: Connections, host: str, seconds: float = 0.0) -> None:
-        """Take no new connection from ``host`` until what it left unread has been read; its open ones go on."""
+        """Accept no new connection from ``host`` until its unread data has been read; its open connections stay."""
         self._watch_thread.pause(connections, host, max(seconds, limits.PAUSE_S))
 
     def _key_since(self, since: float) -> bytes:
-        """The key of a connection that was made at ``since`` and sent no whole message, if only one was admitted since."""
+        """Return the key of a connection made at ``since`` that sent no whole message, if only one was admitted since."""
         keys = {key for at, key in self._admitted if at >= since}
         return keys.pop() if len(keys) == 1 else b""

@@ -31,7 +31,7 @@ KEEPALIVE_IDLE_S: Final = 10
 KEEPALIVE_INTERVAL_S: Final = 3
 KEEPALIVE_COUNT: Final = 4
 UNACKNOWLEDGED_MS: Final = 20_000
-"""TCP gives a connection up when the other host has acknowledged nothing for so long."""
+"""TCP gives up a connection when the other host has acknowledged nothing for this long."""
 HANDSHAKES: Final = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -43,7 +43,7 @@ HANDSHAKES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Incoming:
-    """A message that came in, or why it could not be decoded.
+    """A received message, or why it could not be decoded.
 
     ``key`` is the public key (Z85) that the connection was admitted with; empty without keys. ``message_type`` and ``seq``
     are set for an undecodable message: what its header claims.
@@ -59,7 +59,7 @@ class Incoming:
 
 
 def _configure(socket: zmq.asyncio.Socket, spec: ChannelSpec, *, frame_bytes: int) -> None:
-    """Options of both ends.
+    """Set the options of both ends.
 
     libzmq 4.3.5 aborts the process when it sends a heartbeat, its own or the answer to a peer's, over a connection that was
     reset while its input was stopped (``Assertion failed: !_io_error``). So there are no heartbeats of ZeroMQ: dead
@@ -77,7 +77,7 @@ def _configure(socket: zmq.asyncio.Socket, spec: ChannelSpec, *, frame_bytes: in
 
 
 def _reason(error: zmq.ZMQError) -> str:
-    """libzmq's words for its error, without the endpoint that pyzmq appends to some."""
+    """Return libzmq's text for its error, without the endpoint that pyzmq appends to some."""
     return str(error) if error.errno is None else str(zmq.strerror(error.errno))
 
 
@@ -105,7 +105,7 @@ def _decode(parts: WireParts) -> Incoming:
 
 
 class RouterChannel:
-    """The binding end. An identity belongs to one connection at a time; a second one under it is not heard."""
+    """The binding end. An identity belongs to one connection at a time; a second connection with it is ignored."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class RouterChannel:
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def objection(self, incoming: Incoming, hello: Hello) -> str:
-        """Why the sender of ``hello`` must not be welcomed, which is counted; empty when it may be."""
+        """Say why the sender of ``hello`` must not be welcomed, and count it; empty when it may be."""
         if self._authenticator is None:
             return ""
         objection = self._authenticator.objection(incoming.key, hello)
@@ -168,15 +168,15 @@ class RouterChannel:
             )
 
     def key_name(self, incoming: Incoming) -> str:
-        """The name, in the allow-list, of a connection's key; empty without keys."""
+        """Return the name, in the allow-list, of a connection's key; empty without keys."""
         return "" if self._authenticator is None else self._authenticator.key_name(incoming.key)
 
     def admits(self, incoming: Incoming) -> bool:
-        """Whether the key of a message's connection is (still) in the allow-list."""
+        """Return whether the key of a message's connection is (still) in the allow-list."""
         return self._authenticator is None or self._authenticator.lists(incoming.key)
 
     async def receive(self) -> Incoming:
-        """Wait for the next message of any peer. Messages of an ignored peer are thrown away unread."""
+        """Wait for the next message of any peer. Messages of an ignored peer are discarded unread."""
         while True:
             parts = await self._reader.read()
             if self._authenticator is None or self._connections is None:
@@ -301,7 +301,7 @@ class DealerChannel:
                 self._socket.connect(self._endpoint)
 
     def _outcome(self, event: Mapping[str, Any]) -> str:
-        """What an event of the socket's monitor means."""
+        """Say what an event of the socket's monitor means."""
         own, binds = self._security.own, self._spec.binds
         if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             return ""
@@ -341,7 +341,7 @@ class DealerChannel:
         return True
 
     def close(self, linger_ms: int = LINGER_MS) -> None:
-        """Close. Messages that are still queued have ``linger_ms`` to get out."""
+        """Close. Messages that are still queued get ``linger_ms`` to leave."""
         if not self._socket.closed:
             self._socket.disable_monitor()
         self._monitor.close(linger=0)

@@ -1,4 +1,4 @@
-"""What libzmq holds of each connection, and which connections hold too much. Pure.
+"""Tracks what libzmq holds of each connection, and finds connections that hold too much. Pure.
 
 libzmq keeps a message until its last frame has come, and shows nothing of it before. But the kernel counts what it has
 received over a connection; what of that was not handed over as messages is held by libzmq.
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 SLACK_BYTES: Final = 64 * 1024
-"""The handshake, and what libzmq has read and not yet put in a queue."""
+"""Bytes of the handshake, and of data that libzmq has read but not yet queued."""
 MAX_HELD_BYTES: Final = 64 * 1024 * 1024
-"""Bytes held for all connections together; above it the largest of the address with most is broken."""
+"""The most bytes held for all connections; above it the largest connection of the address that holds most is broken."""
 
 
 class InKernel(NamedTuple):
-    """What the kernel says about a connection: bytes ever received, and those that libzmq has not read yet."""
+    """The kernel's numbers for a connection: bytes received in total, and those that libzmq has not read yet."""
 
     num_bytes: int
     num_unread: int
@@ -23,16 +23,16 @@ class InKernel(NamedTuple):
 
 @dataclass(kw_only=True)
 class Connection:
-    """One accepted connection. ``key`` and ``peer`` are known once a message came over it."""
+    """One accepted connection. ``key`` and ``peer`` are known once it has delivered a message."""
 
     fd: int
     address: tuple[str, int]
     since: float = 0.0
-    """When it was noticed."""
+    """When we noticed it."""
     key: bytes = b""
     peer: bytes = b""
     delivered: int = 0
-    """Bytes of messages that were handed over, as they were on the wire."""
+    """Wire bytes of the messages that were handed over."""
     held: int = 0
     suspect: int = 0
     """What was held when everything whole had to be handed over next; 0: not too much."""
@@ -40,7 +40,7 @@ class Connection:
 
 
 class Excess(NamedTuple):
-    """A connection that holds too much, and what of it: a message without an end, or messages beyond its credit."""
+    """A connection that holds too much, and why: an unfinished message, or messages beyond its credit."""
 
     connection: Connection
     reason: str
@@ -67,27 +67,27 @@ class Connections:
     """Hosts that may make no new connections, and until when."""
 
     def accepted(self, fd: int, address: tuple[str, int], since: float) -> None:
-        """A connection was made; a former one with its descriptor is gone."""
+        """Add a new connection; an earlier one with its descriptor is gone."""
         self.by_fd[fd] = Connection(fd=fd, address=address, since=since)
 
     def closed(self, fd: int) -> None:
         self.by_fd.pop(fd, None)
 
     def delivered(self, fd: int, wire_bytes: int, peer: bytes, key: bytes) -> None:
-        """A message of a connection was handed over."""
+        """Count a message that a connection delivered."""
         connection = self.by_fd.get(fd)
         if connection is not None:
             connection.delivered += wire_bytes
             connection.peer, connection.key = peer, key
 
     def look(self, received: dict[int, InKernel], drain: Drain) -> list[Excess]:
-        """The connections that hold too much. ``received``: by descriptor, as it is now."""
+        """Return the connections that hold too much. ``received``: the current numbers by descriptor."""
         found: list[Excess] = []
         for fd, (num_bytes, num_unread) in received.items():
             connection = self.by_fd.get(fd)
             if connection is None:
                 continue
-            # What was delivered of a former connection with this descriptor must not count for this one.
+            # Bytes delivered by an earlier connection with this descriptor must not count for this one.
             connection.delivered = min(connection.delivered, num_bytes)
             connection.held = num_bytes - num_unread - connection.delivered
             if connection.held > self.max_held + SLACK_BYTES:
@@ -114,7 +114,7 @@ class Connections:
 
 
 def largest(channels: list[Connections]) -> Excess | None:
-    """If all connections together hold too much: the largest of the address that holds most."""
+    """Return the largest connection of the address that holds most, if all together hold too much."""
     every = [connection for channel in channels for connection in channel.by_fd.values() if connection.held > SLACK_BYTES]
     if sum(connection.held for connection in every) <= MAX_HELD_BYTES:
         return None

@@ -1,13 +1,13 @@
-"""Decides when a connection is asked for a sign of life, and when it is given up for a new one. Pure.
+"""Decides when to ask a connection for a sign of life, and when to replace it. Pure.
 
-TCP does not notice for minutes that the other end of a connection is gone without a word. Here the connecting end notices:
-whatever it sends is answered, if only by a Pulse or an Ack.
+TCP takes minutes to notice that the other end of a connection has vanished. Here the connecting end notices: everything
+that it sends is answered, if only by a Pulse or an Ack.
 """
 
 from typing import Final, Literal
 
 ASK_S: Final = 2.0
-"""Without an answer for this long, Hello is said again: it is always answered."""
+"""Without an answer for this long, Hello is repeated: it is always answered."""
 GIVE_UP_S: Final = 4.0
 """Without an answer for this long, a new connection is made: before the learner's own lease ends..."""
 GIVE_UP_MOST_S: Final = 48.0
@@ -15,13 +15,13 @@ GIVE_UP_MOST_S: Final = 48.0
 SLOW_FOR_S: Final = 30.0
 """An end that answered late is given twice its delay from then on, and half of that after this long, and so on."""
 MAX_STEP_S: Final = 1.0
-"""A longer time between two looks was a suspension, in which nobody listened."""
+"""A longer time between two looks was a suspension, during which nobody listened."""
 
 Verdict = Literal["fine", "ask", "connect_again"]
 
 
 class Liveness:
-    """One connection, from the side that connects."""
+    """One connection, as the connecting side sees it."""
 
     def __init__(self, now: float) -> None:
         self._expecting = False
@@ -34,19 +34,19 @@ class Liveness:
         self._last_look = now
 
     def sent(self) -> None:
-        """Something went out that will be answered."""
+        """Note that something was sent that will be answered."""
         if not self._expecting:
             self._expecting, self._give_up_s = True, self._patience_s
 
     def heard(self) -> None:
-        """Something came in, whatever it was."""
+        """Note that something was received."""
         if 2 * self._silent_s > self._patience_s:
             self._patience_s, self._patient_for_s = min(2 * self._silent_s, GIVE_UP_MOST_S), 0.0
         self._expecting = False
         self._silent_s = self._asked_at_s = 0.0
 
     def look(self, now: float) -> Verdict:
-        """What to do now. Call this often."""
+        """Decide what to do now. Call this often."""
         step, self._last_look = min(now - self._last_look, MAX_STEP_S), now
         self._calm_down(step)
         if not self._expecting:

@@ -2,7 +2,7 @@
 
 A PeerClient turns a DEALER socket into a connection that survives a restart of the other end. It says Hello until it is
 welcomed, keeps every sequenced message until it is acknowledged, and sends all unacknowledged ones again after each new
-handshake. A connection over which nothing is answered any more is given up for a new one.
+handshake. A connection that no longer answers is replaced by a new one.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ NUMBERS: Final = 1_000_000
 MAX_REFUSED_HANDSHAKES: Final = 5
 """In a row, which takes about five seconds: time for somebody to give the other end our key."""
 UNKNOWN_SESSION: Final = "unknown session"
-"""A Refused begins with this when its sender does not know our session (any more)."""
+"""The beginning of a Refused whose sender does not (or no longer) know our session."""
 
 TURNED_AWAY_S: Final = 30.0
 """Hello is repeated for this long to an end that asks us to wait. Then OccupiedError ends the process."""
@@ -56,7 +56,7 @@ class Delivered:
 
 @dataclass(frozen=True, kw_only=True)
 class _Unacknowledged:
-    """A sequenced message as it goes out, however often it has to be sent."""
+    """A sequenced message as it is sent, however often that is needed."""
 
     message_type: str
     frames: Sequence[Frame]
@@ -122,7 +122,7 @@ class PeerClient:
         self.num_handshakes = 0
         """How many handshakes succeeded. Each put its Welcome into the inbox."""
         self.refused = ""
-        """Why the other end does not admit us, and what to do; empty while it does, or before it has answered."""
+        """Why the other end refuses us, and what to do; empty while it does not, or before it has answered."""
 
     @property
     def endpoint(self) -> str:
@@ -135,12 +135,12 @@ class PeerClient:
 
     @property
     def num_acknowledged(self) -> int:
-        """Sequenced messages, from the first on."""
+        """The number of sequenced messages acknowledged, from the first on."""
         return self._outbox.first_seq
 
     @property
     def silent_s(self) -> float:
-        """Seconds since anything was heard from the other end."""
+        """Seconds since the other end was last heard."""
         return self._clock.now() - self._last_heard
 
     @property
@@ -288,7 +288,7 @@ class PeerClient:
             expected=self._expected,
         )
         if self._is_quiet:
-            return  # The answer to a Hello from before.
+            return  # The answer to an earlier Hello.
         first = not self._welcomed.is_set()
         if first:
             log.info("connected", channel=self._spec.name, endpoint=self.endpoint, run_id=welcome.run_id)

@@ -1,15 +1,15 @@
-"""Counts offences, which are forgiven over time, and shuts out who has too many. Pure."""
+"""Counts offences, which are forgiven over time, and shuts out repeat offenders. Pure."""
 
 from collections import OrderedDict
 
 from gspo_protocol import limits
 
 Offender = tuple[str, bytes | str]
-"""What kind of name it is, and the name: a channel and an identity, "key" and a key, "host" and an address."""
+"""The kind of name, and the name: a channel and an identity, "key" and a key, "host" and an address."""
 
 
 class Penalties:
-    """Each offender may have a ``burst`` of offences, and ``per_s`` more each second. One with more is shut out."""
+    """Each offender may have a ``burst`` of offences, and ``per_s`` more each second. Beyond that it is shut out."""
 
     def __init__(self, burst: float = limits.BAD_MESSAGES_BURST, per_s: float = limits.BAD_MESSAGES_PER_S) -> None:
         self._burst = burst
@@ -34,7 +34,7 @@ class Penalties:
         return False
 
     def shut_out(self, offender: Offender, now: float, seconds: float) -> None:
-        """Ignore ``offender`` for ``seconds`` at least, whatever it did before."""
+        """Ignore ``offender`` for at least ``seconds``, whatever it did before."""
         self._ignored[offender] = max(now + seconds, self._ignored.pop(offender, now))
         if len(self._ignored) > limits.MAX_PEERS:
             del self._ignored[next(iter(self._ignored))]

@@ -44,7 +44,7 @@ class OwnKey:
 
 
 def key_role(name: str) -> KeyRole:
-    """The role of a key's name, such as rollout for "rollout-7". Raises: ValueError for a name without a role."""
+    """Return the role of a key's name, such as rollout for "rollout-7". Raises: ValueError for a name without a role."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(
@@ -56,7 +56,7 @@ def key_role(name: str) -> KeyRole:
 
 
 def read_public_keys(directory: Path) -> dict[bytes, str]:
-    """The name of each ``NAME.public`` in ``directory``, by its Z85 key.
+    """Return the name of each ``NAME.public`` in ``directory``, by its Z85 key.
 
     Raises: KeyFileError for a directory or file that cannot be used, for a key under two names, or for too many.
     """
@@ -95,7 +95,7 @@ def _read_key(path: Path) -> bytes:
 
 
 def _read_own_key(directory: Path, role: KeyRole, name: str) -> OwnKey:
-    """The key of ``name`` if it has one of its own, otherwise its role's."""
+    """Read the key of ``name`` if it has its own, otherwise its role's."""
     own = name if _NAME.fullmatch(name) is not None and (directory / f"{name}.secret").is_file() else role
     path = directory / f"{own}.secret"
     secret = _read_key(path)
@@ -119,7 +119,7 @@ class Security:
 
     @classmethod
     def load(cls, section: SecuritySection, role: KeyRole, name: str = "") -> "Security":
-        """The security of process ``name`` with this role. Raises: ConfigurationError naming the file and what to do."""
+        """Load the security of process ``name`` with this role. Raises: ConfigurationError with the file and what to do."""
         if not section.keys:
             return cls(allow_plaintext=section.allow_plaintext)
         directory = Path(section.keys)
@@ -132,7 +132,7 @@ class Security:
         return cls(own=own, directory=directory, allow_plaintext=section.allow_plaintext)
 
     def objection(self, endpoint: str) -> str:
-        """Why ``endpoint`` must not be used, and both remedies; empty when it may be."""
+        """Say why ``endpoint`` must not be used, and both remedies; empty when it may be."""
         if self.own is not None or self.allow_plaintext or is_private(endpoint):
             return ""
         return f"endpoint {endpoint!r}: {EXPOSED}"
@@ -152,7 +152,7 @@ class Security:
         return replace(self, server=key.encode())
 
     def server_key(self, role: str) -> bytes:
-        """The public key of the binding end. Raises: KeyFileError."""
+        """Return the public key of the binding end. Raises: KeyFileError."""
         if self.server:
             return self.server
         assert self.directory is not None
@@ -179,16 +179,16 @@ class AllowList:
         return len(self._names)
 
     def name(self, key: bytes) -> str:
-        """The name of a key; empty when it is not listed."""
+        """Return the name of a key; empty when it is not listed."""
         return self._names.get(key, "")
 
     def admits(self, key: bytes, roles: tuple[str, ...]) -> bool:
-        """Whether the key is listed under one of ``roles``."""
+        """Return whether the key is listed under one of ``roles``."""
         name = self.name(key)
         return bool(name) and key_role(name) in roles
 
     def objection(self, key: bytes, role: Role, peer: str) -> str:
-        """Why the owner of ``key`` must not act as ``peer`` with ``role``; empty when it may."""
+        """Say why the owner of ``key`` must not act as ``peer`` with ``role``; empty when it may."""
         name = self.name(key)
         if not name:
             return "its key is not in the allow-list (any more)"

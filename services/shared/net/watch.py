@@ -1,6 +1,6 @@
-"""Watches the connections of a process's binding sockets, and breaks those of which libzmq holds too much.
+"""Watches the connections of a process's binding sockets, and breaks those for which libzmq holds too much.
 
-It runs in a thread of its own: a busy event loop must not give a sender time to fill the memory.
+It runs in its own thread: a busy event loop must not give a sender time to fill the memory.
 """
 
 import asyncio
@@ -27,20 +27,20 @@ log = structlog.get_logger()
 
 LOOK_S: Final = 0.01
 MAX_SHARE: Final = 0.05
-"""Share of the time that the looks may take."""
+"""The largest share of time that the looks may take."""
 TCP_INFO: Final = 11
 BYTES_RECEIVED: Final = struct.Struct("=Q")
 BYTES_RECEIVED_AT: Final = 128
 """Offset of tcpi_bytes_received in Linux's struct tcp_info, since Linux 4.1."""
 FIONREAD: Final = 0x541B
 QUESTIONED_BYTES: Final = 64 * 1024
-"""Only when so much is outstanding, the kernel is asked how much of it nobody has read."""
+"""Only from this many outstanding bytes on, the kernel is asked how many nobody has read."""
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def received(fd: int) -> InKernel | None:
-    """What the kernel says about a TCP connection; None: it has no such numbers. Linux only."""
+    """Return the kernel's numbers for a TCP connection; None: it has none. Linux only."""
     info = ctypes.create_string_buffer(256)
     length = ctypes.c_uint32(len(info))
     if _LIBC.getsockopt(fd, socket.IPPROTO_TCP, TCP_INFO, info, ctypes.byref(length)) != 0:
@@ -51,13 +51,13 @@ def received(fd: int) -> InKernel | None:
 
 
 def unread(fd: int) -> int:
-    """Bytes that the kernel has received and nobody has read."""
+    """Return the bytes that the kernel has received but nobody has read."""
     number = ctypes.c_int(0)
     return max(0, number.value) if _LIBC.ioctl(fd, FIONREAD, ctypes.byref(number)) == 0 else 0
 
 
 def peer_address(fd: int) -> tuple[str, int] | None:
-    """The other end of a TCP connection; None: it is none, or has gone."""
+    """Return the other end of a TCP connection; None if it is not one, or has gone."""
     with suppress(OSError), socket.socket(fileno=_duplicate(fd)) as own:
         address = own.getpeername()
         if isinstance(address, tuple):
@@ -66,10 +66,10 @@ def peer_address(fd: int) -> tuple[str, int] | None:
 
 
 def break_off(fd: int, address: tuple[str, int]) -> bool:
-    """End the connection ``fd`` if it is still the one with ``address``: the descriptor may belong to another by now."""
+    """End the connection ``fd`` if it is still the one with ``address``: another may have the descriptor by now."""
     with suppress(OSError), socket.socket(fileno=_duplicate(fd)) as own:
         if own.getpeername()[:2] == address:
-            # With a reset, also to a sender that waits for room: it would not hear of an orderly end.
+            # Reset it, also for a sender that waits for room: it would not notice an orderly end.
             own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             own.shutdown(socket.SHUT_RDWR)
             return True
@@ -125,7 +125,7 @@ class ConnectionWatch:
             self._thread = None
 
     def pause(self, connections: Connections, host: str, seconds: float) -> None:
-        """Take no new connection of a channel from ``host`` for a while."""
+        """Accept no new connection of a channel from ``host`` for a while."""
         until = time.monotonic() + seconds
         with self._lock:
             connections.paused[host] = max(connections.paused.get(host, 0.0), until)
@@ -172,7 +172,7 @@ class ConnectionWatch:
         self._tell(self._told, connections, kind, paused)
 
     def _accepted(self, connections: Connections, fd: int) -> bool:
-        """Whether a new connection was broken off at once, because its host is paused."""
+        """Return whether a new connection was broken off at once, because its host is paused."""
         address = peer_address(fd)
         if address is None:
             return False

@@ -1,4 +1,4 @@
-"""The answer to a Hello: what a Welcome must say before a connecting process takes it, and what to do about a Refused."""
+"""Checks a Welcome before a connecting process accepts it, and advises on a Refused."""
 
 from typing import Final
 

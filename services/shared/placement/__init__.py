@@ -1,4 +1,4 @@
-"""Which GPUs and cores each process of a run on one machine gets."""
+"""Assigns GPUs and cores to each process of a run on one machine."""
 
 from gspo_services.shared.placement.driver import require_driver
 from gspo_services.shared.placement.placement import (

@@ -1,4 +1,4 @@
-"""Whether the driver of this machine's GPUs is new enough for this Python's torch."""
+"""Checks that the driver of this machine's GPUs is new enough for this Python's torch."""
 
 import os
 import re

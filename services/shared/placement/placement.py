@@ -1,4 +1,4 @@
-"""Deals GPUs and cores to the learner and the servers of one machine, and refuses what cannot work."""
+"""Assigns GPUs and cores to the learner and the servers of one machine, and refuses what cannot work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Side = Literal["learner", "rollout"]
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessPlace:
-    """What one process may use; None: whatever the process that starts it may."""
+    """What one process may use; None: the same as the process that starts it."""
 
     gpus: tuple[str, ...] | None = None
     """Names for CUDA_VISIBLE_DEVICES."""
@@ -28,7 +28,7 @@ class ProcessPlace:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Variables for the process. CUDA would otherwise number the fastest GPU first."""
+        """Return variables for the process. By default CUDA would number the fastest GPU first."""
         if self.gpus is None:
             return {}
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -53,7 +53,7 @@ class Placement:
 
     @property
     def text(self) -> str:
-        """Who is where, in one line; empty when nothing was dealt."""
+        """Who is where, in one line; empty when nothing was assigned."""
         named = [("learner", self.learner), *((f"rollout-{index}", place) for index, place in enumerate(self.rollouts))]
         return "; ".join(f"{name}: {place.text}" for name, place in named if place.text)
 
@@ -100,7 +100,7 @@ def require_pythons(settings: Settings) -> None:
 
 
 def _gpus(settings: Settings, machine: Machine) -> tuple[tuple[str, ...] | None, list[tuple[str, ...] | None]]:
-    """The learner's GPUs, and each server's."""
+    """Return the learner's GPUs, and each server's."""
     ranks, num_servers = settings.learner.num_ranks, settings.rollout.num_servers
     each = settings.rollout.ranks_per_server
     own_servers = 0 if settings.rollout.server_url else num_servers

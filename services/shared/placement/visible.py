@@ -1,4 +1,4 @@
-"""What this process may use of its machine."""
+"""Finds what this process may use of its machine."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ _CUDA: Final = re.compile(r"^cuda\b.*=\s*(\S+)", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a run may hand out."""
+    """The resources that a run may assign."""
 
     gpus: tuple[str, ...]
     """Their names for CUDA_VISIBLE_DEVICES: numbers, or UUIDs where that variable already has them."""
@@ -24,10 +24,10 @@ class Machine:
 def this_machine(
     environment: Mapping[str, str] | None = None, *, devices: Path = DEVICES, for_cuda: bool | None = None
 ) -> Machine:
-    """The GPUs that CUDA_VISIBLE_DEVICES names, or all whose device files are here, and the cores of this process.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, or all with device files here, and the cores of this process.
 
-    Neither a driver nor torch is asked, so this takes no time. ``for_cuda``: whether torch can use them; None: as this
-    Python's torch was built, so with a build for CPUs no machine has a GPU.
+    This asks neither driver nor torch, so it takes no time. ``for_cuda``: whether torch can use them; None: as this Python's
+    torch was built. With a build for CPUs no machine has a GPU.
     """
     named = named_gpus(os.environ if environment is None else environment)
     present = sum(path.name.removeprefix("nvidia").isdecimal() for path in devices.glob("nvidia[0-9]*"))
@@ -37,13 +37,13 @@ def this_machine(
 
 
 def named_gpus(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES names; None: it is not set, and so all."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names; None: it is not set, so all."""
     text = environment.get("CUDA_VISIBLE_DEVICES")
     return None if text is None else tuple(word.strip() for word in text.split(",") if word.strip() not in ("", "-1"))
 
 
 def torch_is_for_cuda(package: Path | None = None) -> bool:
-    """Whether torch, of this Python or in ``package``, was built for CUDA. It is not imported: that takes a second."""
+    """Return whether torch, of this Python or in ``package``, was built for CUDA. Importing it would take a second."""
     return cuda_of_torch(package) != ""
 
 
@@ -57,5 +57,5 @@ def cuda_of_torch(package: Path | None = None) -> str | None:
     try:
         build = _CUDA.search((package / "version.py").read_text(encoding="utf-8"))
     except OSError:
-        return None  # A layout that we do not know: the device files have the last word.
+        return None  # An unknown layout: the device files decide.
     return None if build is None else build[1].strip("'\"").replace("None", "")

@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all, also after kill -9 and power loss."""
+"""Directories that appear whole or not at all, even after kill -9 and power loss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DISCARDED = ".discarded-"
 
 
 def partial_path(destination: Path) -> Path:
-    """Where the content of ``destination`` is written first."""
+    """Return the path where the content of ``destination`` is written first."""
     return destination.with_name(_PARTIAL + destination.name)
 
 
@@ -47,7 +47,7 @@ def publish_directory(partial: Path, destination: Path) -> None:
 
 
 def discard_directory(directory: Path) -> None:
-    """Remove a directory so that a half of it is never taken for the whole."""
+    """Remove a directory so that a half of it is never mistaken for the whole."""
     discarded = directory.with_name(_DISCARDED + directory.name)
     if discarded.exists():
         shutil.rmtree(discarded)

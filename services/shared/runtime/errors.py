@@ -1,7 +1,7 @@
-"""Errors meant for people: each ends the process with one log line, no traceback, and an exit status of its own.
+"""Errors meant for people: each ends the process with one log line, no traceback, and its own exit status.
 
-A full disk is a status of its own, whatever was being done: a process that could not start for want of room has no wrong
-configuration, and works once there is room.
+A full disk has its own status, whatever the process was doing: a process that could not start for lack of room has no
+wrong configuration, and works once there is room.
 """
 
 import errno
@@ -16,12 +16,12 @@ EXIT_FAILED: Final = 1
 EXIT_CONFIGURATION: Final = 2
 EXIT_REPLACED: Final = 3
 EXIT_DAMAGED: Final = 3
-"""The same as a replaced process: it must not be started again before a person has looked."""
+"""The same as for a replaced process: it must not be restarted before a person has looked."""
 EXIT_OCCUPIED: Final = 4
 EXIT_NO_ROOM: Final = 5
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_TEXTS: Final = (*map(os.strerror, _NO_ROOM), "database or disk is full")
-"""As the C library and SQLite say it: libraries put it into errors of other classes."""
+"""The texts of the C library and SQLite: libraries put them into errors of other classes."""
 
 
 class ConfigurationError(ValueError):
@@ -69,7 +69,7 @@ def exit_status(run: Callable[[], int | None]) -> int:
     try:
         return run() or 0
     except BaseException as error:
-        # Not with the module, which `gspo --help` imports: it takes a tenth of a second.
+        # Imported here, not with the module, which `gspo --help` imports: it takes a tenth of a second.
         from structlog import get_logger
 
         log = get_logger()
@@ -112,7 +112,7 @@ _ENDS: Final = (
     _End((ServiceError,), "stopped_by_error", EXIT_FAILED),
     _End((ConfigurationError, EndpointError), "cannot_start", EXIT_CONFIGURATION),
 )
-"""What a process may end with, the most important first."""
+"""The possible ends of a process, the most important first."""
 _FORBIDDING: Final = (0, 1, 2)
 _NO_ROOM_END: Final = 3
 
@@ -124,7 +124,7 @@ def _end_of(error: BaseException) -> int | None:
 
 
 def is_for_want_of_room(error: BaseException) -> bool:
-    """Whether a full disk has caused the error, directly or through another one."""
+    """Return whether a full disk has caused the error, directly or through another one."""
     cause: BaseException | None = error
     while cause is not None:
         is_full = isinstance(cause, OSError) and cause.errno in _NO_ROOM
@@ -135,7 +135,7 @@ def is_for_want_of_room(error: BaseException) -> bool:
 
 
 def flatten(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    """The leaves of an exception group."""
+    """Return the leaves of an exception group."""
     leaves: list[BaseException] = []
     for error in group.exceptions:
         leaves.extend(flatten(error) if isinstance(error, BaseExceptionGroup) else [error])

@@ -59,7 +59,7 @@ class _Server(web.Server):
 
 
 def _http_log() -> logging.Logger:
-    """aiohttp's log of the server, without a traceback for whoever does not speak HTTP."""
+    """Return aiohttp's log of the server, without tracebacks for clients that do not speak HTTP."""
     logger = logging.getLogger(__name__)
     logger.addFilter(_is_not_about_the_client)
     return logger

@@ -20,7 +20,7 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else
 
 
 def module_command(module: str, *arguments: str, python: str = "") -> list[str]:
-    """The command line of a process that runs ``module``, in the interpreter ``python``; empty: in this one.
+    """Return the command line of a process that runs ``module``, in the interpreter ``python``; empty: in this one.
 
     ``-P`` keeps the working directory off the import path, where a user's random.py or gspo folder would hide the module of
     that name.

@@ -1,4 +1,4 @@
-"""Log files of bounded size: the process that writes one also rotates it, and readers of its end see across a rotation.
+"""Log files of bounded size: the process that writes one also rotates it, and readers of its end read across a rotation.
 
 The log is whatever descriptors 1 and 2 write: lines of this process, a traceback, the last words of a C library. So rotation
 replaces the descriptors themselves, in one system call, and nothing lies between a writer and its file. A pipe through the
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 LOOK_S: Final = 5.0
-"""How often a process looks at what it did not write itself: lines of C libraries, rotations by its other ranks."""
+"""Seconds between looks at what the process did not write itself: lines of C libraries, rotations by its other ranks."""
 _PATH: Final = "GSPO_LOG_FILE"
 _MAX_BYTES: Final = "GSPO_LOG_BYTES"
 _MOST_FILES: Final = "GSPO_LOG_FILES"
@@ -41,7 +41,7 @@ class LogFile:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
-        """The log that ``gspo run`` has given this process; None when somebody else keeps its output."""
+        """Return the log that ``gspo run`` has given this process; None when something else keeps its output."""
         if _PATH not in environment:
             return None
         limits = LogLimits(max_bytes=int(environment[_MAX_BYTES]), most_files=int(environment[_MOST_FILES]))
@@ -53,7 +53,7 @@ class LogFile:
         return {_PATH: str(self.path), _MAX_BYTES: str(limits.max_bytes), _MOST_FILES: str(limits.most_files)}
 
     def is_behind(self, descriptor: int) -> bool:
-        """Whether ``descriptor`` writes to the newest file of this log."""
+        """Return whether ``descriptor`` writes to the newest file of this log."""
         try:
             return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
         except OSError:
@@ -124,7 +124,7 @@ def _replace(descriptors: tuple[int, ...], former: os.stat_result, new: int) -> 
 
 
 def read_end(path: Path, most_bytes: int) -> str:
-    """The last ``most_bytes`` of a log, also of its older file where the newest one has fewer; empty without a log.
+    """Return the last ``most_bytes`` of a log, with its older file if the newest has fewer; empty without a log.
 
     Bytes that are not UTF-8 are replaced. Raises: OSError when the log is there and cannot be read.
     """

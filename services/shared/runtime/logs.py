@@ -47,11 +47,11 @@ class OccasionalLog:
         self._said: dict[Hashable, _Said] = {}
 
     def warning(self, event: str, key: Hashable, /, **fields: object) -> None:
-        """Log ``event`` as a warning unless enough with this ``key`` were logged lately."""
+        """Log ``event`` as a warning unless enough with this ``key`` were logged recently."""
         self.log(event, key, "warning", **fields)
 
     def log(self, event: str, key: Hashable, level: str, /, **fields: object) -> None:
-        """Log ``event`` unless enough with this ``key`` were logged lately."""
+        """Log ``event`` unless enough with this ``key`` were logged recently."""
         now = self._clock.now()
         said = self._of(event, key, now)
         if now - said.since >= self._every_s:
@@ -125,7 +125,7 @@ class EventLimit:
 
 
 def bound_texts(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """A processor: no text takes more than a part of the log."""
+    """Process an event so that no text takes more than a part of the log."""
     for name, value in event.items():
         if isinstance(value, str) and len(value) > MOST_CHARACTERS:
             end = value[-MOST_CHARACTERS // 4 :]  # A traceback says there what it is about.
@@ -134,7 +134,7 @@ def bound_texts(_: object, __: str, event: structlog.typing.EventDict) -> struct
 
 
 def show_traceback_plainly(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """A processor for a terminal: a traceback keeps its lines, and has no control characters that a peer said."""
+    """Process an event for a terminal: a traceback keeps its lines, without control characters that a peer sent."""
     if isinstance(event.get("exception"), str):
         event["exception"] = indented_lines(event["exception"])
     return event
@@ -187,9 +187,9 @@ def configure_logging(service: str, usual_level: str = "info") -> None:
 
 @contextlib.contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Inside, nothing is logged: a command's own report says it better. After it the logging is what it was."""
+    """Log nothing inside the block: a command's own report says it better. Afterwards logging is as before."""
     before = structlog.get_config()
-    # Loggers that are used in here must not keep this level.
+    # Loggers that are used inside must not keep this level.
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=False
     )

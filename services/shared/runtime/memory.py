@@ -10,7 +10,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 def return_freed_memory() -> None:
-    """Takes about a millisecond for 100 MiB. Does nothing where the C library is not glibc."""
+    """Return freed memory; about a millisecond for 100 MiB. Does nothing if the C library is not glibc."""
     trim = getattr(_LIBC, "malloc_trim", None)
     if trim is not None:
         trim(0)

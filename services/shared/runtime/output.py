@@ -1,4 +1,4 @@
-"""Standard output and standard error that do not decide how a process ends.
+"""Standard output and standard error that do not determine how a process ends.
 
 Python gives a process another exit status when a standard stream cannot be written or flushed, and a supervisor reads the
 status: 3 and 4 say that the process must not be started again.
@@ -119,7 +119,7 @@ def protect_result() -> None:
 
 
 def _is(stream: TextIO | None, descriptor: int) -> bool:
-    """Whether ``stream`` is Python's own for ``descriptor``, and not a test's or a notebook's."""
+    """Return whether ``stream`` is Python's own for ``descriptor``, and not a test's or a notebook's."""
     if not isinstance(stream, io.TextIOWrapper) or isinstance(stream.buffer, _DescriptorOutput):
         return False
     try:

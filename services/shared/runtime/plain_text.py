@@ -1,4 +1,4 @@
-"""Text that others said, made fit to be shown: no control character, no line of its own, no endless length.
+"""Makes text from others fit to be shown: no control characters, no line breaks, no endless length.
 
 Peers, engines, model outputs and damaged files fill these texts. On a terminal an escape sequence could clear the screen or
 forge a line, and a bidirectional override could turn one round.
@@ -14,7 +14,7 @@ _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def one_line(value: object, most: int = MOST_CHARACTERS) -> str:
-    """``value`` as one printable line of at most ``most`` characters and a remark on how many there were.
+    """Return ``value`` as one printable line of at most ``most`` characters and a remark on how many there were.
 
     Characters that do not show themselves are written as Python writes them: ``\\x1b``, ``\\n``, ``\\u202e``.
     """

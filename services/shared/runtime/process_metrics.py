@@ -30,7 +30,7 @@ class DeclaredMetric(Generic[M]):
         raise AttributeError(f"{owner.__name__} only declares {self._name}: an instance registers and has the metric")
 
     def register(self, prefix: str, registry: CollectorRegistry) -> M:
-        """The metric, with its first series."""
+        """Return the metric, with its first series."""
         metric = self._kind(f"{prefix}{self._name}", self._text, self._labels, registry=registry, **self._options)
         for value in self._zeros:
             metric.labels(value)
@@ -63,7 +63,7 @@ class MetricTable:
     """Metrics that a class declares as its attributes, with ``counter``, ``gauge`` and ``histogram``."""
 
     prefix: ClassVar[str]
-    """Of every metric's name."""
+    """The prefix of every metric's name."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Register them, in the order of their declarations."""

@@ -1,4 +1,4 @@
-"""Ends every process that the user's code has started, also those that have left its process group.
+"""Ends every process that the user's code has started, even those that have left its process group.
 
 A daemon leaves the group and the session of the process that started it, but keeps its environment. So each process of
 the user's code gets a variable with a value of its own, and whatever carries that value is killed. A program that also
@@ -18,12 +18,12 @@ _MOST_ROUNDS: Final = 50
 
 
 def new_mark() -> str:
-    """A value for the variable ``MARK`` that no other process has."""
+    """Return a value for the variable ``MARK`` that no other process has."""
     return secrets.token_hex(16)
 
 
 def ended_as(status: int) -> str:
-    """How a process ended, for people, by the exit status that ``subprocess`` gives it."""
+    """Describe how a process ended, by the exit status that ``subprocess`` gives it."""
     if status >= 0:
         return f"exit status {status}"
     name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
@@ -38,7 +38,7 @@ def kill_marked(mark: str, leader: int | None) -> int:
     wanted = f"{MARK}={mark}".encode()
     killed: set[int] = set()
     for _ in range(_MOST_ROUNDS):
-        # Again, because what was found may have started more before it was killed.
+        # Again, because the processes found may have started more before they were killed.
         found = [pid for pid in _pids() if _belongs(pid, wanted, leader)]
         if not found:
             break
@@ -61,11 +61,11 @@ def _pids() -> list[int]:
 
 
 def _belongs(pid: int, wanted: bytes, leader: int | None) -> bool:
-    """Whether a live process carries the mark or is in the leader's group or session."""
+    """Return whether a live process carries the mark or is in the leader's group or session."""
     if pid == os.getpid():
         return False
     try:
-        # The name, in parentheses, may hold anything: read from behind its end.
+        # The name, in parentheses, may contain anything: read from after its end.
         state, _, group, session = (Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2]).split()[:4]
         if state in (b"Z", b"X"):
             return False

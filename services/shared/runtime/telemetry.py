@@ -1,4 +1,4 @@
-"""/metrics, /startupz, /healthz and /readyz of one process, served by a thread of its own.
+"""/metrics, /startupz, /healthz and /readyz of one process, served by its own thread.
 
 /startupz is 200 once the process has opened all that it needs, such as SGLang with its model, and stays so. /healthz is 200
 while the process's event loop runs. /readyz is 200 only while the process can really work and has made progress lately.
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 LOOP_STALL_S: Final = 30.0
 MAX_CONNECTIONS: Final = 64
 SILENT_S: Final = 5.0
-"""Time for a client to send its next bytes, and to take the whole answer."""
+"""Time for a client to send its next bytes, and to receive the whole answer."""
 
 
 class Health:
@@ -50,29 +50,29 @@ class Health:
         self._last_progress = clock.now()
 
     def beat(self) -> None:
-        """The process's event loop still runs. Call this about every second."""
+        """Note that the process's event loop still runs. Call this about every second."""
         with self._lock:
             self._last_beat = self._clock.now()
 
     def opened(self) -> None:
-        """All that the process needs is there: what is missing from now on is no part of its start."""
+        """Note that everything the process needs is open: whatever is missing from now on is not part of its start."""
         with self._lock:
             self._has_started = True
 
     def progress(self) -> None:
-        """Something useful was done, such as a message handled or a batch trained: the process is ready."""
+        """Note that something useful was done, such as a message handled or a batch trained: the process is ready."""
         with self._lock:
             self._has_started = True
             self._last_progress = self._last_beat = self._clock.now()
             self._not_ready = ""
 
     def not_ready(self, reason: str) -> None:
-        """The process cannot work, because of ``reason``, until the next ``progress``."""
+        """Note that the process cannot work, because of ``reason``, until the next ``progress``."""
         with self._lock:
             self._not_ready = reason
 
     def must_wait(self, reason: str) -> None:
-        """The process is not ready because of ``reason``, whatever progress it makes, until this is called without one."""
+        """Keep the process not ready because of ``reason``, whatever progress it makes, until this is called without one."""
         with self._lock:
             self._must_wait = reason
 
@@ -160,7 +160,7 @@ class _Handler(WSGIRequestHandler):
     """One request of one connection, without a line in the log."""
 
     def log_message(self, *_: object) -> None:
-        """Scrapes are not worth a line each."""
+        """Log nothing: scrapes are not worth a line each."""
 
     def get_stderr(self) -> TextIO:
         """Where the library prints the traceback of a client that does not take its answer: nowhere."""
@@ -192,7 +192,7 @@ class _Server(ThreadingWSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that is silent or hangs up is no event; anything else is a bug and is logged with its traceback."""
+        """Ignore a client that is silent or hangs up; anything else is a bug and is logged with its traceback."""
         error = sys.exception()
         if not isinstance(error, OSError):
             log.error("telemetry_failed", exc_info=error)

@@ -1,4 +1,4 @@
-"""Imports modules of the user: an environment or a reward function that a configuration names."""
+"""Imports users' modules: an environment or a reward function that a configuration names."""
 
 import importlib
 import os
@@ -23,5 +23,5 @@ def import_named(name: str) -> ModuleType:
 
 def _explained(error: ModuleNotFoundError) -> str:
     if error.name is None:
-        return str(error)  # The user's module has raised it itself, with words of its own.
+        return str(error)  # The user's module itself raised it, with its own text.
     return f"there is no module {error.name} on the import path or in the working directory"

@@ -26,7 +26,7 @@ def require_tested_sglang() -> None:
 
 
 def activate() -> str | None:
-    """Entry point: name the platform class, or None where the plug-in must not be used.
+    """Name the platform class (the entry point), or return None if the plug-in must not be used.
 
     On a machine with a CUDA device it returns None, which SGLang reports as an error: serving on a CPU beside an idle GPU is
     a mistake, not a preference.

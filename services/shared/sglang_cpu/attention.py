@@ -1,4 +1,4 @@
-"""Attention of all requests of one step in one call of PyTorch's attention: a new token each, or prompts."""
+"""Computes attention of all requests of one step in one call of PyTorch's attention: a new token each, or prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def decode_all(
     lengths_B: torch.Tensor,
     scaling: float | None,
 ) -> None:
-    """Attention of each request's new token over all of its tokens so far, into ``output_BHE``.
+    """Compute attention of each request's new token over all of its tokens so far, into ``output_BHE``.
 
     The cache has S slots of K heads each; the H query heads form K groups of adjacent heads. ``slots_BL`` gives the slot of
     each token of a request; the first ``lengths_B`` (at least 1) count.
@@ -46,8 +46,8 @@ def extend_all(
     new_B: torch.Tensor,
     scaling: float | None,
 ) -> None:
-    """Causal attention of the last ``new_B`` (at least 1) tokens of each request, end to end in ``query_THD``, over all of
-    its ``lengths_B`` tokens so far, into ``output_THE``. The cache is that of ``decode_all``.
+    """Compute causal attention of the last ``new_B`` (at least 1) tokens of each request, end to end in ``query_THD``, over
+    all of its ``lengths_B`` tokens so far, into ``output_THE``. The cache is that of ``decode_all``.
     """
     longest, most_new = int(lengths_B.max()), int(new_B.max())
     num_rows, num_heads, width = len(new_B), *query_THD.shape[1:]
@@ -57,7 +57,7 @@ def extend_all(
     is_new_BN = torch.arange(most_new, device=new_B.device) < new_B[:, None]
     query_BNHD = query_THD.new_zeros(num_rows, most_new, num_heads, width)
     query_BNHD[is_new_BN] = query_THD
-    # A token sees those up to itself. Rows without a token see the first one: an empty sum would be no number.
+    # A token sees those up to itself. Rows without a token see the first one: an empty sum would not be a number.
     last_seen_BN = torch.where(is_new_BN, (lengths_B - new_B)[:, None] + torch.arange(most_new, device=new_B.device), 0)
     sees_BNL = torch.arange(longest, device=lengths_B.device) <= last_seen_BN[:, :, None]
 
@@ -74,7 +74,7 @@ def extend_all(
 
 
 def _cached(cache_SKD: torch.Tensor, slots_BL: torch.Tensor, counts_BL: torch.Tensor) -> torch.Tensor:
-    """What the cache has of each request's tokens [B, K, L, D], as long as ``counts_BL``, which says which of them count."""
+    """Return the cached values of each request's tokens [B, K, L, D], as long as ``counts_BL``, which marks valid ones."""
     num_rows, longest = counts_BL.shape
     # Beyond its end a row repeats its own first slot: never another request's, and never one without a number.
     own_BL = torch.where(counts_BL, slots_BL[:, :longest], slots_BL[:, :1])

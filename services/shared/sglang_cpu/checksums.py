@@ -17,5 +17,5 @@ def hash_with_xxh3(weight_checker: ModuleType) -> None:
 
 
 def xxh3_of_tensor(tensor: torch.Tensor) -> str:
-    """The hash of a tensor's bytes, of any shape and type."""
+    """Hash a tensor's bytes, of any shape and type."""
     return xxh3_checksum([tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data])

@@ -43,7 +43,7 @@ class BatchedDecodeBackend(TorchNativeAttnBackend):
         is_cross_attn: bool = False,
         sliding_window_size: int | None = None,
     ) -> torch.Tensor:
-        """The same as the inherited method, into ``output``; what cannot be padded cheaply is left to that one."""
+        """Do the same as the inherited method, into ``output``; what cannot be padded cheaply is left to that one."""
         is_plain = causal and not is_cross_attn and encoder_lens is None
         if is_plain and not _is_windowed(sliding_window_size) and _fits_padded(seq_lens, extend_seq_lens):
             slots = req_to_token[req_pool_indices]
@@ -72,7 +72,7 @@ class BatchedDecodeBackend(TorchNativeAttnBackend):
         is_cross_attn: bool = False,
         sliding_window_size: int | None = None,
     ) -> torch.Tensor:
-        """The same as the inherited method, into ``output``; encoders and sliding windows are left to that one."""
+        """Do the same as the inherited method, into ``output``; encoders and sliding windows are left to that one."""
         if encoder_lens is not None or is_cross_attn or _is_windowed(sliding_window_size):
             inherited: Any = super()._run_sdpa_forward_decode
             result: torch.Tensor = inherited(
@@ -89,7 +89,7 @@ def _is_windowed(sliding_window_size: int | None) -> bool:
 
 
 def _fits_padded(lengths_B: torch.Tensor, new_B: torch.Tensor) -> bool:
-    """Whether several requests are so much alike that padding them costs little."""
+    """Return whether several requests are so similar that padding them costs little."""
     num_rows, longest = len(lengths_B), int(lengths_B.max())
     padded = num_rows * longest * int(new_B.max())
     alone = int((lengths_B * lengths_B).sum())

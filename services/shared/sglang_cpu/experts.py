@@ -1,4 +1,4 @@
-"""A mixture's experts on a rank that has only some of them (expert parallelism), in plain torch.
+"""Runs a mixture's experts on a rank that has only some of them (expert parallelism), in plain torch.
 
 SGLang's own reference counts tokens per expert over all experts of the model. Its dispatcher has by then given the experts
 of this rank the numbers from 0 on, and those of other ranks -1, on which that count fails.
@@ -14,7 +14,7 @@ _ACTIVATION: Final = "silu"
 
 
 def enable_local_experts(fused_moe_native: Any) -> None:
-    """Let ``moe_forward_native`` of SGLang's module ``fused_moe_native`` work on a part of the experts, too."""
+    """Let ``moe_forward_native`` of SGLang's module ``fused_moe_native`` also work on a part of the experts."""
     forward: Callable[..., torch.Tensor] = fused_moe_native.moe_forward_native
 
     def moe_forward_native(layer: Any, x: torch.Tensor, topk_output: Any, moe_runner_config: Any) -> torch.Tensor:
@@ -38,7 +38,7 @@ def local_experts(
     w13_EIH: torch.Tensor,
     w2_EHI: torch.Tensor,
 ) -> torch.Tensor:
-    """This rank's part of the mixture's output, [T, H]: the sum over ranks is the whole.
+    """Return this rank's part of the mixture's output, [T, H]: the sum over ranks is the whole.
 
     ``ids_TK``: places among the E experts of this rank; negative: another rank's. ``w13_EIH``: gate above up.
     """

@@ -63,7 +63,7 @@ class _PlaceholderModule(types.ModuleType):
 
 
 def install_placeholders() -> None:
-    """Put placeholders for torchvision into sys.modules; does nothing where torchvision is installed."""
+    """Put placeholders for torchvision into sys.modules; does nothing if torchvision is installed."""
     if "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is not None:
         return
     from transformers.utils import import_utils

@@ -18,7 +18,7 @@ _SAME_BITS: Final = {torch.uint16: torch.int16, torch.uint32: torch.int32}
 
 
 def enable_patches(weight_updater: Any) -> None:
-    """Let ``WeightUpdater`` of SGLang's module ``weight_updater`` take patches, beside everything that it takes."""
+    """Let ``WeightUpdater`` of SGLang's module ``weight_updater`` accept patches, beside everything that it accepts."""
     load: Callable[..., tuple[bool, str]] = weight_updater.WeightUpdater.update_weights_from_disk
 
     def update_weights_from_disk(
@@ -37,14 +37,14 @@ def enable_patches(weight_updater: Any) -> None:
 
 
 def announce_patches(server_args: Any) -> None:
-    """Let /server_info say that this server takes patches."""
+    """Let /server_info say that this server accepts patches."""
     named = list(server_args.custom_weight_loader or [])
     if ABILITY not in named:
         server_args.custom_weight_loader = [*named, ABILITY]
 
 
 def patch_parameters(parameters: dict[str, torch.Tensor], directory: Path, rank: int = 0) -> int:
-    """Write the elements that this rank's file in ``directory`` names into ``parameters``. Returns how many there were.
+    """Write the elements named in this rank's file in ``directory`` into ``parameters``. Returns how many there were.
 
     Raises: ValueError, before anything changes, when an array does not fit; OSError, SafetensorError.
     """

@@ -1,4 +1,4 @@
-"""What learner and rollouts share for weights: SGLang's parameters and checksums, compression, serving chunks."""
+"""What learner and rollouts share for weights: SGLang's parameters and checksums, compression, serving in chunks."""
 
 from gspo_services.shared.weights.adapters import (
     MODULES,

@@ -22,7 +22,7 @@ _XXH3: Final = "xxh3-"
 
 
 def engine_hash(device: str, checksums: Iterable[str]) -> Hash:
-    """The hash that an engine on ``device`` used for these checksums. Raises: ValueError for an unknown device."""
+    """Return the hash that an engine on ``device`` used for these checksums. Raises: ValueError for an unknown device."""
     if any(checksum.startswith(_XXH3) for checksum in checksums):
         return "xxh3"
     if device in ("cpu", "cuda"):
@@ -31,13 +31,13 @@ def engine_hash(device: str, checksums: Iterable[str]) -> Hash:
 
 
 def hash_function(name: Hash) -> Checksum:
-    """The function of a hash."""
+    """Return the function of a hash."""
     checksums: dict[Hash, Checksum] = {"cpu": sha256_checksum, "cuda": tiled_checksum, "xxh3": xxh3_checksum}
     return checksums[name]
 
 
 def xxh3_checksum(parts: Sequence[bytes | bytearray | memoryview]) -> str:
-    """XXH3 with 128 bits, after the name of the hash; it runs as fast as memory is read."""
+    """Compute XXH3 with 128 bits, after the name of the hash; it runs as fast as memory is read."""
     state = xxhash.xxh3_128()
     for part in parts:
         state.update(part)
@@ -45,7 +45,7 @@ def xxh3_checksum(parts: Sequence[bytes | bytearray | memoryview]) -> str:
 
 
 def sha256_checksum(parts: Sequence[bytes | bytearray | memoryview]) -> str:
-    """SGLang's hash on a CPU: the first 8 bytes of SHA-256."""
+    """Compute SGLang's hash on a CPU: the first 8 bytes of SHA-256."""
     state = hashlib.sha256()
     for part in parts:
         state.update(part)

@@ -10,12 +10,12 @@ LEVEL: Final = 3
 
 
 def compress(data: bytes | bytearray | memoryview) -> bytes:
-    """One zstd frame that names its content's length. Several threads may call this at once."""
+    """Compress into one zstd frame that names its content's length. Several threads may call this at once."""
     return zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(data)
 
 
 def decompress(frame: bytes | bytearray | memoryview, num_bytes: int) -> bytes:
-    """The ``num_bytes`` bytes in ``frame``.
+    """Decompress the ``num_bytes`` bytes in ``frame``.
 
     Raises: ValueError when it is not a zstd frame or has another length; it never takes more memory than ``num_bytes``.
     """

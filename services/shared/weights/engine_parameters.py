@@ -48,7 +48,7 @@ class Layout:
     indices: list[int]
     """The places of these tensors among those that were sent."""
     padding_bytes: int
-    """Zeros behind them."""
+    """The number of zero bytes after them."""
     complete: bool
 
 
@@ -60,18 +60,18 @@ class Parameter(Layout):
 
 
 def layouts(tensors: Sequence[TensorInfo]) -> dict[str, Layout]:
-    """The engine's parameters, by name, that consist of checkpoint tensors. Raises: ValueError for a tensor sent twice."""
+    """Return the engine's parameters made of checkpoint tensors, by name. Raises: ValueError for a tensor sent twice."""
     return dict(layouts_of(described(tensors)))
 
 
 def described(tensors: Sequence[TensorInfo]) -> tuple[Described, ...]:
-    """What is the same in all versions of a run: their thousands of names are matched once."""
+    """Return what is the same in all versions of a run, so that thousands of names are matched only once."""
     return tuple((info.name, info.shape[0] if info.shape else 0, info.num_bytes) for info in tensors)
 
 
 @lru_cache(maxsize=2)
 def layouts_of(tensors: tuple[Described, ...]) -> dict[str, Layout]:
-    """``layouts`` of tensors that were described; the caller must not change it."""
+    """Return ``layouts`` of tensors that were described; the caller must not change it."""
     places: dict[str, dict[tuple[int, ...], int]] = {}
     for index, (tensor, _, _) in enumerate(tensors):
         name, place = _place(tensor)
@@ -83,7 +83,7 @@ def layouts_of(tensors: tuple[Described, ...]) -> dict[str, Layout]:
 
 
 def merge(tensors: Iterable[tuple[TensorInfo, Buffer]]) -> dict[str, Parameter]:
-    """The engine's parameters, by name, built from checkpoint tensors. Raises: ValueError for a tensor sent twice."""
+    """Build the engine's parameters, by name, from checkpoint tensors. Raises: ValueError for a tensor sent twice."""
     sent = list(tensors)
     return {
         name: Parameter(
@@ -99,13 +99,13 @@ def merge(tensors: Iterable[tuple[TensorInfo, Buffer]]) -> dict[str, Parameter]:
 
 
 def parts_of(layout: Layout, data: Sequence[Buffer]) -> list[Buffer]:
-    """The bytes of a parameter, in pieces, from those of all sent tensors."""
+    """Return the bytes of a parameter, in pieces, from those of all sent tensors."""
     parts = [data[index] for index in layout.indices]
     return [*parts, bytes(layout.padding_bytes)] if layout.padding_bytes else parts
 
 
 def _place(name: str) -> tuple[str, tuple[int, ...]]:
-    """The engine's parameter that a checkpoint tensor is part of, and its place in it."""
+    """Return the engine's parameter that a checkpoint tensor is part of, and its position in it."""
     if match := _ATTENTION.fullmatch(name):
         return f"{match['prefix']}.qkv_proj.{match['kind']}", ("qkv".index(match["part"]),)
     if match := _EXPERT.fullmatch(name):
@@ -148,7 +148,7 @@ def _vocab_padding(tensor: Described) -> int:
 
 
 def checksums_of(parameters: Mapping[str, Parameter], checksum: Checksum) -> dict[str, str]:
-    """The checksum of each complete parameter; ``checksum`` is the engine's hash."""
+    """Return the checksum of each complete parameter; ``checksum`` is the engine's hash."""
     complete = [parameter for parameter in parameters.values() if parameter.complete]
     # The hashes release the interpreter lock; numpy's does 80 MiB/s on one core, so a large model needs all cores.
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

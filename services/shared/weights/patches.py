@@ -8,9 +8,9 @@ ABILITY: Final = "gspo_services.shared.sglang_cpu.patching"
 """A server that can names this among its custom_weight_loader in /server_info."""
 INDICES: Final = ".indices"
 VALUES: Final = ".values"
-"""What the names of a parameter's two arrays end with."""
+"""The endings of the names of a parameter's two arrays."""
 
 
 def patch_file(rank: int) -> str:
-    """The file of a patch for this tensor rank; replicas of the model read the same."""
+    """Return the file of a patch for this tensor rank; replicas of the model read the same."""
     return f"patch-{rank}.safetensors"

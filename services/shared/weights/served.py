@@ -1,6 +1,6 @@
-"""Models that SGLang 0.5.23 does not compute as their config.json says. Found by comparing it with transformers, and read.
+"""Models that SGLang 0.5.23 does not compute as their config.json says, found by comparison with transformers and reading.
 
-Weights would be verified bit by bit, and every answer would still come from another policy than the learner trains.
+Their weights would be verified bit by bit, but every answer would come from another policy than the learner trains.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _NOT_ON_A_CPU: Final = {
 
 
 class ServedError(ValueError):
-    """SGLang would serve another policy, or nothing; the text names the value and the way out."""
+    """SGLang would serve another policy, or nothing; the text names the value and what to do."""
 
 
 def require_served(config: Mapping[str, Any], longest: int, *, on_cpu: bool) -> None:
@@ -42,7 +42,7 @@ def require_served(config: Mapping[str, Any], longest: int, *, on_cpu: bool) -> 
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """Tokens of the window that some layers have; None: none has one."""
+    """Return the window of some layers in tokens; None: none has one."""
     window = config.get("sliding_window")
     if not isinstance(window, int) or isinstance(window, bool):
         return None

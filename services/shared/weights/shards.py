@@ -12,7 +12,7 @@ n has:
     embed_tokens, lm_head            the r-th part of the rows, after zero rows up to a multiple of 64
     norms, routers                   everything
 
-A parameter with another name is refused: a shard that nobody can compute is one that nobody can verify.
+A parameter with another name is refused: a shard that nobody can compute cannot be verified.
 """
 
 import os
@@ -42,7 +42,7 @@ class ShardPiece:
     """A rectangle of one tensor, which lies row by row in a shard from byte ``begin`` on."""
 
     tensor: int
-    """The tensor's place among those that were sent."""
+    """The tensor's index among those that were sent."""
     begin: int
     row_bytes: int
     """Of the whole tensor."""
@@ -56,11 +56,11 @@ class ShardPiece:
 
     @property
     def is_run(self) -> bool:
-        """Whether its bytes follow each other in the tensor, too."""
+        """Whether its bytes are also contiguous in the tensor."""
         return self.columns == (0, self.row_bytes)
 
     def of(self, data: Buffer) -> Buffer:
-        """Its bytes, from the tensor's; a copy only where columns are cut."""
+        """Return its bytes, from the tensor's; a copy only if columns are cut."""
         if self.is_run:
             return memoryview(data)[self.rows[0] * self.row_bytes : self.rows[1] * self.row_bytes]
         table = np.frombuffer(data, dtype=np.uint8).reshape(-1, self.row_bytes)
@@ -69,7 +69,7 @@ class ShardPiece:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """What one rank has of a parameter: ``pieces``, in its order, and zeros behind them."""
+    """One rank's part of a parameter: ``pieces``, in its order, then zeros."""
 
     name: str
     pieces: tuple[ShardPiece, ...]
@@ -105,10 +105,10 @@ class ShardBytes(Sequence[Buffer]):
 
 
 def shards(tensors: Sequence[TensorInfo], spread: Spread, kv_heads: int) -> list[dict[str, Shard]]:
-    """For each tensor rank, the shards of all parameters that were sent whole, by name; do not change them.
+    """Return for each tensor rank the shards of all parameters that were sent whole, by name; do not change them.
 
-    ``kv_heads``: heads of keys and values; it does not matter for one rank. Raises: SpreadError for a parameter of which it
-    is not known how it is cut; ValueError for a tensor sent twice.
+    ``kv_heads``: heads of keys and values; it does not matter for one rank. Raises: SpreadError if it is unknown how a
+    parameter is cut; ValueError for a tensor sent twice.
     """
     return _shards(described(tensors), spread, kv_heads)
 
@@ -132,12 +132,12 @@ class _Cut:
     rank: int
 
     def rows(self, index: int, part: int, parts: int) -> tuple[int, _Range, _Range]:
-        """A tensor's place, and its ``part``-th rows of ``parts``."""
+        """Return a tensor's index, and its ``part``-th rows of ``parts``."""
         rows, row_bytes = self._size(index)
         return index, _part(rows, part, parts, self.tensors[index][0]), (0, row_bytes)
 
     def columns(self, index: int, part: int, parts: int) -> tuple[int, _Range, _Range]:
-        """A tensor's place, and its ``part``-th columns of ``parts``."""
+        """Return a tensor's index, and its ``part``-th columns of ``parts``."""
         rows, row_bytes = self._size(index)
         return index, (0, rows), _part(row_bytes, part, parts, self.tensors[index][0])
 
@@ -159,7 +159,7 @@ class _Cut:
         return Shard(name=name, pieces=tuple(pieces), padding_bytes=padding_bytes)
 
     def _size(self, index: int) -> tuple[int, int]:
-        """Rows of a tensor, and bytes of one; of a single number one row."""
+        """Return the rows of a tensor, and the bytes of one; a single number counts as one row."""
         _, rows, num_bytes = self.tensors[index]
         return (rows, num_bytes // rows) if rows else (1, num_bytes)
 
@@ -200,7 +200,7 @@ def _vocabulary(layout: Layout, cut: _Cut) -> Shard:
 
 
 def _part(size: int, part: int, parts: int, what: str) -> _Range:
-    """Raises: SpreadError when ``size`` is no multiple of ``parts``."""
+    """Return a part. Raises: SpreadError when ``size`` is not a multiple of ``parts``."""
     if size % parts:
         raise SpreadError(f"{what} has {size} parts to share, which {parts} ranks do not divide: use fewer ranks")
     return size // parts * part, size // parts * (part + 1)
@@ -216,7 +216,7 @@ class ShardChecksums:
     def of(
         self, sent: Sequence[tuple[TensorInfo, Buffer]], spread: Spread, kv_heads: int, name: Hash
     ) -> list[dict[str, str]]:
-        """For each tensor rank, by parameter. Tensors with the same digest have the same bytes.
+        """Return the checksums for each tensor rank, by parameter. Tensors with the same digest have the same bytes.
 
         Raises: SpreadError, ValueError as ``shards``.
         """

@@ -1,7 +1,7 @@
-"""How the ranks of one server share a model, and which models can be shared so.
+"""How the ranks of one server share a model, and which models can be shared in this way.
 
 SGLang cuts attention and dense layers among ``tensor`` ranks. Experts are cut among tensor / expert of them, and each such
-group holds whole experts of its own. ``data`` replicas hold everything, each over ranks of its own.
+group holds its own whole experts. ``data`` replicas hold everything, each over its own ranks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,11 +13,11 @@ from gspo_services.shared.settings import Settings
 VOCAB_ROWS: Final = 64
 """SGLang pads the embedding and the output layer to a multiple of this number of rows."""
 _KNOWN: Final = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
-"""Architectures of which it is known, for every parameter, how SGLang cuts it. Others would never pass verification."""
+"""Architectures for which it is known how SGLang cuts every parameter. Others would never pass verification."""
 
 
 class SpreadError(ValueError):
-    """A model cannot be spread so; the text names the value and the way out."""
+    """A model cannot be spread in this way; the text names the value and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Spread:
 
     @property
     def num_ranks(self) -> int:
-        """Processes, and on GPUs devices."""
+        """The number of processes, and on GPUs of devices."""
         return self.tensor * self.data
 
     @property
@@ -40,11 +40,11 @@ class Spread:
         return self.tensor == 1
 
     def expert_group(self, rank: int) -> int:
-        """Which experts tensor rank ``rank`` has."""
+        """Return the number of the expert group of tensor rank ``rank``."""
         return rank // (self.tensor // self.expert)
 
     def rank_in_group(self, rank: int) -> int:
-        """The place of tensor rank ``rank`` among those that cut the same experts."""
+        """Return the index of tensor rank ``rank`` among those that cut the same experts."""
         return rank % (self.tensor // self.expert)
 
 
@@ -87,7 +87,7 @@ def require_spread(config: Mapping[str, Any], spread: Spread) -> None:
 
 
 def _objection(config: Mapping[str, Any], spread: Spread) -> str:
-    """What does not divide; empty: everything does, as it does for one rank."""
+    """Say what does not divide; empty: everything does, as it does for one rank."""
     if spread.is_whole:
         return ""
     for what, value, parts in _divided(config, spread):
@@ -100,18 +100,18 @@ def _objection(config: Mapping[str, Any], spread: Spread) -> str:
 
 
 def spread_of(settings: Settings) -> Spread:
-    """The ranks of the servers that a rollout starts."""
+    """Return the ranks of the servers that a rollout starts."""
     rollout = settings.rollout
     return Spread(tensor=rollout.tensor_parallel, expert=rollout.expert_parallel, data=rollout.data_parallel)
 
 
 def kv_heads(config: Mapping[str, Any]) -> int:
-    """Heads of keys and values, from config.json."""
+    """Return the heads of keys and values, from config.json."""
     return int(config.get("num_key_value_heads") or config["num_attention_heads"])
 
 
 def _divided(config: Mapping[str, Any], spread: Spread) -> Iterator[tuple[str, int, int]]:
-    """What is cut, its size, and in how many parts."""
+    """Yield each dimension that is cut: its name, its size, and the number of parts."""
     yield "num_attention_heads", int(config["num_attention_heads"]), spread.tensor
     padded = -(-int(config["vocab_size"]) // VOCAB_ROWS) * VOCAB_ROWS
     yield f"vocab_size, padded to {VOCAB_ROWS},", padded, spread.tensor

@@ -1,8 +1,8 @@
-"""SGLang's hash on CUDA, computed in numpy and kept so that a few changed words change it without reading the others.
+"""SGLang's hash on CUDA in numpy, stored so that a few changed words update it without reading the others.
 
 Source: sglang/kernels/ops/memory/gpu_tensor_hash.py of SGLang 0.5.23. A parameter is cut into tiles of 8,192 words.
 Each word is mixed with its position by two 32-bit hashes, and a tile's words are added up. The sums of each tile are mixed
-with the parameter's length, and added up as 64 bits. Sums can be corrected: what was, is taken away, and what is, is added.
+with the parameter's length, and added up as 64 bits. A sum can be corrected: subtract the old word, add the new one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ class TileSums:
             start += len(words)
 
     def change(self, begin: int, old: _Piece, new: _Piece) -> None:
-        """The bytes from ``begin`` on were ``old`` and are ``new``, which are as long; both ends lie between two words.
+        """Replace the bytes from ``begin`` on, ``old``, by ``new`` of equal length; both ends lie between two words.
 
         Raises: ValueError when one does not.
         """
@@ -66,7 +66,7 @@ class TileSums:
             self._sums[half, tiles[bounds]] += np.add.reduceat(change, bounds, dtype=np.uint32)
 
     def checksum(self) -> str:
-        """The hash of the whole parameter: 16 hexadecimal digits."""
+        """Return the hash of the whole parameter: 16 hexadecimal digits."""
         if not self._sums.shape[1]:
             return f"{0:016x}"
         length = np.uint32(-(-self.num_bytes // WORD_BYTES) * WORD_BYTES & 0xFFFFFFFF)
@@ -75,7 +75,7 @@ class TileSums:
 
 
 def tiled_checksum(parts: Sequence[_Piece]) -> str:
-    """SGLang's hash on CUDA of a parameter's bytes, in pieces."""
+    """Compute SGLang's hash on CUDA of a parameter's bytes, in pieces."""
     return TileSums(parts).checksum()
 
 
@@ -108,7 +108,7 @@ def _words(data: bytearray | memoryview) -> Words:
 
 
 def _mixed(words: Words, places: Places, half: int) -> Words:
-    """Each word mixed with its place in the parameter, by one of the two hashes: uint32 [words]."""
+    """Return each word mixed with its position in the parameter, by one of the two hashes: uint32 [words]."""
     index = (places & 0xFFFFFFFF).astype(np.uint32)
     position = (index * np.uint32(_POSITION_FACTORS[half]) + np.uint32(_SEEDS[half])) ^ _rotate_left(
         index, _POSITION_ROTATIONS[half]
