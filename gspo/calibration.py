@@ -113,7 +113,7 @@ class LagCalibration:
 
     def __init__(self, *, window: int = 128) -> None:
         if window < 2:
-            raise ValueError(f"window is {window}; give the number of sequences that are kept for each lag, at least 2")
+            raise ValueError(f"window is {window}; give the number of sequences to keep for each lag, at least 2")
         self._window = window
         self._by_lag: dict[int, deque[Measured]] = {}
         self._current = NOTHING_MEASURED
@@ -156,11 +156,11 @@ class LagCalibration:
         if state.get("format") != FORMAT or set(state) != {"format", "sequences"}:
             raise ValueError(
                 f"the calibration has format {state.get('format')!r} and keys {sorted(state)}, this version reads format "
-                f"{FORMAT}: leave it out to measure anew, which takes a few batches"
+                f"{FORMAT}: leave it out to measure again, which takes a few batches"
             )
         rows = state["sequences"]
         if not all(isinstance(row, list | tuple) and len(row) == len(Measured._fields) for row in rows):
-            raise ValueError(f"a sequence of the calibration has other fields than {', '.join(Measured._fields)}")
+            raise ValueError(f"a sequence of the calibration has fields other than {', '.join(Measured._fields)}")
         fresh = LagCalibration(window=self._window)
         fresh.update(Measured(*map(float, row)) for row in rows)
         self._by_lag, self._current = fresh._by_lag, fresh.current

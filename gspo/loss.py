@@ -334,7 +334,7 @@ def _measured(
 
 _MISSING_PROXIMAL = (
     "proximal_logprobs_T is missing with anchor 'proximal'; give the log-probs of the weights at the start of the batch: "
-    "logprobs_T.detach() in the batch's first step, and for later steps those of a pass without gradient before it. "
+    "logprobs_T.detach() in the batch's first step, and for later steps those of an earlier pass without gradient. "
     "An objective with anchor 'behaviour', such as Objective(), needs none"
 )
 _UNUSED_PROXIMAL = "proximal_logprobs_T is given with anchor 'behaviour'; leave it out, or give it with anchor 'proximal'"

@@ -284,7 +284,7 @@ def _require_dual_clip_in_reach(objective: Objective) -> None:
 def _require_useful_kl(objective: Objective) -> None:
     if objective.kl_coefficient > 0 and objective.kl_in == "loss" and objective.kl_estimator == "k1":
         raise ValueError(
-            "kl_estimator is 'k1' with kl_in 'loss': its gradient is 0 on average, whatever the reference model, so that it "
+            "kl_estimator is 'k1' with kl_in 'loss': its gradient is 0 on average, whatever the reference model, so it "
             "would only add noise. Set kl_estimator = 'k2', which has the gradient of the KL, or 'k3', or kl_in = 'reward'"
         )
 

@@ -62,7 +62,7 @@ def sequence_lag(
         index = int(torch.nonzero(newer)[0, 0])
         raise ValueError(
             f"versions_T[{index}] is {int(versions_T[index])} but policy_version is {policy_version}: a token cannot be "
-            "newer than the learner; versions must never be reused, also not after a restart"
+            "newer than the learner; versions must never be reused, not even after a restart"
         )
     require_ids("sequence_ids_T", sequence_ids_T, num_sequences, mask_T)
     lag_T = (policy_version - versions_T).to(torch.float32)

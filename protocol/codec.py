@@ -160,7 +160,7 @@ def _check_claim(frame: Frame) -> None:
     try:
         claim = _CLAIM.decode(frame)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"header is not that of a message: {error}") from error
+        raise ProtocolError(f"header is not a message header: {error}") from error
     if claim.m.type not in _LARGE:
         refused = ProtocolError(
             f"{claim.m.type[:64]}: header has {memoryview(frame).nbytes} bytes, {limits.MAX_HEADER_BYTES} allowed "

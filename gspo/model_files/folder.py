@@ -99,7 +99,7 @@ class ModelFolder:
             while done < len(data):
                 count = os.preadv(descriptor, [data[done:]], at + done)
                 if count == 0:
-                    raise ModelFilesError(f"{stored.path} ends inside {stored.name}: it has become shorter; {_AGAIN}")
+                    raise ModelFilesError(f"{stored.path} ends inside {stored.name}: the file was truncated; {_AGAIN}")
                 done += count
         except OSError as error:
             raise ModelFilesError(f"{stored.path} cannot be read: {error}; {_AGAIN}") from error
@@ -134,7 +134,7 @@ def _weight_map(index: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelFilesError(f"{index} cannot be read: {type(error).__name__}: {error}; {_AGAIN}") from error
     if not isinstance(found, dict) or not found:
-        raise ModelFilesError(f"{index}: weight_map names no tensor; {_AGAIN}")
+        raise ModelFilesError(f"{index}: weight_map is empty; {_AGAIN}")
     return found
 
 
@@ -148,10 +148,10 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
             header = json.loads(file.read(length))
         found = [_stored(path, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"]
     except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelFilesError(f"{path} is no whole safetensors file: {error}; {_AGAIN}") from error
+        raise ModelFilesError(f"{path} is not a whole safetensors file: {error}; {_AGAIN}") from error
     end = max((each.begin + num_bytes for each, num_bytes in found), default=8 + length)
     if end != size:
-        raise ModelFilesError(f"{path} has {size} bytes, its header describes {end}: it is cut off, or damaged; {_AGAIN}")
+        raise ModelFilesError(f"{path} has {size} bytes, its header describes {end}: it is truncated or damaged; {_AGAIN}")
     return {each.name: each for each, _ in found}
 
 

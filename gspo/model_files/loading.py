@@ -135,8 +135,8 @@ def _find(folder: ModelFolder, choices: Sequence[Sequence[WantedTensor]]) -> lis
     if chosen is None:
         absent = next(source.name for source in choices[0] if source.name not in folder.tensors)
         raise ModelFilesError(
-            f"{folder.directory} has no {absent}, which config.json asks for: the weights are of another model or are not "
-            "all there; copy or download the model again"
+            f"{folder.directory} has no {absent}, which config.json asks for: the weights belong to another model or are "
+            "incomplete; copy or download the model again"
         )
     found = []
     for source in chosen:

@@ -209,6 +209,6 @@ def changed_share(picks: ExpertPicks, reference: ExpertPicks, mask_T: Tensor | N
     changed_T = num_changed(picks, reference)
     counted = num_tokens if mask_T is None else int(mask_T.sum())
     if counted == 0:
-        raise ValueError(f"none of {num_tokens} tokens counts; mask_T must be set for at least one")
+        raise ValueError(f"mask_T selects none of {num_tokens} tokens; set it for at least one")
     changed = changed_T.sum() if mask_T is None else changed_T[mask_T].sum()
     return int(changed) / (num_layers * top_k * counted)

@@ -54,7 +54,7 @@ class RoutingReplay:
         """
         num_layers = picks.indices_LTK.shape[0]
         if num_layers != len(self._routers):
-            raise ValueError(f"picks are of {num_layers} layers, the model has {len(self._routers)} routers")
+            raise ValueError(f"picks cover {num_layers} layers, the model has {len(self._routers)} routers")
         _require_experts(picks)
         forwards = [router.__dict__.get("forward") for router in self._routers.values()]
         for (name, router), indices_TK in zip(self._routers.items(), picks.indices_LTK, strict=True):
@@ -79,7 +79,7 @@ def _replayed(name: str, router: nn.Module, indices_TK: Tensor, num_experts: int
         if len(choice.found) != 1:
             raise ValueError(
                 f"{name} ({type(router).__name__}) calls topk {len(choice.found)} times; only a router that chooses by one "
-                "call can be replayed: switch routing replay off"
+                "call can be replayed: turn off routing replay"
             )
         for what, value in choice.found[0].items():
             if value != choice.expected[what]:

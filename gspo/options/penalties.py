@@ -127,7 +127,7 @@ _MISSING_ENTROPY = (
     "gradient, or set entropy_coefficient = 0"
 )
 _ENTROPY_WITHOUT_GRADIENT = (
-    "entropy_T carries no gradient with an entropy_coefficient above 0, so the bonus would do nothing; make it with its "
+    "entropy_T carries no gradient with an entropy_coefficient above 0, so the bonus would do nothing; compute it with its "
     "gradient (chunked_logprobs with entropy_gradient=True), or set entropy_coefficient = 0"
 )
 _UNUSED_REFERENCE = (

@@ -125,7 +125,7 @@ class Episode:
 
     def _replays(self, name: str, arguments: str) -> bool:
         if not isinstance(name, str) or not 0 < len(name) <= 200:
-            raise TypeError(f"the name of a step is {name!r}: expected a text of 1 to 200 characters")
+            raise TypeError(f"the name of a step is {name!r}: expected 1 to 200 characters of text")
         if self._running is not None:
             # Their order would depend on timing, and a replay would mix up their results.
             raise RuntimeError(f'step "{name}" begins while "{self._running}" is under way: await one before the next')
@@ -173,7 +173,7 @@ def require_plain_result(what: str, value: Any) -> None:
                 below += node
                 below += node.values()
                 if not all(isinstance(key, str) for key in node):
-                    raise TypeError(f"{what} holds a key that is no text")
+                    raise TypeError(f"{what} holds a key that is not text")
             elif isinstance(node, list):
                 below += node
             else:
@@ -187,10 +187,10 @@ def require_plain_result(what: str, value: Any) -> None:
 def _require_plain_leaf(what: str, leaf: Any) -> None:
     if isinstance(leaf, float):
         if not math.isfinite(leaf):
-            raise TypeError(f"{what} holds {leaf!r}, which JSON does not have")
+            raise TypeError(f"{what} holds {leaf!r}, which JSON cannot represent")
     elif isinstance(leaf, int):
         if not -(2**63) <= leaf < 2**64:
-            raise TypeError(f"{what} holds a number of more than 64 bits: make it a text")
+            raise TypeError(f"{what} holds a number of more than 64 bits: make it text")
     elif isinstance(leaf, str):
         if not leaf.isascii() and leaf.encode("utf-8", "replace").decode() != leaf:
             raise TypeError(f"{what} holds a text that is not valid Unicode: {leaf[:40]!r}")

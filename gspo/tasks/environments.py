@@ -66,7 +66,7 @@ class RewardJob(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if [bool(self.function), bool(self.url), bool(self.grader)].count(True) != 1:
             raise ValueError(
-                f"a reward job has a function, a url or a grader, and one of them: function is {self.function!r}, url is "
+                f"a reward job needs exactly one of function, url and grader: function is {self.function!r}, url is "
                 f"{self.url!r}, grader is {self.grader!r}"
             )
         if not 0 < self.deadline_s < math.inf:

@@ -67,7 +67,7 @@ async def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path: Path) -> N
     tried = {
         "taskset 'nobody_has_this' not found": ["verifiers", *there, "nobody_has_this"],
         "the policy would play 2 roles": ["verifiers", *there, "verifiers_sums", "--config", str(tmp_path / "user.toml")],
-        "is endless: say how many tasks with --limit": ["verifiers", *there, "endless_vf"],
+        "has no end: set the number of tasks with --limit": ["verifiers", *there, "endless_vf"],
         "No module named 'verifiers'": ["verifiers", "verifiers_sums", "--out", str(out)],
         "there is no Python at 'no/python'": ["verifiers", "--python", "no/python", "--out", str(out)],
         "invalid choice: 'verifier'": ["verifier"],

@@ -96,7 +96,7 @@ async def test_an_environment_that_speaks_between_the_turns_continues_one_conver
 
 
 async def test_what_ends_an_episode_early_leaves_it_scored() -> None:
-    full = CallRefused(400, "context_length_exceeded", "the calls of this episode may have 96 tokens together")
+    full = CallRefused(400, "context_length_exceeded", "this episode's calls may have 96 tokens in total")
 
     def until_full(request: CallRequest) -> CallAnswer | CallRefused:
         return calls_tool("shelf_price", name="tea") if roles(request)[-1] == "user" else full
@@ -114,9 +114,9 @@ async def test_what_cannot_be_trained_fails_and_says_why() -> None:
     mistakes = {
         "TaskError": odd("raises"),
         "the taskset has no @vf.reward": odd("no_reward"),
-        "marks role 'agent' as not to be trained": odd("fixed"),
+        "marks role 'agent' as not trainable": odd("fixed"),
         "env.agent.retries is set": sums(agent={"retries": {"max_retries": 2}}),
-        "it has to play once": sums(id="best-of-n"),
+        "it must play exactly once": sums(id="best-of-n"),
         "the policy would play 2 roles (assistant, user)": sums(id="user-sim"),
         "taskset 'verifiers_sumz' not found": sums(taskset={"id": "verifiers_sumz"}),
         "needs a container runtime": sums(agent={"harness": {"id": "codex"}}),

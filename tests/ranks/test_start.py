@@ -114,7 +114,7 @@ def test_a_file_that_is_cut_off_on_one_rank_ends_all_with_its_error(starts: list
     (error,) = {rank["cut"]["error"] for rank in starts}
     assert "rank 2:" in error
     assert "cut-on-two-2" in error
-    assert "it is cut off, or damaged; copy or download the model again" in error
+    assert "it is truncated or damaged; copy or download the model again" in error
 
 
 def test_a_file_that_is_not_there_is_named_on_all_ranks(starts: list[dict[str, dict[str, Any]]]) -> None:

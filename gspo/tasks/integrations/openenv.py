@@ -93,14 +93,14 @@ def action_of(said: str, schema: dict[str, Any], field: str) -> dict[str, Any]:
     if isinstance(action, dict):
         return action
     if len(required) != 1:
-        raise ValueError(f"{said[:100]!r} is no JSON object")
+        raise ValueError(f"{said[:100]!r} is not a JSON object")
     return {required[0]: action}
 
 
 def _explained(schema: dict[str, Any], options: OpenEnvOptions) -> str:
     if options.action_field or len(schema.get("required", [])) == 1:
         return ""
-    return f"Answer with an action: a JSON object of this schema, and nothing else.\n{json.dumps(schema)}"
+    return f"Answer with an action: a JSON object of this schema, without any other text.\n{json.dumps(schema)}"
 
 
 def _read(observation: dict[str, Any], options: OpenEnvOptions) -> str:
@@ -148,13 +148,13 @@ async def _entered(server: Any, reset: dict[str, Any]) -> Any:
         said = str(await server._receive())
     if "CAPACITY_REACHED" in said:
         return None
-    raise RuntimeError(f"the server does not begin an episode: {said}")
+    raise RuntimeError(f"the server did not begin an episode: {said}")
 
 
 def main(arguments: Sequence[str]) -> None:
     """``gspo tasks openenv``: write a row for each seed."""
     parser = argparse.ArgumentParser(prog="gspo tasks openenv", description="Write tasks of an OpenEnv server: seeds.")
-    parser.add_argument("url", help="the server, as the rollouts reach it")
+    parser.add_argument("url", help="the server's URL, as the rollouts reach it")
     parser.add_argument("--out", type=Path, required=True, help="the file to write, *.jsonl")
     parser.add_argument("--seeds", required=True, metavar="BEGIN:END", help="a task for each seed from BEGIN up to END - 1")
     parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="how the server is played")

@@ -82,12 +82,12 @@ def policy_role(config: vf.EnvConfig) -> str:
     names: list[str] = [name for name, role in roles.items() if role.client is None]
     if len(names) != 1:
         raise ValueError(
-            f"the policy would play {len(names)} roles ({', '.join(names) or 'none'}) of {config.env_id!r}, and an episode "
-            'has one: give every other role a model and a client (type = "eval", base_url, api_key_var)'
+            f"the policy would play {len(names)} roles ({', '.join(names) or 'none'}) of {config.env_id!r}, but an episode "
+            'has one policy role: give every other role a model and a client (type = "eval", base_url, api_key_var)'
         )
     for where, retries in (("env", config.retries), (f"env.{names[0]}", roles[names[0]].retries)):
         if retries.max_retries or retries.rules:
-            raise ValueError(f"{where}.retries is set: a second attempt is another episode, so leave it to the run")
+            raise ValueError(f"{where}.retries is set: a second attempt is another episode: leave retries to the run")
     return names[0]
 
 
@@ -101,9 +101,9 @@ def rewards_of(played: vf.Episode, role: str) -> dict[str, float]:
         raise RuntimeError("; ".join(f"{error.type}: {error.message}" for error in errors) or "verifiers gives no reason")
     traces = [trace for trace in played.traces if trace.agent.name == role]
     if len(traces) != 1:
-        raise ValueError(f"role {role!r} played {len(traces)} times in one episode: it has to play once")
+        raise ValueError(f"role {role!r} played {len(traces)} times in one episode: it must play exactly once")
     if not traces[0].agent.trainable:
-        raise ValueError(f"the environment marks role {role!r} as not to be trained: give it a model and client of its own")
+        raise ValueError(f"the environment marks role {role!r} as not trainable: give it its own model and client")
     rewards = {name: reward.value for name, reward in traces[0].rewards.items() if reward is not None}
     if not rewards or len(rewards) < len(traces[0].rewards):
         missing = ", ".join(sorted(set(traces[0].rewards) - set(rewards))) or "all: the taskset has no @vf.reward"
@@ -115,7 +115,7 @@ def rows(config: dict[str, Any], select: vf.SelectConfig) -> Iterator[dict[str, 
     """One row for each selected task. Raises: ValueError for an endless selection."""
     taskset = load(config).taskset.select(select)
     if not taskset.bounded:
-        raise ValueError(f"{type(taskset).__name__} is endless: say how many tasks with --limit")
+        raise ValueError(f"{type(taskset).__name__} has no end: set the number of tasks with --limit")
     for task in taskset:
         yield {"env": config, "task": task.data.model_dump(mode="json", exclude_defaults=True)}
 

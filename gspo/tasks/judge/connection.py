@@ -58,7 +58,7 @@ class JudgeConnection:
         try:
             answer = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise JudgeError(f"{self._where} answered with what is no JSON: {shown(body)}") from error
+            raise JudgeError(f"{self._where} answered with something that is not JSON: {shown(body)}") from error
         if not has_choices(answer):
             raise JudgeError(f"{self._where} answered without choices: {shown(body)}")
         return dict(answer)
@@ -68,13 +68,13 @@ class JudgeConnection:
             response = await self._client.chat.completions.with_raw_response.create(**request)
         except openai.APITimeoutError as error:
             tries = f"{self._num_tries} tries" if self._num_tries > 1 else "one try"
-            raise JudgeError(f"{self._where} said nothing for {self._timeout_s} s, in {tries}") from error
+            raise JudgeError(f"{self._where} did not answer within {self._timeout_s} s, in {tries}") from error
         except openai.APIConnectionError as error:
             if isinstance(error.__cause__, OSError):
                 raise error.__cause__ from None  # of the limits' files
             reason = error.__cause__ or error
             raise JudgeError(
-                f"{self._where} cannot be reached: {reason} (reward code has the network only if reward.network = true)"
+                f"{self._where} cannot be reached: {reason} (reward code has the network only with reward.network = true)"
             ) from error
         except openai.APIStatusError as error:
             hint = " (reward code gets a key only if reward.variables names it)" if error.status_code in (401, 403) else ""

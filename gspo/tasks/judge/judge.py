@@ -73,7 +73,7 @@ class Judge:
         if self.max_retries < 0:
             raise ValueError(f"max_retries of a judge is {self.max_retries}: expected at least 0")
         if self.folder is None and (self.requests_per_minute is not None or self.concurrency is not None):
-            raise ValueError("the limits of a judge hold over several workers, which share them in a folder: give folder")
+            raise ValueError("all workers share a judge's limits through a folder: give folder")
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], **parameters: Any) -> str:
         """The text of the answer to a conversation; ``parameters`` as in ``complete``.
@@ -105,7 +105,7 @@ class Judge:
 
     async def _answer(self, messages: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any]) -> dict[str, Any]:
         if parameters.get("stream"):
-            raise ValueError("a judge's answer is no stream: leave out stream")
+            raise ValueError("a judge does not stream its answers: leave out stream")
         request = {"model": self.model, "messages": [dict(message) for message in messages], **parameters}
         try:
             connection = self._connection()
@@ -128,7 +128,7 @@ class Judge:
             if self.api_key is None and not os.environ.get("OPENAI_API_KEY"):
                 raise JudgeError(
                     "the judge has no key: set OPENAI_API_KEY where the rollout is started and name it in reward.variables; "
-                    'for a server that asks for none, give any, such as api_key="none"'
+                    'for a server that needs none, give any text, such as api_key="none"'
                 )
             if self.folder is not None:
                 _require_writable(Path(self.folder))

@@ -68,16 +68,16 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda at: cut(at / "model-0.safetensors"),
         r"model-0.safetensors has \d+ bytes, its header describes",
     ),
-    "a file is empty": (lambda at: (at / "model-0.safetensors").write_bytes(b""), "model-0.safetensors is no whole"),
+    "a file is empty": (lambda at: (at / "model-0.safetensors").write_bytes(b""), "model-0.safetensors is not a whole"),
     "a header ends early": (
         lambda at: with_header(at / "model-0.safetensors", b'{"a": '),
-        "model-0.safetensors is no whole",
+        "model-0.safetensors is not a whole",
     ),
     "a header is too long": (
         lambda at: (at / "model-0.safetensors").write_bytes(struct.pack("<Q", 2**60) + b"{}"),
         "its header would have 1152921504606846976 bytes",
     ),
-    "a header is a list": (lambda at: with_header(at / "model-0.safetensors", b"[1]"), "model-0.safetensors is no whole"),
+    "a header is a list": (lambda at: with_header(at / "model-0.safetensors", b"[1]"), "model-0.safetensors is not a whole"),
     "a tensor is larger than its bytes": (
         lambda at: with_header(at / "model-0.safetensors", b'{"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 8]}}'),
         r"a is F32 \[9\] and has 8 bytes",
@@ -92,7 +92,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda at: (at / "model.safetensors.index.json").write_text("[]"),
         "index.json cannot be read",
     ),
-    "the index is empty": (lambda at: write_index(at, {}), "weight_map names no tensor"),
+    "the index is empty": (lambda at: write_index(at, {}), "weight_map is empty"),
     "the index names no file": (lambda at: write_index(at, {"a": 7}), "places a in '7', which is no safetensors file"),
     "the index leaves the folder": (
         lambda at: write_index(at, {"a": "../model-0.safetensors"}),
@@ -117,5 +117,5 @@ def test_a_broken_folder_is_named_with_the_way_out(folder: Path, what: str) -> N
 def test_a_file_that_becomes_shorter_while_it_is_read_is_named(folder: Path) -> None:
     with ModelFolder(folder) as files:
         cut(folder / "model-0.safetensors")
-        with pytest.raises(ModelFilesError, match="ends inside a: it has become shorter"):
+        with pytest.raises(ModelFilesError, match="ends inside a: the file was truncated"):
             files.read(files.tensors["a"], 0, torch.empty(24))

@@ -167,7 +167,7 @@ def test_picks_of_another_model_are_refused_with_both_values() -> None:
     packed, replay = packed_batch(), RoutingReplay(model := prepared(tiny_qwen3_moe()))
     picks = random_picks()
     cases = [
-        (random_picks(num_layers=3), "picks are of 3 layers, the model has 2 routers"),
+        (random_picks(num_layers=3), "picks cover 3 layers, the model has 2 routers"),
         (ExpertPicks(picks.indices_LTK[..., :1], 4), r"layers\.0\.mlp\.gate has 2 experts per token .* the picks have 1"),
         (ExpertPicks(picks.indices_LTK, 8), r"layers\.0\.mlp\.gate has 4 experts in this pass, the picks have 8"),
         (ExpertPicks(picks.indices_LTK, 3), "picks hold experts 0 to 3, the model has 0 to 2"),
@@ -278,7 +278,7 @@ def test_the_changed_share_is_of_the_tokens_that_count() -> None:
     after = ExpertPicks(torch.tensor([[[1, 0], [2, 0], [1, 3]]], dtype=torch.int8), 4)
     assert changed_share(after, before) == 3 / 6
     assert changed_share(after, before, torch.tensor([True, True, False])) == 1 / 4
-    with pytest.raises(ValueError, match="none of 3 tokens counts"):
+    with pytest.raises(ValueError, match="mask_T selects none of 3 tokens"):
         changed_share(after, before, torch.zeros(3, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"picks are \[1, 3, 2\] of 4 experts, the reference is \[1, 3, 1\] of 4"):
         changed_share(after, ExpertPicks(before.indices_LTK[..., :1], 4))

@@ -62,7 +62,7 @@ async def test_a_failure_that_may_pass_is_tried_again(served_judge: tuple[FakeJu
         ([(429, "slower")] * 3, "answered 429: slower"),
         ([(401, "no such key")], "answered 401: no such key (reward code gets a key only if reward.variables names it)"),
         ([(404, "no model")], "answered 404: no model"),
-        ([(200, "<html>")], "answered with what is no JSON: <html>"),
+        ([(200, "<html>")], "answered with something that is not JSON: <html>"),
         ([(200, {"choices": []})], "answered without choices: {"),
         ([(200, {"choices": [None]})], "answered without text: None"),
         ([(200, completion(None))], "answered without text: {'index': 0, 'finish_reason': 'stop'"),
@@ -100,7 +100,7 @@ async def test_a_judge_that_says_nothing_is_given_up() -> None:
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        with pytest.raises(JudgeError, match=r"said nothing for 0\.1 s, in one try"):
+        with pytest.raises(JudgeError, match=r"did not answer within 0\.1 s, in one try"):
             await asked(a_judge(url, max_retries=0, timeout_s=0.1), "x")
         await left.wait()
 
