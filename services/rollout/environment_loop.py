@@ -89,7 +89,7 @@ class EnvironmentLoop:
             try:
                 await self.broker.send(chunk, arrays)
             except ProtocolError as error:
-                raise EpisodeFailed(f"what was generated is not a message: {error}") from error
+                raise EpisodeFailed(f"the generated tokens do not make a valid message: {error}") from error
             trajectory.sent(chunk)
             self.metrics.chunks.inc()
 
@@ -224,7 +224,7 @@ class EnvironmentLoop:
         except TokenizerError as error:
             raise EpisodeFailed(str(error)) from error
         if not tokens:
-            raise EpisodeFailed(f"the chat template makes no tokens of {len(messages)} messages")
+            raise EpisodeFailed(f"the chat template renders {len(messages)} messages to 0 tokens")
         return tokens
 
 

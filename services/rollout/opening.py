@@ -107,7 +107,7 @@ class UnknownSet:
     async def run(self) -> None:
         """Raises: EpisodeFailed."""
         raise EpisodeFailed(
-            f"this rollout has no evaluation.sets.{self.name}, and the broker has: start both with the same configuration"
+            f"this rollout has no evaluation.sets.{self.name}, but the broker has: start both with the same configuration"
         )
 
     async def send_rest(self) -> None:

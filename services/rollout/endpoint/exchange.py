@@ -48,8 +48,8 @@ class Exchange:
     async def body(self, most_bytes: int) -> bytearray:
         """The request's body. Raises: CallRefused, status 400, 408, 413 or 415; AgentGone."""
         if self.request.headers.get("content-encoding", "identity").lower() != "identity":
-            raise CallRefused(415, "unsupported_encoding", "the body is compressed: send it as it is")
-        too_large = CallRefused(413, "too_large", f"the body has more than {most_bytes} bytes, which is the most for a call")
+            raise CallRefused(415, "unsupported_encoding", "the body is compressed: send it uncompressed")
+        too_large = CallRefused(413, "too_large", f"the body has more than {most_bytes} bytes, the limit for a call")
         if (self.request.content_length or 0) > most_bytes:
             raise too_large
         if self.request.headers.get("expect", "").lower() == "100-continue":

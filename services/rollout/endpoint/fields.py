@@ -67,7 +67,7 @@ class Fields:
         if value is None:
             return None
         if not is_whole(value) or value < lowest:
-            raise wrong(self.path(name), f"a whole number from {lowest} up", value)
+            raise wrong(self.path(name), f"a whole number of at least {lowest}", value)
         return min(int(value), _LARGEST)
 
     def number(self, name: str, *, lowest: float, highest: float) -> float | None:

@@ -83,7 +83,7 @@ def _refuse_what_no_answer_has(fields: Fields) -> None:
             raise CallRefused(
                 400,
                 "unsupported_value",
-                f"{fields.path(name)} is not supported: no answer of this endpoint has one. Leave it out"
+                f"{fields.path(name)} is not supported: this endpoint never answers with one. Leave it out"
                 + ("; use tool_calls" if name == "function_call" else ""),
                 param=fields.path(name),
             )

@@ -97,12 +97,12 @@ def _overridden_sampling(fields: Fields, sampling: RunSampling, model: str) -> l
     """What the agent gave of the model and its sampling that the run does not give it."""
     temperature = fields.number("temperature", lowest=0, highest=100)
     if temperature == 0:
-        reason = f"greedy tokens come of no distribution that could be trained, and {DISTRIBUTION}"
+        reason = f"greedy tokens are not drawn from a distribution that can be trained, and {DISTRIBUTION}"
         raise unsupported("temperature", reason, f"leave it out: the run samples at {sampling.temperature:g}")
     top_p = fields.number("top_p", lowest=0, highest=1)
     top_k = fields.value("top_k")
     if top_k is not None and not (is_whole(top_k) and top_k >= -1):
-        raise wrong("top_k", "a whole number from -1 up", top_k)
+        raise wrong("top_k", "a whole number of at least -1", top_k)
     min_p = fields.number("min_p", lowest=0, highest=1)
     differs = {
         "model": fields.text("model") not in (None, model),
@@ -120,7 +120,7 @@ def _strictly_refused(name: str, sampling: RunSampling, model: str) -> CallRefus
             404, "model_not_found", f"model must be {model!r}, which this run trains, or left out", param=name
         )
     own = {"temperature": f" of {sampling.temperature:g}", "top_p": f" of {sampling.top_p:g}"}.get(name, "")
-    reason = f"the run's own{own} counts, because with another {DISTRIBUTION}"
+    reason = f"the run's own value{own} applies, because with another one {DISTRIBUTION}"
     return unsupported(name, reason, "Leave it out, or let the run override it")
 
 
@@ -169,7 +169,7 @@ def _template_arguments(fields: Fields) -> dict[str, Any]:
     arguments = fields.free("chat_template_kwargs") or {}
     for name in arguments:
         if not name.isidentifier() or name in _RESERVED:
-            text = f"chat_template_kwargs has {one_line(name, 64)!r}, which is no option of a chat template: leave it out"
+            text = f"chat_template_kwargs has {one_line(name, 64)!r}, which is not an option of chat templates: leave it out"
             raise CallRefused(400, "invalid_value", text, param="chat_template_kwargs")
     effort = fields.text("reasoning_effort")
     # A template that knows no effort does not read it.

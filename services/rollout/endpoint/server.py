@@ -27,7 +27,7 @@ MODELS_PATH: Final = "/v1/models"
 AGENT_GONE: Final = 499
 """The status of a call whose agent went away, as nginx counts it; nobody receives it."""
 _MAX_NAMED_FIELDS: Final = 100
-_DRAINING: Final = "this rollout is stopping: the episode goes on elsewhere, or is given up. Call again where it goes on"
+_DRAINING: Final = "this rollout is stopping: another rollout continues the episode, or it is dropped. Call again from there"
 _INTERNAL: Final = "the rollout failed to answer this call; its log has the reason under this x-request-id"
 
 
@@ -173,7 +173,7 @@ class EndpointServer:
             self._episodes.calls_of(exchange.key)
             model, asked = self._episodes.model, unquote(path.removeprefix(MODELS_PATH).removeprefix("/"))
             if asked not in ("", model):
-                text = f"this run has one model, {model!r}, and not {one_line(asked, 100)!r}"
+                text = f"this run serves only the model {model!r}, not {one_line(asked, 100)!r}"
                 raise CallRefused(404, "model_not_found", text, param="model")
             return await exchange.answer(200, model_page(model) if asked else models_page(model))
         text = f"{method} {one_line(path, 100)} is not served: this endpoint has {CALLS_PATH} and {MODELS_PATH}"
@@ -197,7 +197,7 @@ class EndpointServer:
     def _place(self, key: str) -> Iterator[None]:
         """One of the episode's places for calls. Raises: CallRefused, status 429, when all are taken."""
         if self._running[key] >= self._limits.max_calls:
-            text = f"{self._limits.max_calls} calls of this episode are under way, which is the most: wait for one to end"
+            text = f"{self._limits.max_calls} calls of this episode are under way, the most allowed: wait for one to end"
             raise CallRefused(429, "too_many_calls", text)
         self._running[key] += 1
         self._metrics.calls_running.inc()
@@ -242,4 +242,4 @@ class EndpointServer:
 def _require_method(exchange: Exchange, method: str) -> None:
     if exchange.request.method != method:
         exchange.headers["allow"] = method
-        raise CallRefused(405, "wrong_method", f"{one_line(exchange.request.path, 100)} takes {method} only")
+        raise CallRefused(405, "wrong_method", f"{one_line(exchange.request.path, 100)} accepts only {method}")

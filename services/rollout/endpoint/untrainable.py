@@ -7,13 +7,13 @@ from gspo_services.rollout.endpoint.calls import CallRefused
 from gspo_services.rollout.endpoint.fields import Fields, is_whole, is_zero
 
 DISTRIBUTION: Final = (
-    "the sampler would draw from another distribution than the learner computes, so the tokens could not be trained exactly"
+    "the sampler would draw from a different distribution than the learner's, so the tokens could not be trained exactly"
 )
 """Why most of these are refused."""
 _ONE_ANSWER: Final = "a call is a turn of one episode, and has one answer. The run samples each task batch.group_size times"
 _TEXT_ONLY: Final = "the model of this run reads and writes text only"
 _CONTINUED: Final = "the model would continue text that it did not sample, so the turn could not be trained exactly"
-_CHECK_IT: Final = "say the format in the prompt, and check the answer"
+_CHECK_IT: Final = "describe the format in the prompt, and check the answer"
 
 
 class _Rule(NamedTuple):
@@ -38,7 +38,7 @@ def _is_plain_text(value: Any) -> bool:
 _ONE: Final = _Rule(_is_one, _ONE_ANSWER, "leave it out")
 _SHAPED: Final = _Rule(is_zero, DISTRIBUTION, "leave it out")
 _GUIDED: Final = _Rule(_is_empty, DISTRIBUTION, _CHECK_IT)
-_LEGACY: Final = _Rule(_is_empty, "functions are OpenAI's former way to offer tools", "use tools and tool_choice")
+_LEGACY: Final = _Rule(_is_empty, "functions is OpenAI's deprecated way to offer tools", "use tools and tool_choice")
 
 _RULES: Final[dict[str, _Rule]] = {
     "n": _ONE,
@@ -69,14 +69,14 @@ _RULES: Final[dict[str, _Rule]] = {
     "function_call": _Rule(lambda value: value in ("none", "auto"), _LEGACY.reason, _LEGACY.way_out),
     "modalities": _Rule(lambda value: value in ([], ["text"]), _TEXT_ONLY, "leave it out"),
     "audio": _Rule(_is_empty, _TEXT_ONLY, "leave it out"),
-    "web_search_options": _Rule(lambda _: False, "this endpoint searches nothing", "offer a tool that does"),
+    "web_search_options": _Rule(lambda _: False, "this endpoint cannot search the web", "offer a tool that can"),
     "continue_final_message": _Rule(_is_empty, _CONTINUED, "end the messages with a user's or a tool's"),
     "add_generation_prompt": _Rule(lambda value: value is True, _CONTINUED, "leave it out"),
-    "echo": _Rule(_is_empty, "an answer holds what was sampled, and nothing else", "leave it out"),
+    "echo": _Rule(_is_empty, "an answer holds only sampled text", "leave it out"),
     "top_logprobs": _Rule(
         is_zero,
         "the engine records the log-prob of the token that it sampled, and of no other",
-        "use logprobs alone, which gives that one",
+        "use logprobs alone, which returns that one",
     ),
 }
 

@@ -57,8 +57,8 @@ class Budget:
         """Raises: CallRefused when no further sequence can begin."""
         if len(self._log.sequences) >= MAX_SEQUENCES:
             text = (
-                f"this episode has {MAX_SEQUENCES} contexts, which is the most, and this call needs a new one: only repeat "
-                "a former conversation unchanged, with its last answer, and add to it"
+                f"this episode has {MAX_SEQUENCES} contexts, the most allowed, and this call needs a new one: repeat an "
+                "earlier conversation unchanged, including its last answer, and append to it"
             )
             raise CallRefused(400, "too_many_contexts", text)
 
@@ -82,8 +82,8 @@ class Budget:
             raise CallRefused(
                 400,
                 "context_length_exceeded",
-                f"the calls of this episode may have {self._sampling.max_episode_tokens} tokens together "
-                f"(sampling.max_episode_tokens), {taken} are taken and this call adds {num_observed}: end the episode here",
+                f"this episode's calls may have {self._sampling.max_episode_tokens} tokens in total "
+                f"(sampling.max_episode_tokens), {taken} are used and this call adds {num_observed}: end the episode here",
                 param="messages",
             )
         room = min(self._sampling.max_turn_tokens, most - prompt, left)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 REMEDY: Final = "an agent's calls must follow from its task, its seed and the results of its steps"
 NO_COMPONENTS: Final[Mapping[str, float]] = {}
-_FAILED: Final = "this episode has failed on this rollout; it is repeated elsewhere, or given up"
+_FAILED: Final = "this episode has failed on this rollout; another rollout repeats it, or it is dropped"
 
 
 class EpisodeCalls:
@@ -133,7 +133,7 @@ class EpisodeCalls:
         discarded = sorted(part.turn for _, part in self._unrepeated if part.turn is not None)
         kept = [turn for turn in range(self.log.num_turns) if turn not in set(discarded)]
         if not kept:
-            raise EpisodeFailed("the agent has made no call: nothing was sampled that could be trained on")
+            raise EpisodeFailed("the agent has made no call: there are no sampled tokens to train on")
         rewards = [0.0] * self.log.num_turns
         rewards[kept[-1]] = reward
         try:

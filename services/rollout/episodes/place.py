@@ -57,7 +57,7 @@ def _find(renderer: Renderer, request: CallRequest, known: Sequence[Known], *, i
     except RenderingError as error:
         raise CallRefused(400, "not_rendered", f"the model's chat format refuses this: {error}") from error
     if not prompt:
-        raise CallRefused(400, "not_rendered", "the model's chat format makes no tokens of these messages")
+        raise CallRefused(400, "not_rendered", "the model's chat format renders these messages to 0 tokens")
     return Place(sequence=None, observation=prompt, reason="first" if is_first else "no_bridge" if known else "other")
 
 

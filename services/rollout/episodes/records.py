@@ -85,5 +85,5 @@ def _with_tokens(records: Sequence[CallRecord], log: EpisodeLog) -> list[tuple[C
         elif record is not records[-1]:
             raise EpisodeFailed(f"call {record.ordinal} of the journal has no tokens, and is not the last one")
     if len(calls) != sum(len(each.rounds) for each in log.sequences):
-        raise EpisodeFailed(f"the journal has {len(calls)} calls, and the tokens are of others")
+        raise EpisodeFailed(f"the journal lists {len(calls)} calls that do not match the tokens")
     return calls

@@ -39,7 +39,7 @@ class EpisodeRegistry:
             return calls
         if key in self._ended:
             raise CallRefused(410, "episode_ended", ENDED)
-        raise CallRefused(401, "unknown_key", "no episode has this key: use episode.api_key, and only while it runs")
+        raise CallRefused(401, "unknown_key", "no episode has this key: use episode.api_key, only while the episode runs")
 
 
-ENDED: Final = "this episode has ended: whatever it samples now would not be trained on. Do not call after returning"
+ENDED: Final = "this episode has ended, and tokens sampled now would not be trained on. Do not call after returning"

@@ -52,7 +52,7 @@ class EpisodeWriter:
             try:
                 await self._broker.send(chunk, arrays)
             except ProtocolError as error:
-                raise EpisodeFailed(f"what was generated is not a message: {error}") from error
+                raise EpisodeFailed(f"the generated tokens do not make a valid message: {error}") from error
             self._log.sent(chunk)
             self._metrics.chunks.inc()
 

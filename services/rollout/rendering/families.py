@@ -93,7 +93,7 @@ def named_family(tokenizer: ChatTokenizer, name: str) -> Family:
     if not is_installed():
         raise RenderingError(f'renderer {name!r} needs the package renderers: pip install "gspo[agents]", or use "template"')
     if name not in (*FAMILIES, "gpt-oss"):
-        raise RenderingError(f'no renderer is called {name!r}; there are "auto", "template", {", ".join(FAMILIES)}, gpt-oss')
+        raise RenderingError(f'there is no renderer {name!r}; there are "auto", "template", {", ".join(FAMILIES)}, gpt-oss')
     family = Family(tokenizer, name)
     different = _num_different(family, _rendered(TemplateRenderer(tokenizer), PROBES))
     if different:

@@ -77,7 +77,7 @@ def _text(index: int, content: object) -> str:
 def _call(index: int, call: object) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise RenderingError(f"messages[{index}]: a tool call has no function with a name")
+        raise RenderingError(f"messages[{index}]: a tool call lacks a named function")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:

@@ -39,7 +39,7 @@ def find_calls(text: str, written: Format) -> tuple[str, list[ParsedCall], str |
 def make_call(name: object, arguments: object) -> ParsedCall:
     """Raises: ValueError for what OpenAI's API cannot carry."""
     if not isinstance(name, str) or not name:
-        raise ValueError("no name of a function")
+        raise ValueError("the function has no name")
     name.encode()
     if isinstance(arguments, str):
         # Some models write the arguments as JSON in a JSON string, because OpenAI's API has them so.
@@ -65,7 +65,7 @@ def _tagged(text: str) -> tuple[str, list[ParsedCall], str | None]:
     while (begin := text.find(OPEN, position)) >= 0:
         end = text.find(CLOSE, begin)
         if end < 0:
-            problem = problem or "a tool call has no end"
+            problem = problem or "a tool call is not closed"
             break
         outside.append(text[position:begin])
         position = end + len(CLOSE)

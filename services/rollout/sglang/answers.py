@@ -113,7 +113,7 @@ def by_rank(answer: Checksums, spread: Spread) -> list[RankChecksums]:
             RankChecksums(checksums={}, rank=rank, replica=replica).label for replica, rank in sorted(wanted - set(found))
         ]
         raise ValueError(
-            f"checksums of {len(found)} ranks, and the server has {len(wanted)}: {', '.join(absent) or 'too many'} "
+            f"got checksums of {len(found)} ranks, but the server has {len(wanted)}: {', '.join(absent) or 'too many'} "
             f"{'are' if len(absent) > 1 else 'is'} {'missing' if absent else 'there'}"
         )
     return [found[place] for place in sorted(found)]

@@ -324,7 +324,7 @@ class Engine:
             yield self._http
             served, _ = await asyncio.gather(self.weight_version(), _nothing() if check is None else check())
             if served != version:
-                raise EngineError(f"version {version} was loaded, but the server says that it serves {served}")
+                raise EngineError(f"version {version} was loaded, but the server reports {served}")
             self._weights_unknown = False
         finally:
             self._update_marks += 1
@@ -383,8 +383,8 @@ class Engine:
         lowest, highest = input_ids.min(), input_ids.max()
         if lowest < 0 or (self._vocab_size is not None and highest >= self._vocab_size):
             raise ValueError(
-                f"request {request.rid}: token ids go from {lowest} to {highest}, the vocabulary has {self._vocab_size}: "
-                "such an id kills the server"
+                f"request {request.rid}: token ids range from {lowest} to {highest}, the vocabulary has {self._vocab_size}: "
+                "an id outside crashes the server"
             )
 
 

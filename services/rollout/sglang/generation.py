@@ -164,7 +164,7 @@ class OutputDecoder:
         meta = event.meta_info
         finish = meta.finish_reason
         if finish is not None and finish.status_code is not None:
-            raise _failure(finish.status_code, f"the server gave up the request: {finish.status_code} {finish.message}")
+            raise _failure(finish.status_code, f"the server aborted the request: {finish.status_code} {finish.message}")
         num_new = meta.completion_tokens - self._num_tokens
         if num_new < 0:
             raise ValueError(f"completion_tokens fell from {self._num_tokens} to {meta.completion_tokens}")
@@ -174,7 +174,7 @@ class OutputDecoder:
         if len(token_ids) != num_new or len(entries) != num_new:
             raise ValueError(f"{num_new} new tokens announced, {len(token_ids)} ids and {len(entries)} log-probs sent")
         if [entry[1] for entry in entries] != token_ids:
-            raise ValueError(f"log-probs are of tokens {[entry[1] for entry in entries]}, the output is {token_ids}")
+            raise ValueError(f"log-probs belong to tokens {[entry[1] for entry in entries]}, but the output is {token_ids}")
         # The same checks as the broker's: a log-prob that it would refuse ends this request, not the process.
         logprobs = np.array([entry[0] for entry in entries], dtype=np.float64)
         possible = (logprobs >= -MAX_FLOAT32) & (logprobs <= MAX_LOGPROB)
@@ -340,7 +340,7 @@ def parse_version(text: str) -> int:
             f"or load a version before the first request"
         )
     if len(text) > len(str(MAX_VERSION)) or int(text) > MAX_VERSION:
-        raise ValueError(f"the server's weight version is {text[:32]}, at most {MAX_VERSION} is possible")
+        raise ValueError(f"the server's weight version is {text[:32]}, the largest possible is {MAX_VERSION}")
     return int(text)
 
 

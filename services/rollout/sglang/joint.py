@@ -107,5 +107,5 @@ class JointRequests:
             return [content]
         payloads = decode_answer(content, list[msgspec.Raw])
         if len(payloads) != len(fields):
-            raise EngineError(f"{len(fields)} samples were asked for together, {len(payloads)} came: {content[:300]!r}")
+            raise EngineError(f"{len(fields)} samples were requested together, {len(payloads)} came back: {content[:300]!r}")
         return [bytes(payload) for payload in payloads]

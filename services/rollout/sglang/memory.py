@@ -25,7 +25,7 @@ class ServerMemory:
         Raises: EngineError; then nobody knows what it has released.
         """
         if paused_mode != "retract":
-            raise ValueError(f"the engine's pause is {paused_mode}: only one that was paused with retract is idle")
+            raise ValueError(f"the engine is paused with mode {paused_mode}: it is idle only after a pause with retract")
         if tags := sorted({WEIGHTS_MEMORY, CACHE_MEMORY} - self._released):
             await self._http.post("/release_memory_occupation", {"tags": tags}, timeout_s=self._timeout_s)
             self._released |= set(tags)

@@ -268,7 +268,7 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
     if any(argument == "--host" or argument.startswith("--host=") for argument in options.extra_args):
         raise ServerError(
             "rollout.server_args set --host: anyone who reaches SGLang's API can replace the weights, so it stays on "
-            f"{options.host}; leave --host out, or start a server of your own and set rollout.server_url"
+            f"{options.host}; leave --host out, or start your own server and set rollout.server_url"
         )
     module = "sglang.launch_server" if cuda else "gspo_services.shared.sglang_cpu.launch"
     command = [

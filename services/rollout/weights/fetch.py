@@ -143,7 +143,7 @@ def _same(replica: Replica, manifest: Manifest) -> Replica:
     if manifest.digest != replica.manifest.digest:
         replica.forget()
         raise FetchError(
-            f"version {manifest.policy_version} has digest {manifest.digest}, the replica has another one under this number"
+            f"version {manifest.policy_version} has digest {manifest.digest}, the replica has a different one for it"
         )
     replica.manifest = structs.replace(replica.manifest, checksums=manifest.checksums, adapter=manifest.adapter)
     return replica
@@ -182,7 +182,7 @@ def _check_layout(manifest: Manifest) -> None:
                 f"manifest: tensor {tensor.name} has {tensor.num_bytes} bytes, {tensor.dtype} {tensor.shape} has {expected}"
             )
         if tensor.name in names:
-            raise FetchError(f"manifest: tensor {tensor.name} is there twice")
+            raise FetchError(f"manifest: tensor {tensor.name} occurs twice")
         names.add(tensor.name)
         offset += tensor.num_bytes
     if offset != manifest.num_bytes:

@@ -61,9 +61,7 @@ class _Shard:
         self._file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         found = os.fstat(self._file).st_size
         if found != self.num_bytes or os.pread(self._file, len(self.header), 0) != self.header:
-            raise ValueError(
-                f"{self.path} has {found} bytes, or another header, and not the {self.num_bytes} of this version"
-            )
+            raise ValueError(f"{self.path} has {found} bytes or another header; this version has {self.num_bytes} bytes")
         self.map()
 
     def close(self) -> None:

@@ -154,7 +154,7 @@ class EngineLoader:
     @staticmethod
     def _no_room(weights: Replica, error: OSError) -> ServiceError:
         return ServiceError(
-            f"what the engine shall load of policy version {weights.policy_version} cannot be written: {error}; make room "
+            f"the engine's files of policy version {weights.policy_version} cannot be written: {error}; make room "
             "there or choose another rollout.weights_directory"
         )
 

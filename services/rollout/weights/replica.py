@@ -293,7 +293,7 @@ class Replica:
         for index, digest in head.tensors.items():
             tensors[index] = structs.replace(tensors[index], digest=digest)
         if version_digest(tensors) != delta.digest:
-            raise ValueError("the version's digest does not match its tensors: the base was another one")
+            raise ValueError("the version's digest does not match its tensors: the base was a different one")
         files = self.files
         ends = np.cumsum([head.num_bytes, *(sum(bucket.stream_bytes) for bucket in delta.buckets)]).tolist()
         parts = [payload[start:end] for start, end in pairwise(ends)]
@@ -374,7 +374,7 @@ def _check_buckets(delta: Manifest, tensors: list[TensorInfo], head: DeltaHead) 
         for index in range(first, bisect_right(offsets, end - 1)):
             if not is_changed[index] and tensors[index].num_bytes:
                 raise ValueError(
-                    f"bucket at {bucket.offset} changes tensor {tensors[index].name}, but the delta has no digest of it"
+                    f"bucket at {bucket.offset} changes tensor {tensors[index].name}, but the delta lacks its digest"
                 )
         place = end
 

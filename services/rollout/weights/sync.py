@@ -279,7 +279,7 @@ class WeightSync:
             try:
                 await self._serve(self._replica)
             except (EngineError, VerificationError) as error:
-                raise ServiceError(f"the engine did not take policy version {self.policy_version} again: {error}") from error
+                raise ServiceError(f"the engine did not load policy version {self.policy_version} again: {error}") from error
         log.info("weights_brought_back", policy_version=self.policy_version)
 
     async def give_up(self, may: Callable[[], bool]) -> None:
@@ -364,5 +364,5 @@ class WeightSync:
         self._on_change()
         await client.send(Loaded(policy_version=version, digest=digest, error=shortened(error)))
         if self._failed_loads >= MAX_FAILED_LOADS:
-            raise ServiceError(f"the engine did not take policy version {version}: {error}")
+            raise ServiceError(f"the engine did not load policy version {version}: {error}")
         await asyncio.sleep(self._retry_s)

@@ -150,7 +150,7 @@ async def verify_loaded(engine: Engine, tensors: Iterable[tuple[TensorInfo, Buff
 def compare_ranks(expected: Expected, reported: Sequence[RankChecksums], former: Expected | None = None) -> Verification:
     """Compare each rank's parameters with what it must have. ``former``: what the engine had before, to say so."""
     if {each.rank for each in reported} != set(range(len(expected.ranks))):
-        text = f"the server has {len(reported)} ranks, and not the {len(expected.ranks)} that it had: it is another server"
+        text = f"the server has {len(reported)} ranks, but had {len(expected.ranks)} before: it is a different server"
         return Verification(mismatched=[text])
     if len(reported) == 1:
         return compare(expected.parameters, reported[0].checksums, expected.ranks[0])

@@ -108,7 +108,7 @@ async def test_weights_that_do_not_come_back_as_they_were_generate_nothing(tmp_p
         await follow.sync.give_up(lambda: True)
         info, data = follow.engine.loaded["model.norm.weight"]
         follow.engine.damage = lambda loaded: loaded.update({"model.norm.weight": (info, bytes(len(data)))})
-        with pytest.raises(ServiceError, match="did not take policy version 1 again: the engine's weights differ"):
+        with pytest.raises(ServiceError, match="did not load policy version 1 again: the engine's weights differ"):
             await follow.sync.bring_back()
         assert not follow.sync.may_generate.is_set()
 

@@ -117,7 +117,7 @@ def with_tensor(manifest: Manifest, index: int, **changes: Any) -> Manifest:
         (lambda m: with_tensor(m, 1, offset=0), "is at 0, expected 8192"),
         (lambda m: with_tensor(m, 1, num_bytes=60), r"has 60 bytes, bfloat16 \[32\] has 64"),
         (lambda m: with_tensor(m, 0, shape=[32, 63]), r"has 8192 bytes, float32 \[32, 63\] has 8064"),
-        (lambda m: with_tensor(m, 1, name=m.tensors[0].name), "is there twice"),
+        (lambda m: with_tensor(m, 1, name=m.tensors[0].name), "occurs twice"),
     ],
 )
 async def test_a_manifest_that_contradicts_itself_is_refused_before_anything_is_fetched(change: Any, words: str) -> None:

@@ -176,7 +176,7 @@ async def test_an_engine_that_does_not_take_a_version_is_quarantined_and_in_the_
                     await asyncio.Event().wait()
         (error,) = flatten(caught.value)
         assert isinstance(error, ServiceError)
-        assert "did not take policy version 2" in str(error)
+        assert "did not load policy version 2" in str(error)
         assert words in str(error)
         assert words in follow.sync.quarantined
         assert follow.sync.policy_version == 0

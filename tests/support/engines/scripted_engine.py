@@ -161,7 +161,7 @@ class ScriptedEngine:
         self.damage(self.loaded)
         self.version = version
         if self.said_version not in (None, version):
-            raise EngineError(f"version {version} was loaded, but the server says that it serves {self.said_version}")
+            raise EngineError(f"version {version} was loaded, but the server reports {self.said_version}")
         if check is not None:
             await check()
 

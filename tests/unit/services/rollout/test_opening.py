@@ -37,7 +37,7 @@ async def test_a_lease_is_played_by_its_set_and_an_unknown_one_fails_with_the_wa
     async with asyncio.TaskGroup() as tasks:
         assert [str(episodes.begin(lease(name), {}, tasks)) for name in ("", "aime")] == ["training", "aime"]
         work = episodes.begin(lease("other"), {}, tasks)
-        with pytest.raises(EpisodeFailed, match=r"no evaluation.sets.other, and the broker has: start both with the same"):
+        with pytest.raises(EpisodeFailed, match=r"no evaluation.sets.other, but the broker has: start both with the same"):
             await work.run()
     await episodes.stop_generating()
     assert (training.stopped, aime.stopped) == (1, 1)

@@ -44,7 +44,7 @@ def test_a_stop_string_ends_an_answer_where_the_agent_gets_it(tries: Try) -> Non
     [
         ("no field", "agent: raised: KeyError: 'wrod'", True),
         ("nan", "agent: not_finite: the reward is nan", False),
-        ("silent", "the agent has made no call: nothing was sampled that could be trained on", False),
+        ("silent", "the agent has made no call: there are no sampled tokens to train on", False),
         ("wait", "agent: deadline: not done after 1.0 s", True),
     ],
 )

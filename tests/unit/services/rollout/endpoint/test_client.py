@@ -85,7 +85,7 @@ async def test_models(serve: Serve) -> None:
     async with serve() as endpoint, endpoint.client() as client:
         assert [model.id async for model in client.models.list()] == ["org/tiny"]
         assert (await client.models.retrieve("org/tiny")).owned_by == "gspo"
-        with pytest.raises(openai.NotFoundError, match="one model"):
+        with pytest.raises(openai.NotFoundError, match="serves only the model"):
             await client.models.retrieve("gpt-4o")
         async with endpoint.client("other") as stranger:
             with pytest.raises(openai.AuthenticationError):
@@ -166,7 +166,7 @@ async def test_an_overridden_parameter_is_said_in_a_header_and_counted(serve: Se
         plain = await client.chat.completions.with_raw_response.create(model="org/tiny", messages=[USER])
         assert "x-gspo-overridden" not in plain.headers
     async with serve(sampling=RunSampling(strict=True)) as endpoint, endpoint.client() as client:
-        with pytest.raises(openai.BadRequestError, match="the run's own of 1 counts"):
+        with pytest.raises(openai.BadRequestError, match="the run's own value of 1 applies"):
             await client.chat.completions.create(model="org/tiny", messages=[USER], temperature=0.3)
 
 

@@ -253,7 +253,7 @@ async def test_lengths_are_those_of_the_call_the_turn_the_sequence_and_the_episo
             both = [tasks.create_task(ask(calls, [user("a")])) for _ in range(2)]
         # 15 are left when the first begins, which is promised 12.
         assert [len(task.result().token_ids) for task in both] == [12, 3]
-        with pytest.raises(CallRefused, match=rf"{3 * prompt + 20} tokens together .* are taken"):
+        with pytest.raises(CallRefused, match=rf"{3 * prompt + 20} tokens in total .* are used"):
             await ask(calls, [user("a")])
         await calls.finish(1)
     assert broker.row.num_tokens == 3 * prompt + 20

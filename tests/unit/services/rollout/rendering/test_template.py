@@ -190,7 +190,7 @@ def test_answers_come_back_as_they_were_rendered(renderers: dict[str, TemplateRe
     ("written", "problem"),
     [
         ("<tool_call>{</tool_call>", "cannot be read"),
-        ('<tool_call>{"name": "f", "arguments": {}}', "has no end"),
+        ('<tool_call>{"name": "f", "arguments": {}}', "is not closed"),
         ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', "no name"),
         ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "not a JSON object"),
         ('<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "NaN"),

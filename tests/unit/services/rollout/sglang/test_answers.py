@@ -52,10 +52,10 @@ def test_ranks_are_put_in_order() -> None:
 @pytest.mark.parametrize(
     ("places", "words"),
     [
-        ([(0, None)], "checksums of 1 ranks, and the server has 2: rank 1 is missing"),
-        ([], "checksums of 0 ranks, and the server has 2: rank 0, rank 1 are missing"),
+        ([(0, None)], "checksums of 1 ranks, but the server has 2: rank 1 is missing"),
+        ([], "checksums of 0 ranks, but the server has 2: rank 0, rank 1 are missing"),
         ([(0, 0), (0, 0)], "rank 0 has answered twice"),
-        ([(0, 0), (1, 0), (2, 0)], "checksums of 3 ranks, and the server has 2: too many"),
+        ([(0, 0), (1, 0), (2, 0)], "checksums of 3 ranks, but the server has 2: too many"),
     ],
 )
 def test_a_rank_that_is_missing_is_named(places: list[tuple[int, int | None]], words: str) -> None:

@@ -129,7 +129,7 @@ async def test_a_request_under_way_cannot_be_sent_twice() -> None:
 async def test_after_an_update_to_another_version_than_asked_the_engine_refuses() -> None:
     ok = answer(200, {"success": True, "message": ""})
     async with scripted(lambda path, body: ok, served_version="4") as (engine, asked):
-        with pytest.raises(EngineError, match="serves 4"):
+        with pytest.raises(EngineError, match="reports 4"):
             await engine.update_weights_from_disk(Path("/w"), 5)
         with pytest.raises(EngineError, match="nobody knows"):
             await ask(engine)
@@ -145,7 +145,7 @@ async def test_memory_is_released_once_while_paused_and_comes_back_in_two_steps_
         for mode in (None, "in_place"):
             if mode is not None:
                 await engine.pause(mode)
-            with pytest.raises(ValueError, match=f"the engine's pause is {mode}: only one that was paused with retract"):
+            with pytest.raises(ValueError, match=f"the engine is paused with mode {mode}: it is idle only after a pause with retract"):
                 await engine.release_memory()
         await engine.pause("retract")
         await engine.release_memory()

@@ -110,7 +110,7 @@ async def test_an_error_of_the_engine_is_everyones_error() -> None:
     assert [(type(error), str(error)) for error in errors] == [(EngineUnreachable, "nobody there")] * 2
 
 
-@pytest.mark.parametrize(("reply", "text"), [([{}], "2 samples were asked for together, 1 came"), ({}, "not a list")])
+@pytest.mark.parametrize(("reply", "text"), [([{}], "2 samples were requested together, 1 came back"), ({}, "not a list")])
 async def test_an_answer_that_is_not_one_for_each_is_an_engine_error(reply: Any, text: str) -> None:
     errors = await of_all(JointRequests(FakeHttp(lambda body: reply)), [fields("a"), fields("b")])
     assert [type(error) for error in errors] == [EngineError, EngineError]

@@ -263,13 +263,13 @@ def with_another(manifest: Manifest) -> Manifest:
         (lambda manifest: structs.replace(manifest, num_bytes=manifest.num_bytes + 1), "head and buckets have"),
         (lambda manifest: structs.replace(manifest, head_digest="0" * 64), "the manifest says 000"),
         (swapped, r"bucket at \d+ begins before"),
-        (changed_bucket(0, offset=0, num_elements=300), "changes tensor a, but the delta has no digest of it"),
-        (changed_bucket(1, num_elements=71), "changes tensor d, but the delta has no digest of it"),
+        (changed_bucket(0, offset=0, num_elements=300), "changes tensor a, but the delta lacks its digest"),
+        (changed_bucket(1, num_elements=71), "changes tensor d, but the delta lacks its digest"),
         # One element, and one byte, too far.
-        (changed_bucket(1, num_elements=8), "changes tensor d, but the delta has no digest of it"),
-        (changed_bucket(0, offset=11), "changes tensor tiny, but the delta has no digest of it"),
+        (changed_bucket(1, num_elements=8), "changes tensor d, but the delta lacks its digest"),
+        (changed_bucket(0, offset=11), "changes tensor tiny, but the delta lacks its digest"),
         (changed_bucket(1, num_absolute=1), "streams, 6 expected"),
-        (lambda manifest: structs.replace(manifest, digest="0" * 64), "the base was another one"),
+        (lambda manifest: structs.replace(manifest, digest="0" * 64), "the base was a different one"),
     ],
 )
 def test_a_manifest_that_contradicts_its_payload_is_refused(change: Callable[[Manifest], Manifest], words: str) -> None:

@@ -256,4 +256,4 @@ async def test_a_server_of_another_number_of_ranks_is_another_server() -> None:
     verifier = Verifier(cast(Engine, engine), kv_heads=2)
     expected = await verifier.expect(sent_of(weights))
     one = compare_ranks(expected, [RankChecksums(checksums={})])
-    assert one.mismatched == ["the server has 1 ranks, and not the 2 that it had: it is another server"]
+    assert one.mismatched == ["the server has 1 ranks, but had 2 before: it is a different server"]
