@@ -46,7 +46,7 @@ def export_model(
     export cannot be written: nothing of it stays, but an older export does.
     """
     if not tokenizer_from.is_dir():
-        raise ValueError(f"tokenizer_from is {tokenizer_from}, which is no directory; name that of the starting model")
+        raise ValueError(f"tokenizer_from is {tokenizer_from}, not a directory; name the starting model's directory")
     weights = engine.serving_weights(dtype)
     failure: Exception | None = None
     try:

@@ -168,8 +168,8 @@ class Assembly:
             or end > self._num_tokens
         ):
             raise ValueError(
-                f"part {part.part} of batch {part.index} with {end - begin} tokens came, part {self._next_part} of batch "
-                f"{self._batch.index} was next, with up to {min(self._batch.part_tokens, self._num_tokens - begin)}"
+                f"part {part.part} of batch {part.index} with {end - begin} tokens, next is part {self._next_part} of batch "
+                f"{self._batch.index} with up to {min(self._batch.part_tokens, self._num_tokens - begin)}"
             )
         self._next_part += 1
         self._num_added = end
@@ -186,7 +186,7 @@ class Assembly:
     def assembled(self) -> AssembledBatch:
         """The batch. Raises: ValueError while parts are missing."""
         if not self.complete:
-            raise ValueError(f"batch {self._batch.index} lacks parts from {self._next_part} on")
+            raise ValueError(f"batch {self._batch.index} lacks its parts from {self._next_part} on")
         return AssembledBatch(batch=self._batch, groups=self._groups())
 
     def _take(self, place: int, trajectory: _Trajectory) -> None:
@@ -260,7 +260,7 @@ def _require_length(item: BatchItem, outline: NDArray[Any]) -> None:
     if longest > item.max_tokens:
         raise ValueError(
             f"trajectory {item.trajectory_id}: a sequence has {longest} tokens, {item.max_tokens} allowed "
-            "(sampling.max_tokens when its group began): the broker must not take it"
+            "(sampling.max_tokens when its group began): the broker must refuse it"
         )
 
 

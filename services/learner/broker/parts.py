@@ -57,8 +57,8 @@ class PartStream:
             self._num_damaged += 1
             if self._num_damaged == MOST_DAMAGED:
                 raise DamagedPart(
-                    f"part {part.part} of batch {part.index} came {MOST_DAMAGED} times in a row and was not what was sent: "
-                    f"{problem}; is the network, or the memory of one of its ends, damaged?"
+                    f"part {part.part} of batch {part.index} arrived damaged {MOST_DAMAGED} times in a row: "
+                    f"{problem}; check the network, and the memory of both machines"
                 )
             self.ask_again()
             return False

@@ -65,5 +65,5 @@ def require_canary(directory: Path, logprobs: Sequence[float], dtype: str) -> No
         worst = int(np.argmax(differences))
         raise CheckpointError(
             f"{directory}: after loading, token {worst} of the test sequence has log-prob {logprobs[worst]:.5f}, saved was "
-            f"{saved[worst]:.5f}, in {dtype}: they compute something else here; resume in the layout that saved them"
+            f"{saved[worst]:.5f}, in {dtype}: the weights compute other values here; resume in the layout that saved them"
         )

@@ -60,7 +60,7 @@ def take_digests(partial: Path) -> dict[str, FileDigest]:
         path.unlink()
     there = {str(path.relative_to(partial)) for path in partial.rglob("*") if path.is_file()}
     if there != set(found):
-        raise OSError(f"{partial}: its files are not those that the ranks have written: {sorted(there ^ set(found))[:4]}")
+        raise OSError(f"{partial}: its files differ from those that the ranks wrote: {sorted(there ^ set(found))[:4]}")
     return dict(sorted(found.items()))
 
 

@@ -137,7 +137,7 @@ def unwritten_error(path: Path, error: Exception) -> CheckpointError:
     free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
     return CheckpointError(
         f"{path} cannot be written: {error}; {free / 2**20:.0f} MiB are free there: make room and make it writable, then "
-        "start again. Checkpoints before it are intact"
+        "start again. Earlier checkpoints are intact"
     )
 
 
@@ -158,7 +158,7 @@ def pointer_problem(root: Path) -> str:
     name = _pointer(root)
     if name is None or any(path.name == name for path in _directories(root)):
         return ""
-    return f"{root / LATEST} names {name[:100]!r}, which is not there"
+    return f"{root / LATEST} names {name[:100]!r}, which does not exist"
 
 
 def _pointer(root: Path) -> str | None:
@@ -250,7 +250,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
         rest = {key: value for key, value in content.items() if key != "digest"}
         if content.get("digest") != text_digest(_canonical(rest)):
             _require_this_format(path, content, rest)
-            raise ValueError("its content is not what was written")
+            raise ValueError("its content differs from what was written")
         metadata: dict[str, Any] = msgspec.to_builtins(msgspec.convert(content, _Metadata))
     except (OSError, ValueError, RecursionError, AttributeError, TypeError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO):

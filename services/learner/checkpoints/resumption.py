@@ -46,7 +46,7 @@ def resume(engine: CheckpointEngine, root: Path) -> Resumed | None:
     Raises: CheckpointError, on all ranks alike, when one is whole and cannot be used: it is of another model, or format.
     """
     if engine.rank == 0 and (problem := pointer_problem(root)):
-        log.error("checkpoint_pointer_damaged", error=f"{problem}; the newest checkpoint that is there is taken")
+        log.error("checkpoint_pointer_damaged", error=f"{problem}; the newest existing checkpoint is used")
     num_damaged = 0
     while (path := _newest(engine, root)) is not None:
         try:
@@ -61,7 +61,7 @@ def resume(engine: CheckpointEngine, root: Path) -> Resumed | None:
     if num_damaged and engine.rank == 0:
         (root / LATEST).unlink(missing_ok=True)
         log.error(
-            "no_checkpoint_left", error=f"{root} has no whole checkpoint: all batches are trained again from the ledger"
+            "no_checkpoint_left", error=f"{root} has no intact checkpoint: all batches are trained again from the ledger"
         )
     return None
 
@@ -99,8 +99,8 @@ def _set_aside(engine: CheckpointEngine, path: Path, error: DamagedCheckpoint) -
             kept = path.with_name(f"{DAMAGED}{path.name}-{number}")
         log.error(
             "checkpoint_damaged",
-            error=f"{error}; it is kept as {kept.name}, and the next older checkpoint is taken. No token is lost: the "
-            "batches since that one are trained again from the ledger",
+            error=f"{error}; it is kept as {kept.name}, and the next older checkpoint is used. No token is lost: the "
+            "batches after that one are trained again from the ledger",
         )
         try:
             path.rename(kept)

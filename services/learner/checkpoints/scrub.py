@@ -29,7 +29,7 @@ REST: Final = 19.0
 """Seconds of rest for each second of reading: a twentieth of one core and of the disk at most."""
 LEAST_REST_S: Final = 0.05
 PASS_EVERY_S: Final = 3600.0
-WAY_OUT: Final = "an older checkpoint is taken if this one is needed; see `gspo backup`, and suspect the disk"
+WAY_OUT: Final = "if this one is needed, an older checkpoint is used; see `gspo backup`, and check the disk"
 
 
 def damage_in(root: Path) -> Iterator[str]:

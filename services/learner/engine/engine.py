@@ -188,7 +188,7 @@ class LearnerEngine:
         and before the step.
         """
         if not micro_batches:
-            raise ValueError("a mini-batch needs at least one micro-batch, if only an empty one")
+            raise ValueError("a mini-batch needs at least one micro-batch, which may be empty")
         totals = torch.zeros(2, dtype=torch.float64, device=self.device)
         for index, micro_batch in enumerate(micro_batches):
             packed = micro_batch.to(self.device)
@@ -242,7 +242,7 @@ class LearnerEngine:
         self._engine.step()
         grad_norm = float(self._engine.get_global_grad_norm()) if before is None else before
         if not math.isfinite(grad_norm):
-            raise NonFiniteGradientError(f"the gradient norm over all ranks is {grad_norm}; the weights are spoilt")
+            raise NonFiniteGradientError(f"the gradient norm over all ranks is {grad_norm}; the weights are corrupt")
         return grad_norm
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:

@@ -81,6 +81,6 @@ def require_positions(model_config: Mapping[str, Any], settings: Settings) -> No
     if limit is not None and wanted > limit:
         raise ValueError(
             f"sequences may have {wanted:,} tokens, prompt and answer together (sampling.max_tokens, schedule.max_tokens), "
-            f"and the model has {limit:,} positions (max_position_embeddings); lower it to at most {limit}, or take a model "
+            f"but the model has {limit:,} positions (max_position_embeddings); lower it to at most {limit}, or use a model "
             "with more positions, such as one whose rope_scaling stretches them"
         )

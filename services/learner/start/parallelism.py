@@ -63,7 +63,7 @@ def read_model_config(model_dir: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}; give the directory of a Hugging Face model") from error
     if not isinstance(config, dict):
-        raise ValueError(f"{path} holds a {type(config).__name__}, not the configuration of a model")
+        raise ValueError(f"{path} holds a {type(config).__name__}, not a model's configuration")
     return config
 
 

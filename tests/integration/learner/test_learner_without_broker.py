@@ -247,7 +247,7 @@ def test_a_checkpoint_that_cannot_be_written_during_training_ends_the_learner_wi
     stop = threading.Event()
     broker = ManyBatches(tmp_path / "checkpoints", stop)
     background = HeldBackground(until_waited_for=False, failure=OSError("No space left on device"))
-    with pytest.raises(CheckpointError, match=r"No space left on device; .* Checkpoints before it are intact"):
+    with pytest.raises(CheckpointError, match=r"No space left on device; .* Earlier checkpoints are intact"):
         run_with(broker, tmp_path, stop, checkpoint_every_batches=2, background=background)
     assert "checkpointed" not in " ".join(broker.said)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["last-version"]

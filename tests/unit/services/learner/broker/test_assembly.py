@@ -135,18 +135,18 @@ def test_a_part_out_of_turn_or_of_another_batch_is_refused() -> None:
     too_long = {name: np.concatenate([array, array[-1:]]) for name, array in arrays.items()}
     for part in (second, msgspec.structs.replace(first, index=7)):
         with pytest.raises(
-            ValueError, match=f"part {part.part} of batch {part.index} with 5 tokens came, part 0 of batch 0"
+            ValueError, match=f"part {part.part} of batch {part.index} with 5 tokens, next is part 0 of batch 0"
         ):
             assembly.add(part, arrays)
-    with pytest.raises(ValueError, match="part 0 of batch 0 with 6 tokens came, part 0 of batch 0 was next, with up to 5"):
+    with pytest.raises(ValueError, match="part 0 of batch 0 with 6 tokens, next is part 0 of batch 0 with up to 5"):
         assembly.add(first, too_long)
     assembly.add(first, arrays)
-    with pytest.raises(ValueError, match="part 0 of batch 0 with 5 tokens came, part 1"):
+    with pytest.raises(ValueError, match="part 0 of batch 0 with 5 tokens, next is part 1"):
         assembly.add(first, arrays)
-    with pytest.raises(ValueError, match="batch 0 lacks parts from 1 on"):
+    with pytest.raises(ValueError, match="batch 0 lacks its parts from 1 on"):
         assembly.assembled()
     assembly.add(second, more)
-    with pytest.raises(ValueError, match="part 2 of batch 0 with 5 tokens came, part 2 of batch 0 was next, with up to 4"):
+    with pytest.raises(ValueError, match="part 2 of batch 0 with 5 tokens, next is part 2 of batch 0 with up to 4"):
         assembly.add(last, arrays)
 
 

@@ -77,7 +77,7 @@ def test_a_part_that_is_not_what_was_sent_is_asked_for_again_and_in_the_end_name
     for _ in range(MOST_DAMAGED - 1):
         assert not stream.offer(*bad)
         assert stream.request() == BatchPartRequest(index=4, part=0, count=CREDIT)
-    with pytest.raises(DamagedPart, match=f"part 0 of batch 4 came {MOST_DAMAGED} times in a row"):
+    with pytest.raises(DamagedPart, match=f"part 0 of batch 4 arrived damaged {MOST_DAMAGED} times in a row"):
         stream.offer(*bad)
 
 

@@ -44,7 +44,7 @@ def test_the_next_older_checkpoint_is_taken_and_the_damaged_one_is_kept(
     assert torch.equal(engine.table, BigramEngine(seed=2).table)
     (line,) = [line for line in logs if line["event"] == "checkpoint_damaged"]
     assert str(newest) in line["error"]
-    assert f"kept as damaged-{newest.name}, and the next older checkpoint is taken. No token is lost" in line["error"]
+    assert f"kept as damaged-{newest.name}, and the next older checkpoint is used. No token is lost" in line["error"]
     assert (tmp_path / f"damaged-{newest.name}").is_dir()
     assert find_latest(tmp_path) == older
     assert (tmp_path / "latest").read_text() == f"{older.name}\n"
@@ -90,7 +90,7 @@ def test_a_damaged_pointer_is_reported_and_the_newest_checkpoint_is_taken(tmp_pa
     assert resumed is not None
     assert resumed.path == newest
     assert [line["event"] for line in logs] == ["checkpoint_pointer_damaged"]
-    assert "the newest checkpoint that is there is taken" in logs[0]["error"]
+    assert "the newest existing checkpoint is used" in logs[0]["error"]
 
 
 def test_a_checkpoint_that_is_gone_is_reported_with_its_name(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_checkpoint_that_is_gone_is_reported_with_its_name(tmp_path: Path) -> 
         resumed = resume(BigramEngine(), tmp_path)
     assert resumed is not None
     assert resumed.path == older
-    assert f"names '{newest.name}', which is not there" in logs[0]["error"]
+    assert f"names '{newest.name}', which does not exist" in logs[0]["error"]
 
 
 def test_the_newest_is_that_of_most_batches_whatever_the_versions(tmp_path: Path) -> None:
