@@ -145,7 +145,7 @@ async def test_memory_is_released_once_while_paused_and_comes_back_in_two_steps_
         for mode in (None, "in_place"):
             if mode is not None:
                 await engine.pause(mode)
-            with pytest.raises(ValueError, match=f"the engine is paused with mode {mode}: it is idle only after a pause with retract"):
+            with pytest.raises(ValueError, match=f"paused with mode {mode}: it is idle only after a pause with retract"):
                 await engine.release_memory()
         await engine.pause("retract")
         await engine.release_memory()
