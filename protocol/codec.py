@@ -89,7 +89,7 @@ def encode(message: Message, arrays: Mapping[str, Array] | None = None, seq: int
 
 
 def decode(frames: Sequence[Frame]) -> Received:
-    """The message in ``frames``.
+    """Decode ``frames`` into a message.
 
     Raises: ProtocolError naming the message type, field, value and limit; nothing else, whatever the bytes.
     """
@@ -128,7 +128,7 @@ def _decoded(plain: object, frames: Sequence[Frame]) -> Received:
 
 
 def message_type(message: Message) -> str:
-    """The tag of a message, as it appears in errors, logs and metrics."""
+    """Return the tag of a message, as it appears in errors, logs and metrics."""
     return str(message.__struct_config__.tag)
 
 
@@ -191,7 +191,7 @@ def _header(plain: object) -> _Header:
 
 
 def _claimed_type(plain: object) -> str:
-    """The type that a malformed message claims, for the error; bounded, because it comes from outside."""
+    """Return the type that a malformed message claims, for the error; bounded, because it comes from outside."""
     if isinstance(plain, dict) and isinstance(plain.get("m"), dict):
         claimed = plain["m"].get("type")
         return claimed[:64] if isinstance(claimed, str) else "header"

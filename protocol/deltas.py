@@ -88,12 +88,12 @@ def regions(tensors: Sequence[TensorInfo], changed: Sequence[int]) -> Iterator[R
 
 
 def count_changed(old: Bytes, new: Bytes, region: Region) -> int:
-    """How many elements of ``region`` differ. ``old`` and ``new``: uint8 [num_bytes of the version]."""
+    """Count the elements of ``region`` that differ. ``old`` and ``new``: uint8 [num_bytes of the version]."""
     return int(np.count_nonzero(_elements(old, region) != _elements(new, region)))
 
 
 def encode_region(old: Bytes, new: Bytes, region: Region) -> Changes | None:
-    """The changes of ``region``; None where there are none. ``old`` and ``new``: uint8 [num_bytes of the version]."""
+    """Encode the changes of ``region``; None where there are none. ``old`` and ``new``: uint8 [num_bytes of the version]."""
     before, after = _elements(old, region), _elements(new, region)
     positions = np.flatnonzero(before != after)
     if not len(positions):
@@ -160,7 +160,7 @@ class DecodedChanges:
     _absolute: Values
 
     def new_values(self, was: Values) -> Values:
-        """What the elements become. ``was``: their values in the base; unsigned [num_changed], like the result."""
+        """Return the elements' new values. ``was``: their values in the base; unsigned [num_changed], like the result."""
         behind = was.dtype.type(_BEHIND)
         now: Values = was - behind
         now += (self._residues - now) & (_RESIDUES - 1)
@@ -221,7 +221,9 @@ class DeltaHead:
 
 
 def encode_head(tensors: Sequence[TensorInfo], changed: Sequence[int], buckets: Sequence[bytes]) -> bytes:
-    """The head of a delta: a bit for each tensor, set for changed ones; their digests now; the digests of the buckets."""
+    """Encode the head of a delta: a bit for each tensor, set for changed ones; their digests now; the digests of the
+    buckets.
+    """
     bits = np.zeros(len(tensors), dtype=bool)
     bits[list(changed)] = True
     return b"".join([np.packbits(bits).tobytes(), *(bytes.fromhex(tensors[at].digest) for at in changed), *buckets])
@@ -250,18 +252,18 @@ def decode_head(payload: memoryview, num_tensors: int, num_buckets: int) -> Delt
 
 
 def as_elements(data: Bytes, item_bytes: int) -> Values:
-    """A view of bytes as unsigned integers of ``item_bytes`` (2 or 4) each."""
+    """View bytes as unsigned integers of ``item_bytes`` (2 or 4) each."""
     return data.view(_UNSIGNED[item_bytes])
 
 
 def _elements(data: Bytes, region: Region) -> Values:
-    """A view of a region's elements as unsigned integers: [num_elements]."""
+    """View a region's elements as unsigned integers: [num_elements]."""
     end = region.offset + region.num_elements * region.item_bytes
     return as_elements(data[region.offset : end], region.item_bytes)
 
 
 def _rotated(values: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
-    """Each unsigned value rotated left."""
+    """Rotate each unsigned value left."""
     width = 8 * values.dtype.itemsize
     rotated: np.ndarray[Any, Any] = (values << values.dtype.type(bits)) | (values >> values.dtype.type(width - bits))
     return rotated
@@ -291,7 +293,7 @@ def _planes(values: np.ndarray[Any, Any]) -> list[Bytes]:
 
 
 def _joined(planes: Sequence[bytes]) -> np.ndarray[Any, Any]:
-    """The values with their bytes in ``planes``: unsigned [length of a plane]."""
+    """Join the byte ``planes`` into values: unsigned [length of a plane]."""
     table = np.empty((len(planes[0]), len(planes)), dtype=np.uint8)
     for place, plane in enumerate(planes):
         table[:, place] = np.frombuffer(plane, dtype=np.uint8)

@@ -135,6 +135,6 @@ class TrajectoryLimits(NamedTuple):
 
 
 def trajectory_limits(num_trajectories: int) -> TrajectoryLimits:
-    """The limits of one of ``num_trajectories`` trajectories of a batch."""
+    """Return the limits of one of ``num_trajectories`` trajectories of a batch."""
     turns = min(MAX_TURNS, TURNS_PER_BATCH // num_trajectories)
     return TrajectoryLimits(turns, SEGMENTS_PER_TURN * turns, RUNS_PER_TURN * turns)

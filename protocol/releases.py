@@ -14,7 +14,7 @@ ORDER: Final = "update in the order broker, learner, rollouts"
 
 
 def other_release(hello: Hello, own_role: str, own_version: int = PROTOCOL_VERSION) -> Refused:
-    """The refusal of a peer whose protocol version is another, by an ``own_role``."""
+    """Refuse, as an ``own_role``, a peer with another protocol version."""
     older = f"this {own_role}" if hello.protocol_version > own_version else f"the {hello.role} {hello.peer}"
     reason = (
         f"hello: protocol_version is {hello.protocol_version}, this {own_role} speaks {own_version}: {older} is of the "

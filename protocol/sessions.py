@@ -13,12 +13,12 @@ TAG_BYTES: Final = 4
 
 
 def new_session() -> str:
-    """A session that nobody can guess: 128 random bits, hexadecimal."""
+    """Make a session id that cannot be guessed: 128 random bits, hexadecimal."""
     return secrets.token_hex(SESSION_BYTES)
 
 
 def session_towards(session: str, other_end: str) -> str:
-    """The session of a process that has many other ends: none of these can speak for it to another one."""
+    """Derive the session for one of many peers, so that none can impersonate the process to another."""
     return hashlib.blake2b(f"{session}\0{other_end}".encode(), digest_size=SESSION_BYTES).hexdigest()
 
 
@@ -28,24 +28,24 @@ def session_tag(session: str) -> str:
 
 
 def connection_identity(peer: str, session: str, number: int = 0) -> str:
-    """What a process calls its connection; see services/shared/net/peer.py. ``number``: how many it has given up for it."""
+    """Name a process's connection; see services/shared/net/peer.py. ``number``: connections that it gave up before."""
     return f"{peer}/{session}#{number}" if number else f"{peer}/{session}"
 
 
 def belongs(identity: bytes, peer: str, session: str) -> bool:
-    """Whether a connection of this identity is one of the session's."""
+    """Return whether the connection with this identity belongs to the session."""
     own = connection_identity(peer, session).encode()
     return identity == own or identity.startswith(own + b"#")
 
 
 def first_identity(identity: bytes) -> bytes:
-    """The identity of a session's first connection: the same for all of its connections."""
+    """Return the identity of a session's first connection: the same for all of its connections."""
     owner, slash, session = identity.rpartition(b"/")
     return owner + slash + session.partition(b"#")[0]
 
 
 def shown_identity(identity: bytes) -> str:
-    """A connection's identity with the tag instead of the session."""
+    """Return a connection's identity with the tag instead of the session."""
     peer, slash, session = identity.decode(errors="replace").rpartition("/")
     session, mark, number = session.partition("#")
     return f"{peer}/{session_tag(session)}{mark}{number}" if slash else f"{session}{mark}{number}"

@@ -91,7 +91,7 @@ class Batch(Message, frozen=True, tag="batch"):
         return -(-self.num_tokens // self.part_tokens)
 
     def tokens_of(self, part: int) -> int:
-        """How many tokens a part has. Raises: ValueError for a part that the batch has not."""
+        """Count the tokens of a part. Raises: ValueError for a part that the batch has not."""
         if not 0 <= part < self.num_parts:
             raise ValueError(f"part is {part}: batch {self.index} has {self.num_parts} parts, counted from 0")
         return min(self.part_tokens, self.num_tokens - part * self.part_tokens)

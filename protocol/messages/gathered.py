@@ -203,13 +203,13 @@ class Gathered:
         return int(self._largest[place])
 
     def _has_simple_state(self, num_bytes: np.ndarray[Any, Any], starts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Whether nothing can be wrong with a chunk's state: it has none, or an empty one."""
+        """Return whether nothing can be wrong with a chunk's state: it has none, or an empty one."""
         states = np.append(self._arrays["states"], np.uint8(0))
         simple: np.ndarray[Any, Any] = (num_bytes == 0) | ((num_bytes == 1) & (states[starts] == EMPTY_STATE[0]))
         return simple
 
     def chunk(self, place: int) -> tuple[Chunk, dict[str, np.ndarray[Any, Any]]]:
-        """A chunk as a message of its own, checked as one.
+        """Return one chunk as a separate message, checked as one.
 
         Raises: ValueError with the field and the value for one that no Chunk may be.
         """
@@ -240,7 +240,7 @@ class Gathered:
         return chunk, arrays
 
     def pieces(self, place: int) -> "RawPieces":
-        """What a chunk consists of besides tokens, as it came."""
+        """Return a chunk's contents besides tokens, as they came."""
         return RawPieces(
             *(self._arrays[_PARTS[column][0]][slice(*self._range(place, column))].tolist() for column in _PIECES)
         )
@@ -276,7 +276,7 @@ class RawPieces(NamedTuple):
 
 
 def _segment(index: int, kind: int, turn: int, sequence: int, num_tokens: int) -> list[Any]:
-    """A segment as it travels in a header. Raises: ValueError for a kind that does not exist."""
+    """Return a segment as it travels in a header. Raises: ValueError for a kind that does not exist."""
     if not 0 <= kind < len(KINDS):
         raise ValueError(f"segments[{index}] has kind {kind}: expected 0 to {len(KINDS) - 1}")
     return [KINDS[kind], turn, num_tokens, sequence]

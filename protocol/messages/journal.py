@@ -35,18 +35,18 @@ class Journal(Message, frozen=True, tag="journal"):
 
 
 def pack_entry(entry: Plain) -> bytes:
-    """An entry as it is kept and counted. Raises: ValueError, TypeError, OverflowError when it is not plain data."""
+    """Pack an entry as it is kept and counted. Raises: ValueError, TypeError, OverflowError when it is not plain data."""
     packed: bytes = msgpack.packb(entry, use_bin_type=True)
     return packed
 
 
 def journal_array(entries: Iterable[bytes]) -> dict[str, np.ndarray[Any, Any]]:
-    """The array of packed entries."""
+    """Return the array of packed entries."""
     return {"journal": np.frombuffer(b"".join(entries), np.uint8)}
 
 
 def entries_in(arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[Plain]:
-    """The entries of an array that ``check_journal`` has checked."""
+    """Return the entries of an array that ``check_journal`` has checked."""
     return list(_unpacker(arrays["journal"].tobytes()))
 
 

@@ -33,7 +33,7 @@ NO_PIECES: Final = Pieces((), (), ())
 
 
 def piece_arrays(trajectories: Sequence[Pieces]) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of trajectories, end to end."""
+    """Return the arrays of trajectories, end to end."""
     segments = [
         (KINDS.index(segment.kind), segment.turn, segment.sequence, segment.num_tokens)
         for each in trajectories
@@ -48,7 +48,7 @@ def piece_arrays(trajectories: Sequence[Pieces]) -> dict[str, np.ndarray[Any, An
 
 
 def pieces_in(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Pieces:
-    """The pieces that ``check_pieces`` has checked."""
+    """Return the pieces that ``check_pieces`` has checked."""
     return Pieces(
         [Segment(KINDS[kind], turn, num, sequence) for kind, turn, sequence, num in arrays["segments"].tolist()],
         [VersionRun(version, num) for version, num in arrays["version_runs"].tolist()],

@@ -73,7 +73,7 @@ class ChunkColumns(NamedTuple):
 
 
 def find_stretches(chunks: ChunkColumns) -> tuple[list[Stretch], StretchColumns]:
-    """All chunks, each in one stretch, in the order of their first ones; the same as arrays."""
+    """Return all chunks, each in one stretch, in the order of their first ones; the same as arrays."""
     order = np.lexsort((chunks.epoch, chunks.trajectory_id))
     each = ChunkColumns(*(column[order] for column in chunks))
     usual, trajectory, version, tokens = each.is_usual, each.trajectory_id, each.version, each.num_tokens
