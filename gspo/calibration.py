@@ -90,7 +90,7 @@ NOTHING_MEASURED: Final = Calibration(_NOTHING, _NOTHING, _NOTHING)
 
 
 def measured_sequences(stats: SequenceStats, number: int) -> list[Measured]:
-    """The first ``number`` sequences of a batch's statistics: those seen under the weights of the batch's start."""
+    """Return the first ``number`` sequences of a batch's statistics: those seen under the weights of the batch's start."""
     columns = (stats.lag_S, stats.num_tokens_S, stats.mismatch_S, stats.mismatch_variance_S)
     return [Measured(*row) for row in torch.stack([column[:number].double() for column in columns], dim=1).tolist()]
 
@@ -147,7 +147,7 @@ class LagCalibration:
         self._by_lag.setdefault(lag, deque(maxlen=self._window)).append(sequence)
 
     def state_dict(self) -> dict[str, Any]:
-        """The kept sequences; plain numbers, strings and lists."""
+        """Return the kept sequences as plain numbers, strings and lists."""
         sequences = [list(sequence) for _, kept in sorted(self._by_lag.items()) for sequence in kept]
         return {"format": FORMAT, "sequences": sequences}
 
@@ -198,7 +198,7 @@ def _of_one_lag(kept: Sequence[Measured]) -> tuple[float, float, float]:
     token = _token_variance(num_tokens, variances)
 
     def excess(between: float) -> float:
-        """The spread over the expected one, squared: 1 where ``between`` fits."""
+        """Return the square of the spread over the expected one: 1 where ``between`` fits."""
         allowed = (between + token / num_tokens).clamp(min=torch.finfo(torch.float64).tiny)
         return _square(MAD_TO_DEVIATION * _median(distance / allowed.sqrt()))
 

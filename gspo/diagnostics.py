@@ -118,7 +118,7 @@ def summarise(stats: SequenceStats) -> dict[str, float]:
 
 
 def signal_clip_fraction(summary: Mapping[str, float]) -> float | None:
-    """The clip fraction over the sequences that have a signal, for ``AdaptiveClip``; None if no sequence has one.
+    """Return the clip fraction over the sequences that have a signal, for ``AdaptiveClip``; None if no sequence has one.
 
     summary: from ``summarise``. A sequence has a signal if it has an advantage and is not rejected. The others are never
     clipped: their share would narrow the clip range.

@@ -31,7 +31,7 @@ def trusted_values() -> Iterator[None]:
 
 
 def values_are_trusted() -> bool:
-    """Whether this is inside ``trusted_values``."""
+    """Return whether this is inside ``trusted_values``."""
     return _values_are_trusted.get()
 
 

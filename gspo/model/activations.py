@@ -61,5 +61,5 @@ def _checkpoint_on_host(layer: Callable[..., Any], hidden_states: Tensor, *other
 
 
 def on_host(states: Tensor) -> Tensor:
-    """The tensor in the host's memory; its gradient returns to where it was."""
+    """Copy the tensor to host memory; its gradient returns to the original device."""
     return states.to("cpu")

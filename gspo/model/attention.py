@@ -122,7 +122,7 @@ def _in_window(query: Tensor, key: Tensor, value: Tensor, scaling: float | None,
 
 @cache
 def _asks_for_grouped_heads() -> bool:
-    """Whether variable-length attention must be told of fewer key heads; before PyTorch 2.12 it took them as they came."""
+    """Return whether variable-length attention needs a flag for fewer key heads: since PyTorch 2.12."""
     from torch.nn.attention.varlen import varlen_attn
 
     return "enable_gqa" in inspect.signature(varlen_attn).parameters

@@ -63,7 +63,7 @@ class Boundaries(Sequence[int]):
         return self._on[device, dtype]
 
     def rows(self, device: torch.device) -> PaddedRows:
-        """The rows that these segments make."""
+        """Return the rows that these segments make."""
         if device not in self._rows:
             self._rows[device] = self._made(device)
         return self._rows[device]

@@ -172,7 +172,7 @@ def _changes(adapted: AdaptedWeight, lora_a: Tensor, lora_b: Tensor) -> Iterator
 
 
 def _has(model: nn.Module, target: str) -> bool:
-    """Whether the model has all kinds of weights that belong to a target."""
+    """Return whether the model has all kinds of weights that belong to a target."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     stacked = [name for name, _ in model.named_parameters()]
     return (

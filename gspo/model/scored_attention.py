@@ -51,7 +51,7 @@ class Block:
 
 
 def pieces(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Iterator[tuple[Block, Tensor, Tensor, Tensor]]:
-    """The queries of one segment in blocks, each with the keys and values that any of them sees."""
+    """Yield the queries of one segment in blocks, each with the keys and values that any of them sees."""
     size = max(window or 0, WINDOW_BLOCK)
     keys, values = key.split(size, dim=2), value.split(size, dim=2)
     for index, own in enumerate(query.split(size, dim=2)):

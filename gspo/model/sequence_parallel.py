@@ -32,7 +32,8 @@ class RowShare:
     size: int
 
     def inputs(self, packed: PackedBatch) -> dict[str, Any]:
-        """The arguments of the model's forward pass: this rank's slice of the tokens, and the boundaries of all segments.
+        """Return the arguments of the model's forward pass: this rank's slice of the tokens, and the boundaries of all
+        segments.
 
         A row that does not divide gets one more segment, of at most ``size`` - 1 tokens.
         """
@@ -49,7 +50,7 @@ class RowShare:
         }
 
     def whole(self, result: TokenLogProbs, num_tokens: int) -> TokenLogProbs:
-        """The log-probs, entropies and experts of the whole row. Only this rank's slice has a gradient. Collective."""
+        """Return the log-probs, entropies and experts of the whole row. Only this rank's slice has a gradient. Collective."""
         entropies, experts = result.entropies_T, result.experts
         return result._replace(
             logprobs_T=self._joined(result.logprobs_T)[:num_tokens],
@@ -58,7 +59,7 @@ class RowShare:
         )
 
     def own_picks(self, picks: ExpertPicks) -> ExpertPicks:
-        """The experts of this rank's slice; a token that fills the row up gets the first ones."""
+        """Return the experts of this rank's slice; a token that fills the row up gets the first ones."""
         num_layers, num_tokens, top_k = picks.indices_LTK.shape
         missing = -num_tokens % self.size
         filling = torch.arange(top_k, dtype=picks.indices_LTK.dtype, device=picks.indices_LTK.device)
@@ -67,7 +68,8 @@ class RowShare:
         return ExpertPicks(rows.narrow(1, self.index * length, length), picks.num_experts)
 
     def to_heads(self, states: Tensor) -> Tensor:
-        """All heads of this rank's tokens, [1, H, t, D], become its heads of all tokens, [1, H / n, n t, D]. Collective.
+        """Exchange all heads of this rank's tokens, [1, H, t, D], for its heads of all tokens, [1, H / n, n t, D].
+        Collective.
 
         Where there are more ranks than heads, neighbouring ranks get the same one.
         """

@@ -40,7 +40,7 @@ class ServedParameter:
 
     @classmethod
     def alone(cls, name: str, tensor: Tensor) -> ServedParameter:
-        """What is served under one name as it is."""
+        """Describe a parameter that is served unchanged under one name."""
         return cls(tensor.detach().reshape(-1), [ServedPart(name, tuple(tensor.shape), 0)])
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -118,7 +118,7 @@ class ServingLayout:
 
 
 def _verified(parts: list[ServedPart] | None, whole: Tensor, own: Sequence[tuple[str, Tensor]]) -> list[ServedPart] | None:
-    """The parts, if they are what transformers makes of the parameter; otherwise None."""
+    """Return the parts, if they are what transformers makes of the parameter; otherwise None."""
     if parts is None:
         return None
     found = list(ServedParameter(whole.detach().reshape(-1), parts).tensors())

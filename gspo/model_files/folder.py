@@ -111,7 +111,9 @@ class ModelFolder:
 
 
 def _files(directory: Path) -> dict[Path, list[str]]:
-    """The files with weights, and the tensors that are wanted of each; none named: all of it. As transformers chooses."""
+    """Return the files with weights, and the tensors that are wanted of each; none named: all of it. As transformers
+    chooses.
+    """
     single, index = directory / SINGLE, directory / INDEX
     if single.is_file():
         return {single: []}

@@ -39,7 +39,7 @@ class WeightPlaces(Protocol):
         """Inside, transformers loads a model itself, which ``load_from_files`` cannot."""
 
     def own_range(self, parameter: nn.Parameter) -> OwnRange:
-        """What this process keeps of a parameter that was made so."""
+        """Return the range of a parameter that this process keeps."""
 
     def agree(self, error: ModelFilesError | None) -> None:
         """Raises: ModelFilesError in every process when one has met with an error. Collective."""
@@ -96,7 +96,7 @@ def load_from_files(model_dir: Path, dtype: torch.dtype, *, attention: str, plac
 def _agreed(
     model_dir: Path, wanted: Mapping[str, list[list[WantedTensor]]], placement: WeightPlaces
 ) -> tuple[ModelFolder, dict[str, list[StoredTensor]]]:
-    """The open folder, and what each parameter is made of; the same error in all processes otherwise."""
+    """Return the open folder and each parameter's sources; on failure all processes raise the same error."""
     failure: ModelFilesError | None = None
     try:
         folder = ModelFolder(model_dir)
@@ -156,7 +156,7 @@ def _find(folder: ModelFolder, choices: Sequence[Sequence[WantedTensor]]) -> lis
 
 
 def _build(model_class: Any, config: Any, dtype: torch.dtype, attention: str, placement: WeightPlaces) -> Any:
-    """The model with its memory, and nothing in it yet."""
+    """Build the model with uninitialised memory."""
     from transformers.initialization import no_init_weights
 
     with no_init_weights(), placement.building():
@@ -180,7 +180,7 @@ def _fill(
 
 
 def _pieces(own: OwnRange, tensors: Sequence[StoredTensor]) -> Iterator[tuple[StoredTensor, int, Tensor]]:
-    """The parts of a range that lie in each of the tensors that the parameter consists of: where there, and where to."""
+    """Yield the parts of a range that lie in each of the tensors that the parameter consists of: where there, and where to."""
     at, end = 0, own.start + own.target.numel()
     for stored in tensors:
         low, high = max(own.start, at), min(end, at + stored.num_elements)

@@ -25,7 +25,7 @@ class WantedTensor:
 
 
 def sources_of(model: Any, name: str, shape: Sequence[int]) -> list[WantedTensor] | None:
-    """The tensors whose elements, one after the other, are those of the parameter ``name`` of ``shape``.
+    """Return the tensors that, concatenated, make the parameter ``name`` of ``shape``.
 
     ``model``: any transformers model of this configuration, also one without memory.
     None when it is no concatenation: when a conversion transposes, say.

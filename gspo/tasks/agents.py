@@ -81,7 +81,7 @@ class Episode:
         return self._ordinal < len(self._recorded)
 
     async def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """The result of ``function(*args)``, sync or async: a side effect that must not be repeated.
+        """Run ``function(*args)``, sync or async, once: it has a side effect that must not be repeated.
 
         When the same episode is replayed, on this machine or another, the recorded result comes back and nothing is called.
         A step is known by its place, its name and ``args``: what the function does must follow from these. Where one of them

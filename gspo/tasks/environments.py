@@ -76,7 +76,7 @@ class RewardJob(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f'the weight of a reward\'s component "{name}" is {weight}: expected a finite number')
 
     def for_task(self, task: Task) -> RewardJob:
-        """The job with ``task`` among its arguments if it asks for it: whoever grades an episode calls this."""
+        """Return the job with ``task`` among its arguments if it asks for it. Graders call this."""
         if not self.with_task:
             return self
         return msgspec.structs.replace(self, arguments={**self.arguments, "task": task}, with_task=False)
@@ -109,7 +109,7 @@ class TaskSource(Protocol):
         ...
 
     def task(self, index: int) -> Task:
-        """The task at ``index``. Raises: IndexError outside 0 .. num_tasks - 1."""
+        """Return the task at ``index``. Raises: IndexError outside 0 .. num_tasks - 1."""
         ...
 
 
@@ -142,7 +142,7 @@ class TaskSet(ABC):
 
     @abstractmethod
     def tasks(self, split: Split) -> TaskSource:
-        """The tasks to train on, or the held-out ones; the two have no task in common."""
+        """Return the tasks to train on, or the held-out ones; the two have no task in common."""
 
 
 class Environment(TaskSet):

@@ -79,7 +79,7 @@ async def solve(episode: Episode) -> float:
 
 
 def action_of(said: str, schema: dict[str, Any], field: str) -> dict[str, Any]:
-    """The action in the policy's answer. Raises: ValueError when there is none."""
+    """Parse the action from the policy's answer. Raises: ValueError when there is none."""
     required = schema.get("required", [])
     if field:
         return {field: said.strip()}
@@ -104,7 +104,7 @@ def _explained(schema: dict[str, Any], options: OpenEnvOptions) -> str:
 
 
 def _read(observation: dict[str, Any], options: OpenEnvOptions) -> str:
-    """The observation as the policy reads it. Raises: ValueError when the field that it reads is not there."""
+    """Render the observation for the policy. Raises: ValueError when the field that it reads is missing."""
     if not options.observation_field:
         return json.dumps(observation, ensure_ascii=False)
     if options.observation_field not in observation:
@@ -138,7 +138,7 @@ async def _session(options: OpenEnvOptions, reset: dict[str, Any]) -> AsyncItera
 
 
 async def _entered(server: Any, reset: dict[str, Any]) -> Any:
-    """The result of ``reset``, or None when the server is full. Raises: RuntimeError when it refuses for another reason."""
+    """Call ``reset``; returns None when the server is full. Raises: RuntimeError when it refuses for another reason."""
     try:
         return await server.reset(**reset)
     except RuntimeError as error:

@@ -62,7 +62,7 @@ def load(config: dict[str, Any]) -> vf.Env:
 
 
 def _at_home(role: vf.AgentConfig, ours: bool) -> vf.AgentConfig:
-    """The role on this machine, unless it says where. ``ours``: the harness that it does not name is ``verifiers_chat``."""
+    """Place the role on this machine, unless it names another. ``ours``: default to the harness ``verifiers_chat``."""
     runtime = role.runtime if "runtime" in role.model_fields_set else vf.SubprocessConfig()
     harness = role.harness
     if isinstance(runtime, vf.SubprocessConfig):
@@ -74,7 +74,7 @@ def _at_home(role: vf.AgentConfig, ours: bool) -> vf.AgentConfig:
 
 
 def policy_role(config: vf.EnvConfig) -> str:
-    """The name of the role that the policy plays: the one without a client of its own.
+    """Return the name of the role that the policy plays: the one without its own client.
 
     Raises: ValueError when there is not exactly one, or when verifiers would play an episode again by itself.
     """
@@ -92,7 +92,7 @@ def policy_role(config: vf.EnvConfig) -> str:
 
 
 def rewards_of(played: vf.Episode, role: str) -> dict[str, float]:
-    """The rewards of what the policy did, by name, with their weights. Their sum is the reward that verifiers would train.
+    """Return the policy's rewards by name, with their weights. Their sum is the reward that verifiers trains on.
 
     Raises: RuntimeError for an episode that failed; ValueError when the policy played not once, or nothing was scored.
     """
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _key_variable(key: str) -> Iterator[str]:
-    """A variable that holds the episode's key, because verifiers takes keys from nowhere else.
+    """Yield an environment variable with the episode's key: verifiers reads keys only from there.
 
     "API_KEY" in its name keeps verifiers from passing it on to the programs that it starts.
     """

@@ -66,7 +66,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
 
 
 async def _result(name: str, arguments: str, places: dict[str, tuple[str, str]], servers: dict[str, Any]) -> Any:
-    """What a tool says, or why it was not called: the policy reads either."""
+    """Return a tool's result, or the reason why it was not called; the policy reads either."""
     if name not in places:
         return f"error: unknown tool {name!r}"
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def digest_of(request: Mapping[str, Any]) -> str:
-    """What stands for a request: 32 hexadecimal characters. Raises: ValueError when it is no JSON."""
+    """Return a request's digest: 32 hexadecimal characters. Raises: ValueError when it is not JSON."""
     try:
         canonical = json.dumps(request, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -27,7 +27,7 @@ class AnswerFiles:
         self._folder = folder
 
     def get(self, digest: str) -> dict[str, Any] | None:
-        """The answer; None when there is none, or its file is damaged. Raises: OSError."""
+        """Return the answer; None when it is missing or its file is damaged. Raises: OSError."""
         try:
             answer = json.loads(self._path(digest).read_bytes())
         except (FileNotFoundError, ValueError, RecursionError):

@@ -52,7 +52,7 @@ class JudgeConnection:
         await self._client.close()
 
     async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one request: a map with at least one choice. Raises: JudgeError; OSError for the limits' files."""
+        """Send one request; returns a map with at least one choice. Raises: JudgeError; OSError for the limits' files."""
         async with self._places.one() if self._places else nullcontext():
             body = await self._body(request)
         try:
@@ -101,7 +101,7 @@ class JudgeConnection:
 
 
 def has_choices(answer: object) -> bool:
-    """Whether ``answer`` is what chat completions look like, as far as is needed here."""
+    """Return whether ``answer`` looks like a chat completion, as far as needed here."""
     return isinstance(answer, dict) and isinstance(answer.get("choices"), list) and bool(answer["choices"])
 
 

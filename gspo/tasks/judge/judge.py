@@ -76,7 +76,7 @@ class Judge:
             raise ValueError("all workers share a judge's limits through a folder: give folder")
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], **parameters: Any) -> str:
-        """The text of the answer to a conversation; ``parameters`` as in ``complete``.
+        """Return the text of the answer to a conversation; ``parameters`` as in ``complete``.
 
         Raises: JudgeError, also for an answer without text; ValueError as ``complete`` does.
         """
@@ -89,7 +89,7 @@ class Judge:
         return text
 
     async def complete(self, messages: Sequence[Mapping[str, Any]], **parameters: Any) -> ChatCompletion:
-        """The whole answer, such as with ``logprobs=True``; ``parameters`` are those of chat.completions.create.
+        """Return the whole answer, such as with ``logprobs=True``; ``parameters`` are those of chat.completions.create.
 
         The same request has the same answer from the cache, at any temperature; another ``seed`` makes it another request.
         Raises: JudgeError; ValueError for parameters that are not JSON, and for a stream.
