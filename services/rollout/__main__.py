@@ -234,7 +234,7 @@ def _require_served(settings: Settings) -> None:
 
 
 def model_config(settings: Settings) -> dict[str, Any]:
-    """The model's config.json. Raises: ConfigurationError."""
+    """Read the model's config.json. Raises: ConfigurationError."""
     path = settings.model.path / "config.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
@@ -279,7 +279,7 @@ def server_options(settings: Settings, name: str, lock: DeviceLock | None = None
 async def _engine(
     settings: Settings, name: str, vocab_size: int, registry: CollectorRegistry, lock: DeviceLock | None = None
 ) -> AsyncIterator[Engine]:
-    """The client of a running server: the one at server_url, or one started here that ends with this process.
+    """Yield a client of the server at server_url, or of one started here that ends with this process.
 
     The server's metrics are in ``registry`` from then on.
     """

@@ -49,7 +49,7 @@ class TimeSharing:
         self._spent.clear()
 
     def may_end(self, num_running: int) -> bool:
-        """Whether the engine can do nothing with the device now."""
+        """Return whether the engine has no use for the device now."""
         if self._sync.loading:
             return False
         if not self._sync.may_generate.is_set():

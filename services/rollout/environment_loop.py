@@ -192,7 +192,7 @@ class EnvironmentLoop:
         await self.broker.send(journal)
 
     def _read(self, reward: object) -> float:
-        """What the environment's step returned as its reward. Raises: EpisodeFailed when it is none."""
+        """Read the reward that the environment's step returned. Raises: EpisodeFailed when it is not one."""
         try:
             return number_of(reward, "the reward of the environment's step")
         except UnscoredError as error:
@@ -207,7 +207,7 @@ class EnvironmentLoop:
         return reward
 
     def _unscored(self, reason: UnscoredReason, error: ValueError) -> EpisodeFailed:
-        """The failure of an episode without a reward, which is counted."""
+        """Count an episode without a reward, and return its failure."""
         self.metrics.reward_failures.labels(failure=reason).inc()
         return EpisodeFailed(f"no reward: {error}")
 

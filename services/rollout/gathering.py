@@ -53,7 +53,7 @@ class Waiting:
 
 
 def gathered_next(waiting: Sequence[Waiting]) -> list[Waiting]:
-    """What leaves next, of messages that wait: as many chunks as one message takes, or one message.
+    """Return what to send next of the waiting messages: as many chunks as one message takes, or one message.
 
     Chunks may overtake what other episodes sent. Messages of one episode keep their order.
     """

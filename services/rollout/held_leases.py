@@ -19,7 +19,7 @@ class HeldLease:
 
 
 def num_by_broker(held: Mapping[int, HeldLease], brokers: Brokers) -> list[int]:
-    """How many leases are of each broker."""
+    """Count the leases of each broker."""
     numbers = [0] * len(brokers)
     for trajectory_id in held:
         numbers[brokers.of(trajectory_id)] += 1
@@ -27,7 +27,7 @@ def num_by_broker(held: Mapping[int, HeldLease], brokers: Brokers) -> list[int]:
 
 
 def keys_by_broker(held: Mapping[int, HeldLease], brokers: Brokers) -> list[list[LeaseKey]]:
-    """The leases of each broker."""
+    """Return the leases of each broker."""
     keys: list[list[LeaseKey]] = [[] for _ in range(len(brokers))]
     for trajectory_id, each in held.items():
         keys[brokers.of(trajectory_id)].append(LeaseKey(trajectory_id, each.lease.epoch))
@@ -41,7 +41,7 @@ class WorkSeen:
         self._last: list[tuple[int, int, int]] = []
 
     def has_worked(self, held: Iterable[HeldLease]) -> bool:
-        """Whether any episode started, ended or grew since the last look; also true without any episode."""
+        """Return whether any episode started, ended or grew since the last look; also true without any episode."""
         work = [
             (each.lease.trajectory_id, each.lease.epoch, each.work.num_tokens)
             for each in held

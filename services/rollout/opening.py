@@ -54,7 +54,7 @@ class GradedEnvironment:
 
 @asynccontextmanager
 async def open_user_code(settings: Settings, name: str, metrics: RolloutMetrics) -> AsyncIterator[Solve | GradedEnvironment]:
-    """The user's code that plays the episodes of the rollout called ``name``: an agent, or an environment with its rewards.
+    """Open the user's code that plays the episodes of rollout ``name``: an agent, or an environment with rewards.
 
     Raises: ConfigurationError that names the setting, or the function that cannot be imported; ServiceError.
     """
@@ -118,7 +118,7 @@ class UnknownSet:
 async def open_all_episodes(
     settings: Settings, name: str, policy: Policy, player: Solve | GradedEnvironment, registry: CollectorRegistry
 ) -> AsyncIterator[EpisodeRunner]:
-    """The episodes of the rollout called ``name``: of training, which ``player`` plays, and of each set that it evaluates.
+    """Open the episodes of rollout ``name``: of training, which ``player`` plays, and of each evaluation set.
 
     Raises: as ``open_episodes`` and ``open_user_code``.
     """
@@ -143,7 +143,7 @@ async def open_all_episodes(
 async def open_episodes(
     settings: Settings, policy: Policy, player: Solve | GradedEnvironment, registry: CollectorRegistry
 ) -> AsyncIterator[EpisodeRunner]:
-    """The episodes of a rollout, as the configuration says; ``player`` is its agent, or its environment.
+    """Open a rollout's episodes from the configuration; ``player`` is its agent or its environment.
 
     Raises: ConfigurationError that names the setting; EndpointError when the agents' endpoint cannot listen.
     """

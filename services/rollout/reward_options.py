@@ -10,7 +10,7 @@ from gspo_services.tasks.environments import RewardPoolOptions
 
 
 def reward_pool_options(settings: RewardSection, environment: Mapping[str, str]) -> RewardPoolOptions:
-    """What ``settings`` say; values of variables come from ``environment``.
+    """Make the options from ``settings``; values of variables come from ``environment``.
 
     Raises: ConfigurationError when a variable is not set there.
     """

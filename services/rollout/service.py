@@ -142,7 +142,7 @@ class RolloutService:
         return "serving"
 
     def _status_for(self, broker: int) -> RolloutStatus:
-        """What ``broker`` is told: it gives no leases to an engine whose version it has not heard of."""
+        """Return the status for ``broker``, which grants no leases to an engine with a version unknown to it."""
         status = self._status
         return "verifying" if status == "serving" and not self._is_known_to(broker) else status
 

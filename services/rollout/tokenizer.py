@@ -84,7 +84,7 @@ class ChatTokenizer:
         return ids[1:] if ids and ids[0] in self.stop_ids else ids
 
     def action_text(self, token_ids: Sequence[int]) -> str:
-        """The text of action tokens for the environment, without special tokens."""
+        """Return the text of action tokens for the environment, without special tokens."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def encode(self, text: str) -> list[int]:
@@ -93,12 +93,12 @@ class ChatTokenizer:
         return list(self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ``token_ids`` with special tokens written out; ids outside the vocabulary have no text."""
+        """Return the text of ``token_ids`` with special tokens; ids outside the vocabulary have no text."""
         known = [token_id for token_id in token_ids if 0 <= token_id < self.vocab_size]
         return str(self._tokenizer.decode(known, skip_special_tokens=False))
 
     def token_id(self, token: str) -> int | None:
-        """The id of ``token`` as the vocabulary writes it."""
+        """Return the id of ``token``, spelled as in the vocabulary."""
         token_id: int | None = self._tokenizer.token_to_id(token)
         return token_id
 
@@ -126,7 +126,7 @@ class ChatTokenizer:
         arguments: Mapping[str, object] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The template's text, with ``arguments`` as its variables. Raises: TokenizerError when the template refuses."""
+        """Render the template with ``arguments`` as its variables. Raises: TokenizerError when the template refuses."""
         values: dict[str, Any] = {name: text for name, text in self._specials.items() if text}
         values |= arguments or {}
         # As transformers has it: a template asks whether tools are none, not only whether they are defined.

@@ -55,7 +55,7 @@ class Runs(Generic[T]):
         self._ends: list[int] = []
 
     def __len__(self) -> int:
-        """The number of runs."""
+        """Return the number of runs."""
         return len(self._values)
 
     def __iter__(self) -> Iterator[tuple[T, int, int]]:
@@ -77,7 +77,7 @@ class Runs(Generic[T]):
             self._ends.append(end)
 
     def between(self, begin: int, end: int) -> list[tuple[T, int]]:
-        """The runs of tokens ``begin`` to ``end``: each value, and how many of these tokens have it."""
+        """Return the runs of tokens ``begin`` to ``end``: each value with its number of tokens."""
         found: list[tuple[T, int]] = []
         place = bisect_right(self._ends, begin)
         while begin < end:

@@ -58,7 +58,7 @@ class TokenLog:
         return self._tokens.token_ids
 
     def next_chunk(self) -> tuple[Chunk, Arrays] | None:
-        """All tokens that were not sent yet, as a chunk; None when there are none. Call ``sent`` when it has been sent."""
+        """Return all unsent tokens as a chunk; None when there are none. Call ``sent`` once it is sent."""
         begin, end = self._num_sent, len(self._tokens)
         if begin == end:
             return None

@@ -67,7 +67,7 @@ class EpisodeRunner(Protocol):
     """Runs the episodes of a rollout."""
 
     def begin(self, lease: Lease, arrays: Mapping[str, Array], tasks: asyncio.TaskGroup) -> EpisodeWork:
-        """The episode of a lease; ``tasks`` outlives it. Nothing happens before ``run``."""
+        """Make the episode of a lease; ``tasks`` outlives it. Nothing happens before ``run``."""
         ...
 
     async def stop_generating(self) -> None:

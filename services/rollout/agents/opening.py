@@ -34,7 +34,7 @@ CALLS_PER_EPISODE: Final = 4
 async def open_agents(
     settings: Settings, shared: EpisodeShared, solve: Solve, *, registry: CollectorRegistry, clock: Clock
 ) -> AsyncIterator[AgentEpisodes]:
-    """The episodes of agents on one rollout, until the context ends. Raises: EndpointError when it cannot listen."""
+    """Open the agents' episodes on one rollout until the context ends. Raises: EndpointError when it cannot listen."""
     agent = settings.agent
     episodes = EpisodeRegistry(settings.model.path.name)
     server = EndpointServer(
@@ -72,7 +72,7 @@ def require_agent(agent: AgentSection) -> None:
 
 @asynccontextmanager
 async def open_solver(settings: Settings, name: str) -> AsyncIterator[Solve]:
-    """What runs the agent of the rollout called ``name``: rollout.max_running episodes at a time.
+    """Open the solver that runs the agent on rollout ``name``: rollout.max_running episodes at a time.
 
     Raises: ConfigurationError when the agent cannot be run; a function is imported first, so that this is known at once.
     """

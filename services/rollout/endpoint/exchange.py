@@ -46,7 +46,7 @@ class Exchange:
         return key.strip()
 
     async def body(self, most_bytes: int) -> bytearray:
-        """The request's body. Raises: CallRefused, status 400, 408, 413 or 415; AgentGone."""
+        """Read the request's body. Raises: CallRefused, status 400, 408, 413 or 415; AgentGone."""
         if self.request.headers.get("content-encoding", "identity").lower() != "identity":
             raise CallRefused(415, "unsupported_encoding", "the body is compressed: send it uncompressed")
         too_large = CallRefused(413, "too_large", f"the body has more than {most_bytes} bytes, the limit for a call")

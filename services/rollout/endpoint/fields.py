@@ -27,7 +27,7 @@ class Fields:
         self._asked: set[str] = set()
 
     def path(self, name: str) -> str:
-        """Where the field ``name`` is in the request."""
+        """Return the path of the field ``name`` in the request."""
         return f"{self._path}.{name}" if self._path else name
 
     @property
@@ -62,7 +62,7 @@ class Fields:
         return value
 
     def count(self, name: str, *, lowest: int) -> int | None:
-        """A whole number from ``lowest`` up; more than 2**31 - 1 is as good as that. Raises: CallRefused."""
+        """Return a whole number of at least ``lowest``, capped at 2**31 - 1. Raises: CallRefused."""
         value = self.value(name)
         if value is None:
             return None
@@ -91,7 +91,7 @@ class Fields:
         return value
 
     def free(self, name: str) -> dict[str, Any] | None:
-        """An object that is passed on as it came. Raises: CallRefused for another value, and for deep nesting."""
+        """Return an object to pass on unchanged. Raises: CallRefused for any other value, and for deep nesting."""
         value = self.value(name)
         if value is None:
             return None
@@ -102,19 +102,19 @@ class Fields:
 
 
 def wrong(param: str | None, expected: str, value: object) -> CallRefused:
-    """The refusal of a field that holds something else than ``expected``."""
+    """Return the refusal of a field that does not hold ``expected``."""
     names = {dict: "an object", list: "a list", type(None): "missing"}
     shown = names.get(type(value)) or one_line(value, _SHOWN_CHARACTERS)
     return CallRefused(400, "invalid_value", f"{param or 'the request'} must be {expected}; it is {shown}", param=param)
 
 
 def is_whole(value: object) -> bool:
-    """Whether a JSON value is a whole number; true and false are none."""
+    """Return whether a JSON value is a whole number; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_zero(value: object) -> bool:
-    """Whether a JSON value is the number 0."""
+    """Return whether a JSON value is the number 0."""
     return not isinstance(value, bool) and isinstance(value, int | float) and value == 0
 
 

@@ -10,7 +10,7 @@ _PREFILLED: Final = "the model would continue text that it did not sample, so th
 
 
 def checked_messages(plain: list[Any], path: str) -> tuple[list[dict[str, Any]], set[str]]:
-    """The messages, and the names of fields in them that nobody knows. Raises: CallRefused."""
+    """Check the messages; returns them with the names of their unknown fields. Raises: CallRefused."""
     if not plain:
         raise CallRefused(400, "invalid_value", f"{path} is empty: a call needs at least one message", param=path)
     messages, unknown = [], set()
@@ -57,7 +57,7 @@ def _message(fields: Fields) -> dict[str, Any]:
 
 
 def _text(fields: Fields) -> str | None:
-    """The content as one string. Parts are joined without anything between them: the prompt has what the agent wrote."""
+    """Return the content as one string. Parts are joined without a separator: the prompt has exactly the agent's text."""
     content = fields.value("content")
     if content is None or isinstance(content, str):
         return content
@@ -114,7 +114,7 @@ def _tool_calls(fields: Fields) -> list[dict[str, Any]]:
 
 
 def _arguments(function: Fields) -> str:
-    """The text of a JSON object; clients write an empty one for a function without arguments."""
+    """Return the text of a JSON object; clients send an empty text for a function without arguments."""
     path = function.path("arguments")
     text = function.text("arguments")
     if text is None:

@@ -94,7 +94,7 @@ def read_call(body: bytes | bytearray, sampling: RunSampling, model: str) -> Age
 
 
 def _overridden_sampling(fields: Fields, sampling: RunSampling, model: str) -> list[str]:
-    """What the agent gave of the model and its sampling that the run does not give it."""
+    """Return the model and sampling fields in which the agent differs from the run."""
     temperature = fields.number("temperature", lowest=0, highest=100)
     if temperature == 0:
         reason = f"greedy tokens are not drawn from a distribution that can be trained, and {DISTRIBUTION}"
@@ -125,7 +125,7 @@ def _strictly_refused(name: str, sampling: RunSampling, model: str) -> CallRefus
 
 
 def _may_call(fields: Fields, *, has_tools: bool) -> bool:
-    """Whether the model is shown its tools. A choice that the sampler would have to enforce is refused."""
+    """Return whether the model sees its tools. Refuse a choice that the sampler would have to enforce."""
     parallel = fields.flag("parallel_tool_calls")
     if parallel is False and has_tools:
         raise unsupported("parallel_tool_calls", DISTRIBUTION, "Leave it out, and answer each call that the model makes")
@@ -140,7 +140,7 @@ def _may_call(fields: Fields, *, has_tools: bool) -> bool:
 
 
 def _max_tokens(fields: Fields) -> int | None:
-    """The smaller of OpenAI's two names for it."""
+    """Return the smaller value of OpenAI's two fields for it."""
     limits = [fields.count(name, lowest=1) for name in ("max_completion_tokens", "max_tokens")]
     return min((limit for limit in limits if limit is not None), default=None)
 
@@ -177,7 +177,7 @@ def _template_arguments(fields: Fields) -> dict[str, Any]:
 
 
 def _stream_options(fields: Fields) -> bool:
-    """Whether the stream ends with a count of tokens."""
+    """Return whether the stream ends with a count of tokens."""
     value = fields.value("stream_options")
     if value is None:
         return False

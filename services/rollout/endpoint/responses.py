@@ -69,7 +69,7 @@ class _Completion(msgspec.Struct):
 
 
 def completion(answer: CallAnswer, model: str, *, logprobs: bool) -> bytes:
-    """A whole answer."""
+    """Return a complete, unstreamed answer."""
     message = _Message(role="assistant", content=answer.content)
     if answer.reasoning is not None:
         message.reasoning_content = answer.reasoning
@@ -141,17 +141,17 @@ class ChunkWriter:
 
 
 def models_page(model: str) -> bytes:
-    """The list of the one model that there is."""
+    """List the only model."""
     return b'{"object":"list","data":[' + model_page(model) + b"]}"
 
 
 def model_page(model: str) -> bytes:
-    """The model. Nobody knows when it was made: it is being trained."""
+    """Describe the model. It has no creation time: it is being trained."""
     return msgspec.json.encode({"id": model, "object": "model", "created": 0, "owned_by": "gspo"})
 
 
 def error_body(refused: CallRefused) -> bytes:
-    """Why a call was refused."""
+    """Return the body that says why a call was refused."""
     return msgspec.json.encode(
         {
             "error": {
@@ -165,7 +165,7 @@ def error_body(refused: CallRefused) -> bytes:
 
 
 def error_event(refused: CallRefused) -> bytes:
-    """The last event of a stream that failed: no [DONE] follows."""
+    """Return the last event of a failed stream; no [DONE] follows."""
     return b"data: " + error_body(refused) + b"\n\n"
 
 
@@ -189,7 +189,7 @@ def _bytes(token: str) -> list[int] | None:
 
 
 def _rest(whole: str | None, pieces: list[str], name: str) -> str:
-    """What is left of ``whole`` after the pieces that were given. Raises: ValueError."""
+    """Return the rest of ``whole`` after the pieces already sent. Raises: ValueError."""
     given = "".join(pieces)
     if not (whole or "").startswith(given):
         raise ValueError(f"the stream gave {name} that the answer does not begin with")

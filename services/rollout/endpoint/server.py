@@ -153,7 +153,7 @@ class EndpointServer:
 
     @contextmanager
     def _may_be_ended(self) -> Iterator[asyncio.Timeout]:
-        """A timeout that ``stop`` sets off. Raises: CallRefused after it."""
+        """Run the body under a timeout that ``stop`` triggers. Raises: CallRefused after it."""
         if self._draining:
             raise CallRefused(503, "draining", _DRAINING)
         end = asyncio.timeout(None)

@@ -47,7 +47,7 @@ class CheckedTools:
 
 
 def _schema(fields: Fields) -> dict[str, Any]:
-    """The schema of a function's arguments; without one, or with an empty one, there are none."""
+    """Return the schema of a function's arguments; without one, or with an empty one, it takes none."""
     path = fields.path("parameters")
     schema = fields.free("parameters")
     if not schema:

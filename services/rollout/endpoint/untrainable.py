@@ -90,7 +90,7 @@ def refuse_untrainable(fields: Fields) -> None:
 
 
 def unsupported(param: str, reason: str, way_out: str) -> CallRefused:
-    """The refusal of a value that OpenAI takes and that is not supported here."""
+    """Return the refusal of a value that OpenAI accepts but this endpoint does not support."""
     return CallRefused(
         400, "unsupported_value", f"{param} is not supported with this value: {reason}. {way_out}", param=param
     )

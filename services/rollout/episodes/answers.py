@@ -10,7 +10,7 @@ from gspo_services.rollout.rendering import Renderer, without_stop
 def answer_of(
     renderer: Renderer, request: CallRequest, record: CallRecord, part: Round, *, cut: bool
 ) -> tuple[CallAnswer, str | None]:
-    """The answer of a call whose tokens are complete, and why a tool call in it is text; ``cut``: by its length."""
+    """Return a complete call's answer, and why a tool call in it is text; ``cut``: the length limit ended it."""
     sampled, prompt = part.action_ids.tolist(), part.prompt_ids.tolist()
     parsed = renderer.parse(sampled, request.tools, request.template_arguments, prompt)
     parsed = without_stop(parsed, request.stop)
@@ -39,7 +39,7 @@ def answer_of(
 
 
 def answer_key(answer: CallAnswer) -> MessageKey:
-    """The answer as a client repeats it in its next request."""
+    """Return the key of the answer as a client repeats it in its next request."""
     calls = [{"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in answer.tool_calls]
     said = {"role": "assistant", "content": answer.content, "tool_calls": calls, "reasoning_content": answer.reasoning}
     return message_key(said)

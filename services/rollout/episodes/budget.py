@@ -35,8 +35,9 @@ class Budget:
         self._no_turn_yet.discard(ordinal)
 
     def may_send_part(self) -> bool:
-        """Whether an answer may go into the log before its end. Parts of answers that are made side by side alternate there,
-        and the broker counts each change; enough must be left for the end of every call."""
+        """Return whether an answer may enter the log before its end. Parts of concurrent answers alternate there, and the
+        broker counts each change; enough must be left for the end of every call.
+        """
         running = len(self._promised)
         segments, runs = self._log.num_segments + 1 + running, self._log.num_runs + RUNS_PER_PART * (1 + running)
         return running < 2 or (segments <= self._limits.segments and runs <= self._limits.runs)

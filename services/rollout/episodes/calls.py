@@ -86,7 +86,7 @@ class EpisodeCalls:
         self._live.pop(live, None)
 
     async def while_whole(self, work: Awaitable[T]) -> T:
-        """The result of ``work``, which is cancelled when a call breaks the episode. Raises: EpisodeFailed; EngineError."""
+        """Return the result of ``work``, cancelling it when a call breaks the episode. Raises: EpisodeFailed; EngineError."""
         try:
             async with asyncio.timeout(None) as self._work:
                 self._end_work_if_failed()
@@ -205,7 +205,7 @@ class EpisodeCalls:
         return answer
 
     def _recorded(self, live: LiveCall) -> tuple[CallRecord, Round] | None:
-        """What an earlier run of the episode has of this call. Equal calls come in the order of their first time.
+        """Return what an earlier run of the episode has of this call. Equal calls come in the order of their first time.
 
         A call is known by everything that it says, so what it repeats may come in any order, and what differs need not wait.
         """

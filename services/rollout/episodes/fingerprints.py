@@ -22,7 +22,7 @@ class MessageKey(NamedTuple):
 
 
 def message_key(message: Mapping[str, Any]) -> MessageKey:
-    """The key of a message of a ``CallRequest``, or of an answer in the form in which a client repeats it.
+    """Return the key of a message of a ``CallRequest``, or of an answer in the form in which a client repeats it.
 
     No content is the same as empty content. Arguments of tool calls are compared as JSON: a client may have read and written
     them.
@@ -38,12 +38,12 @@ def message_key(message: Mapping[str, Any]) -> MessageKey:
 
 
 def message_keys(messages: Sequence[Mapping[str, Any]]) -> tuple[MessageKey, ...]:
-    """The keys of all messages."""
+    """Return the keys of all messages."""
     return tuple(message_key(message) for message in messages)
 
 
 def prompt_setting(request: CallRequest) -> bytes:
-    """What the template writes besides the messages; the order of tools and fields counts: it is written."""
+    """Return what the template writes besides the messages. The order of tools and fields counts: it is written, too."""
     return _digest([request.tools, request.template_arguments])
 
 

@@ -40,5 +40,5 @@ class Histories:
 
 
 def _repeats(keys: Sequence[MessageKey], path: Sequence[MessageKey]) -> bool:
-    """Whether a request says all of ``path`` and then something new."""
+    """Return whether a request repeats all of ``path`` and then adds something new."""
     return len(keys) > len(path) and all(key.repeats(known) for key, known in zip(keys, path, strict=False))

@@ -35,7 +35,7 @@ class LiveCall:
         self._changed.set()
 
     async def follow(self) -> AsyncGenerator[CallDelta | CallAnswer, None]:
-        """Everything that is said, from the beginning. Raises: CallRefused."""
+        """Yield all pieces of the answer from the beginning. Raises: CallRefused."""
         self.is_followed = True
         num_given = 0
         try:

@@ -35,7 +35,7 @@ class Place:
 
 
 async def find_place(renderer: Renderer, request: CallRequest, known: Sequence[Known], *, is_first: bool) -> Place:
-    """The first of ``known`` that can be bridged to the request's new messages, or a new sequence.
+    """Return the first of ``known`` that can be bridged to the request's new messages, or a new sequence.
 
     Raises: CallRefused for messages that the model's format refuses.
     """

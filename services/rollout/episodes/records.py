@@ -73,7 +73,7 @@ def read_journal(entries: Sequence[Plain], log: EpisodeLog) -> RecordedEpisode:
 
 
 def _with_tokens(records: Sequence[CallRecord], log: EpisodeLog) -> list[tuple[CallRecord, Round]]:
-    """Each call's part of the log. The last call may have none: it was cut off before its observation was sent."""
+    """Return each call's part of the log. The last call may have none: it was cut off before its observation was sent."""
     num_found = [0] * MAX_SEQUENCES
     calls: list[tuple[CallRecord, Round]] = []
     for record in records:

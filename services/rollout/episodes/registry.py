@@ -20,7 +20,7 @@ class EpisodeRegistry:
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def add(self, calls: Calls) -> str:
-        """The key of a new episode; an episode that is resumed has a new one."""
+        """Return the key of a new episode; a resumed episode gets a new one."""
         key = secrets.token_urlsafe(KEY_BYTES)
         self._calls[key] = calls
         return key

@@ -137,7 +137,7 @@ class _GrowingAnswer:
         return num_taken
 
     def taken(self) -> list[OutputPiece]:
-        """The tokens that are not in the log yet, which the caller puts there."""
+        """Return the tokens that are not in the log yet; the caller puts them there."""
         pending, self._pending = self._pending, []
         return pending
 

@@ -22,7 +22,7 @@ class AnswerText:
         self._silent = (tokenizer.special_ids - kept) | stop_ids
 
     def ids(self, sampled_ids: Sequence[int]) -> list[int]:
-        """The ids before the first stop token, without those that the vocabulary does not have."""
+        """Return the ids before the first stop token, without those that the vocabulary does not have."""
         end = next((index for index, token in enumerate(sampled_ids) if token in self.stop_ids), len(sampled_ids))
         return [token for token in sampled_ids[:end] if 0 <= token < self.tokenizer.vocab_size]
 
@@ -31,7 +31,7 @@ class AnswerText:
         return token_id not in self._silent and 0 <= token_id < self.tokenizer.vocab_size
 
     def text(self, sampled_ids: Sequence[int]) -> str:
-        """The text of an answer, markers included."""
+        """Return the text of an answer, markers included."""
         return self.tokenizer.decode([token for token in self.ids(sampled_ids) if self.has_text(token)])
 
     def begins_in_reasoning(self, prompt_ids: Sequence[int]) -> bool:

@@ -12,7 +12,7 @@ log = structlog.get_logger()
 
 
 def create_renderer(tokenizer: ChatTokenizer, name: str = "auto", template_arguments: Arguments = NO_ARGUMENTS) -> Renderer:
-    """The renderer called ``name``: ``template`` for the model's own template alone, or a family of ``renderers``.
+    """Return the renderer called ``name``: ``template`` for the model's own template alone, or a family of ``renderers``.
 
     ``auto`` takes the family whose ids are those of the model's template, and ``template`` where there is none or the
     package is not installed. Raises: RenderingError.

@@ -31,7 +31,7 @@ class TextDecoder:
         self._num_shown = 0
 
     def feed(self, token_id: int) -> str:
-        """The text that is certain with this token; nothing after a stop token."""
+        """Add a token; returns the text that is now final, and nothing after a stop token."""
         if token_id in self._answer.stop_ids:
             self._ended = True
         if self._ended or not self._answer.has_text(token_id):
@@ -42,7 +42,7 @@ class TextDecoder:
         return self._utf8.decode(_bytes(token)) if self._utf8 is not None else self._by_window(token_id, token)
 
     def finish(self) -> str:
-        """What was held back: a character that never became complete."""
+        """Return the text held back: a character that never became complete."""
         if self._utf8 is not None:
             return self._utf8.decode(b"", final=True)
         rest = self._answer.tokenizer.decode(self._window)[self._num_shown :]

@@ -69,7 +69,7 @@ def is_installed() -> bool:
 
 
 def find_family(tokenizer: ChatTokenizer) -> Family | None:
-    """The family that renders prompts as the model's own chat template does; None when none does."""
+    """Return the family that renders prompts as the model's own chat template does; None when none does."""
     template = TemplateRenderer(tokenizer)
     needed, further = list(_rendered(template, PROBES)), list(_rendered(template, HISTORY))
     best: Family | None = None
@@ -89,7 +89,7 @@ def find_family(tokenizer: ChatTokenizer) -> Family | None:
 
 
 def named_family(tokenizer: ChatTokenizer, name: str) -> Family:
-    """The family of that name. Raises: RenderingError when there is none, or when the tokenizer is not of that family."""
+    """Return the family of that name. Raises: RenderingError when it does not exist or the tokenizer is not of that family."""
     if not is_installed():
         raise RenderingError(f'renderer {name!r} needs the package renderers: pip install "gspo[agents]", or use "template"')
     if name not in (*FAMILIES, "gpt-oss"):
@@ -112,7 +112,7 @@ def _num_different(family: Family, probes: Iterable[Probe]) -> int:
 
 
 def _rendered(template: TemplateRenderer, probes: Probes) -> Iterator[Probe]:
-    """The probes that the template takes, with their texts."""
+    """Yield the probes that the template takes, with their texts."""
     for messages, tools in probes:
         try:
             yield messages, tools, template.prompt_text(messages, tools)
@@ -121,7 +121,7 @@ def _rendered(template: TemplateRenderer, probes: Probes) -> Iterator[Probe]:
 
 
 def _defaults() -> Iterator[Arguments]:
-    """What a template may take for granted and the package has to be told: sizes of one family differ in it."""
+    """Yield values that a template assumes but the package must be told; they differ within one family."""
     yield NO_ARGUMENTS
     yield {"enable_thinking": False}
     yield {"enable_thinking": True}

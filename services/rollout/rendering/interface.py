@@ -74,7 +74,7 @@ class Stream(Protocol):
         """Text that is certain with these ids."""
 
     def finish(self, parsed: Parsed) -> AnswerPiece:
-        """The rest of ``parsed``, which is what the parser says about the whole answer."""
+        """Return the rest of ``parsed``, the parser's result for the whole answer."""
 
 
 class Renderer(Protocol):
@@ -126,7 +126,7 @@ class Renderer(Protocol):
         """
 
     def stream(self, stops: Sequence[str] = (), prompt_ids: Sequence[int] = ()) -> Stream:
-        """A new answer, to be fed with its ids. Raises: RenderingError for an empty stop string."""
+        """Begin a new answer, to be fed with its ids. Raises: RenderingError for an empty stop string."""
 
     def text(self, sampled_ids: Sequence[int]) -> str:
         """The text of one assistant's turn: everything that the model wrote, without its stop and other special tokens."""

@@ -65,7 +65,9 @@ class Family:
         self.variant(NO_ARGUMENTS)
 
     def variant(self, arguments: Arguments) -> Any:
-        """The package's renderer with these template arguments. Raises: RenderingError for those that it does not know."""
+        """Return the package's renderer with these template arguments. Raises: RenderingError for those that it does not
+        know.
+        """
         arguments = {**self._arguments, **arguments}
         key = json.dumps(arguments, sort_keys=True, default=repr)
         if key not in self._variants:
@@ -75,7 +77,7 @@ class Family:
         return self._variants[key]
 
     def rendered(self, messages: Messages, tools: Tools) -> str | None:
-        """The text of a prompt; None when the family refuses the conversation."""
+        """Return the text of a prompt; None when the family refuses the conversation."""
         try:
             ids = self.variant(NO_ARGUMENTS).render_ids(messages, tools=list(tools) or None, add_generation_prompt=True)
             return self._tokenizer.decode(ids)

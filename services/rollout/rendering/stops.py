@@ -25,7 +25,7 @@ class StopStrings:
         self._num_before = 0
 
     def feed(self, text: str) -> int | None:
-        """Where the first stop string begins, counted from the beginning of all text; None as long as none is complete."""
+        """Return where the first stop string begins, counted from the beginning of all text; None while none is complete."""
         self._tail += text
         found = [at for string in self.strings if (at := self._tail.find(string)) >= 0]
         if found:

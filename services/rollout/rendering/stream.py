@@ -42,7 +42,7 @@ class AnswerStream:
         return self._since(before)
 
     def finish(self, parsed: Parsed) -> AnswerPiece:
-        """The rest of ``parsed``, which is final: text that was given out and is not in it cannot be taken back."""
+        """Return the rest of ``parsed``, which is final: text already sent that is not in it cannot be revoked."""
         said = self._said
         reasoning = parsed.reasoning or ""
         return AnswerPiece(

@@ -50,7 +50,7 @@ class TemplateRenderer:
         return self._tokenizer.encode(self.prompt_text(messages, tools, arguments))
 
     def prompt_text(self, messages: Messages, tools: Tools = (), arguments: Arguments = NO_ARGUMENTS) -> str:
-        """The text whose ids ``prompt_ids`` gives. Raises: RenderingError."""
+        """Return the text whose ids ``prompt_ids`` gives. Raises: RenderingError."""
         return self._render(for_template(messages), tools, arguments)
 
     def bridge(

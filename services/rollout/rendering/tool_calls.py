@@ -12,7 +12,7 @@ CLOSE: Final = "</tool_call>"
 
 
 def format_of(template: str) -> Format:
-    """The format of tool calls that ``template`` shows to the model.
+    """Return the format of tool calls that ``template`` shows to the model.
 
     ``tags`` is ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` (Hermes, Qwen 2.5 and 3), ``json`` is an answer
     that is ``{"name": ..., "parameters": {...}}`` (Llama 3). With any other, tool calls are plain text.
@@ -25,7 +25,7 @@ def format_of(template: str) -> Format:
 
 
 def find_calls(text: str, written: Format) -> tuple[str, list[ParsedCall], str | None]:
-    """The text outside tool calls, the calls, and what is wrong with the first one that is none.
+    """Return the text outside tool calls, the calls, and what is wrong with the first invalid one.
 
     A call that is none stays in the text.
     """

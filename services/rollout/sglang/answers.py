@@ -99,7 +99,7 @@ class RankChecksums(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def by_rank(answer: Checksums, spread: Spread) -> list[RankChecksums]:
-    """The ranks of an answer, in order. Raises: ValueError when one has not answered or has answered twice."""
+    """Return an answer's ranks in order. Raises: ValueError when one has not answered or has answered twice."""
     found: dict[tuple[int, int], RankChecksums] = {}
     for each in answer.ranks:
         placed = each.parallelism_info[0] if each.parallelism_info else Placed(tp_rank=0)

@@ -340,7 +340,7 @@ class Engine:
         await self._http.post(path, body, timeout_s=timeout_s)
 
     async def weights_checksums(self) -> list[RankChecksums]:
-        """The checksums of each rank's parameters, in the order of ``RankChecksums``; works while paused.
+        """Ask for the checksums of each rank's parameters, in the order of ``RankChecksums``; works while paused.
 
         Raises: EngineError, also when a rank does not answer, or for a server that shares the model in an unknown way.
         """
@@ -354,7 +354,7 @@ class Engine:
             raise EngineError(str(error)) from error
 
     async def weight_version(self) -> int | None:
-        """The version that the server says it serves; None when it was started without a number as --weight-version."""
+        """Ask which version the server serves; None when it was started without a number as --weight-version."""
         text = (await self._http.get("/model_info", ModelInfo)).weight_version
         try:
             return parse_version(text)

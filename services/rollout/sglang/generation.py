@@ -83,7 +83,7 @@ class OutputPiece(msgspec.Struct, frozen=True, kw_only=True):
     """None: more pieces follow. "stop" ends with the stop token itself, which was sampled and is in ``token_ids``."""
 
     def first(self, num_tokens: int) -> "OutputPiece":
-        """The first ``num_tokens`` of it; all, if there are no more."""
+        """Return the first ``num_tokens`` tokens, or all if there are fewer."""
         if num_tokens >= len(self.token_ids):
             return self
         return msgspec.structs.replace(
@@ -199,7 +199,7 @@ class RequestRefused(ValueError):
 
 
 def is_about_the_request(status: int) -> bool:
-    """Whether an HTTP status says that the request itself cannot be served, here or elsewhere."""
+    """Return whether an HTTP status says that no server can serve the request."""
     return status in ABOUT_THE_REQUEST
 
 
@@ -254,7 +254,7 @@ class VersionTagger:
 
 
 def version_runs(spans: Sequence[tuple[int, int, int]], skip: int) -> list[VersionRun]:
-    """The runs of the output tokens from index ``skip`` on; spans are (version, start, end), in order, without gaps."""
+    """Return the runs of the output tokens from index ``skip``; spans are (version, start, end), in order, gapless."""
     runs: list[VersionRun] = []
     for version, start, end in spans:
         num_tokens = end - max(start, skip)
@@ -268,7 +268,7 @@ def version_runs(spans: Sequence[tuple[int, int, int]], skip: int) -> list[Versi
 
 
 def first_runs(runs: Sequence[VersionRun], num_tokens: int) -> list[VersionRun]:
-    """The runs of the first ``num_tokens`` tokens."""
+    """Return the runs of the first ``num_tokens`` tokens."""
     found: list[VersionRun] = []
     for run in runs:
         if num_tokens <= 0:
@@ -320,7 +320,7 @@ def joint_body(fields: Sequence[dict[str, Any]]) -> bytes:
 def true_reason(
     reason: FinishReason | None, num_given: int, last_given: int | None, sampling: SamplingParameters
 ) -> FinishReason | None:
-    """The reason behind an abort: SGLang lets it hide a stop token or the length limit reached in the same step.
+    """Return the true reason of an abort, which can hide a stop token or the length limit of the same step.
 
     Asking for the rest after such an end would continue behind the stop token.
     """
@@ -333,7 +333,9 @@ def true_reason(
 
 
 def parse_version(text: str) -> int:
-    """The server's weight version. Raises: ValueError when the server was started without a number as --weight-version."""
+    """Parse the server's weight version. Raises: ValueError when the server was started without a number as
+    --weight-version.
+    """
     if not (text.isascii() and text.isdigit()):
         raise ValueError(
             f"the server's weight version is {text!r}, not a number: start it with --weight-version, "

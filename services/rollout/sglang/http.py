@@ -99,7 +99,7 @@ class EngineHttp:
             return response.status
 
     async def answers(self, body: bytes, *, stream: bool) -> AsyncGenerator[bytes, None]:
-        """The JSON answers to one /generate call: one, or one for each event of the stream.
+        """Yield the JSON answers to one /generate call: one, or one for each event of the stream.
 
         Raises: EngineRefused when the status is about this request; EngineError when it is about the server.
         """
@@ -158,7 +158,7 @@ class EngineHttp:
 
 
 async def events(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
-    """The payloads of server-sent events; SGLang writes each as one ``data:`` line.
+    """Yield the payloads of server-sent events; SGLang writes each as one ``data:`` line.
 
     Other lines are skipped, and so is a last line that the end of the stream cut off.
     Raises: EngineError for a line that the reader's buffer cannot hold.

@@ -70,7 +70,7 @@ class JointRequests:
         self._gathering: _Joint | None = None
 
     async def answers(self, fields: dict[str, Any]) -> AsyncGenerator[bytes, None]:
-        """The one answer to ``fields`` of /generate, which is not streamed.
+        """Yield the one answer to ``fields`` of /generate, which is not streamed.
 
         Raises: AskAlone; what ``EngineHttp.answers`` raises.
         """

@@ -86,7 +86,7 @@ class ServerOptions:
 
 
 def _temporary_directory(log_path: Path) -> Path:
-    """Where the server that writes this log keeps temporary files.
+    """Return the directory of temporary files of the server that writes this log.
 
     The log gives the name, so that a rollout that starts again after a kill removes what the former one left.
     """
@@ -219,7 +219,7 @@ class EngineServer:
             path.unlink(missing_ok=True)
 
     def log_tail(self) -> str:
-        """The last lines of the server's log, without the lines that every exit adds."""
+        """Return the last lines of the server's log, without the lines that every exit adds."""
         if not self._options.log_path.exists():
             return "(no log)"
         lines = read_end(self._options.log_path, _TAIL_BYTES).rstrip("\n").split("\n")
@@ -264,7 +264,7 @@ class EngineServer:
 
 
 def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str]:
-    """The command line of the server. Raises: ServerError for arguments that would open the server to other hosts."""
+    """Return the server's command line. Raises: ServerError for arguments that would open the server to other hosts."""
     if any(argument == "--host" or argument.startswith("--host=") for argument in options.extra_args):
         raise ServerError(
             "rollout.server_args set --host: anyone who reaches SGLang's API can replace the weights, so it stays on "
@@ -317,7 +317,9 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
 
 
 def server_environment(environment: Mapping[str, str], *, cuda: bool, ranks: int = 1) -> dict[str, str]:
-    """The server's environment: ours, offline; on a CPU with the platform plug-in and one thread in each of its ranks."""
+    """Return the server's environment: ours, offline; on a CPU with the platform plug-in and one thread in each of its
+    ranks.
+    """
     result = {**environment, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if not cuda:
         # SGLANG_USE_CPU_ENGINE needs compiled kernels, which exist only for CUDA machines. With two threads on a busy
@@ -361,7 +363,7 @@ def load_files(pids: Iterable[int]) -> set[Path]:
 
 @contextmanager
 def _held_port(host: str, port: int) -> Iterator[int]:
-    """A port that nobody but the server takes while it starts. Raises: ServerError that names the taken port."""
+    """Reserve a port for the server while it starts. Raises: ServerError that names a taken port."""
     with ExitStack() as stack:
         try:
             held = stack.enter_context(held_port(host, port))
@@ -373,7 +375,7 @@ def _held_port(host: str, port: int) -> Iterator[int]:
 
 
 def _tree(pid: int) -> set[psutil.Process]:
-    """The process, its descendants, and processes of its session that have lost their parent."""
+    """Return the process, its descendants, and orphaned processes of its session."""
     members: set[psutil.Process] = set()
     for process in psutil.process_iter():
         try:

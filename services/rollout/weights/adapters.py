@@ -285,7 +285,7 @@ class AdapterLoader:
         self._former = {places[key]: (version, expected[key]) for key in expected}
 
     def _whose(self, place: str, checksum: str) -> str:
-        """What a wrong matrix is, where one can tell."""
+        """Identify a wrong matrix, where possible."""
         version, known = self._former.get(place, (0, ""))
         return f" (it is that of version {version})" if known and checksum == known else ""
 
@@ -314,7 +314,7 @@ def _write(directory: Path, info: AdapterInfo, tensors: Sequence[TensorInfo], we
 
 
 def _changed(path: Path, tensors: Sequence[TensorInfo]) -> str:
-    """The first tensor that is not in the file as its digest says, or "the header"; empty: all are."""
+    """Return the first tensor in the file that does not match its digest, or "the header"; empty: all match."""
     content, header = memoryview(path.read_bytes()), header_of(tensors)
     if bytes(content[: len(header)]) != header:
         return "the header"
@@ -326,7 +326,7 @@ def _changed(path: Path, tensors: Sequence[TensorInfo]) -> str:
 
 
 def _differing(expected: Mapping[str, str], reported: Mapping[str, str]) -> list[str]:
-    """The parameters whose checksums differ, or that only one of the two has."""
+    """Return the parameters with different checksums, or that only one side has."""
     if HEAD not in reported and expected.get(HEAD) == expected.get(EMBEDDING):
         # Some checkpoints have the embedding twice; the engine has it once.
         expected = {name: checksum for name, checksum in expected.items() if name != HEAD}

@@ -14,7 +14,7 @@ from gspo_services.shared.settings import Settings
 
 @contextmanager
 def weights_directory(settings: Settings, name: str) -> Iterator[Path]:
-    """The directory of the rollout ``name`` of this run, removed afterwards.
+    """Make the directory of rollout ``name`` of this run, and remove it afterwards.
 
     The run and the rollout give its name, so a rollout that starts again after a kill finds the copy that it had. While
     another process of that name still uses it, this one gets an empty directory of its own.

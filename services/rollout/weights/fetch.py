@@ -43,7 +43,7 @@ class Sources(Protocol):
     """Other rollouts that can send weights."""
 
     def next_request(self) -> ManifestRequest:
-        """The next request to the weight server; the caller fills in the version of its replica."""
+        """Return the next request to the weight server; the caller fills in the version of its replica."""
 
     async def fetch(self, manifest: Manifest, landing: Landing) -> bool:
         """Put the bytes of ``manifest``, unchecked, from one of its sources into ``landing``; False: no source has them."""
@@ -120,7 +120,7 @@ async def _fetch(
 
 
 async def newest_manifest(client: PeerClient, request: ManifestRequest, stall_s: float) -> Manifest | None:
-    """The server's newest manifest; None when it has no version. Late answers to older requests are ignored.
+    """Ask for the server's newest manifest; None when it has no version. Late answers to older requests are ignored.
 
     Raises: FetchError after a silence.
     """

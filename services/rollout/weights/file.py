@@ -21,7 +21,7 @@ Entry = tuple[str, str, list[int], int]
 
 
 def header_of(tensors: Sequence[TensorInfo]) -> bytes:
-    """What precedes the bytes of these tensors in a file, in the order given.
+    """Return the file header that precedes the bytes of these tensors, in the order given.
 
     Raises: ValueError for a name that occurs twice or is not text (half a surrogate pair).
     """

@@ -120,7 +120,7 @@ class WeightFiles:
             shard.reopen()
 
     def tensor(self, index: int) -> memoryview:
-        """A tensor's bytes, writable."""
+        """Return a tensor's bytes, writable."""
         info = self._tensors[index]
         shard = self._shards[self._at(info.offset) if info.num_bytes else 0]
         begin = info.offset - shard.begin if info.num_bytes else 0
@@ -159,7 +159,7 @@ class WeightFiles:
         return bisect_right(self._begins, place) - 1
 
     def _over(self, begin: int, end: int) -> Iterator[tuple[_Shard, int, int]]:
-        """The files over which these bytes extend, each with its part of them."""
+        """Yield the files that hold these bytes, each with its part of them."""
         at = self._at(begin)
         while begin < end:
             shard = self._shards[at]

@@ -55,7 +55,7 @@ class EngineLoader:
         self._failed_patches = 0
 
     async def prepare(self, weights: Replica) -> PreparedLoad:
-        """What can be done while the engine still generates: hashing takes longer than loading.
+        """Do what is possible while the engine still generates: hashing takes longer than loading.
 
         Raises: EngineError; ServiceError when there is no room, or when no shard of the engine could be verified.
         """
@@ -80,7 +80,7 @@ class EngineLoader:
         self._takes_patches = None if self._takes_patches else self._takes_patches
 
     async def _expected(self, weights: Replica) -> Expected:
-        """What the engine must report. Before the pause: hashing takes longer than loading. Raises: EngineError."""
+        """Compute what the engine must report, before the pause: hashing takes longer than loading. Raises: EngineError."""
         manifest = weights.current
         is_whole = (await self._verifier.spread()).is_whole
         if manifest.checksums and is_whole:
@@ -91,7 +91,7 @@ class EngineLoader:
         return await self._verifier.expect(weights.tensors())
 
     async def _patch(self, weights: Replica) -> Path | None:
-        """A directory with the changes since the version that the engine serves; None: it has to load tensors."""
+        """Write the changes since the engine's version to a directory; None: the engine must load tensors."""
         touched, known = weights.touched, self._verifier.known
         if touched is None or not touched or not await self._asked_for_patches():
             return None
@@ -109,7 +109,7 @@ class EngineLoader:
         return directory
 
     async def _asked_for_patches(self) -> bool:
-        """Whether the engine patches its parameters. It is asked once, and again after patches failed it."""
+        """Ask whether the engine can patch its parameters: once, and again after patches failed."""
         if self._takes_patches is None:
             self._takes_patches = ABILITY in (await self._engine.server_info()).custom_weight_loader
             log.info("engine_updates", takes_patches=self._takes_patches)

@@ -137,7 +137,7 @@ class WeightPeers:
     # --- where to fetch ------------------------------------------------------------------------------------------------
 
     def next_request(self) -> ManifestRequest:
-        """The next request to the learner; the caller fills in the version of its replica."""
+        """Return the next request to the learner; the caller fills in the version of its replica."""
         direct, self._distrusts = self._distrusts, False
         return ManifestRequest(have_version=0, endpoint=self.endpoint, direct=direct)
 

@@ -139,7 +139,7 @@ class Replica:
         return max(self.policy_version, self.coming)
 
     def parts(self, policy_version: int, base_version: int) -> Parts | None:
-        """A version, or its delta against ``base_version`` (0: the snapshot), for others; None: not here (yet, or any more).
+        """Return a version, or its delta against ``base_version`` (0: the snapshot), for other rollouts; None: not stored.
 
         Send it before the event loop continues: the replica changes.
         """
@@ -151,7 +151,7 @@ class Replica:
         return _StoredParts(self.manifest, self.files)
 
     def landing(self, manifest: Manifest) -> Landing:
-        """What the bytes of ``manifest`` are put into, before ``take``. For a snapshot the replica must be empty.
+        """Return the buffer for the bytes of ``manifest``, before ``take``. For a snapshot the replica must be empty.
 
         Raises: ValueError for names of tensors that cannot be written.
         """
@@ -184,7 +184,7 @@ class Replica:
         return self._files
 
     def tensors(self) -> Iterator[tuple[TensorInfo, memoryview]]:
-        """Each tensor's description and its bytes. Raises: ValueError when the replica is empty."""
+        """Yield each tensor's description and bytes. Raises: ValueError when the replica is empty."""
         return ((info, self.files.tensor(index)) for index, info in enumerate(self.current.tensors))
 
     def unloaded(self) -> list[int]:

@@ -176,7 +176,7 @@ class WeightSync:
                     await self._load(client, weights)
 
     async def _known_hash(self) -> Hash | None:
-        """The hash whose checksums the learner shall send; None: of no use for shards, or the engine does not say it."""
+        """Return the hash that the learner should use for checksums; None: useless for shards, or unknown."""
         if self._adapters is not None and not self._adapters.wants_checksums:
             return None
         try:

@@ -82,7 +82,7 @@ class Verifier:
         return self._reported[0].checksums if self._reported else {}
 
     async def hash(self) -> Hash:
-        """The hash that makes the engine's checksums; the first call asks the engine for them.
+        """Return the engine's checksum hash; the first call asks the engine for checksums.
 
         Raises: EngineError when the engine cannot report checksums; ValueError for an engine on an unknown device.
         """
@@ -92,23 +92,23 @@ class Verifier:
         return engine_hash(info.device, (checksum for rank in reported for checksum in rank.checksums.values()))
 
     async def spread(self) -> Spread:
-        """The engine's ranks, as it said when it was last asked for its hash. Raises: the same as ``hash``."""
+        """Return the engine's ranks as last reported with its hash. Raises: the same as ``hash``."""
         if self._spread is None:
             await self.hash()
         assert self._spread is not None
         return self._spread
 
     async def shards(self, tensors: Sequence[TensorInfo]) -> list[dict[str, Shard]]:
-        """What each rank that shares the model has of these tensors. Raises: the same as ``hash``; SpreadError."""
+        """Return each rank's shard of these tensors. Raises: the same as ``hash``; SpreadError."""
         return shards(tensors, await self.spread(), self._kv_heads)
 
     async def checksums(self) -> list[RankChecksums]:
-        """The checksums of each rank's parameters. Raises: EngineError."""
+        """Ask for the checksums of each rank's parameters. Raises: EngineError."""
         self._reported = reported = await self._engine.weights_checksums()
         return reported
 
     async def expect(self, tensors: Iterable[tuple[TensorInfo, Buffer]]) -> Expected:
-        """The checksums of an engine that has loaded these tensors: the slow half of the comparison, which needs no pause.
+        """Compute the checksums of an engine that loaded these tensors: the slow half of the comparison, without a pause.
         ``published`` needs no tensors.
 
         Raises: the same as ``hash``; SpreadError for a model that is shared in an unknown way.
@@ -134,7 +134,7 @@ class Verifier:
 
 
 def published(tensors: Sequence[TensorInfo], checksums: Mapping[str, str]) -> Expected:
-    """What an engine must report for the version with these tensors, as its learner says."""
+    """Return what an engine must report for a version with these tensors, according to its learner."""
     return Expected(parameters=layouts(tensors), ranks=[checksums])
 
 
@@ -174,7 +174,7 @@ def compare_ranks(expected: Expected, reported: Sequence[RankChecksums], former:
 
 
 def _whose(actual: RankChecksums, name: str, expected: Expected, former: Expected | None) -> str:
-    """What a shard is that is wrong here, where one can tell."""
+    """Identify a wrong shard, where possible."""
     checksum = actual.checksums[name]
     for rank, checksums in enumerate(expected.ranks):
         if checksums.get(name) == checksum:
@@ -201,5 +201,5 @@ def compare(parameters: Mapping[str, Layout], actual: Mapping[str, str], expecte
 
 
 def _is_tied_head(name: str, expected: Mapping[str, str]) -> bool:
-    """Whether this is an output layer that is the embedding: some checkpoints have it twice, the engine once."""
+    """Return whether this output layer is the tied embedding: some checkpoints store it twice, the engine once."""
     return name == HEAD and name in expected and expected[name] == expected.get(EMBEDDING)
