@@ -41,7 +41,7 @@ class AdvantageSettings:
 
     @classmethod
     def of(cls, settings: Settings) -> AdvantageSettings:
-        """Those of a run."""
+        """Take the settings from a run's."""
         objective = settings.objective
         return cls(
             advantage=objective.advantage,
@@ -110,7 +110,7 @@ class AdvantageTable:
         )
 
     def with_advantages(self, row: int) -> TrainSequence:
-        """The sequence at ``row``, with the advantages of its tokens.
+        """Return the sequence at ``row`` with its tokens' advantages.
 
         Raises: ValueError when this rank does not have its tokens, or they have more turns than the episode has rewards.
         """
@@ -128,7 +128,7 @@ class AdvantageTable:
 def sequences_with_advantages(
     groups: Sequence[BatchGroup], settings: AdvantageSettings
 ) -> tuple[list[TrainSequence], Tensor]:
-    """The groups' sequences in order, with their advantages, and the index of each one's group (int64 [M]).
+    """Return the groups' sequences in order, with their advantages, and the index of each one's group (int64 [M]).
 
     Raises: ValueError when turns get credit and a group has no turn rewards, or too few.
     """
@@ -143,7 +143,7 @@ class _Scaling(TypedDict):
 
 
 def _limits(groups: Sequence[BatchGroup], settings: AdvantageSettings) -> NDArray[np.int64]:
-    """The most tokens of a sequence, for each episode; 0 where nothing is known and nothing asks for it."""
+    """Return each episode's most tokens of a sequence; 0 where it is unknown and unused."""
     is_needed = settings.overlong_buffer_tokens is not None or settings.overlong_filter_tokens is not None
     unknown = _require_max_tokens(settings) if is_needed and any(group.max_tokens is None for group in groups) else 0
     limits = [unknown if group.max_tokens is None else group.max_tokens for group in groups]
@@ -151,7 +151,7 @@ def _limits(groups: Sequence[BatchGroup], settings: AdvantageSettings) -> NDArra
 
 
 def _penalties(lengths: NDArray[np.integer], limits: NDArray[np.int64], settings: AdvantageSettings) -> NDArray[np.float64]:
-    """What is added to the reward of each episode."""
+    """Return the amount to add to each episode's reward."""
     if settings.overlong_buffer_tokens is None:
         return np.zeros(lengths.shape[0])
     return settings.overlong_penalty * overlong_penalties(

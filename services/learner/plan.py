@@ -70,8 +70,7 @@ def own_micro_batches(engine: RankBudget, lengths: Sequence[int]) -> list[list[i
 
 
 def sum_over_sequences(engine: SummingRank, tensor: Tensor) -> Tensor:
-    """The sum over all ranks of what each knows of the sequences that it trains, which counts each sequence once.
-    Collective."""
+    """Sum over all ranks the values of the sequences that each trains, counting each sequence once. Collective."""
     counts = engine.rank % engine.sequence_parallel == 0
     return engine.sum_over_ranks(tensor if counts else torch.zeros_like(tensor))
 
@@ -120,7 +119,7 @@ def planned_mini_batches(
     policy_version: int,
     num_mini_batches: int,
 ) -> list[MiniBatch]:
-    """The steps of a batch: consecutive groups of about equal number, spread over ranks and micro-batches by length.
+    """Plan a batch's steps: about equally many consecutive groups, spread over ranks and micro-batches by length.
 
     Raises: ValueError, on all ranks alike, when the batch cannot be planned.
     """
@@ -168,7 +167,7 @@ class PackedLater(Sequence[PackedBatch]):
 def _packed(
     members: Sequence[Sequence[int]], num_tokens: int, pack: Callable[[Sequence[int]], PackedBatch]
 ) -> Sequence[PackedBatch]:
-    """The micro-batches of these sequences, of ``num_tokens`` together: at once if they are small."""
+    """Return the micro-batches of these sequences, of ``num_tokens`` together: at once if they are small."""
     later = PackedLater(members, pack)
     return later if num_tokens > KEPT_TOKENS else list(later)
 

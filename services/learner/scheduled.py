@@ -15,7 +15,7 @@ class RateEngine(Protocol):
 
 
 def scheduled_objective(engine: RateEngine, batch: Batch, settings: Settings) -> Objective:
-    """The objective of ``batch``, for which ``engine`` gets its learning rate; without a schedule those of the settings.
+    """Return the objective of ``batch`` and set the learning rate of ``engine``; without a schedule those of the settings.
 
     Raises: ValueError when the recorded clip width does not go with the objective.
     """

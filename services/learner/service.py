@@ -203,7 +203,7 @@ class LearnerService:
         return self._arrival()
 
     def _arrival(self) -> Answer | None:
-        """What rank 0 receives next, on every rank; None: stop. Collective."""
+        """Share rank 0's next answer with every rank; None: stop. Collective."""
         waited_until = last_log = self._clock.now()
         while True:
             arrived = self._broker.take(POLL_S)

@@ -35,7 +35,7 @@ class Broadcaster(Protocol):
 
 
 def stop_anywhere(engine: Broadcaster, stop: bool) -> bool:
-    """Whether any rank was asked to stop: the signal may reach only one of several machines. Collective."""
+    """Return whether any rank was asked to stop: the signal may reach only one of several machines. Collective."""
     if engine.world_size == 1:
         return stop
     return bool(engine.sum_over_ranks(torch.tensor([int(stop)], dtype=torch.int64))[0])

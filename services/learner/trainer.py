@@ -283,7 +283,7 @@ class _BatchRun:
         return step
 
     def gathered_stats(self) -> SequenceStats:
-        """The statistics of the whole batch's sequences, in their order. Collective.
+        """Return the statistics of the whole batch's sequences, in their order. Collective.
 
         The ranks that trained a sequence fill its row, and one of them counts; the others leave it 0. A sum then gathers
         the table.
@@ -344,7 +344,7 @@ class _BatchRun:
         return output.loss + auxiliary
 
     def auxiliary_metrics(self, num_steps: int) -> dict[str, float]:
-        """The mean over steps of the load-balancing loss; empty without one. Collective where there is one."""
+        """Return the mean over steps of the load-balancing loss; empty without one. Collective where there is one."""
         if not self._engine.balances_load:
             return {}
         own = torch.stack(self._auxiliary).sum() if self._auxiliary else torch.zeros((), dtype=torch.float64)

@@ -97,7 +97,7 @@ class _Trajectory:
         self.num_tokens += end - begin
 
     def sequences(self, temperature: float, oldest: int | None) -> list[OwnSequence]:
-        """Those of the whole trajectory, whose tokens may alternate. One without any action token trains nothing."""
+        """Split the whole trajectory into sequences, whose tokens may alternate. One without action tokens trains nothing."""
         segments, runs = np.concatenate(self.segments), np.concatenate(self.version_runs)
         kinds, _, ids, lengths = segments.T
         if not ids.any():
@@ -184,7 +184,7 @@ class Assembly:
                 self._take(place, self._open.pop(place))
 
     def assembled(self) -> AssembledBatch:
-        """The batch. Raises: ValueError while parts are missing."""
+        """Return the batch. Raises: ValueError while parts are missing."""
         if not self.complete:
             raise ValueError(f"batch {self._batch.index} lacks its parts from {self._next_part} on")
         return AssembledBatch(batch=self._batch, groups=self._groups())
@@ -265,7 +265,7 @@ def _require_length(item: BatchItem, outline: NDArray[Any]) -> None:
 
 
 def _rows_between(rows: Array, begin: int, end: int) -> Array:
-    """The rows that cover tokens [begin, end), of rows whose last column says how many tokens each covers."""
+    """Return the rows that cover tokens [begin, end); a row's last column is the number of tokens it covers."""
     ends = np.cumsum(rows[:, -1], dtype=np.int64)
     first, last = np.searchsorted(ends, begin, "right"), np.searchsorted(ends, end, "left")
     found: Array = rows[first : last + 1].copy()

@@ -28,7 +28,7 @@ class BrokerClient(BrokerPort):
 
     @abstractmethod
     def _next_arrival(self, timeout_s: float) -> Answer | None:
-        """What the loop has handed over; None when nothing came in time. Raises: what ended the loop."""
+        """Wait for an answer from the loop; None when nothing came in time. Raises: the error that ended the loop."""
 
     @property
     def reason_to_wait(self) -> str:

@@ -226,7 +226,7 @@ class BrokerConnection:
             await self._client.send(request)
 
     def _batches_of_newest(self) -> int:
-        """The batches that the broker's newest version was trained on."""
+        """Return the number of batches that the broker's newest version was trained on."""
         if self._num_published is not None:
             return self._num_published
         # What it had before this learner told it anything.

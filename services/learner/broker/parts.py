@@ -88,7 +88,7 @@ class PartStream:
         return self._num_taken + CREDIT
 
     def _problem(self, part: BatchPart, arrays: dict[str, Array]) -> str:
-        """What is wrong with the next part; empty if it is whole."""
+        """Say what is wrong with the next part; empty if it is intact."""
         expected = min(self._part_tokens, self._num_tokens - self._next * self._part_tokens)
         if len(arrays["token_ids"]) != expected:
             return f"it has {len(arrays['token_ids'])} tokens, and {expected} were announced"

@@ -21,10 +21,10 @@ class BrokerPort(ABC):
 
     @abstractmethod
     def wait_welcome(self, timeout_s: float) -> Welcome | None:
-        """The broker's Welcome; None when it did not come in time."""
+        """Wait for the broker's Welcome; None when it did not come in time."""
 
     def welcomes(self) -> Sequence[Welcome]:
-        """Where there are several brokers, what each of them said; ``wait_welcome`` says what follows from it."""
+        """Return each broker's Welcome, where there are several; ``wait_welcome`` combines them."""
         return ()
 
     @abstractmethod
@@ -37,13 +37,14 @@ class BrokerPort(ABC):
 
     @abstractmethod
     def take(self, timeout_s: float) -> Answer | None:
-        """What comes next in answer to the last BatchRequest: what the batch consists of, then its parts in order; None when
-        it did not come in time. Not more than a few parts come before the first of them is taken.
+        """Return what comes next in answer to the last BatchRequest: what the batch consists of, then its parts in order;
+        None when it did not come in time. Not more than a few parts come before the first of them is taken.
         """
 
     def scores(self) -> Mapping[int, float | None]:
-        """How versions did on the held-out tasks, as far as the broker has said: the mean reward, or None while a version is
-        evaluated. Empty where nobody evaluates."""
+        """Return how versions did on the held-out tasks, as far as the broker has said: the mean reward, or None while a
+        version is evaluated. Empty where nobody evaluates.
+        """
         return {}
 
     @abstractmethod
@@ -68,7 +69,7 @@ class BrokerPort(ABC):
 
     @abstractmethod
     def acknowledged(self, next_batch: int) -> bool:
-        """Whether the broker has the reports of all batches before ``next_batch``."""
+        """Return whether the broker acknowledged the reports of all batches before ``next_batch``."""
 
     @abstractmethod
     def flush(self, timeout_s: float) -> bool:

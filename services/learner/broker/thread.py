@@ -35,8 +35,9 @@ MAX_ARRIVALS: Final = CREDIT + 4
 
 
 def max_arrivals(num_brokers: int) -> int:
-    """What may wait for the training thread. Of several brokers, the batch is announced again for each whose share cannot be
-    read."""
+    """Return how many answers may wait for the training thread. Of several brokers, the batch is announced again for each
+    whose share cannot be read.
+    """
     return MAX_ARRIVALS + num_brokers - 1
 
 
@@ -126,7 +127,7 @@ class BrokerThread(BrokerClient):
             raise self._end()
 
     def _end(self) -> BaseException:
-        """Why the loop has ended."""
+        """Return the error that ended the loop."""
         return ServiceError("the learner's connection to the broker is closed") if self._failure is None else self._failure
 
     # --- the thread ----------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def write_digests(partial: Path, rank: int, files: Sequence[Path]) -> None:
 
 
 def take_digests(partial: Path) -> dict[str, FileDigest]:
-    """What all ranks have noted; the notes themselves are removed.
+    """Collect the digests that all ranks noted, and remove the notes.
 
     Raises: OSError, also when files are there that nobody noted, or noted ones are not.
     """
@@ -65,7 +65,7 @@ def take_digests(partial: Path) -> dict[str, FileDigest]:
 
 
 def find_damage(path: Path, files: Mapping[str, FileDigest], rank: int, world_size: int) -> str:
-    """What is wrong with this rank's share of ``files``; empty if nothing is.
+    """Check this rank's share of ``files``; returns what is wrong, or an empty text.
 
     Raises: OSError when a file cannot be read for a reason that may pass.
     """

@@ -110,7 +110,7 @@ class StateCopy(Protocol):
         """
 
     def weights_digest(self) -> str:
-        """The engine's ``weights_digest`` at that moment; empty on all ranks but the first. Any thread may call it."""
+        """Return the engine's ``weights_digest`` at that moment; empty on all ranks but the first. Any thread may call it."""
 
 
 class CheckpointEngine(Protocol):
@@ -133,7 +133,7 @@ class CheckpointEngine(Protocol):
 
 
 def unwritten_error(path: Path, error: Exception) -> CheckpointError:
-    """The error when ``path`` cannot be written, with the way out."""
+    """Return the error for a ``path`` that cannot be written, with what to do."""
     free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
     return CheckpointError(
         f"{path} cannot be written: {error}; {free / 2**20:.0f} MiB are free there: make room and make it writable, then "
@@ -142,19 +142,19 @@ def unwritten_error(path: Path, error: Exception) -> CheckpointError:
 
 
 def find_latest(root: Path) -> Path | None:
-    """The newest checkpoint that has its metadata; None when there is none."""
+    """Find the newest checkpoint with metadata; None when there is none."""
     return next((path for path in checkpoints_newest_first(root) if (path / METADATA).is_file()), None)
 
 
 def checkpoints_newest_first(root: Path) -> list[Path]:
-    """The checkpoint that ``latest`` names, then the others, those of more batches first. Any of them may be damaged."""
+    """Return the checkpoint that ``latest`` names, then the others, those of more batches first. Any of them may be damaged."""
     found = _directories(root)[::-1]
     name = _pointer(root)
     return sorted(found, key=lambda path: path.name != name)
 
 
 def pointer_problem(root: Path) -> str:
-    """What is wrong with ``latest``; empty if nothing is, or if a writer may have been killed before it wrote the first."""
+    """Say what is wrong with ``latest``; empty if nothing is, or a writer may have been killed before its first write."""
     name = _pointer(root)
     if name is None or any(path.name == name for path in _directories(root)):
         return ""
@@ -171,7 +171,7 @@ def _pointer(root: Path) -> str | None:
 
 
 def checkpoint_of(policy_version: int, batch_position: int) -> str:
-    """The name of a checkpoint."""
+    """Return the name of a checkpoint."""
     return f"{PREFIX}{policy_version:010d}-batch-{batch_position:010d}"
 
 
@@ -200,7 +200,7 @@ def load_checkpoint(engine: CheckpointEngine, path: Path) -> CheckpointState:
 
 
 def _verified(engine: CheckpointEngine, path: Path) -> dict[str, Any]:
-    """The metadata, after all ranks together have compared the digest of every file. Collective.
+    """Return the metadata after all ranks together have verified every file's digest. Collective.
 
     Raises: CheckpointError, DamagedCheckpoint: on all ranks the same.
     """
@@ -240,7 +240,7 @@ def _agree(engine: CheckpointEngine, problem: CheckpointError | None) -> None:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The metadata of a checkpoint, compared with its own digest; the other files are not looked at.
+    """Read a checkpoint's metadata and compare it with its own digest; other files are not checked.
 
     Raises: DamagedCheckpoint when it is not there or not what was written; CheckpointError for another format.
     """
@@ -301,7 +301,7 @@ def _directories(root: Path) -> list[Path]:
 
 
 def random_name(rank: int) -> str:
-    """The file name of a rank's random states."""
+    """Return the file name of a rank's random states."""
     return f"{_RANDOM}{rank:05d}.json"
 
 

@@ -10,7 +10,7 @@ _OF_LORA: Final = ("lora", "base", "base_path")
 
 
 def layout_problem(saved: Mapping[str, Any], present: Mapping[str, Any]) -> str:
-    """Why an engine of the layout ``present`` cannot load a checkpoint, with both values and the way out; empty if it can.
+    """Say why an engine with layout ``present`` cannot load a checkpoint, with both values and what to do; empty if it can.
 
     The text goes on after the checkpoint's name.
     """

@@ -78,7 +78,7 @@ def require_own_directory(root: Path, welcome: Welcome) -> None:
 
 
 def _newest(engine: CheckpointEngine, root: Path) -> Path | None:
-    """The newest checkpoint, as rank 0 sees it. Collective."""
+    """Find the newest checkpoint, as rank 0 sees it. Collective."""
     version, batch = _NONE, _NONE
     if engine.rank == 0:
         found = checkpoints_newest_first(root)

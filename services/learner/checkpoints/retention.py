@@ -5,8 +5,8 @@ from pathlib import Path
 
 
 def worth_keeping(checkpoints: Sequence[Path], scores: Mapping[int, float | None]) -> set[Path]:
-    """The checkpoint whose weights did best on the held-out tasks, of equal ones the earliest, and those whose evaluation is
-    still under way.
+    """Return the checkpoint whose weights did best on the held-out tasks, of equal ones the earliest, and those whose
+    evaluation is still under way.
 
     Args:
         checkpoints: those of fewer batches first.
@@ -23,5 +23,5 @@ def worth_keeping(checkpoints: Sequence[Path], scores: Mapping[int, float | None
 
 
 def _version(checkpoint: Path) -> int:
-    """The policy version in a checkpoint's name (``format.checkpoint_of``)."""
+    """Return the policy version in a checkpoint's name (``format.checkpoint_of``)."""
     return int(checkpoint.name.split("-")[1])

@@ -59,10 +59,10 @@ class Job(Protocol):
     """Work that runs in the background."""
 
     def ended(self, timeout_s: float) -> bool:
-        """Whether the work has ended; waits up to ``timeout_s`` for it."""
+        """Wait up to ``timeout_s`` for the work; returns whether it has ended."""
 
     def result(self) -> str:
-        """The result of ended work. Raises: what the work raised."""
+        """Return the result of ended work. Raises: what the work raised."""
 
 
 class Background(Protocol):

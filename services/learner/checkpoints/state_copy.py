@@ -40,7 +40,7 @@ class EngineCopy:
         return written
 
     def weights_digest(self) -> str:
-        """The engine's ``weights_digest`` at that moment; empty on all ranks but the first."""
+        """Return the engine's ``weights_digest`` at that moment; empty on all ranks but the first."""
         return self.digest if self.rank == 0 else ""
 
 

@@ -88,7 +88,7 @@ class Versions:
         self._write()
 
     def number(self, weights: Digested, trained_batches: int) -> int:
-        """The number for ``weights``: the one that they had under a former learner, or the next new one.
+        """Return the number of ``weights``: the same as under an earlier learner, or the next new one.
 
         Weights are hashed only where there may be such a number.
         """
@@ -158,12 +158,12 @@ def read_note(root: Path) -> _Note | None:
 
 
 def newest_given(root: Path) -> int:
-    """The highest number that was given; 0 when there is none. Raises: CheckpointError when the note is damaged."""
+    """Return the highest number given; 0 when there is none. Raises: CheckpointError when the note is damaged."""
     note = read_note(root)
     return 0 if note is None else note.newest
 
 
 def given(root: Path) -> Sequence[Given]:
-    """The last numbers that were given, oldest first. Raises: CheckpointError when the note is damaged."""
+    """Return the last numbers given, oldest first. Raises: CheckpointError when the note is damaged."""
     note = read_note(root)
     return () if note is None else tuple(note.given)

@@ -13,7 +13,7 @@ _NEVER: Final = 10**9
 
 
 def stage_inside(settings: EngineSettings) -> int:
-    """The ZeRO stage that DeepSpeed runs with, for ranks that have met: see ``Learner.stage_on``."""
+    """Return the ZeRO stage that DeepSpeed uses; the process group must exist: see ``Learner.stage_on``."""
     return settings.learner.stage_on(torch.distributed.get_world_size(), leaves_device=settings.leaves_device)
 
 

@@ -246,13 +246,13 @@ class LearnerEngine:
         return grad_norm
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
-        """The element-wise sum of every rank's tensor; a new tensor on the engine's device. Collective."""
+        """Return the element-wise sum of every rank's tensor; a new tensor on the engine's device. Collective."""
         summed = tensor.detach().to(self.device, copy=True)
         torch.distributed.all_reduce(summed)
         return summed
 
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> Tensor:
-        """The tensor of rank ``source``; the other ranks pass one of the same shape and type. Collective."""
+        """Return the tensor of rank ``source``; the other ranks pass one of the same shape and type. Collective."""
         received = tensor.detach().to(self.device, copy=True)
         torch.distributed.broadcast(received, src=source)
         return received
@@ -262,11 +262,11 @@ class LearnerEngine:
         torch.distributed.barrier()
 
     def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of ``served_parameters``, one by one. Collective."""
+        """Yield the tensors of ``served_parameters``, one by one. Collective."""
         return (pair for each in self.served_parameters(dtype) for pair in each.tensors())
 
     def served_parameters(self, dtype: torch.dtype | None = None) -> Iterator[ServedParameter]:
-        """All weights as engines load them; ranks other than 0 get nothing and must exhaust it. Collective."""
+        """Yield all weights as engines load them; ranks other than 0 get nothing and must exhaust it. Collective."""
         return self._weights.served(dtype)
 
     def base_parameters(self, dtype: torch.dtype) -> Iterator[ServedParameter]:
@@ -288,12 +288,12 @@ class LearnerEngine:
         return self._weights.digest(self.broadcast)
 
     def cost(self) -> ModelCost:
-        """The cost of a token, for a profile."""
+        """Return the cost of a token, for a profile."""
         every_parameter = OptimizerState(self._engine, self._stage, self._shares)
         return model_cost(every_parameter.shapes(), self.model.config.to_dict())
 
     def layout(self) -> dict[str, Any]:
-        """What a checkpoint and the engine that loads it must have in common, as plain JSON values."""
+        """Return, as plain JSON values, what a checkpoint and the engine that loads it must share."""
         shapes = hashlib.blake2b(digest_size=16)
         for name, shape in sorted(self._state.shapes().items()):
             shapes.update(f"{name}\0{shape}\n".encode())

@@ -35,7 +35,7 @@ WHOLE = ExpertShare(group=None, index=0, num_shares=1)
 
 
 def expert_shares(model: nn.Module) -> dict[int, ExpertShare]:
-    """The shares of all expert slabs, by id of the parameter; empty without expert parallelism."""
+    """Return the shares of all expert slabs, by id of the parameter; empty without expert parallelism."""
     shares: dict[int, ExpertShare] = {}
     for module in model.modules():
         if isinstance(module, AutoEPMoELayer):
@@ -52,7 +52,7 @@ def expert_shares(model: nn.Module) -> dict[int, ExpertShare]:
 
 @contextmanager
 def gathered(value: Tensor, shares: Mapping[int, ExpertShare]) -> Iterator[Tensor | None]:
-    """A whole parameter or buffer, from all ZeRO partitions and all experts. Collective.
+    """Gather a whole parameter or buffer from all ZeRO partitions and all experts. Collective.
 
     None on ranks that need not emit it: those outside rank 0's group of experts, and all but the first inside it.
     """

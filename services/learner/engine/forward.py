@@ -38,7 +38,7 @@ class ForwardPasses:
         return self._replay.replaying(picks if self._share is None else self._share.own_picks(picks))
 
     def forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
-        """What the model makes of a micro-batch, on the engine's device; training passes ask for entropies. Collective."""
+        """Run the model on a micro-batch, on the engine's device; training passes ask for entropies. Collective."""
         # Only training passes have a loss to add it to.
         balance = self._balance if with_entropy else None
         with self._experts.recording(), nullcontext() if balance is None else balance.recording():
@@ -55,7 +55,7 @@ class ForwardPasses:
 
 
 def model_inputs(packed: PackedBatch, share: RowShare | None) -> dict[str, Any]:
-    """The arguments of the model's forward pass for a micro-batch, or for this rank's slice of it."""
+    """Return the arguments of the model's forward pass for a micro-batch, or for this rank's slice of it."""
     if share is not None:
         return share.inputs(packed)
     return {

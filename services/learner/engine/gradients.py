@@ -167,7 +167,7 @@ def gradients_of(
     configured_stage: int,
     stage: int,
 ) -> GradientWatch | WholeGradients:
-    """What looks at the gradients of DeepSpeed's ``engine``, which runs ``stage`` where the settings say another."""
+    """Return a watch of the gradients of DeepSpeed's ``engine``, which may run another ``stage`` than the settings say."""
     if stage > 0:
         return GradientWatch(parameters)
     if configured_stage == 0:

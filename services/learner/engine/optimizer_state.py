@@ -163,7 +163,7 @@ class OptimizerState:
         return optimizer
 
     def _masters(self) -> list[Tensor]:
-        """The tensors that Adam steps on, on this rank, indexed by DeepSpeed's parameter group."""
+        """Return the tensors that Adam steps on, on this rank, indexed by DeepSpeed's parameter group."""
         optimizer = self._engine.optimizer
         if self._zero_stage == 0:
             return [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -222,8 +222,9 @@ class OptimizerState:
         return bits.view(torch.float32).view(shape) if torch.distributed.get_rank() == writer else None
 
     def _files(self) -> Iterator[TensorFile]:
-        """The files that this rank writes, parameter by parameter; views of the state without ZeRO, otherwise new tensors.
-        Collective; must be exhausted."""
+        """Yield the files that this rank writes, parameter by parameter; views of the state without ZeRO, otherwise new
+        tensors. Collective; must be exhausted.
+        """
         self._make_state()
         for index, (name, parameter) in enumerate(self._parameters()):
             share = self._share(parameter)

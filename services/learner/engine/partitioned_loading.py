@@ -27,7 +27,7 @@ MOST_ERROR_BYTES: Final = 2000
 
 
 def placement_of(settings: EngineSettings, model_config: Mapping[str, Any]) -> WeightPlaces:
-    """Where the weights of a model with this config.json go, for ranks that have met."""
+    """Return where the weights of a model with this config.json go; the process group must exist."""
     device = torch.device("cuda", torch.cuda.current_device()) if settings.device == "cuda" else torch.device("cpu")
     if settings.learner.zero_stage < 3:
         return AgreedWhole(device)

@@ -37,7 +37,7 @@ class StepResult:
 
 
 def micro_batch_loss(packed: PackedBatch, result: TokenLogProbs, loss_fn: LossFn) -> Tensor:
-    """The loss of a micro-batch: NaN if a log-prob is not finite, 0 for an empty one. Never waits for the device."""
+    """Compute the loss of a micro-batch: NaN if a log-prob is not finite, 0 for an empty one. Never waits for the device."""
     # An empty micro-batch takes part in the same collectives and adds gradients of exactly 0.
     if packed.is_empty:
         return result.logprobs_T.sum() * 0.0

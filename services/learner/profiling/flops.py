@@ -19,7 +19,7 @@ PEAK_TFLOPS: Final[Mapping[str, float]] = {"A100": 312.0, "H100": 989.0, "H200":
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """The peak of a device in bfloat16; None: not known."""
+    """Return the peak of a device in bfloat16; None: not known."""
     # The longest name first: "GH200" contains "H200".
     found = [name for name in sorted(PEAK_TFLOPS, key=len, reverse=True) if name in device_name]
     return PEAK_TFLOPS[found[0]] if found else None
@@ -39,7 +39,7 @@ class ModelCost:
 
 
 def model_cost(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> ModelCost:
-    """The cost of a Hugging Face causal language model.
+    """Return the cost of a Hugging Face causal language model.
 
     Args:
         shapes: the shapes of its whole parameters by name, experts stacked or one by one.

@@ -81,7 +81,7 @@ class Timeline(Protocol):
         """Remember now."""
 
     def seconds(self) -> list[float]:
-        """The seconds between each mark and the next; the last mark becomes the first of the following ones."""
+        """Return the seconds between each mark and the next; the last mark becomes the first of the following ones."""
 
 
 class HostTimeline:

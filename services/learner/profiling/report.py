@@ -111,7 +111,7 @@ def _peak_flops(settings: Settings, device: torch.device) -> float | None:
 
 
 def as_json(batch: BatchProfile) -> dict[str, object]:
-    """All fields and the values derived from them, as plain JSON values."""
+    """Return all fields and the values derived from them, as plain JSON values."""
     return asdict(batch) | {
         "seconds": batch.seconds,
         "total_s": batch.total_s,

@@ -36,7 +36,7 @@ def require_adaptable(model_config: Mapping[str, Any], lora: LoraSection, learne
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:
-    """The targets that a decoder of this configuration has."""
+    """Return the targets that a decoder of this configuration has."""
     if not (config.get("num_experts") or config.get("num_local_experts")):
         return ["attention", "mlp"]
     # As in services/shared/estimates/shape.py: a layer without experts has a dense MLP.

@@ -37,7 +37,7 @@ class EngineSettings:
 
 
 def engine_settings_of(settings: Settings, device: Device) -> EngineSettings:
-    """The engine's part of a run's settings."""
+    """Return the engine's part of a run's settings."""
     return EngineSettings(
         learner=settings.learner,
         device=device,

@@ -57,7 +57,7 @@ def _fitting(num_ranks: int, heads: int, keys: int) -> str:
 
 
 def position_limit(model_config: Mapping[str, Any]) -> int | None:
-    """The most tokens of a sequence that the model's positions allow; None: its configuration names no limit.
+    """Return the longest sequence that the model's positions allow; None: its configuration names no limit.
 
     Scaled rotary positions stretch it. Where the configuration says how many positions the model was first trained with, the
     limit is ``factor`` times as many, or ``max_position_embeddings`` if that is more; where it does not, ``factor`` times

@@ -56,7 +56,7 @@ def parallelism_of(
 
 
 def read_model_config(model_dir: Path) -> dict[str, Any]:
-    """The config.json of a model directory. Raises: ValueError when there is none, or it is not an object."""
+    """Read the config.json of a model directory. Raises: ValueError when it is missing or not an object."""
     path = model_dir / "config.json"
     try:
         config = json.loads(path.read_bytes())

@@ -30,7 +30,7 @@ LOOK_S: Final = 0.1
 
 
 def is_rank() -> bool:
-    """Whether another process has started this one as one of several ranks."""
+    """Return whether another process has started this one as one of several ranks."""
     return "RANK" in os.environ
 
 
@@ -135,12 +135,12 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: Callable[[], float
 
 
 def _failed(process: subprocess.Popen[bytes], *, asked: bool) -> bool:
-    """Whether the rank has failed. A rank that waits for others when it is asked to stop ends by the signal: no failure."""
+    """Return whether the rank failed. One that ends by the signal while waiting for others did not."""
     return bool(process.returncode) and not (asked and process.returncode == -signal.SIGTERM)
 
 
 def _status(returncode: int) -> int:
-    """The status as a shell reports it: 128 + the signal for a process that a signal ended."""
+    """Return the status as a shell reports it: 128 + the signal for a process ended by a signal."""
     return 128 - returncode if returncode < 0 else returncode
 
 

@@ -40,7 +40,7 @@ class PublishedBase:
         return self._snapshot.manifest.num_bytes
 
     def checksums(self, name: Hash) -> dict[str, str]:
-        """What an engine that has the model reports; empty at first, while they are computed in a thread: ask again."""
+        """Return the checksums of an engine with the model; empty while a thread still computes them: ask again."""
         if name not in self._found:
             self._found[name] = self._pool.submit(self._compute, name)
         return self._found[name].result() if self._found[name].done() else {}

@@ -24,7 +24,7 @@ KEPT_VERSIONS: Final = 2
 
 
 def likely_hash() -> Hash:
-    """The hash of most engines of a learner like this one: they are on the same kind of device."""
+    """Return the hash that most engines use: they run on the same kind of device as the learner."""
     return "cuda" if torch.cuda.is_available() else "xxh3"
 
 
@@ -52,7 +52,7 @@ class PublishedChecksums:
         return {} if self._base is None else self._base.checksums(name)
 
     def known(self, digest: str, name: Hash) -> dict[str, str]:
-        """The checksums of the version of this digest; empty: not computed. They are computed for the versions to come."""
+        """Return the checksums of the version with this digest; empty: not computed, but later versions will be."""
         self._wanted.add(name)
         return self._found.get((digest, name), {})
 
@@ -110,7 +110,7 @@ class PublishedChecksums:
 
 
 def _changed(base: Snapshot | None, snapshot: Snapshot) -> set[int]:
-    """The tensors that have another digest than in ``base``; all of them where the layout differs."""
+    """Return the tensors whose digest differs from ``base``; all of them where the layout differs."""
     after = snapshot.manifest.tensors
     before = [] if base is None else base.manifest.tensors
     if [(each.name, each.num_bytes) for each in before] != [(each.name, each.num_bytes) for each in after]:

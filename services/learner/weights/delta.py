@@ -24,7 +24,7 @@ _Encoded = tuple[DeltaBucket, bytes, bytes]
 
 
 def encode_delta(base: Snapshot, snapshot: Snapshot) -> Delta | None:
-    """The changes from ``base`` to ``snapshot``; None when more than values differ, or a delta would not pay.
+    """Encode the changes from ``base`` to ``snapshot``; None when more than values differ, or a delta would not pay off.
 
     Uses all cores. Apart from the two snapshots it takes the memory of the delta and of one bucket's changes per core.
     """

@@ -92,8 +92,8 @@ class FanOut:
         self.num_failed += 1
 
     def _takes_over(self, version: int, peer: bytes, source: Source | None) -> bool:
-        """Whether somebody who fetches this version may wait for ``peer`` by an earlier request: its own, or that of a
-        process which had its address and has ended. Nobody else is referred to such a process.
+        """Return whether somebody who fetches this version may wait for ``peer`` by an earlier request: its own, or that of
+        a process which had its address and has ended. Nobody else is referred to such a process.
         """
         earlier = False
         for tree in (tree for item, tree in self._trees.items() if item[0] == version):
@@ -105,7 +105,7 @@ class FanOut:
         return earlier
 
     def _parents(self, tree: _Tree) -> list[bytes]:
-        """The first peer that has room for one more, and the one that is least often a second choice."""
+        """Return the first peer with room for one more, and the one least often used as second choice."""
         usable = {peer: node for peer, node in tree.nodes.items() if node.source is not None and node.usable}
         first = next((peer for peer, node in usable.items() if node.num_children < self._children), None)
         if first is None:

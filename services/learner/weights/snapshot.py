@@ -19,7 +19,7 @@ class Snapshot(Parts):
     """One full policy version: all tensors in the manifest's order."""
 
     def tensor_data(self) -> list[memoryview]:
-        """The bytes of each tensor."""
+        """Return the bytes of each tensor."""
         data = self.data.data
         return [data[each.offset : each.offset + each.num_bytes] for each in self.manifest.tensors]
 
@@ -73,18 +73,18 @@ class SnapshotStore:
         return next(reversed(self._snapshots.values())) if self._snapshots else None
 
     def get(self, policy_version: int, base_version: int = 0) -> Parts | None:
-        """The snapshot of a version, or its delta against ``base_version``; None: not stored (any more)."""
+        """Return the snapshot of a version, or its delta against ``base_version``; None: not stored (any more)."""
         if not base_version:
             return self._snapshots.get(policy_version)
         delta = self._deltas.get(base_version)
         return delta if delta is not None and delta.policy_version == policy_version else None
 
     def snapshot(self, policy_version: int) -> Snapshot | None:
-        """The snapshot of a version; None: not stored (any more)."""
+        """Return the snapshot of a version; None: not stored (any more)."""
         return self._snapshots.get(policy_version)
 
     def manifest_for(self, have_version: int) -> Manifest | None:
-        """What a peer that has ``have_version`` should fetch next; None: the store is empty.
+        """Return what a peer with ``have_version`` should fetch next; None: the store is empty.
 
         A delta, if a chain of deltas from there to the newest version has fewer bytes than its snapshot; otherwise that
         snapshot.

@@ -35,7 +35,7 @@ class VersionCopies:
         self._knows_base = False
 
     def copy(self) -> WeightCopy | None:
-        """What the weights are served as now; None on ranks without copies. Collective."""
+        """Copy the weights as they are served now; None on ranks without copies. Collective."""
         if self._lora.publish == "merged":
             return self._taken(self._engine.served_parameters(self._dtype))
         if not self._knows_base:

@@ -50,19 +50,19 @@ class WeightCopy:
         return self._tensors
 
     def take(self) -> list[CopiedTensor]:
-        """The tensors, which this copy then no longer has: memory is free once those of one parameter are dropped."""
+        """Hand over the tensors, so that memory is freed as soon as a parameter's tensors are dropped."""
         tensors, self._tensors = self.tensors, []
         return tensors
 
     def digests(self) -> list[str]:
-        """The digest of every tensor, in order. Uses all cores: hashing is the slowest part of a publication."""
+        """Compute every tensor's digest, in order, on all cores: hashing is the slowest part of a publication."""
         if not self._digests:
             with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
                 self._digests = list(pool.map(tensor_digest, [tensor.data.data for tensor in self.tensors]))
         return self._digests
 
     def digest(self) -> str:
-        """The digest that a version of these weights has."""
+        """Return the digest that a version of these weights has."""
         return version_digest(described(self.tensors, self.digests()), self.adapter)
 
 
@@ -93,7 +93,7 @@ def copy_parameters(parameters: Iterable[ServedParameter]) -> WeightCopy:
 
 
 def _to_host(values: Tensor) -> Tensor:
-    """A copy in this process's own memory. One from a GPU is complete after a synchronisation."""
+    """Copy into this process's own memory. A copy from a GPU is complete after a synchronisation."""
     if not values.is_cuda:
         # Copied on the CPU too: the tensor may be a buffer that is filled again for the next one.
         return values.to("cpu", copy=True)
@@ -117,7 +117,7 @@ def _cut(values: Tensor, parts: Sequence[ServedPart]) -> Iterator[CopiedTensor]:
 
 
 def described(tensors: Sequence[CopiedTensor], digests: Sequence[str]) -> list[TensorInfo]:
-    """The tensors as a manifest has them, one after the other."""
+    """Return the tensors as in a manifest, end to end."""
     found: list[TensorInfo] = []
     offset = 0
     for tensor, digest in zip(tensors, digests, strict=True):
