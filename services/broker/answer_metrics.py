@@ -13,7 +13,7 @@ LIMITS: Final = {"turn": "sampling/max_turn_tokens", "sequence": "sampling/max_t
 
 
 class AnswerMetrics(MetricTable):
-    """Registered once in ``registry``; NaN until there is a batch, and for a difficulty that the last one has no task of."""
+    """Registered once in ``registry``; NaN before the first batch, and for a difficulty without tasks in the last one."""
 
     prefix = "gspo_broker_"
     tokens = gauge("answer_tokens", "Sampled tokens of the last batch's trajectories: mean, 95 % and longest", "statistic")
@@ -32,7 +32,7 @@ class AnswerMetrics(MetricTable):
             unknown.set(math.nan)
 
     def observe(self, batch: BatchRow) -> None:
-        """``batch`` is the last one."""
+        """Set the metrics from ``batch``, the newest one."""
         lengths = batch.stats.lengths
         for statistic, tokens in (("mean", lengths.mean), ("p95", lengths.p95), ("longest", lengths.max)):
             self.tokens.labels(statistic).set(tokens)

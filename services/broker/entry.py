@@ -47,7 +47,7 @@ TOKEN_BYTES: Final = 4
 async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
     """Serve the run in ``run.directory`` until ``stop`` is set.
 
-    Raises: ConfigurationError, EndpointError, ServiceError; each names the value and the way out.
+    Raises: ConfigurationError, EndpointError, ServiceError; each names the value and what to do.
     """
     require_batch_fits(settings)
     tasks = tasks_of(settings)
@@ -178,7 +178,7 @@ def retention_of(settings: Settings, metrics: BrokerMetrics, clock: Clock) -> Re
         settings.ledger_directory / LEDGER_FILE,
         metrics,
         clock,
-        # Files are on one broker's disk: a standby's copy needs the tokens in the ledger itself.
+        # Archive files stay on one broker's disk: a standby's copy needs the tokens in the ledger itself.
         keep_batches=0 if settings.broker.database is not None else settings.broker.keep_batches,
         file_bytes=int(settings.broker.archive_file_mib * 2**20),
     )
@@ -205,7 +205,7 @@ def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str,
         num_eval_tasks=wanted if num_eval_tasks is None else min(wanted, num_eval_tasks),
         evaluation_share=settings.evaluation.max_share,
         num_train_tasks=tasks["train"].num_tasks,
-        # An agent may be busy without us until its deadline.
+        # An agent may work without calling the model until its deadline.
         min_patience_s=max(MIN_PATIENCE_S, settings.agent.deadline_s if settings.agent.is_used else 0.0),
         sampling=sampling_rules(settings),
         sources=sources_of(tasks["train"]),
@@ -223,7 +223,7 @@ def evaluates(settings: Settings) -> bool:
 def refresh_of(settings: Settings, tasks: TaskSource, contents: LedgerContents, digest: str) -> Refresh | None:
     """What takes further tasks, with those that were added before; None where none can be added.
 
-    Raises: ConfigurationError when the training tasks are not those that the run began with.
+    Raises: ConfigurationError when the training tasks differ from those at the start of the run.
     """
     if not isinstance(tasks, MixedTasks):
         return None
@@ -293,7 +293,7 @@ def _write_settings(settings: Settings) -> None:
 def _longest_episode(settings: Settings, contents: LedgerContents, sets: Sequence[SetTerms]) -> int:
     """The most tokens of a trajectory that a rollout may send: those of groups under way began under what was set then.
 
-    Raises: ConfigurationError when rollouts could no longer hold one of these.
+    Raises: ConfigurationError when a trajectory under way no longer fits the rollouts.
     """
     room = settings.rollout.max_total_tokens
     for group in contents.groups:

@@ -1,4 +1,4 @@
-"""The sets that a run evaluates: where their tasks are, and what the ledger needs to know of them."""
+"""The sets that a run evaluates: their tasks, and what the ledger must know about them."""
 
 from collections.abc import Mapping
 

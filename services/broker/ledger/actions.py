@@ -21,7 +21,7 @@ class SessionKey(NamedTuple):
 
     @property
     def tag(self) -> str:
-        """What stands for the session in texts: the session itself is a secret."""
+        """A public name for the session in texts: the session itself is a secret."""
         return session_tag(self.session)
 
 
@@ -40,7 +40,7 @@ class AppendChunk(Action, frozen=True, kw_only=True):
 
     chunk: Chunk
     peer: str
-    """The lease's holder, who made it."""
+    """The lease's holder, which sent the chunk."""
 
 
 class AppendChunks(Action, frozen=True, kw_only=True):
@@ -49,9 +49,9 @@ class AppendChunks(Action, frozen=True, kw_only=True):
     chunks: Gathered
     peer: str
     stretches: list[Stretch] = []
-    """Which of them: those of a stretch become one row on the disk."""
+    """Which chunks; those of one stretch become one row on disk."""
     rows: list[TrajectoryRow] = []
-    """Those that are to be written with them: others are behind their chunks (see ``ledger.extensions``)."""
+    """Rows to write with them; other rows lag behind their chunks (see ``ledger.extensions``)."""
 
 
 class Reply(Action, frozen=True, kw_only=True):
@@ -112,7 +112,7 @@ class WriteMetrics(Action, frozen=True, kw_only=True):
 
 
 class Offence(Action, frozen=True, kw_only=True):
-    """Something to hold against a rollout; the shell counts it."""
+    """An offence of a rollout; the shell counts it."""
 
     by: SessionKey
     reason: OffenceReason

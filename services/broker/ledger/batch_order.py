@@ -171,7 +171,7 @@ class Batches:
         return index < self.num_trained - 1 or any(row.index == index for row in self._trained)
 
     def checkpoint(self, checkpointed: Checkpointed) -> list[Row]:
-        """A checkpoint covers more batches. Raises: ValueError when it covers batches that do not exist."""
+        """Note that a checkpoint covers more batches. Raises: ValueError when it covers batches that do not exist."""
         if checkpointed.next_batch > self.num_assembled:
             raise ValueError(f"next_batch is {checkpointed.next_batch}: only {self.num_assembled} batches exist")
         if checkpointed.next_batch <= self.checkpointed:
@@ -185,7 +185,7 @@ class Batches:
             del self._batches[index]
 
     def resume(self, next_batch: int) -> list[Row]:
-        """A learner resumes from a checkpoint of the batches below ``next_batch``: those from there on are delivered again.
+        """Resume from a checkpoint of the batches below ``next_batch``: later batches are delivered again.
 
         Raises: ValueError when this run has not assembled as many batches.
         """

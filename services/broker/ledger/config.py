@@ -1,4 +1,4 @@
-"""What the ledger is told of a run: its rules, and the values that its schedules give."""
+"""The run's rules and scheduled values, as the ledger gets them."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -44,11 +44,11 @@ class LedgerConfig:
     evaluation_sets: tuple[SetTerms, ...] = ()
     """Named sets, in place of the run's own held-out tasks."""
     evaluation_share: float = 1.0
-    """The share of leases that evaluations may have while training has use for the others."""
+    """The share of leases that evaluations may have while training needs the others."""
     num_train_tasks: int | None
     """None: endless."""
     min_patience_s: float = MIN_PATIENCE_S
-    """A lease that brings nothing for less than this holds nobody up."""
+    """A lease without tokens for less than this counts as on time."""
     sampling: SamplingRules = field(default_factory=SamplingRules)
     sources: tuple[SourceShare, ...] = ()
     """The sources of the training tasks; none: one, of ``num_train_tasks``."""

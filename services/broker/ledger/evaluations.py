@@ -23,10 +23,10 @@ class SetTerms:
     num_tasks: int
     samples: int = 1
     metrics: tuple[str, ...] = ()
-    """Without maj@k: the ledger has tokens, and no answers."""
+    """Without maj@k: the ledger has tokens but no answers."""
     solved_at: float = 1.0
     ratings: tuple[float | None, ...] = ()
-    """How hard each task is, on Elo's scale; empty where no metric asks for it."""
+    """Each task's difficulty on Elo's scale; empty if no metric needs it."""
     best_by: str = ""
     """The metric by which the best checkpoint is chosen; empty: this set does not decide it."""
     sampling: GroupSampling | None = None
@@ -163,7 +163,7 @@ def _estimates(terms: SetTerms, finished: Mapping[int, Sequence[TrajectoryRow]])
 
 
 def _comparable(found: Estimate) -> float | None:
-    """A rating without a maximum counts as its bound: whoever solves everything is better than whoever does not."""
+    """Count a rating without a maximum as its bound, so that solving everything beats solving less."""
     return next((value for value in (found.value, found.low, found.high) if value is not None), None)
 
 
@@ -186,7 +186,7 @@ def _set_line(
 
 
 def _versions_newer(row: EvaluationRow, rows: Sequence[TrajectoryRow]) -> float:
-    """By how many versions the sampled tokens are newer on average than the evaluated weights: engines go on meanwhile."""
+    """By how many versions the sampled tokens are on average newer than the evaluated weights: engines update meanwhile."""
     sampled = sum(each.num_action_tokens for each in rows)
     return max(0.0, sum(each.version_sum for each in rows) / sampled - row.policy_version) if sampled else 0.0
 
@@ -198,7 +198,7 @@ def _held_out_line(row: EvaluationRow, terms: SetTerms, finished: Mapping[int, S
         line |= {"set": row.name, "metric": terms.best_by, "eval/score": row.score}
     rows = [each for of_task in finished.values() for each in of_task]
     if rows:
-        # Samples of one task are related, so tasks are what is independent.
+        # Samples of one task are correlated; tasks are independent.
         means = [sum(each.reward for each in of_task) / len(of_task) for of_task in finished.values() if of_task]
         line |= {"eval/reward_error": standard_error(means), "eval/versions_newer": _versions_newer(row, rows)}
         line |= length_stats(rows).line("eval/")

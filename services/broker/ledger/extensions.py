@@ -1,8 +1,8 @@
-"""The usual chunks of many trajectories, counted in columns: they go on with the action under way. Pure.
+"""Usual chunks, which continue the current action, counted in columns for many trajectories at once. Pure.
 
-What they change of a trajectory is eight numbers, and its row has 26 fields: a new row for each chunk would cost more than
-all that is decided about it. Nor is the row written with each: what these chunks change follows from them, and whoever reads
-the row of a lease adds those that it is behind.
+They change eight numbers of a trajectory, but its row has 26 fields: a new row for each chunk would cost more than
+all other decisions about it. Nor is the row written with each chunk: the chunks determine their changes, so readers of
+a leased trajectory's row add the newer chunks.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from gspo_protocol.messages.stretches import StretchColumns
 from gspo_services.broker.rows import TrajectoryRow, VersionRow
 
 MOST_BEHIND: Final = 16
-"""So many usual chunks are stored at most before the row of their trajectory is: a start reads no more of each lease."""
+"""At most this many usual chunks are stored before their trajectory's row, so a start reads no more for each lease."""
 _FIRST_SLOTS: Final = 64
 _NONE: Final = -1
 (
@@ -33,12 +33,12 @@ class Taken(NamedTuple):
     """What became of some stretches."""
 
     is_taken: list[bool]
-    """By stretch. False: nothing of it is counted, because it is not usual chunks that go on under a lease of the sender, or
-    one of them must not be taken; ``growth`` says which."""
+    """By stretch. False: nothing is counted, because these are not usual chunks under a lease of the sender, or
+    one of them must be refused; ``growth`` says which."""
     with_other_bounds: list[int]
-    """Trajectories whose versions have other bounds than before."""
+    """Trajectories whose version bounds have changed."""
     due: list[TrajectoryRow]
-    """The rows that are to be stored with them: the others may be behind their chunks."""
+    """The rows to store with them; the others may lag behind their chunks."""
 
 
 class Extensions:
@@ -77,7 +77,7 @@ class Extensions:
         )  # fmt: skip
 
     def forget(self, trajectory_id: int) -> None:
-        """The trajectory's row is whole again, or nobody needs it. It need not have a slot."""
+        """Free the trajectory's slot, if it has one: its row is up to date, or no longer needed."""
         slot = self._slots.pop(trajectory_id, None)
         if slot is None:
             return
@@ -89,7 +89,7 @@ class Extensions:
         self._free.append(slot)
 
     def take(self, sender: Holder, stretches: StretchColumns, newest: VersionRow, begin: Callable[[int], None]) -> Taken:
-        """Count all chunks of each stretch: what ``growth`` and ``grown_row`` make of one after the other.
+        """Count all chunks of each stretch, with the same result as ``growth`` and ``grown_row`` one by one.
 
         ``begin`` is called with trajectories that have no slot of the sender's, and may give them one.
         """

@@ -1,4 +1,4 @@
-"""Decides which session may use a peer's name, and which learner has the run; keeps what each session last reported.
+"""Decides which session may use a peer's name and which learner owns the run; keeps each session's last report.
 
 A newer session of a rollout fences the older ones with that name: they are lives of one process. Learners are different: the
 run belongs to its learner as long as that learner lives, and it lives as long as the broker hears it.
@@ -17,15 +17,15 @@ from gspo_services.broker.quotas import PLACES, Places, Subject, makes_room, sub
 
 MAX_FENCED: Final = 1024
 SILENT_S: Final = 300.0
-"""A rollout or operator that says nothing for this long is forgotten; it says Hello when it comes back."""
+"""A rollout or operator that is silent for this long is forgotten; it says Hello when it comes back."""
 LEARNER_LEASE_S: Final = 5.0
-"""A learner that was heard within this time has the run to itself; only time in which the broker listened counts."""
+"""A learner heard within this time owns the run; only time in which the broker listened counts."""
 LISTENING_S: Final = 2.0
 """More than this between two events: the broker was not listening (a disk that refuses, a stopped process)."""
 
 
 class Owner(NamedTuple):
-    """What a peer has proved about itself; nothing without keys."""
+    """The proven identity of a peer; empty without keys."""
 
     key: bytes = b""
     """Its public key (Z85)."""
@@ -37,7 +37,7 @@ NOBODY: Final = Owner()
 
 
 class SessionRefused(ValueError):
-    """This session cannot be taken; the text goes to the peer, which must not try again."""
+    """The session is refused; the text goes to the peer, which must not try again."""
 
 
 class PlaceTaken(ValueError):
@@ -46,12 +46,12 @@ class PlaceTaken(ValueError):
 
 @dataclass(kw_only=True)
 class Peer:
-    """One session and what is known about it."""
+    """One session and its state."""
 
     key: SessionKey
     role: Role
     owner: Owner
-    """As it was when the peer first said Hello."""
+    """As of the peer's first Hello."""
     inbox: Inbox
     last_seen: float
     status: str = ""
@@ -63,12 +63,12 @@ class Peer:
 
     @property
     def subjects(self) -> tuple[Subject, ...]:
-        """In whose name its faults are counted; the learner's are not."""
+        """Whom its faults count against; the learner's count against no one."""
         return subjects_of(self.role, self.key.peer, self.owner)
 
 
 def subjects_of(role: Role, peer: str, owner: Owner) -> tuple[Subject, ...]:
-    """In whose name the faults of a peer are counted: nobody's for the learner, which the run cannot do without."""
+    """Return whom a peer's faults count against: no one for the learner, which the run needs."""
     return () if role == "learner" else subjects(peer, owner.name, shared=get_args(Role))
 
 
@@ -76,7 +76,7 @@ class Peers:
     """Sessions by (peer, session): one learner at a time, one session for each rollout name, any number of operators."""
 
     def __init__(self, now: float, learner: SessionKey | None = None, places: Mapping[Role, Places] = PLACES) -> None:
-        """``learner`` had the run under the last broker: it has the time of a lease to come back before another gets it."""
+        """``learner`` owned the run under the last broker: it has one lease time to return before another takes over."""
         self._peers: dict[SessionKey, Peer] = {}
         self._places = places
         self._taken: dict[Role, Counter[bytes]] = {role: Counter() for role in get_args(Role)}
@@ -84,7 +84,7 @@ class Peers:
         """The session of each rollout's name."""
         self._fenced: deque[SessionKey] = deque(maxlen=MAX_FENCED)
         self.learner = learner
-        """The session that has the run; None: there is none."""
+        """The session that owns the run; None: none does."""
         self.turned_away: tuple[SessionKey, float] | None = None
         """The learner that was last told to wait, and when."""
         self._last_event = now
@@ -92,7 +92,7 @@ class Peers:
         self._learner_heard_s = 0.0
 
     def listen(self, now: float) -> None:
-        """Time has passed. A long gap does not count: what a learner sent in it is still to be read."""
+        """Advance time. A long gap does not count: messages sent in it are still unread."""
         passed = now - self._last_event
         self._last_event = now
         if passed <= LISTENING_S:
@@ -162,7 +162,7 @@ class Peers:
         return replaced
 
     def _require_silence(self, holder: SessionKey, sender: SessionKey, now: float) -> None:
-        """Raises: PlaceTaken when the learner that has the run was heard a short time ago."""
+        """Raises: PlaceTaken when the run's learner was heard recently."""
         silent_s = self._listened_s - self._learner_heard_s
         if silent_s < LEARNER_LEASE_S:
             self.turned_away = (sender, now)
@@ -173,14 +173,14 @@ class Peers:
             )
 
     def hear(self, peer: Peer, now: float) -> None:
-        """The session said something."""
+        """Note that the session was heard."""
         peer.last_seen = now
         if peer.key == self.learner:
             self._learner_heard_s = self._listened_s
 
     def hear_stranger(self, identity: bytes) -> None:
-        """A connection without a session spoke. After a restart of the broker it may be that of the learner that has the
-        run: that learner lives, and will say Hello when it is told to.
+        """Note a message from a connection without a session. After a broker restart it may come from the run's learner:
+        that learner is alive, and will say Hello when it is told to.
         """
         if self.learner is not None and belongs(identity, *self.learner):
             self._learner_heard_s = self._listened_s
@@ -194,7 +194,7 @@ class Peers:
         peer.policy_version = heartbeat.policy_version
 
     def leave(self, sender: SessionKey) -> None:
-        """The session has ended."""
+        """Remove a session that has ended."""
         self._remove(sender)
         if sender == self.learner:
             self.learner = None

@@ -32,20 +32,20 @@ class Fleet:
         self._states: dict[str, State] = {}
 
     def state(self, peer: str) -> State | None:
-        """None: never heard of."""
+        """Return a rollout's state; None: unknown."""
         return self._states.get(peer)
 
     def begins(self, peer: str) -> list[Note]:
-        """A new life said Hello."""
+        """Note that a new life of a rollout said Hello."""
         former = self._states.pop(peer, None)
         self._forget_oldest()
         self._states[peer] = "starting"
         return [_note(peer, former, "starting", "hello")]
 
     def changes(self, peer: str, state: State, reason: str) -> list[Note]:
-        """A rollout reports, or shows, that it is in ``state``; returns no notes when it was in it before.
+        """Note that a rollout reports or shows ``state``; returns no notes if the state is unchanged.
 
-        A step that the table does not have is believed and logged as a warning: the rollout knows better, and a wrong table
+        A transition that is not in the table is accepted with a warning: the rollout knows better, and a wrong table
         must not stop a run.
         """
         former = self._states.get(peer)
@@ -58,7 +58,7 @@ class Fleet:
         return [_note(peer, former, state, reason, impossible=impossible)]
 
     def counts(self) -> dict[str, int]:
-        """Rollouts by state."""
+        """Count the rollouts by state."""
         states = list(self._states.values())
         return {name: sum(1 for state in states if state == name) for name in STATES}
 

@@ -25,7 +25,7 @@ _FIRST_FOR_TRAINING: Final = (True, False, 0, 0)
 class Groups:
     """Every open or complete group, with its trajectories. Batched, dropped and evaluated ones are forgotten here.
 
-    What is asked with every message is counted as it changes: a fleet of a thousand rollouts has ten thousand groups.
+    Counts that every message needs are kept up to date: a fleet of a thousand rollouts has ten thousand groups.
     """
 
     def __init__(self, contents: LedgerContents, share: Share = WHOLE) -> None:
@@ -34,11 +34,11 @@ class Groups:
         self._groups: dict[int, GroupRow] = {row.group_id: row for row in contents.groups}
         self._trajectories: dict[int, TrajectoryRow] = {row.trajectory_id: row for row in contents.trajectories}
         self._extensions = Extensions()
-        """Of the leased trajectories that usual chunks go on with: their rows in ``_trajectories`` are behind these."""
+        """Leased trajectories extended by usual chunks; their rows in ``_trajectories`` lag behind."""
         self._members: dict[int, tuple[int, ...]] = {}
         self._oldest_versions: dict[int, int] = {}
         self._free: list[_GrantOrder] = []
-        """Free trajectories in the order in which they are granted: after a fleet's loss there are tens of thousands."""
+        """Free trajectories in the order of grants; after the loss of a fleet there are tens of thousands."""
         self._orders: dict[int, _GrantOrder] = {}
         """Where each free trajectory is in ``_free``."""
         self._leased: set[int] = set()
@@ -63,7 +63,7 @@ class Groups:
         return self._groups[group_id]
 
     def trajectory(self, trajectory_id: int) -> TrajectoryRow | None:
-        """None: it never existed, or its group is no longer in play."""
+        """Return a trajectory's row; None: it never existed, or its group is out of play."""
         return self._extensions.row(trajectory_id) or self._trajectories.get(trajectory_id)
 
     def members(self, group_id: int) -> list[TrajectoryRow]:
@@ -225,7 +225,7 @@ class Groups:
         return self._put(replace(row, num_entries=row.num_entries + 1, journal_bytes=row.journal_bytes + num_bytes))
 
     def finish(self, finish: Finish) -> list[Row]:
-        """The episode is complete, and with the last one its group."""
+        """Finish the episode; the last one completes its group."""
         row = self._end_lease(
             replace(
                 self._row(finish.trajectory_id),
@@ -239,22 +239,22 @@ class Groups:
         return [row, *self._complete_if_all_done(row.group_id)]
 
     def release(self, trajectory_id: int, *, failed: bool) -> TrajectoryRow:
-        """The lease ends; the trajectory is free to resume elsewhere."""
+        """End the lease, so that the trajectory can resume elsewhere."""
         row = self._row(trajectory_id)
         return self._end_lease(row, "free", attempts=row.attempts + int(failed))
 
     def give_up(self, trajectory_id: int) -> list[Row]:
-        """A held-out trajectory failed for good: its group is done without it."""
+        """Give up a held-out trajectory that failed for good; its group completes without it."""
         row = self._end_lease(self._row(trajectory_id), "failed")
         return [row, *self._complete_if_all_done(row.group_id)]
 
     def close(self, group_ids: Iterable[int], batch: int | None) -> list[GroupRow]:
-        """The groups went into ``batch``, or (None) their evaluation is over."""
+        """Close groups that went into ``batch``, or (None) whose evaluation is over."""
         status: Literal["batched", "evaluated"] = "evaluated" if batch is None else "batched"
         return [replace(self._forget(group_id), status=status, batch=batch) for group_id in group_ids]
 
     def take_back(self, group: GroupRow, members: Iterable[TrajectoryRow]) -> None:
-        """A complete group is in play again."""
+        """Put a complete group back in play."""
         rows = list(members)
         self._groups[group.group_id] = group
         self._members[group.group_id] = tuple(row.trajectory_id for row in rows)
@@ -366,7 +366,7 @@ class Groups:
         return self._groups.pop(group_id)
 
     def _now_free(self, row: TrajectoryRow) -> None:
-        # Before the first look at a group it counts as one of which nothing is generated.
+        # A group not seen before counts as one without tokens.
         oldest_version = self._oldest_versions.get(row.group_id, 0)
         is_eval = self._groups[row.group_id].split == "eval"
         order = (not is_eval, not oldest_version, oldest_version, row.trajectory_id)

@@ -1,4 +1,4 @@
-"""Decides what may be taken from a peer: nothing that whatever stands behind the ledger would choke on.
+"""Decides what to accept from a peer: nothing that a later stage cannot handle.
 
 Message types bound each field by itself (``gspo_protocol.messages``). Here is what only the run knows: which tokens,
 turns and
@@ -28,7 +28,7 @@ RESERVED_METRICS: Final = frozenset({"event", "line", "time", "time_s"})
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFacts:
-    """What the ledger, which never sees tokens, must know of the arrays that came with a chunk."""
+    """Facts about a chunk's arrays for the ledger, which never sees tokens."""
 
     largest_token_id: int
 

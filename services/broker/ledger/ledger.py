@@ -73,7 +73,7 @@ from gspo_services.broker.rows import LedgerContents
 UNKNOWN_SESSION: Final = "unknown session: say hello"
 FORGIVE_EVERY_S: Final = 1.0
 ATTEMPTS_SHARE: Final = 4
-"""One rollout may use up this part of the failed attempts that end a run; more of them tell nothing about the run."""
+"""One rollout may use up this share of the failed attempts that end a run; further ones say nothing about the run."""
 ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
     "rollout": (LeaseRequest, Chunk, Chunks, Journal, Finish, Release, Heartbeat, Goodbye),
     "learner": (
@@ -108,10 +108,10 @@ class Ledger:
         self.training = Training(self.state, self.leases, now)
 
     def on_hello(self, hello: Hello, now: float, owner: Owner = NOBODY) -> list[Action]:
-        """First message of a session, or of a connection. The answer is Welcome, or Refused: fatal or to be tried again; a
+        """Handle the first message of a session or connection. The answer is Welcome, or Refused (fatal or retryable); a
         peer that says Hello far too often gets none.
 
-        ``owner``: what the sender has proved about itself.
+        ``owner``: the sender's proven identity.
         """
         self.peers.listen(now)
         sender = SessionKey(hello.peer, hello.session)
@@ -182,7 +182,7 @@ class Ledger:
         now: float,
         facts: TokenFacts | Gathered | None = None,
     ) -> list[Action]:
-        """Any message of a session. A sequenced one is acknowledged, also when it is a duplicate or refused.
+        """Handle any message of a session. A sequenced one is acknowledged, even if it is a duplicate or refused.
 
         ``facts``: of a Chunk's tokens, or what is in Chunks.
         """
@@ -218,19 +218,19 @@ class Ledger:
         return [*actions, ack, *self._advance_after(message, now)]
 
     def on_undelivered(self, trajectory_id: int, epoch: int, reason: str, now: float) -> list[Action]:
-        """A Lease could not be sent; ``reason`` says why it never can be, and is empty when the peer is away."""
+        """Handle a Lease that could not be sent; ``reason`` says why it never can be, and is empty if the peer is away."""
         return self._judged([*self.leases.undelivered(trajectory_id, epoch, reason), *self._advance(now)], now)
 
     def on_unreadable_batch(self, sender: SessionKey, index: int, reason: str, now: float) -> list[Action]:
-        """A batch could not be read or encoded for ``sender``."""
+        """Handle a batch that could not be read or encoded for ``sender``."""
         return [*self.training.on_unreadable(sender, index, reason), *self._advance(now)]
 
     def on_tasks_added(self, added: AddedTasks) -> list[Action]:
-        """More training tasks can be read."""
+        """Add training tasks."""
         return self.state.add_tasks(added)
 
     def reshelve(self, contents: LedgerContents) -> None:
-        """The answer to ``Reshelve``: everything that is on disk, once the round is."""
+        """Take the answer to ``Reshelve``: everything on disk, once the round is durable."""
         self.state.reshelve(contents)
 
     def on_tick(self, now: float) -> list[Action]:
@@ -245,7 +245,7 @@ class Ledger:
         return self._judged([*self.leases.expire(now, learner_waits=self.training.waits), *gone, *self._advance(now)], now)
 
     def on_end(self) -> list[Action]:
-        """The broker ends in order, perhaps for good. A stop is over if it was carried out and the learner has left;
+        """Note that the broker ends in order. A stop is over if it was carried out and the learner has left;
         otherwise the next broker continues it.
         """
         if self.peers.of_role("learner") or not (self.state.finished or self.state.stopped_without_the_others):
@@ -279,7 +279,7 @@ class Ledger:
             case Release():
                 return self.holders.on_release(sender, message)
             case Heartbeat() if peer.role == "learner":
-                return [self.leases.pulse(sender)]  # Each says only that its sender lives.
+                return [self.leases.pulse(sender)]  # These only show that the sender is alive.
             case Heartbeat():
                 self.peers.heartbeat(sender, message)
                 changes = self.fleet.changes(sender.peer, message.status, "heartbeat")
@@ -331,7 +331,7 @@ class Ledger:
         return [*self._left(peer, goodbye.reason or "goodbye"), *ended]
 
     def _left(self, peer: Peer, reason: str) -> list[Note]:
-        """Only the end of a rollout's session ends a rollout, whatever name another peer has."""
+        """Mark a rollout as gone. Only the end of a rollout's session does so, whatever name another peer has."""
         return self.fleet.changes(peer.key.peer, "gone", reason) if peer.role == "rollout" else []
 
     def _on_requeue(self, sender: SessionKey, request: RequeueRequest) -> list[Action]:
@@ -391,7 +391,7 @@ class Ledger:
         return any(not is_bad(other) for other in others)
 
     def _advance_after(self, message: Message, now: float) -> list[Action]:
-        """Frequent messages complete no group: what else they may change is seen at the next tick."""
+        """Advance, unless the message is frequent: such messages complete no group, and the next tick sees the rest."""
         frequent = (LeaseRequest, BatchPartRequest, Chunk, Chunks, Journal, Heartbeat)
         return [] if isinstance(message, frequent) else self._advance(now)
 

@@ -1,4 +1,4 @@
-"""Measures of a set of trajectories for metrics.jsonl: how they were sampled, how long their answers are, and how sure their
+"""Measures of trajectories for metrics.jsonl: how they were sampled, how long their answers are, and how certain their
 mean reward is.
 """
 

@@ -60,7 +60,7 @@ class State:
 
     @property
     def stop_reason(self) -> str:
-        """Why no further batch is assembled, as soon as that is known; empty while there is no reason."""
+        """Why no further batch is assembled; empty while the run continues."""
         return self.run.stop_reason
 
     @property
@@ -70,7 +70,7 @@ class State:
 
     @property
     def num_wanted_groups(self) -> int:
-        """How many more groups the rest of the run needs: none is admitted that no batch would take."""
+        """How many more groups the rest of the run needs: no group is admitted without a batch for it."""
         batches_left = self.config.num_batches - self.batches.num_assembled
         return batches_left * self.config.groups_per_batch - self.groups.num_training
 
@@ -99,7 +99,7 @@ class State:
 
     @property
     def next_sampling(self) -> GroupSampling:
-        """How a group is sampled that begins now: it is meant for the batch that comes after all groups under way."""
+        """The sampling of a group that begins now, for the batch after all groups under way."""
         return self.config.schedules.sampling_at(
             self.batches.num_assembled + self.groups.num_training // self.config.groups_per_batch
         )
@@ -175,12 +175,12 @@ class State:
         }
         ended = [lease_ended(member, f"its group was dropped: {reason}") for member in members if member.status == "leased"]
         note = Note(event="group_dropped", fields={"group_id": group_id, "reason": reason}, level="warning")
-        # Their rows may be behind their chunks, and nobody will extend them any more.
+        # Their rows may lag behind their chunks, and get no further chunks.
         whole = [Save(row=member) for member in members if member.status == "leased"]
         return [Save(row=row), *whole, *ended, WriteMetrics(line=line), note]
 
     def add_tasks(self, added: AddedTasks) -> list[Action]:
-        """The training set has more tasks from now on. Raises: ValueError when there is no such source."""
+        """Add tasks to the training set. Raises: ValueError when the source does not exist."""
         row = self.schedule.add(added, self.next_draw)
         fields = {"number": row.number, "source": row.source, "name": row.name, "num_tasks": row.num_tasks}
         line = {"event": "data_added", **fields, "prompt": self.next_prompt, "batch": self.batches.num_assembled}
@@ -276,7 +276,7 @@ class State:
         return [*(Save(row=each.group) for each in requeued), WriteMetrics(line=line), note]
 
     def fail_attempt(self, row: TrajectoryRow, reason: str) -> list[Action]:
-        """An attempt at a leased trajectory failed by itself, not with its lease: try once more, or give it up."""
+        """Handle an attempt that failed by itself, not with its lease: try once more, or give the trajectory up."""
         note = Note(
             event="attempt_failed",
             fields={
@@ -291,7 +291,7 @@ class State:
             return [note, Save(row=self.groups.release(row.trajectory_id, failed=True))]
         if self.groups.group(row.group_id).split == "eval":
             return [note, *saves(self.groups.give_up(row.trajectory_id)), *self.close_evaluations()]
-        # Its row may be behind its chunks, and nobody will extend it any more.
+        # Its row may lag behind its chunks, and gets no further chunks.
         whole = Save(row=self.groups.release(row.trajectory_id, failed=True))
         actions = [note, whole, *self.drop_group(row.group_id, "failed")]
         failures = self.run.failures_in_a_row + 1
@@ -303,7 +303,7 @@ class State:
         return actions
 
     def stop(self, reason: str) -> list[Action]:
-        """No further batch is assembled and nothing more is leased, also not by the next broker."""
+        """Stop the run: no broker, not even the next one, assembles another batch or grants a lease."""
         if self.stop_reason:
             return []
         reason = shortened(reason)  # The learner hears it with EndOfRun.
@@ -311,11 +311,11 @@ class State:
         return [*self.change_run(stop_reason=reason), note]
 
     def stop_is_over(self) -> list[Action]:
-        """The stop was carried out: starting the run again means continuing it."""
+        """Note that the stop was carried out: starting the run again continues it."""
         return self.change_run(stop_reason="", error="", failures_in_a_row=0)
 
     def change_run(self, **changes: Any) -> list[Action]:
-        """Change what is known about the run as a whole."""
+        """Change the row of the whole run."""
         run = replace(self.run, **changes)
         if run == self.run:
             return []
@@ -352,7 +352,7 @@ class State:
         return [*closed, *(WriteMetrics(line=line) for line in lines), *self._tell_learner(done), evaluation_note(done)]
 
     def _tell_learner(self, row: EvaluationRow) -> list[Action]:
-        """The learner decides by it which checkpoint to keep. One that is away hears it after its Resume."""
+        """Tell the learner, which then decides which checkpoint to keep. An absent one hears it after its Resume."""
         if not self.run.learner_session or not self.evaluations.decides(row):
             return []
         learner = SessionKey(self.run.learner_peer, self.run.learner_session)

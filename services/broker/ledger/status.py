@@ -12,7 +12,7 @@ NAMED_BATCHES: Final = 8
 
 
 def status_of(state: State, peers: Peers, fleet: Fleet, training: Training, now: float) -> dict[str, Any]:
-    """Plain data; what is not known yet is None."""
+    """Return plain data; None for what is not known yet."""
     batches = state.batches
     last = batches.last
     evaluated = state.evaluations.last_done
@@ -77,7 +77,7 @@ def _quarantined(state: State) -> dict[str, Any]:
 
 
 def groups_by_state(state: State) -> dict[str, int]:
-    """Training groups by what became of them."""
+    """Count training groups by state."""
     complete = state.groups.num_complete
     return {
         "open": state.groups.num_training - complete,

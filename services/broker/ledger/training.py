@@ -44,7 +44,7 @@ NAMED_GROUPS: Final = 4
 
 
 class Training:
-    """What is published and trained. At most one request for a batch waits: the learner's latest."""
+    """Publications and trainings. At most one request for a batch waits: the learner's latest."""
 
     def __init__(self, state: State, leases: Leases, now: float) -> None:
         self._state = state
@@ -58,7 +58,7 @@ class Training:
         """Tokens of the last trained batch over the time since the one before."""
 
     def learner_lost(self) -> list[Action]:
-        """The learner was replaced: it ended without a word, perhaps because of the batch that it had."""
+        """Handle a learner that was replaced: it died without a report, perhaps because of its batch."""
         state = self._state
         index = state.run.learner_batch
         if index is None or index < state.batches.checkpointed:
@@ -69,11 +69,11 @@ class Training:
 
     @property
     def waits(self) -> bool:
-        """Whether the learner has asked for a batch that there is not yet."""
+        """Whether the learner has asked for a batch that does not exist yet."""
         return self._waiting is not None
 
     def session_ended(self) -> None:
-        """The learner left, or was replaced: its request for a batch is void."""
+        """Drop the request for a batch of a learner that left or was replaced."""
         self._waiting = None
         self._last_trained_at = None
         self._session_has_checkpointed = False
@@ -120,7 +120,7 @@ class Training:
         batch = state.batches.batch(trained.index)
         report = {} if batch is None else batch_report(batch)
         if state.config.num_brokers > 1:
-            # The learner says what all shares make together.
+            # The learner reports the totals of all shares.
             report |= {name: trained.metrics.get(name, value) for name, value in report.items()}
         self.tokens_per_s = None
         if batch is not None and self._last_trained_at is not None and now > self._last_trained_at:
@@ -142,7 +142,7 @@ class Training:
         return [*saves(rows), *saves(state.failures.trained(trained.index)), WriteMetrics(line=line), note]
 
     def on_failed(self, sender: SessionKey, failed: BatchFailed) -> list[Action]:
-        """The learner ends, because it could not train a batch."""
+        """Handle the report of a learner that ends because it could not train a batch."""
         state = self._state
         index = failed.index
         if index >= state.batches.num_assembled:
@@ -176,7 +176,7 @@ class Training:
         return [*saves(rows), *(Note(event="batches_checkpointed", fields=msgspec.to_builtins(row)) for row in rows)]
 
     def on_resume(self, sender: SessionKey, resume: Resume) -> list[Action]:
-        """A learner that found its newest checkpoint damaged resumes from an older one."""
+        """Handle a learner that resumes, from an older checkpoint if its newest was damaged."""
         if resume.next_batch < self._state.batches.checkpointed and self._session_has_checkpointed:
             return []  # It was overtaken by the checkpoint that followed it.
         try:
@@ -190,7 +190,7 @@ class Training:
         return [*saves(rows), *again, Note(event="learner_resumed", fields=fields, level="warning" if rows else "info")]
 
     def on_batch_request(self, sender: SessionKey, request: BatchRequest) -> list[Action]:
-        """An assembled batch is delivered at once; a request for the next one waits (see ``advance``)."""
+        """Deliver an assembled batch at once; a request for the next one waits (see ``advance``)."""
         batches = self._state.batches
         if request.index > batches.num_assembled or request.index < batches.checkpointed:
             reason = (
@@ -206,7 +206,7 @@ class Training:
         return survived
 
     def on_part_request(self, sender: SessionKey, request: BatchPartRequest) -> list[Action]:
-        """The learner has room for parts of a batch that it was told of, maybe by a former life of this broker."""
+        """Send parts of a batch that was announced to the learner, maybe by an earlier life of this broker."""
         batches = self._state.batches
         if not batches.checkpointed <= request.index < batches.num_assembled:
             reason = (
@@ -221,7 +221,7 @@ class Training:
     # --- after every event -------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> list[Action]:
-        """Answer the waiting request, if it can be: with a new batch, with the end of the run, or with what it waits for."""
+        """Answer the waiting request if possible: with a new batch, the end of the run, or the reason to wait."""
         if self._waiting is None:
             return []
         sender, request = self._waiting
@@ -304,7 +304,7 @@ class Training:
         return [*self._state.change_run(learner_batch=index), DeliverBatch(to=sender, index=index)]
 
     def _survived(self, next_batch: int) -> list[Action]:
-        """The learner has trained the batches below ``next_batch``."""
+        """Note that the learner has trained the batches below ``next_batch``."""
         index = self._state.run.learner_batch
         if index is None or index >= next_batch:
             return []
@@ -380,5 +380,5 @@ class Training:
 
 
 def _refuse(sender: SessionKey, reason: str, message_type: str) -> Reply:
-    """Refuse for good: a learner that contradicts the ledger cannot repair that by continuing."""
+    """Refuse fatally: a learner that contradicts the ledger cannot fix that by continuing."""
     return Reply(to=sender, message=Refused(reason=shortened(reason), message_type=message_type, fatal=True))

@@ -1,4 +1,4 @@
-"""When each lease ends, in order: finding those that have ended looks at no other. Pure."""
+"""The deadline of each lease, in order, so that finding expired ones touches no others. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -15,18 +15,18 @@ class Deadlines:
         return len(self._at)
 
     def set(self, trajectory_id: int, at: float) -> None:
-        """``at``: no earlier than any that was set before."""
+        """Set one deadline. ``at`` must not be earlier than any set before."""
         self.set_all((trajectory_id,), at)
 
     def set_all(self, trajectory_ids: Iterable[int], at: float) -> None:
-        """The same for several: one for each trajectory of which tokens came."""
+        """Set the same deadline for several trajectories, after tokens of each."""
         known, to_end = self._at, self._at.move_to_end
         for trajectory_id in trajectory_ids:
             known[trajectory_id] = at
             to_end(trajectory_id)
 
     def remove(self, trajectory_id: int) -> None:
-        """It need not be there."""
+        """Remove a trajectory's deadline, if it has one."""
         self._at.pop(trajectory_id, None)
 
     def past(self, now: float) -> list[int]:
@@ -34,6 +34,6 @@ class Deadlines:
         return [trajectory_id for trajectory_id, _ in takewhile(lambda item: item[1] <= now, self._at.items())]
 
     def postpone(self, seconds: float) -> None:
-        """All of them, by so much."""
+        """Postpone all deadlines by this much."""
         for trajectory_id in self._at:
             self._at[trajectory_id] += seconds

@@ -1,4 +1,4 @@
-"""What comes in under a lease: tokens, entries of the journal, the end of the episode, or the lease back."""
+"""Messages under a lease: tokens, journal entries, the end of the episode, or the lease handed back."""
 
 from collections.abc import Iterable, Iterator
 from itertools import compress
@@ -18,7 +18,7 @@ NO_VERSION: Final = "a lease is granted only when a version is published"
 
 
 class HolderMessages:
-    """Takes what a lease's holder sends, once; what others send is answered with the end of their lease."""
+    """Takes each message of a lease's holder once; tells any other sender that its lease has ended."""
 
     def __init__(self, state: State, leases: Leases) -> None:
         self._state = state
@@ -27,7 +27,7 @@ class HolderMessages:
     def on_tokens(
         self, sender: SessionKey, message: Chunk | Chunks, facts: TokenFacts | Gathered | None, now: float
     ) -> list[Action]:
-        """One chunk, or many. ``facts``: what is known of its tokens, or what is in the message."""
+        """Take one chunk, or many. ``facts``: about the chunk's tokens, or the content of the message."""
         if isinstance(message, Chunks):
             assert isinstance(facts, Gathered), "many chunks are handed in as they are read"
             return self.on_chunks(sender, facts, now)
@@ -46,8 +46,8 @@ class HolderMessages:
         return [Save(row=grown), AppendChunk(chunk=chunk, peer=sender.peer)]
 
     def on_chunks(self, sender: SessionKey, chunks: Gathered, now: float) -> list[Action]:
-        """Usual chunks of many trajectories together, then each of the others by itself, in order: one that is refused costs
-        the others nothing.
+        """Take usual chunks of many trajectories together, then the others one by one, in order: a refused chunk
+        does not affect the others.
         """
         is_taken, due = self._extend(sender, chunks.stretch_columns)
         together = list(compress(chunks.stretches, is_taken))
@@ -66,7 +66,7 @@ class HolderMessages:
         return taken.is_taken, taken.due
 
     def _one_after_another(self, sender: SessionKey, chunks: Gathered, places: Iterable[int], now: float) -> list[Action]:
-        """Stretches that were not taken with all others."""
+        """Take the stretches that were not taken together."""
         actions: list[Action] = []
         taken = AppendChunks(chunks=chunks, peer=sender.peer)
         ended: set[tuple[int, int]] = set()
@@ -78,7 +78,7 @@ class HolderMessages:
             for stretch, found in self._steps(sender, chunks, place):
                 if isinstance(found, list):
                     if found:
-                        # What follows may write this trajectory's row again: after those that came before it.
+                        # Later chunks may write this trajectory's row again: after those before it.
                         ended.add(lease)
                         actions += [taken, *found]
                         taken = AppendChunks(chunks=chunks, peer=sender.peer)
@@ -203,7 +203,7 @@ class HolderMessages:
         return self._refuse(sender, row, "chunks", f"chunks[{place}]: {reason}")
 
     def _refuse(self, sender: SessionKey, row: TrajectoryRow, message_type: str, reason: str) -> list[Action]:
-        """What the holder sent cannot be accepted: a failed attempt, and the lease ends."""
+        """Refuse a holder's message: the attempt has failed, and the lease ends."""
         text = f"trajectory {row.trajectory_id}: {reason}"
         refused = Reply(to=sender, message=Refused(reason=shortened(text), message_type=message_type))
         return [refused, told_ended(sender, row.trajectory_id, row.epoch, reason), *self._leases.failed(sender, row, text)]

@@ -30,10 +30,10 @@ RETRY_LATER_S: Final = 1.0
 
 
 class Leases:
-    """Who holds what, and until when. Deadlines are not durable: after a restart each lease gets a fresh one."""
+    """Holders and deadlines of leases. Deadlines are not durable: after a restart each lease gets a fresh one."""
 
     def __init__(self, state: State, now: float, discounts: Callable[[SessionKey], bool] = lambda sender: False) -> None:
-        """``discounts`` says whether the failed attempts of a session count against nothing but itself."""
+        """``discounts`` says whether a session's failed attempts count only against itself."""
         self._state = state
         self._discounts = discounts
         self._deadlines = Deadlines()
@@ -53,7 +53,7 @@ class Leases:
         """Grant up to ``capacity`` leases: a share of them to evaluations, the others to unfinished trajectories, then to
         new groups; what training has no use for goes to evaluations as well.
 
-        ``is_serving``: the rollout has said that its engine serves a verified version.
+        ``is_serving``: the rollout reports that its engine serves a verified version.
         """
         state = self._state
         if state.stop_reason or state.finished:
@@ -76,7 +76,7 @@ class Leases:
         waiting = state.groups.free_held_out()
         held_out = [row for row in waiting if self._may_grant(window, row, request.policy_version)]
         first = self._num_for_evaluation(len(held_out), request.capacity)
-        for row in chain(held_out[:first], state.groups.free_for_training()):  # Held-out ones come first.
+        for row in chain(held_out[:first], state.groups.free_for_training()):  # Evaluations come first.
             if not left:
                 break
             if self._may_grant(window, row, request.policy_version):
@@ -100,7 +100,7 @@ class Leases:
         return actions
 
     def on_slowed(self, sender: SessionKey, request: LeaseRequest, retry_s: float) -> list[Action]:
-        """The sender gets no lease before ``retry_s``, because of what it did with others."""
+        """Grant nothing before ``retry_s``, because of how the sender used earlier leases."""
         reason: NoLeaseReason = "slowed"
         return [Reply(to=sender, message=NoLease(request_id=request.request_id, reason=reason, retry_s=retry_s))]
 
@@ -170,7 +170,7 @@ class Leases:
         return "no_prompts" if state.num_wanted_groups <= 0 else "window_full"
 
     def undelivered(self, trajectory_id: int, epoch: int, reason: str) -> list[Action]:
-        """A Lease could not be sent, so nobody holds it. With a ``reason`` it is a failed attempt."""
+        """Free a lease that could not be sent, so has no holder. With a ``reason`` it is a failed attempt."""
         row = self._state.groups.trajectory(trajectory_id)
         if row is None or row.status != "leased" or row.epoch != epoch:
             return []
@@ -187,7 +187,7 @@ class Leases:
         return actions
 
     def session_ended(self, sender: SessionKey) -> list[Action]:
-        """A Goodbye ends all of the sender's leases: what it did not hand back resumes elsewhere at once."""
+        """End all leases of a sender that said Goodbye: what it did not hand back resumes elsewhere at once."""
         held = self._state.groups.held_by(sender.peer)
         return self._end_leases(row for row in held if row.holder_session == sender.session)
 
@@ -200,7 +200,7 @@ class Leases:
         return actions
 
     def on_heartbeat(self, sender: SessionKey, heartbeat: Heartbeat, now: float) -> list[Action]:
-        """Renew exactly the leases that ``heartbeat`` names; one that the sender does not hold has ended."""
+        """Renew exactly the leases that ``heartbeat`` names; tell the sender which of them it no longer holds."""
         state = self._state
         actions: list[Action] = []
         end = now + state.config.lease_s
@@ -226,7 +226,7 @@ class Leases:
         """End leases that were not renewed, or that brought no token for long: their trajectories resume elsewhere.
 
         Time in which the broker was not listening does not count: heartbeats sent in it are still to be read.
-        ``learner_waits``: for a batch, so that a lease that is late holds everything up.
+        ``learner_waits``: for a batch, so that a late lease delays the whole run.
         """
         deaf_s = now - self._last_tick
         self._last_tick = now
@@ -264,7 +264,7 @@ class Leases:
         self._progress.ended(trajectory_id, done=row is None or row.status == "finished")
 
     def _take_back(self, row: TrajectoryRow, reason: str, unused: dict[SessionKey, None]) -> list[Action]:
-        """End a lease, and note in ``unused`` who had it for nothing."""
+        """End a lease, and note in ``unused`` who held it without tokens."""
         self._forget(row.trajectory_id)
         if row.num_tokens == row.lease_start:
             unused[SessionKey(row.holder_peer, row.holder_session)] = None
@@ -274,7 +274,7 @@ class Leases:
         return [lease_ended(row, reason), Save(row=self._state.groups.release(row.trajectory_id, failed=False))]
 
     def _take_back_late(self, now: float, unused: dict[SessionKey, None]) -> list[Action]:
-        """The learner waits, a rollout has room, and these leases have brought nothing for far longer than is usual."""
+        """End leases without progress for unusually long, while the learner waits and another rollout has room."""
         late = self._progress.late(now)
         actions: list[Action] = []
         for row in self._leased(late):
@@ -288,9 +288,9 @@ class Leases:
         return actions
 
     def _end_idle(self, now: float) -> list[Action]:
-        """End leases that are renewed without a token: they would hold their groups, and with them the batch, for ever.
+        """End leases that are renewed without tokens: they would block their groups, and so the batch, for ever.
 
-        One of each holder at a time, so that each is held against it before it is decided whether the next one counts.
+        One per holder at a time, so that each offence is counted before the next one is judged.
         """
         actions: list[Action] = []
         holders: set[SessionKey] = set()
@@ -324,7 +324,7 @@ class Leases:
         return row if sender == (row.holder_peer, row.holder_session) else None
 
     def failed(self, sender: SessionKey, row: TrajectoryRow, reason: str) -> list[Action]:
-        """The attempt of a peer that alone fails does not count: it must not use up what the trajectory may fail."""
+        """Count a failed attempt, unless only this peer fails: it must not use up the trajectory's attempts."""
         if not self._discounts(sender):
             return self._state.fail_attempt(row, reason)
         fields = {"trajectory_id": row.trajectory_id, "peer": sender.peer, "reason": reason}
@@ -332,7 +332,7 @@ class Leases:
         return [note, Save(row=self._state.groups.release(row.trajectory_id, failed=False))]
 
     def moved(self, trajectory_ids: Collection[int], now: float, *, ends: bool = False) -> None:
-        """Something came in under these leases, so that they are not idle."""
+        """Note progress under these leases, so that they are not idle."""
         if not ends:
             self._idle_deadlines.set_all(trajectory_ids, now + self._state.config.idle_lease_s)
         self._progress.moved(trajectory_ids, now)

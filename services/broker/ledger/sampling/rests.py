@@ -1,6 +1,6 @@
 """Decides which tasks rest: those whose groups had zero advantage several times in a row, solved always or never.
 
-What rests is passed over, and comes back when enough batches were assembled. All of it follows from rows of the ledger.
+A resting task is skipped until enough batches are assembled. Everything follows from rows of the ledger.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from typing import Final
 from gspo_services.broker.rows import TaskRow
 
 MOST_PASSED_OVER: Final = 1000
-"""Draws that one prompt passes over. When so many in a row rest, the one that comes back first is sampled."""
+"""Draws that one prompt skips at most. If so many in a row rest, the task that returns first is sampled."""
 
 
 class Rests:

@@ -1,6 +1,6 @@
 """Decides which task comes next: several sources with weights, and tasks that are added while the run goes on.
 
-The draws are a function of the run's seed, the sources and the additions alone, so that a broker that starts again goes on
+The draws depend only on the run's seed, the sources and the additions, so that a restarted broker continues
 with the same tasks. A prompt takes the next draw whose task does not rest (see ``rests.py``).
 """
 
@@ -23,7 +23,7 @@ class SourceShare:
 
 @dataclass(frozen=True, kw_only=True)
 class AddedTasks:
-    """Tasks that the run has got while it goes on; see ``AdditionRow`` for the fields."""
+    """Tasks added during the run; see ``AdditionRow`` for the fields."""
 
     source: str
     name: str
@@ -42,7 +42,7 @@ class TaskSchedule:
         additions: Sequence[AdditionRow] = (),
         share: Share = WHOLE,
     ) -> None:
-        """No sources: tasks without end, each index once. Raises: ValueError when there is nothing to train on."""
+        """Without sources tasks are endless, each index once. Raises: ValueError when there is nothing to train on."""
         if sources and not sum(source.num_tasks for source in sources):
             raise ValueError("the environment has 0 training tasks: there is nothing to sample trajectories for")
         for source in sources:
@@ -72,7 +72,7 @@ class TaskSchedule:
         return self._last
 
     def add(self, added: AddedTasks, next_draw: int) -> AdditionRow:
-        """More tasks, from draw ``next_draw`` on. Raises: ValueError for tasks without end, and for another source."""
+        """Add tasks from draw ``next_draw`` on. Raises: ValueError for endless tasks and for an unknown source."""
         if added.source not in self.source_names:
             names = ", ".join(self.source_names) or "tasks without end, and nothing to add to"
             raise ValueError(f'there is no source "{added.source}": the run has {names}')
@@ -136,7 +136,7 @@ class TaskSchedule:
 
 
 class _Passes:
-    """One source: its tasks again and again, each time in another order."""
+    """One source: repeated passes over its tasks, each in a new order."""
 
     def __init__(self, seed: int, salt: str, tasks: Sequence[int]) -> None:
         self._seed = seed
@@ -154,7 +154,7 @@ class _Passes:
         return self._left.pop()
 
     def add(self, tasks: Sequence[int]) -> None:
-        """They are mixed into what is left of the present pass."""
+        """Mix new tasks into the rest of the current pass."""
         self._tasks += tasks
         if self._pass >= 0:
             self._left += tasks

@@ -1,7 +1,7 @@
-"""Which ids, prompts and tasks belong to a broker, where several share a run.
+"""Assigns ids, prompts and tasks to the brokers that share a run.
 
-Of N brokers, broker K has the ids, prompts and tasks whose remainder by N is K. So an id says whose it is, no two brokers
-ever give the same one, and a task is always sampled, judged and left to rest by one broker.
+Of N brokers, broker K has the ids, prompts and tasks whose remainder by N is K. So an id shows its broker, no two brokers
+ever use the same one, and one broker samples, judges and rests each task.
 """
 
 from collections.abc import Sequence
