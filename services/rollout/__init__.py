@@ -1,1 +1,1 @@
-"""The rollout process: leases in, trajectories out, on an SGLang server of its own."""
+"""The rollout process: leases in, trajectories out, on its own SGLang server."""

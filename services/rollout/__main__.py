@@ -78,7 +78,7 @@ def _run() -> None:
 async def run_rollout(arguments: ProcessArguments, stop: asyncio.Event, clock: Clock | None = None) -> None:
     """Start SGLang (or use the one at server_url) and work for the broker until ``stop``. ``clock``: None: the machine's.
 
-    Raises: ConfigurationError, EndpointError, ServiceError that name the remedy, in a group.
+    Raises: a group of ConfigurationError, EndpointError, ServiceError, which name the remedy.
     """
     started = asyncio.Event()
     clock = MonotonicClock() if clock is None else clock
@@ -95,14 +95,14 @@ async def run_rollout(arguments: ProcessArguments, stop: asyncio.Event, clock: C
 
 
 async def _cancel_the_start(working: asyncio.Task[None], stop: asyncio.Event, started: asyncio.Event) -> None:
-    """Cancel a start that ``stop`` interrupts: SGLang takes a minute, and a rollout has nothing to hand back before."""
+    """Cancel a start that ``stop`` interrupts: SGLang takes a minute, and the rollout holds no leases yet."""
     await stop.wait()
     if not started.is_set():
         working.cancel("stopped while starting")
 
 
 async def _beat_while_starting(health: Health, started: asyncio.Event) -> None:
-    """Count as alive during the start: a model may load for minutes (rollout.start_timeout_s)."""
+    """Report liveness during the start: a model may load for minutes (rollout.start_timeout_s)."""
     while not await until_stopped(started, BEAT_S):
         health.beat()
 
@@ -138,7 +138,7 @@ async def _generate(
     context = zmq.asyncio.Context()
     try:
         async with AsyncExitStack() as stack:
-            # Before SGLang, which takes a minute: a mistake in the user's code is known at once.
+            # Before SGLang, which takes a minute: a mistake in the user's code shows at once.
             player = await stack.enter_async_context(open_user_code(settings, arguments.name, metrics))
             lock = await stack.enter_async_context(_first_hold(settings, arguments.name, clock, metrics))
             engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size, registry, lock))
@@ -204,7 +204,7 @@ def _open_brokers(
 
 
 async def _shared(settings: Settings, engine: Engine) -> int:
-    """Heads of keys and values of a model that the engine's ranks share; 1 if none share it.
+    """Return the number of key-value heads of a model that is sharded over ranks; 1 for an unsharded one.
 
     Raises: ConfigurationError when its shards could not be verified. EngineError.
     """
@@ -220,9 +220,9 @@ async def _shared(settings: Settings, engine: Engine) -> int:
 
 
 def _require_served(settings: Settings) -> None:
-    """Check that SGLang computes what the model's config.json says. Raises: ConfigurationError.
+    """Check that SGLang serves the model of config.json. Raises: ConfigurationError.
 
-    A server that somebody else has started may have a model of which only the tokenizer is here.
+    A server started by someone else may have a model of which only the tokenizer is here.
     """
     if settings.rollout.server_url and not (settings.model.path / "config.json").is_file():
         return

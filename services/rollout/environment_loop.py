@@ -67,7 +67,7 @@ class EnvironmentLoop:
         while True:
             if not trajectory.turn_done:
                 await self._act(lease, trajectory)
-            # Sent before the step: a rollout that resumes from here repeats the step and gets the same result.
+            # Send before the step: a rollout that resumes from here repeats the step and gets the same result.
             await self.send_chunk(trajectory)
             cut = int(trajectory.token_ids[-1]) not in self.tokenizer.stop_ids
             step, reward = await self._step(lease, trajectory)
@@ -152,7 +152,7 @@ class EnvironmentLoop:
                     if piece.finish_reason is None and trajectory.num_unsent >= self.chunk_tokens:
                         await self.send_chunk(trajectory)
         except EngineRefused as error:
-            # The refusal is about this request: another engine would refuse it as well.
+            # The fault is in this request: another engine would refuse it as well.
             raise EpisodeFailed(f"the engine refused the request: {error}") from error
 
     async def _step(self, lease: Lease, trajectory: Trajectory) -> tuple[Step, float]:
@@ -212,7 +212,7 @@ class EnvironmentLoop:
         return EpisodeFailed(f"no reward: {error}")
 
     def _observation(self, lease: Lease, trajectory: Trajectory, step: Step) -> list[int]:
-        """Tokens of the environment's messages; empty when they and an answer do not fit."""
+        """Return the tokens of the environment's messages; empty if there is no room for them and an answer."""
         if trajectory.turn + 1 >= self.max_turns:
             return []
         tokens = self._encoded(self.tokenizer.observation_ids, step.messages)
@@ -253,7 +253,7 @@ class EnvironmentEpisode:
 
 @contextmanager
 def _user_code(what: str, trajectory: Trajectory) -> Iterator[None]:
-    """The environment is the user's code: any error in it fails this episode and is reported with it."""
+    """Run the user's environment code: any error in it fails this episode and is reported with it."""
     try:
         yield
     except EpisodeFailed:
@@ -264,7 +264,7 @@ def _user_code(what: str, trajectory: Trajectory) -> Iterator[None]:
 
 
 def _as_it_travels(state: Plain) -> Plain:
-    """``state`` as another rollout receives it with the lease. Raises: EpisodeFailed when it does not fit a chunk."""
+    """Return ``state`` as another rollout receives it with the lease. Raises: EpisodeFailed when it does not fit a chunk."""
     try:
         packed = msgpack.packb(state, use_bin_type=True)
     except (TypeError, ValueError, OverflowError) as error:

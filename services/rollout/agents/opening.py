@@ -1,4 +1,4 @@
-"""Opens what agents need, as the configuration says: the endpoint, and the processes or the service that solve episodes."""
+"""Opens what agents need, from the configuration: the endpoint, and the processes or service that solve episodes."""
 
 import shutil
 from asyncio import TaskGroup
@@ -27,7 +27,7 @@ from gspo_services.tasks.agents import (
 )
 
 CALLS_PER_EPISODE: Final = 4
-"""Connections of the endpoint for each episode; agents that call side by side keep some more."""
+"""Connections of the endpoint for each episode; agents with concurrent calls keep a few more."""
 
 
 @asynccontextmanager
@@ -61,7 +61,7 @@ async def open_agents(
 
 
 def require_agent(agent: AgentSection) -> None:
-    """Raises: ConfigurationError when the program or the interpreter is not there."""
+    """Raises: ConfigurationError when the program or the interpreter does not exist."""
     for key, program in (("agent.command", agent.command[:1]), ("agent.python", [agent.python][: bool(agent.python)])):
         for path in program:
             if shutil.which(path) is None:

@@ -18,7 +18,7 @@ Solve = Callable[[AgentTask, StepJournal], Awaitable[AgentResult]]
 
 @dataclass(frozen=True, kw_only=True)
 class AgentTerms:
-    """What holds for every episode."""
+    """Terms that apply to every episode."""
 
     deadline_s: float
     on_deadline: Literal["fail", "zero"]
@@ -51,7 +51,7 @@ class AgentEpisodes:
 
     async def stop_generating(self) -> None:
         """See ``EpisodeRunner.stop_generating``."""
-        # First the door: an agent whose call is ended here asks again at once.
+        # Close the endpoint first: an agent whose call is ended asks again at once.
         await self._refuse_calls()
         await self._shared.engine.stop_generating()
 
@@ -81,7 +81,7 @@ class AgentEpisodes:
             return
         self._shared.metrics.agent_failures.labels(failure=result.failure).inc()
         if result.failure == "unknown_function":
-            # Of no episode of this run: to try them all would only drop every group.
+            # The fault affects every episode: trying them all would only drop every group.
             raise ConfigurationError(f"agent.function: {result.detail}")
         if result.failure == "deadline" and self._terms.on_deadline == "zero":
             await calls.finish(0.0, "length")

@@ -1,6 +1,6 @@
-"""What the endpoint and the episodes behind it say to each other: a call, its pieces, its answer, or why it is refused.
+"""Messages between the endpoint and its episodes: a call, its pieces, its answer, or a refusal.
 
-The endpoint knows HTTP and OpenAI's shapes; it knows neither tokens nor leases. Whoever answers a call knows those.
+The endpoint knows HTTP and OpenAI's shapes, but neither tokens nor leases. The episodes know those.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A function that the model wants called."""
+    """A function call that the model requests."""
 
     id: str
     name: str
@@ -23,7 +23,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of an agent to the model, checked and in one form whatever the client wrote."""
+    """One request of an agent to the model, checked and normalised."""
 
     messages: list[dict[str, Any]]
     """Each has ``role`` (system, developer, user, assistant, tool) and ``content`` (a string, or None beside tool calls),
@@ -42,7 +42,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """Text that certainly belongs to the answer, as it grows."""
+    """Text that is final in the growing answer."""
 
     id: str
     """That of the answer; a client sees it with the first piece of a stream."""
@@ -71,10 +71,10 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallRefused(Exception):
-    """This call cannot be answered; the agent gets ``status``, ``code`` and ``text``, which says the way out."""
+    """This call cannot be answered; the agent gets ``status``, ``code`` and ``text``, which says what to do."""
 
     def __init__(self, status: int, code: str, text: str, *, param: str | None = None) -> None:
-        """``param`` is the field of the request that is at fault, such as ``messages[2].content``."""
+        """``param`` is the faulty field of the request, such as ``messages[2].content``."""
         super().__init__(text)
         self.status = status
         self.code = code
@@ -87,21 +87,21 @@ class Calls(Protocol):
 
     @property
     def temperature(self) -> float:
-        """At which the episode is sampled, whatever the agent asks for."""
+        """The episode's sampling temperature, whatever the agent asks for."""
         ...
 
     def call(self, request: CallRequest) -> AsyncGenerator[CallDelta | CallAnswer, None]:
         """Answer one call: deltas, then exactly one CallAnswer. Calls of one episode may run at the same time.
 
-        Closing the generator early leaves the call to go on or to be replayed; nothing that was sampled is lost. Whoever has
-        given the answer to the agent runs the generator to its end; until then an equal request gets this answer again.
+        If the generator is closed early, the call continues or can be replayed; no sampled token is lost. Whoever has
+        delivered the answer to the agent must exhaust the generator; until then an equal request gets this answer again.
         Raises: CallRefused.
         """
         ...
 
 
 class Episodes(Protocol):
-    """The episodes that are under way on this rollout."""
+    """The episodes running on this rollout."""
 
     @property
     def model(self) -> str:

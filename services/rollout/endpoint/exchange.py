@@ -1,4 +1,4 @@
-"""One HTTP exchange with an agent: a JSON answer or a stream of events, and an error in the form that is still possible."""
+"""One HTTP exchange with an agent: a JSON answer or an event stream, and errors in whatever form is still possible."""
 
 import asyncio
 import re
@@ -20,11 +20,11 @@ _TO_RETRY: Final = (408, 429, 503)
 
 
 class AgentGone(Exception):
-    """Nobody takes the answer any more: the agent hung up, or does not read."""
+    """The agent no longer takes the answer: it hung up, or does not read."""
 
 
 class Exchange:
-    """A request and its response, which is bounded in memory: each write waits until the agent has read what came before."""
+    """A request and its response, bounded in memory: each write waits until the agent has read the previous one."""
 
     def __init__(self, request: web.BaseRequest, *, silent_s: float) -> None:
         """``silent_s`` bounds the wait for the agent's next bytes, and for the agent to take ours."""
@@ -100,11 +100,11 @@ class Exchange:
             await self._response.write_eof()
 
     async def refuse(self, refused: CallRefused) -> None:
-        """Say why there is no answer, or no more of it. Raises: AgentGone."""
+        """Tell the agent why there is no answer, or no more of it. Raises: AgentGone."""
         if self._response is None:
             await self.answer(refused.status, error_body(refused))
         elif not self._response.prepared or isinstance(self._response, web.Response):
-            # An answer that was under way when the failure came cannot be taken back.
+            # An answer that has begun cannot be revoked.
             raise AgentGone
         else:
             await self.send(error_event(refused))
@@ -112,17 +112,17 @@ class Exchange:
 
     @property
     def response(self) -> web.StreamResponse:
-        """The response as it was sent; for a connection that is gone, one that nobody gets."""
+        """The response as sent; a placeholder for a closed connection."""
         return web.Response(status=499) if self._response is None else self._response
 
     def hang_up(self) -> None:
-        """Drop the connection and what waits to be sent, so that an agent that does not read holds no memory."""
+        """Drop the connection and its unsent data, so that an agent that does not read holds no memory."""
         if self.request.transport is not None:
             self.request.transport.abort()
 
     @asynccontextmanager
     async def _taking(self) -> AsyncIterator[None]:
-        """Raises: AgentGone when what is written inside is not taken in time, or by nobody."""
+        """Raises: AgentGone when the agent does not take in time what is written inside."""
         try:
             async with asyncio.timeout(self._silent_s) as limit:
                 yield

@@ -1,4 +1,4 @@
-"""The fields of a JSON object that a client wrote, read with checks: each refusal names the field and what it must be."""
+"""Reads the fields of a client's JSON object with checks: each refusal names the field and what it must be."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gspo_services.rollout.endpoint.calls import CallRefused
 from gspo_services.shared.runtime.plain_text import one_line
 
 MAX_DEPTH: Final = 64
-"""Nesting of what is passed on as it came: schemas, arguments, options of the template. Code behind it is recursive."""
+"""Nesting of values passed on unchanged: schemas, arguments, template options. Later code is recursive."""
 _LARGEST: Final = 2**31 - 1
 _SHOWN_CHARACTERS: Final = 60
 
 
 class Fields:
-    """One object. It remembers which fields were asked for; the others are ``unknown``. A null is as good as no field."""
+    """One object. It remembers which fields were read; the others are ``unknown``. A null counts as a missing field."""
 
     def __init__(self, plain: object, path: str = "") -> None:
         """``path`` is where the object is in the request, empty for the request itself. Raises: CallRefused."""
@@ -32,11 +32,11 @@ class Fields:
 
     @property
     def unknown(self) -> list[str]:
-        """Fields that have a value and that nobody asked for."""
+        """Fields with a value that were never read."""
         return [name for name, value in self._plain.items() if value is not None and name not in self._asked]
 
     def value(self, name: str) -> Any:
-        """Whatever the field holds; None without it."""
+        """Return the field's value; None if it is missing."""
         self._asked.add(name)
         return self._plain.get(name)
 
@@ -129,7 +129,7 @@ def check_depth(plain: object, path: str) -> None:
 
 
 def decode(text: bytes | bytearray | str) -> Any:
-    """JSON as plain Python. Raises: ValueError, also for what is not UTF-8 and for nesting that no decoder stands."""
+    """Decode JSON to plain Python. Raises: ValueError, also for invalid UTF-8 and for excessive nesting."""
     try:
         return msgspec.json.decode(text)
     except RecursionError as error:

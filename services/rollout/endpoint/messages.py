@@ -1,4 +1,4 @@
-"""The messages of a call, checked and in one form whatever the client wrote."""
+"""Checks and normalises the messages of a call."""
 
 from typing import Any, Final
 
@@ -38,7 +38,7 @@ def _message(fields: Fields) -> dict[str, Any]:
     if role == "assistant":
         _refuse_what_no_answer_has(fields)
         calls = _tool_calls(fields)
-        # An answer of nothing but reasoning has no content either, and comes back as it was.
+        # An answer with only reasoning has no content either, and comes back as it was.
         message["content"] = content if calls else content or ""
         if calls:
             message["tool_calls"] = calls

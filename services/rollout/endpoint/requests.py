@@ -1,4 +1,4 @@
-"""The body of a chat completion becomes a CallRequest, or it is refused with the field that is at fault."""
+"""Turns the body of a chat completion into a CallRequest, or refuses it and names the faulty field."""
 
 import math
 from typing import Any, Final
@@ -13,33 +13,33 @@ from gspo_services.rollout.endpoint.untrainable import DISTRIBUTION, refuse_untr
 from gspo_services.shared.runtime.plain_text import one_line
 
 OVERRIDABLE: Final = ("model", "temperature", "top_p", "top_k", "min_p", "tools.strict")
-"""What an agent may give and the run decides, in the order in which the answer's header lists it."""
+"""Fields that an agent may set but the run decides, in the order of the answer's header."""
 _WITHOUT_EFFECT: Final = (
     "seed", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "prediction", "verbosity",
 )  # fmt: skip
-"""OpenAI's fields that need no answer: they name the caller, or ask for what a run gives in its own way or not at all."""
+"""OpenAI's fields that are ignored: they name the caller, or ask for something that a run decides or cannot offer."""
 _RESERVED: Final = (
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
     "bos_token", "eos_token", "pad_token", "unk_token",
 )  # fmt: skip
-"""What a chat template gets from elsewhere: options of an agent must not replace it."""
+"""Template variables that come from elsewhere: an agent's options must not replace them."""
 _MAX_STOPS: Final = 4
 _MAX_STOP_CHARACTERS: Final = 256
 _MAX_STOP_TOKENS: Final = 64
 
 
 class RunSampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How the run samples, whatever the agent asks for: the learner computes log-probs of exactly this."""
+    """The run's sampling, whatever the agent asks for: the learner computes log-probs of exactly this."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     strict: bool = False
-    """Refuse a call that asks for something else, instead of overriding it."""
+    """Refuse a call with other values, instead of overriding them."""
 
 
 class AgentCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call, and how its answer is to be given."""
+    """A call and the form of its answer."""
 
     request: CallRequest
     stream: bool
@@ -47,7 +47,7 @@ class AgentCall(msgspec.Struct, frozen=True, kw_only=True):
     """In a stream, a last piece that counts tokens."""
     logprobs: bool
     overridden: tuple[str, ...]
-    """Of OVERRIDABLE: what the agent gave and does not get."""
+    """The OVERRIDABLE fields whose values the run replaced."""
     unknown: tuple[str, ...]
     """Fields that this endpoint does not know and ignores."""
 

@@ -83,7 +83,7 @@ def completion(answer: CallAnswer, model: str, *, logprobs: bool) -> bytes:
 
 
 class ChunkWriter:
-    """Makes the events of one stream: text as it comes, and all the rest when the answer is complete."""
+    """Makes the events of one stream: text as it arrives, and the rest when the answer is complete."""
 
     def __init__(self, model: str, *, include_usage: bool, logprobs: bool) -> None:
         self._model = model
@@ -102,9 +102,9 @@ class ChunkWriter:
         yield from self._text(delta, delta.content, delta.reasoning)
 
     def end(self, answer: CallAnswer) -> Iterator[bytes]:
-        """Events of what no piece has had, up to the end of the stream.
+        """Return the events of everything not yet sent, to the end of the stream.
 
-        Raises: ValueError when the pieces are no beginning of the answer.
+        Raises: ValueError when the answer does not begin with the pieces.
         """
         yield from self._beginning(answer)
         reasoning = _rest(answer.reasoning, self._reasoning, "reasoning")
@@ -126,7 +126,7 @@ class ChunkWriter:
             yield self._chunk(piece, _Choice(delta=_Message(role="assistant", content="")))
 
     def _text(self, piece: CallDelta | CallAnswer, content: str, reasoning: str) -> Iterator[bytes]:
-        # Reasoning comes before the content, whoever gave both at once.
+        # Reasoning comes before the content, even if both arrive at once.
         if reasoning:
             yield self._chunk(piece, _Choice(delta=_Message(reasoning_content=reasoning)))
         if content:
@@ -184,7 +184,7 @@ def _logprobs(answer: CallAnswer, begin: int, end: int) -> list[_Logprob]:
 
 
 def _bytes(token: str) -> list[int] | None:
-    """None for a part of a character, whose bytes the text does not tell."""
+    """Return the bytes; None for a part of a character, whose bytes the text does not show."""
     return None if _BROKEN_CHARACTER in token else list(token.encode())
 
 

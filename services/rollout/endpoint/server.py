@@ -25,14 +25,14 @@ log = structlog.get_logger()
 CALLS_PATH: Final = "/v1/chat/completions"
 MODELS_PATH: Final = "/v1/models"
 AGENT_GONE: Final = 499
-"""The status of a call whose agent went away, as nginx counts it; nobody receives it."""
+"""The status of a call whose agent went away, as nginx counts it; it is never sent."""
 _MAX_NAMED_FIELDS: Final = 100
 _DRAINING: Final = "this rollout is stopping: another rollout continues the episode, or it is dropped. Call again from there"
 _INTERNAL: Final = "the rollout failed to answer this call; its log has the reason under this x-request-id"
 
 
 class EndpointLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What agents may take of a rollout."""
+    """Limits on agents' use of a rollout."""
 
     max_body_bytes: int = 4 * 1024 * 1024
     max_calls: int = 64
@@ -61,7 +61,7 @@ class EndpointServer:
         limits: EndpointLimits | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """``port`` 0 takes any free one. Whoever reaches another host than loopback can try keys."""
+        """``port`` 0 takes any free one. On a host other than loopback, anyone who reaches it can try keys."""
         self._episodes = episodes
         self._metrics = metrics
         self._host = host
@@ -80,7 +80,7 @@ class EndpointServer:
 
     @property
     def base_url(self) -> str:
-        """What an OpenAI client takes as ``base_url``."""
+        """The ``base_url`` for an OpenAI client."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self._port}/v1"
 
@@ -91,7 +91,7 @@ class EndpointServer:
         self._host, self._port = self._runner.addresses[0][:2]
 
     async def stop(self, budget_s: float = 5.0) -> None:
-        """Refuse what comes, end the calls under way with code ``draining``, and close; cut off what takes ``budget_s``."""
+        """Refuse new calls, end running ones with code ``draining``, and close; cut off after ``budget_s``."""
         self._draining = True
         runner, self._runner = self._runner, None
         if runner is None:
@@ -108,7 +108,7 @@ class EndpointServer:
         await runner.cleanup()
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        """One request, with whatever response it gets. Raises nothing but the cancellation."""
+        """Handle one request. Raises nothing but the cancellation."""
         exchange = Exchange(request, silent_s=self._limits.silent_s)
         status, begin = AGENT_GONE, self._clock.now()
         self._num_open += 1
@@ -140,7 +140,7 @@ class EndpointServer:
             refused = error
         except AgentGone:
             raise
-        # The calls behind may fail in any way; other episodes must not notice.
+        # A call may fail in any way; other episodes must not notice.
         except Exception as error:
             if isinstance(error, TimeoutError) and end.expired():
                 refused = CallRefused(503, "draining", _DRAINING)
@@ -181,7 +181,7 @@ class EndpointServer:
 
     async def _call(self, exchange: Exchange) -> int:
         key = exchange.key
-        # Before the body is read: nobody without a key makes this process hold one.
+        # Before the body is read: without a key no client may make this process hold one.
         calls = self._episodes.calls_of(key)
         with self._place(key):
             body = await exchange.body(self._limits.max_body_bytes)

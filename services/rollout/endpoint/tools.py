@@ -1,4 +1,4 @@
-"""The tools that an agent offers to the model, checked and in one form."""
+"""Checks and normalises the tools that an agent offers to the model."""
 
 import re
 from typing import Any, Final
@@ -7,7 +7,7 @@ from gspo_services.rollout.endpoint.calls import CallRefused
 from gspo_services.rollout.endpoint.fields import Fields, wrong
 
 MAX_TOOLS: Final = 512
-"""OpenAI takes 128. A prompt with more of them than this has room for little else."""
+"""OpenAI allows 128. A prompt with more tools than this has room for little else."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 

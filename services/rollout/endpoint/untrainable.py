@@ -1,4 +1,4 @@
-"""What an agent may ask of a model, but not of one that is trained: it is refused, with the reason and the way out."""
+"""Refuses requests that are fine for a model but not for one in training, with the reason and what to do."""
 
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -18,7 +18,7 @@ _CHECK_IT: Final = "describe the format in the prompt, and check the answer"
 
 class _Rule(NamedTuple):
     changes_nothing: Callable[[Any], bool]
-    """Whether a value asks for nothing beyond what is done anyway."""
+    """Whether a value asks for nothing beyond the default."""
     reason: str
     way_out: str
 
@@ -82,7 +82,7 @@ _RULES: Final[dict[str, _Rule]] = {
 
 
 def refuse_untrainable(fields: Fields) -> None:
-    """Raises: CallRefused for the first field that asks for something that cannot be trained exactly, or is not there."""
+    """Raises: CallRefused for the first field that asks for something untrainable or unsupported."""
     for name, rule in _RULES.items():
         value = fields.value(name)
         if value is not None and not rule.changes_nothing(value):

@@ -1,4 +1,4 @@
-"""Sampled ids to the answer that the agent gets, the same however often it is made."""
+"""Turns sampled ids into the agent's answer, the same each time."""
 
 from gspo_services.rollout.endpoint import CallAnswer, CallRequest, FinishReason, ToolCall
 from gspo_services.rollout.episodes.fingerprints import MessageKey, message_key

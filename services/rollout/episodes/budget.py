@@ -1,4 +1,4 @@
-"""How much the calls of an episode may take, so that the broker takes all of it. Pure."""
+"""Limits what an episode's calls may use, so that the broker accepts all of it. Pure."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ RUNS_PER_PART: Final = 2
 
 
 class Budget:
-    """What is left of an episode, with what is promised to the calls under way."""
+    """The rest of an episode's limits, less the promises to running calls."""
 
     def __init__(self, log: EpisodeLog, sampling: GroupSampling, limits: TrajectoryLimits) -> None:
         self._log = log
@@ -64,7 +64,7 @@ class Budget:
             raise CallRefused(400, "too_many_contexts", text)
 
     def room(self, num_before: int, num_observed: int, asked: int | None) -> int:
-        """Tokens that a call may sample after ``num_observed`` new ones in a sequence of ``num_before``.
+        """Return how many tokens a call may sample after ``num_observed`` new ones in a sequence of ``num_before``.
 
         Raises: CallRefused when there is no room for any.
         """

@@ -1,4 +1,4 @@
-"""The calls of one agent's episode: where each goes on, what an earlier run of the episode has of it, and the end."""
+"""The calls of one agent's episode: where each continues, its replay from an earlier run, and the end."""
 
 import asyncio
 import secrets
@@ -42,7 +42,7 @@ class EpisodeCalls:
     waits for:    the engine and its weight updates; credit on the work channel
     unblocked by: tokens; the broker's acknowledgements; ``close``
 
-    ``tasks`` owns the calls under way: a call goes on when whoever asked has gone away, and the same request finds it again.
+    ``tasks`` owns running calls: a call continues when its client has gone away, and the same request finds it again.
     """
 
     def __init__(self, lease: Lease, arrays: Mapping[str, Array], shared: EpisodeShared, tasks: asyncio.TaskGroup) -> None:
@@ -71,7 +71,7 @@ class EpisodeCalls:
         """See ``Calls.call``. Raises: CallRefused."""
         self._require_open()
         live = LiveCall(request)
-        # A client that lost its connection asks again: sampling twice would leave an answer that nobody has seen.
+        # A client that lost its connection asks again: sampling twice would leave an answer that no one has seen.
         live = next((each for each in self._live if not each.is_followed and each.digest == live.digest), live)
         if live not in self._live:
             self._live[live] = self._tasks.create_task(self._answer(live), name=f"call-{self.log.trajectory_id}")
@@ -82,7 +82,7 @@ class EpisodeCalls:
             except CallRefused:
                 self._live.pop(live, None)
                 raise
-        # Not with the answer: it may be lost on its way to the agent, which then asks again.
+        # Not together with the answer: it may get lost on its way to the agent, which then asks again.
         self._live.pop(live, None)
 
     async def while_whole(self, work: Awaitable[T]) -> T:
@@ -101,7 +101,7 @@ class EpisodeCalls:
         return result
 
     async def close(self) -> None:
-        """Refuse further calls, and end those under way; what they have sampled is in the log."""
+        """Refuse further calls, and end running ones; their sampled tokens are in the log."""
         self._closed = True
         running = [task for task in self._live.values() if not task.done()]
         for task in running:
@@ -110,7 +110,7 @@ class EpisodeCalls:
             await asyncio.wait(running)
 
     async def hand_back(self) -> None:
-        """Close, and send what another rollout can go on from. Raises: EpisodeFailed."""
+        """Close, and send what another rollout needs to continue. Raises: EpisodeFailed."""
         await self.close()
         async with self._writer.alone() as writer:
             await writer.tokens()
@@ -178,13 +178,13 @@ class EpisodeCalls:
             live.conclude(CallRefused(410, "episode_ended", ENDED))
 
     def _fail(self, live: LiveCall, error: Exception) -> None:
-        """The call's failure is the episode's: its tokens cannot go on here."""
+        """Fail the episode with its call: the tokens cannot continue here."""
         self._failure = self._failure or error
         live.conclude(CallRefused(503, "episode_failed", _FAILED))
         self._end_work_if_failed()
 
     def _end_work_if_failed(self) -> None:
-        # Once: calls side by side fail together, and a timeout that has expired must not be set again.
+        # Once: concurrent calls fail together, and an expired timeout must not be set again.
         if self._failure is not None and self._work is not None and self._work.when() is None:
             self._work.reschedule(asyncio.get_running_loop().time())
 
@@ -207,7 +207,7 @@ class EpisodeCalls:
     def _recorded(self, live: LiveCall) -> tuple[CallRecord, Round] | None:
         """Return what an earlier run of the episode has of this call. Equal calls come in the order of their first time.
 
-        A call is known by everything that it says, so what it repeats may come in any order, and what differs need not wait.
+        A call is identified by its whole content, so repeated calls may come in any order, and new ones need not wait.
         """
         if not self._replays:
             return None
@@ -252,7 +252,7 @@ class EpisodeCalls:
         return record, part
 
     def _known(self, live: LiveCall) -> list[Known]:
-        """Sequences that the call may go on with."""
+        """Return the sequences that the call may continue."""
         return [
             Known(sequence=sequence, num_messages=num_messages, last=self.log.sequences[sequence].rounds[-1])
             for sequence, num_messages in self._histories.continued(live.keys, live.setting)

@@ -1,4 +1,4 @@
-"""What two requests have in common: fingerprints of messages, of what a prompt was rendered with, and of a whole call."""
+"""Fingerprints to compare requests: of messages, of a prompt's rendering options, and of a whole call."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,12 @@ from gspo_services.rollout.endpoint import CallRequest
 
 
 class MessageKey(NamedTuple):
-    """A message as requests are compared."""
+    """A message's fingerprint."""
 
     digest: bytes
     """Of everything but the reasoning."""
     reasoning: str | None
-    """None where there is none, or where the client has left it out."""
+    """None if there is none, or if the client dropped it."""
 
     def repeats(self, recorded: "MessageKey") -> bool:
         """Whether this message of a request is ``recorded``. A client may leave out the reasoning, but not change it."""
@@ -48,7 +48,7 @@ def prompt_setting(request: CallRequest) -> bytes:
 
 
 def call_digest(request: CallRequest, keys: Sequence[MessageKey]) -> str:
-    """Of everything that a request says: a replayed agent repeats it exactly."""
+    """Return the digest of a whole request, which a replayed agent repeats exactly."""
     return _digest(
         [
             [[key.digest.hex(), key.reasoning] for key in keys],
@@ -68,5 +68,5 @@ def _one_form(arguments: str) -> str:
 
 
 def _digest(plain: Any) -> bytes:
-    # Half surrogate pairs are no UTF-8: ASCII escapes say them as well.
+    # Lone surrogates are not valid UTF-8; ASCII escapes can express them.
     return sha256(json.dumps(plain, ensure_ascii=True).encode()).digest()

@@ -1,4 +1,4 @@
-"""Which sequence a request continues: the one whose conversation, with our answer at its end, the request repeats. Pure."""
+"""Finds the sequence that a request continues: the request repeats its conversation, including our last answer. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,29 +8,29 @@ from gspo_services.rollout.episodes.fingerprints import MessageKey
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """The last state of a sequence: what was said in it, our last answer included."""
+    """The latest state of a sequence: its conversation, including our last answer."""
 
     path: tuple[MessageKey, ...]
     setting: bytes
-    """What the sequence was rendered with (``prompt_setting``)."""
+    """The sequence's rendering options (``prompt_setting``)."""
 
 
 class Histories:
-    """The conversation of each sequence that can go on: none while it samples, and none of a call that never ended."""
+    """The conversation of each sequence that can continue: none while it samples, and none of a call that never ended."""
 
     def __init__(self) -> None:
         self._open: dict[int, Conversation] = {}
 
     def answered(self, sequence: int, conversation: Conversation) -> None:
-        """The sequence ends with an answer now, and can go on from there."""
+        """Note that the sequence now ends with an answer, and can continue."""
         self._open[sequence] = conversation
 
     def taken(self, sequence: int) -> None:
-        """The sequence goes on with a call: nothing else can continue it from its former state."""
+        """Note that a call continues the sequence, so that no other can continue its earlier state."""
         self._open.pop(sequence, None)
 
     def continued(self, keys: Sequence[MessageKey], setting: bytes) -> list[tuple[int, int]]:
-        """Sequences that a request goes on with, and how many of its messages each has: longest first, then oldest."""
+        """Return the sequences that a request continues, with the number of messages in each: longest first, then oldest."""
         found = [
             (sequence, len(conversation.path))
             for sequence, conversation in self._open.items()

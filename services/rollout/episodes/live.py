@@ -1,4 +1,4 @@
-"""A call of an agent while it is answered, and afterwards until somebody has taken its answer."""
+"""An agent's call while it is answered, and then until a client has taken its answer."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -10,7 +10,7 @@ from gspo_services.rollout.rendering import AnswerPiece
 
 
 class LiveCall:
-    """What is said on one call, for whoever follows it: one at a time, and another one after the first has gone away."""
+    """The answer of one call, for its followers: one at a time, another after the first has gone away."""
 
     def __init__(self, request: CallRequest) -> None:
         self.request = request
@@ -23,14 +23,14 @@ class LiveCall:
         self._changed = asyncio.Event()
 
     def say(self, record: CallRecord, piece: AnswerPiece) -> None:
-        """More of the answer's text."""
+        """Add text to the answer."""
         if piece.content or piece.reasoning:
             text = CallDelta(id=record.id, created=record.created, content=piece.content, reasoning=piece.reasoning)
             self._said.append(text)
             self._changed.set()
 
     def conclude(self, outcome: CallAnswer | CallRefused) -> None:
-        """The call is answered, or will never be. Only the first time counts."""
+        """Conclude the call with an answer or a failure. Only the first time counts."""
         self._outcome = self._outcome or outcome
         self._changed.set()
 
