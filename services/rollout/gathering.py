@@ -1,7 +1,7 @@
-"""A rollout's connection to the broker: chunks that leave at about the same time leave in one message.
+"""A rollout's connection to the broker: combines chunks that leave at about the same time into one message.
 
-Alone a chunk costs the broker three times what it costs among 64 (docs/evidence/performance.md). Nothing waits while nothing
-is under way: only what comes before the last message is acknowledged, or within GATHER_S, is gathered.
+A chunk alone costs the broker three times as much as among 64 (docs/evidence/performance.md). Nothing waits while nothing
+is unacknowledged: only chunks before the acknowledgement of the last message, or within GATHER_S, are gathered.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ from gspo_services.shared.net import PeerClient
 from gspo_services.shared.runtime.lifecycle import until_stopped
 
 GATHER_S: Final = 0.01
-"""No message waits longer for others, whatever is under way."""
+"""The longest time that a message waits for others."""
 MAX_WAITING: Final = MAX_CHUNKS_PER_MESSAGE
-"""Messages that wait to be gathered; who has another one waits."""
+"""Messages that may wait to be gathered; senders of more wait."""
 _MOST: Final = (MAX_CHUNKS_PER_MESSAGE, MAX_GATHERED_TOKENS, MAX_SEGMENTS, MAX_RUNS, MAX_TURNS, MAX_STATE_BYTES)
 Gatherable = Chunk | Journal | Finish | Release
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Waiting:
-    """A message of an episode that has not left."""
+    """An unsent message of an episode."""
 
     message: Gatherable
     arrays: Mapping[str, Array]
@@ -44,7 +44,7 @@ class Waiting:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """How much of a message's bounds a chunk takes."""
+        """How much of a message's limits a chunk uses."""
         assert isinstance(self.message, Chunk)
         chunk = self.message
         state_bytes = 0 if chunk.state is None else len(msgpack.packb(chunk.state, use_bin_type=True))
@@ -90,7 +90,7 @@ class GatheringClient(PeerClient):
 
     @property
     def num_unacknowledged(self) -> int:
-        """Messages of episodes: those that wait, and those under way, of which many may be one message."""
+        """Messages of episodes, waiting or unacknowledged; many may travel as one."""
         while self._under_way and self._under_way[0][0] < self._outbox.first_seq:
             self._under_way.popleft()
         return sum(number for _, number in self._under_way) + len(self._waiting)
@@ -105,12 +105,12 @@ class GatheringClient(PeerClient):
                 sending.cancel()
 
     async def send(self, message: Message, arrays: Mapping[str, Array] | None = None) -> None:
-        """See ``PeerClient.send``. A message of an episode may wait here for others, and is kept like one under way."""
+        """See ``PeerClient.send``. An episode's message may wait here for others, and is kept like an unacknowledged one."""
         if not isinstance(message, SEQUENCED) or not (self._waiting or self._outbox.num_unacked):
             await self._leave(message, arrays, 1)
             return
         assert isinstance(message, Gatherable), message
-        decode(encode(message, arrays))  # Whoever sends what is no message hears it: not whoever gathers it.
+        decode(encode(message, arrays))  # The sender of an invalid message gets the error, not the task that gathers.
         async with self._room:
             await self._room.wait_for(lambda: len(self._waiting) < MAX_WAITING)
             self._waiting.append(Waiting(message=message, arrays=arrays or {}, since=self._clock.now()))
@@ -141,7 +141,7 @@ class GatheringClient(PeerClient):
         self._wake.set()
 
     def _due_in(self) -> float:
-        """Seconds until something has to leave."""
+        """Return the seconds until a message must leave."""
         is_full = len(self._waiting) >= MAX_WAITING
         if self._num_hurried or is_full or not self._outbox.num_unacked:
             return 0.0

@@ -1,4 +1,4 @@
-"""The leases that a rollout holds, and whether any work is done under them."""
+"""The leases that a rollout holds, and whether they make progress."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ def keys_by_broker(held: Mapping[int, HeldLease], brokers: Brokers) -> list[list
 
 
 class WorkSeen:
-    """What was seen of the episodes at the last look."""
+    """The episodes' progress at the last look."""
 
     def __init__(self) -> None:
         self._last: list[tuple[int, int, int]] = []

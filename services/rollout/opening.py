@@ -1,4 +1,4 @@
-"""Opens whatever runs the episodes of a rollout: the environment's loop, or agents."""
+"""Opens the runner of a rollout's episodes: the environment loop, or agents."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ from gspo_services.tasks.environments import RewardPool, create_environment
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The policy as episodes sample from it, and where their tokens go."""
+    """The policy for episodes: where they sample, and where their tokens go."""
 
     tokenizer: ChatTokenizer
     engine: PolicyEngine
@@ -46,7 +46,7 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class GradedEnvironment:
-    """An environment, and what computes its slow rewards."""
+    """An environment and the pool for its slow rewards."""
 
     environment: Environment
     rewards: RewardPool
@@ -111,7 +111,7 @@ class UnknownSet:
         )
 
     async def send_rest(self) -> None:
-        """There is nothing."""
+        """Do nothing: there are no tokens."""
 
 
 @asynccontextmanager

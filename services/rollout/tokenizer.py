@@ -42,7 +42,7 @@ class ChatTokenizer:
         # The tokenizers package raises bare Exception for every malformed file.
         except Exception as error:
             raise TokenizerError(f"{path}: not a tokenizer: {error}") from error
-        # A file can ask for truncation or padding; a conversation must never get either.
+        # A file can configure truncation or padding; a conversation must never get either.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.directory = directory

@@ -1,4 +1,4 @@
-"""Tokens on their way from the engine to the chunk: arrays of ids and log-probs, and runs of what tokens share."""
+"""Tokens between engine and chunk: arrays of ids and log-probs, and runs of values that tokens share."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _FIRST_ROOM: Final = 256
 
 
 class TokenArrays:
-    """Token ids and log-probs that are only appended. What was read before stays as it is, and may be on its way."""
+    """Append-only token ids and log-probs. Arrays read earlier do not change, and may be in transit."""
 
     def __init__(self) -> None:
         self._token_ids: TokenIds = np.empty(_FIRST_ROOM, np.int32)
@@ -35,10 +35,10 @@ class TokenArrays:
         return _view(self._logprobs, self._num_tokens)
 
     def append(self, token_ids: TokenIds, logprobs: Logprobs) -> None:
-        """One of each per token."""
+        """Append one id and one log-prob per token."""
         begin, end = self._num_tokens, self._num_tokens + len(token_ids)
         if end > len(self._token_ids):
-            # Twice as much, so that each token is copied about once however many follow.
+            # Double the size, so that each token is copied about once however many follow.
             room = max(end, 2 * begin)
             self._token_ids = _copied(self.token_ids, room)
             self._logprobs = _copied(self.logprobs, room)
@@ -59,14 +59,14 @@ class Runs(Generic[T]):
         return len(self._values)
 
     def __iter__(self) -> Iterator[tuple[T, int, int]]:
-        """Of each run: its value, its first token, and the token after its last."""
+        """Yield each run's value, its first token, and the token after its last."""
         begin = 0
         for value, end in zip(self._values, self._ends, strict=True):
             yield value, begin, end
             begin = end
 
     def append(self, value: T, num_tokens: int) -> None:
-        """The next ``num_tokens`` tokens have ``value``."""
+        """Append ``num_tokens`` tokens with ``value``."""
         if not num_tokens:
             return
         end = num_tokens + (self._ends[-1] if self._ends else 0)

@@ -47,19 +47,19 @@ class EpisodeWork(Protocol):
 
     @property
     def is_in_user_code(self) -> bool:
-        """Whether it waits for the user's code alone, which has a deadline of its own: no token is due."""
+        """Whether it waits only for the user's code, which has its own deadline: no token is due."""
         ...
 
     async def run(self) -> None:
         """Run the episode to its end, and send it.
 
-        Raises: EpisodeFailed; EngineError, after which another engine can go on; ConfigurationError when no episode of this
+        Raises: EpisodeFailed; EngineError: another engine can continue; ConfigurationError when no episode of this
         run can succeed.
         """
         ...
 
     async def send_rest(self) -> None:
-        """After ``run`` was ended early: send what another rollout can go on from. Raises: EpisodeFailed."""
+        """After an early end of ``run``: send what another rollout needs to continue. Raises: EpisodeFailed."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The tokens of an agent's trajectory: several sequences that alternate in one log."""
+"""The tokens of an agent's trajectory: several sequences, interleaved in one log."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from gspo_services.rollout.trajectory import TokenLog
 
 
 class Round:
-    """One call in its sequence: what was observed, and what was sampled after it."""
+    """One call in its sequence: the observation, and the tokens sampled after it."""
 
     def __init__(self, sequence: "TokenSequence", begin: int) -> None:
         self._sequence = sequence
@@ -39,7 +39,7 @@ class Round:
 
 
 class TokenSequence(TokenArrays):
-    """Tokens that are each other's context."""
+    """Tokens that share one context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class TokenSequence(TokenArrays):
 
 
 class EpisodeLog(TokenLog):
-    """Every token in the order in which it was appended, and each sequence by itself.
+    """All tokens in the order appended, and each sequence separately.
 
     Turns are numbered as they begin, in whichever sequence. A turn is complete when an observation follows in its sequence.
     Its reward is 0, because an agent's reward comes at the end.
@@ -58,7 +58,7 @@ class EpisodeLog(TokenLog):
     def __init__(self, lease: Lease, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Start, or continue after the tokens that came with the lease."""
         super().__init__(lease, arrays)
-        # An agent's state is the journal; the broker demands some state of every trajectory.
+        # An agent's state is the journal, but the broker requires some state of every trajectory.
         self.state = {}
         self.turn_done = False
         self.sequences: list[TokenSequence] = []
@@ -67,7 +67,7 @@ class EpisodeLog(TokenLog):
 
     @property
     def num_segments(self) -> int:
-        """As the broker counts them: adjacent ones that are alike are one."""
+        """The segments as the broker counts them: equal neighbours are merged."""
         return len(self._marks)
 
     @property
@@ -76,13 +76,13 @@ class EpisodeLog(TokenLog):
         return len(self._versions)
 
     def observe(self, sequence: int, token_ids: Sequence[int]) -> Round:
-        """Append what the policy did not sample; ``sequence`` is one that exists, or the next one."""
+        """Append an observation; ``sequence`` is an existing one or the next."""
         if sequence < len(self.sequences) and self.sequences[sequence].turn is not None:
             self.turn_rewards.append(0.0)
         return self._observed(sequence, *self._append_observed(("observation", self.num_turns, sequence), token_ids))
 
     def act(self, sequence: int, piece: OutputPiece) -> None:
-        """Append tokens that the engine sampled after everything that the sequence has."""
+        """Append tokens that the engine sampled after the whole sequence."""
         if not len(piece.token_ids):
             return
         turn = self.sequences[sequence].turn

@@ -1,4 +1,4 @@
-"""Where a call goes on, and the tokens that its messages add there. Long messages are rendered beside the event loop."""
+"""Finds the sequence of a call and the tokens that its messages add. Long messages are rendered outside the event loop."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from gspo_services.rollout.episodes.log import Round
 from gspo_services.rollout.rendering import Renderer, RenderingError
 
 LONG_TEXT: Final = 32_768
-"""Characters from which a thread renders: some 20 ms, in which every other episode of the rollout would stand still."""
+"""Above this many characters a thread renders: it takes some 20 ms, which would stall every other episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """A sequence that a request repeats up to its last answer."""
+    """A sequence whose conversation a request repeats up to the last answer."""
 
     sequence: int
     num_messages: int

@@ -1,4 +1,4 @@
-"""What an agent's episode writes into its journal, and how it is read again."""
+"""Writes an agent's episode into its journal, and reads it back."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     id: str
     created: int
     max_tokens: int
-    """What it may sample, which depended on the calls beside it."""
+    """The tokens it may sample, which depended on concurrent calls."""
 
     def entry(self) -> Plain:
         """As an entry of the journal."""

@@ -1,4 +1,4 @@
-"""The keys of the episodes that are under way."""
+"""The keys of running episodes."""
 
 import secrets
 from collections import OrderedDict
@@ -8,11 +8,11 @@ from gspo_services.rollout.endpoint import CallRefused, Calls
 
 KEY_BYTES: Final = 32
 ENDED_KEPT: Final = 4096
-"""Ended episodes whose keys are still told apart from unknown ones."""
+"""How many ended episodes' keys are still distinguished from unknown ones."""
 
 
 class EpisodeRegistry:
-    """Knows which key is which episode: what the endpoint asks for."""
+    """Maps keys to episodes, for the endpoint."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -26,7 +26,7 @@ class EpisodeRegistry:
         return key
 
     def remove(self, key: str) -> None:
-        """The episode has ended here. A second call does nothing."""
+        """Remove an episode that has ended here. A second call does nothing."""
         if self._calls.pop(key, None) is not None:
             self._ended[key] = None
             if len(self._ended) > ENDED_KEPT:

@@ -1,4 +1,4 @@
-"""Samples the answer of one call into the episode's log, from wherever the log has it."""
+"""Samples one call's answer into the episode's log, continuing from the tokens already there."""
 
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
@@ -19,7 +19,7 @@ from gspo_services.rollout.sglang import EngineError, EngineRefused, GenerateReq
 
 
 class CallSampler:
-    """Of one episode. Calls that run side by side share its log, where their tokens alternate in parts of chunk_tokens."""
+    """The sampler of one episode. Concurrent calls share its log, where their tokens alternate in parts of chunk_tokens."""
 
     def __init__(self, shared: EpisodeShared, log: EpisodeLog, writer: EpisodeWriter, budget: Budget, lease: Lease) -> None:
         """``seed``: of the episode."""
@@ -31,7 +31,7 @@ class CallSampler:
         self._sampling = lease.sampling
 
     async def sample(self, live: LiveCall, record: CallRecord, part: Round) -> bool:
-        """Sample what ``part`` has not yet, and send it. Returns whether the answer was cut by its length.
+        """Sample and send the rest of ``part``. Returns whether the length limit cut the answer.
 
         waits for:    weight updates, the engine, credit of the broker
         Raises: CallRefused when the engine refuses the prompt; EngineError; EpisodeFailed. After any of these, and after a
@@ -43,7 +43,7 @@ class CallSampler:
         with self._kept(answer, record):
             await self._generate(answer, live, record, part)
         if not answer.has_ended:
-            # It is at the end of its own context. Where this is replayed, nobody may ask it again.
+            # It is at the end of its own context. A replay must not ask for it again.
             record = msgspec.structs.replace(record, max_tokens=answer.num_tokens)
             async with self._writer.alone() as writer:
                 await writer.tokens()
@@ -82,7 +82,7 @@ class CallSampler:
 
     @contextmanager
     def _kept(self, answer: "_GrowingAnswer", record: CallRecord) -> Iterator[None]:
-        """Whatever ends the block, what was sampled goes into the log."""
+        """Put sampled tokens into the log, whatever ends the block."""
         try:
             yield
         finally:
@@ -99,7 +99,7 @@ class CallSampler:
 
 
 class _GrowingAnswer:
-    """The tokens of one answer: those of the log, and those that are not there yet."""
+    """The tokens of one answer, in the log and not yet in it."""
 
     def __init__(self, shared: EpisodeShared, live: LiveCall, record: CallRecord, part: Round) -> None:
         self.stop_ids = shared.renderer.stop_ids | frozenset(live.request.stop_token_ids)
@@ -125,7 +125,7 @@ class _GrowingAnswer:
         return not self.is_cut or self.num_tokens >= self._record.max_tokens
 
     def add(self, piece: OutputPiece) -> int:
-        """Take the tokens up to the end of the answer. Returns how many these are."""
+        """Add the tokens up to the end of the answer. Returns their number."""
         ids = piece.token_ids.tolist()
         self._live.say(self._record, self._stream.feed(ids))
         stopped_at = self._stream.stopped_at
@@ -143,5 +143,5 @@ class _GrowingAnswer:
 
 
 def _seed_of(seed: int, ordinal: int) -> int:
-    """Calls of the same prompt must not get the same tokens from an engine that repeats itself."""
+    """Return the call's seed, so that a deterministic engine gives equal prompts different tokens."""
     return int.from_bytes(sha256(f"{seed}/{ordinal}".encode()).digest()[:8]) >> 1

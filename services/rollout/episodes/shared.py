@@ -1,4 +1,4 @@
-"""What all agents' episodes of a rollout have in common."""
+"""State shared by all agents' episodes of a rollout."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class EpisodeShared:
     may_generate: asyncio.Event
     """Cleared while the engine's weights are replaced: a new request waits, a request under way continues afterwards."""
     limits: TrajectoryLimits
-    """What the broker takes of one trajectory (``gspo_protocol.limits.trajectory_limits``)."""
+    """The broker's limits for one trajectory (``gspo_protocol.limits.trajectory_limits``)."""
     chunk_tokens: int
     metrics: RolloutMetrics
     wall_s: Callable[[], float]

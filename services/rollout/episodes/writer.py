@@ -1,7 +1,7 @@
-"""Sends an episode's tokens and journal entries, so that whatever part of them arrives can be continued.
+"""Sends an episode's tokens and journal entries, so that any part that arrives can be continued.
 
-All messages of an episode leave one after another, and the broker takes them in that order. So a lease that comes back has
-the beginning of what was written here, up to some message.
+An episode's messages leave one after another, and the broker takes them in that order. So a resumed lease has
+a prefix of what was written here, up to some message.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.work import EpisodeFailed, EpisodeIntake
 
 CALL_ENTRY_BYTES: Final = 512
-"""More than the entry of a call has."""
+"""An upper bound on the entry of a call."""
 
 
 class EpisodeWriter:
     """The one place from which an episode's messages leave. ``tokens`` and ``entry`` are called inside ``alone``."""
 
     def __init__(self, log: EpisodeLog, entries: list[Plain], broker: EpisodeIntake, metrics: RolloutMetrics) -> None:
-        """``entries``: those that came with the lease."""
+        """``entries``: the lease's."""
         self._log = log
         self._broker = broker
         self._metrics = metrics
@@ -35,7 +35,7 @@ class EpisodeWriter:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator["EpisodeWriter"]:
-        """Inside, nobody else sends anything of this episode."""
+        """Inside, this task alone sends messages of the episode."""
         async with self._lock:
             yield self
 
@@ -57,7 +57,7 @@ class EpisodeWriter:
             self._metrics.chunks.inc()
 
     async def entry(self, entry: Plain) -> None:
-        """Append to the journal. Raises: EpisodeFailed when the broker would not take the entry."""
+        """Append to the journal. Raises: EpisodeFailed when the broker would refuse the entry."""
         try:
             num_bytes = len(pack_entry(entry))
         except (TypeError, ValueError, OverflowError) as error:

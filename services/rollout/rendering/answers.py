@@ -1,4 +1,4 @@
-"""Ids of an answer to its text, for every renderer."""
+"""Turns an answer's ids into text, for every renderer."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -27,7 +27,7 @@ class AnswerText:
         return [token for token in sampled_ids[:end] if 0 <= token < self.tokenizer.vocab_size]
 
     def has_text(self, token_id: int) -> bool:
-        """False for stop tokens and for special tokens that are no markers of the format."""
+        """Return False for stop tokens and for special tokens that are not markers of the format."""
         return token_id not in self._silent and 0 <= token_id < self.tokenizer.vocab_size
 
     def text(self, sampled_ids: Sequence[int]) -> str:
@@ -35,7 +35,7 @@ class AnswerText:
         return self.tokenizer.decode([token for token in self.ids(sampled_ids) if self.has_text(token)])
 
     def begins_in_reasoning(self, prompt_ids: Sequence[int]) -> bool:
-        """The prompt ends with the marker that opens the reasoning."""
+        """Return whether the prompt ends with the marker that opens the reasoning."""
         opens = self.markers.reasoning_opens
         return bool(opens) and self.tokenizer.decode(prompt_ids[-PROMPT_TAIL_TOKENS:]).rstrip().endswith(opens)
 

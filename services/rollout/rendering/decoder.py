@@ -1,4 +1,4 @@
-"""Tokens to text one at a time: text is given out when no later token can change it."""
+"""Decodes tokens to text one at a time: text is returned once no later token can change it."""
 
 import codecs
 from typing import Final
@@ -9,7 +9,7 @@ REPLACEMENT: Final = "\ufffd"
 
 
 def byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet for bytes, which byte-level vocabularies are written in."""
+    """Return GPT-2's alphabet for bytes, in which byte-level vocabularies are written."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     shifted = {chr(256 + index): byte for index, byte in enumerate(others)}
@@ -26,7 +26,7 @@ class TextDecoder:
         self._answer = answer
         self._ended = False
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if answer.tokenizer.is_byte_level else None
-        # For other vocabularies: tokens not given out yet, after one that was, because a decoder looks at the neighbours.
+        # For other vocabularies: tokens not returned yet, after one that was, because a decoder looks at neighbours.
         self._window: list[int] = []
         self._num_shown = 0
 
@@ -66,6 +66,6 @@ class TextDecoder:
 
 
 def _bytes(token: str) -> bytes:
-    """A token outside the alphabet was added to the vocabulary as the text that it is."""
+    """Return a token's bytes. A token outside the alphabet was added to the vocabulary as plain text."""
     values = [BYTES.get(character) for character in token]
     return token.encode("utf-8", "replace") if None in values else bytes(value for value in values if value is not None)

@@ -1,4 +1,4 @@
-"""Which of the package's families a model belongs to, found by comparing ids with the model's own chat template."""
+"""Finds the package's family of a model by comparing its renderings with the model's own chat template."""
 
 import importlib.util
 from collections.abc import Iterable, Iterator
@@ -64,7 +64,7 @@ reasoning in earlier turns where some templates drop it."""
 
 
 def is_installed() -> bool:
-    """The package is an optional dependency."""
+    """Return whether the package, an optional dependency, is installed."""
     return importlib.util.find_spec("renderers") is not None
 
 
@@ -106,7 +106,7 @@ def named_family(tokenizer: ChatTokenizer, name: str) -> Family:
 def _num_different(family: Family, probes: Iterable[Probe]) -> int:
     """Probes that the family renders to another text, or refuses.
 
-    Texts, not ids: a family may cut a text into tokens in another way than the template, whose ids are used.
+    Compares texts, not ids: a family may tokenise a text differently from the template, whose ids are used.
     """
     return sum(family.rendered(messages, tools) != expected for messages, tools, expected in probes)
 

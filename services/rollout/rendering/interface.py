@@ -1,4 +1,4 @@
-"""What a renderer does: the chat format of one model, from messages to token ids and from sampled ids to an answer.
+"""The interface of renderers: one model's chat format, from messages to token ids and from sampled ids to an answer.
 
 Sampled ids are never rendered again. The prompt of the next turn is the ids so far, plus what ``bridge`` returns; where
 that would not be exact, ``bridge`` returns None, and the conversation goes on in a new sequence.
@@ -19,7 +19,7 @@ NO_ARGUMENTS: Final[Arguments] = {}
 
 
 class RenderingError(ValueError):
-    """A conversation or a setting that cannot be rendered; the text says why."""
+    """A conversation or setting cannot be rendered; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class Markers:
     reasoning_closes: str = ""
     """Empty where the model's format has no reasoning."""
     calls_open: tuple[str, ...] = ()
-    """What follows any of these is not streamed: only the whole answer tells whether it is a tool call."""
+    """Text after any of these is not streamed: only the whole answer shows whether it is a tool call."""
     call_is_answer: bool = False
     """A tool call is a whole answer that begins with a brace."""
 
 
 @dataclass(frozen=True)
 class AnswerPiece:
-    """Text of an answer that follows what was given out before."""
+    """The next text of an answer."""
 
     reasoning: str = ""
     content: str = ""
@@ -71,7 +71,7 @@ class Stream(Protocol):
     """How many of the sampled ids are the answer, once a stop string is complete: end the request, drop later ids."""
 
     def feed(self, token_ids: Sequence[int]) -> AnswerPiece:
-        """Text that is certain with these ids."""
+        """Add ids; returns the text that is now final."""
 
     def finish(self, parsed: Parsed) -> AnswerPiece:
         """Return the rest of ``parsed``, the parser's result for the whole answer."""
@@ -82,7 +82,7 @@ class Renderer(Protocol):
 
     @property
     def name(self) -> str:
-        """How the format was found: ``template``, or the name of the family."""
+        """The format's source: ``template``, or the name of the family."""
 
     @property
     def stop_ids(self) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""Families of models whose format the package ``renderers`` knows: its parsers, and its ends of unfinished reasoning.
+"""Model families whose format the package ``renderers`` knows: uses its parsers, and its ends of unfinished reasoning.
 
 Prompts and bridges come from the model's own chat template, whose ids are right by definition; the package cuts some texts
 into other tokens than the template does. A family counts only where both write the same text (``families.py``).
@@ -27,7 +27,7 @@ from gspo_services.rollout.rendering.tool_calls import make_call
 from gspo_services.rollout.tokenizer import ChatTokenizer
 
 MAX_VARIANTS: Final = 32
-"""Combinations of template arguments whose renderers are kept; clients may send any number."""
+"""How many combinations of template arguments keep their renderers; clients may send any number."""
 
 
 class LibraryTokenizer:
@@ -88,7 +88,7 @@ class Family:
     def _make(self, arguments: Mapping[str, Any]) -> Any:
         try:
             config = self._library.config_from_name(self.name)
-            # Reasoning stays: a bridge that dropped sampled ids would be none.
+            # Reasoning stays: a bridge must not drop sampled ids.
             kept = type(config).model_validate({"name": self.name, "thinking_retention": "all"})
             try:
                 return self._library.create_renderer(self._tokenizer, kept, chat_template_kwargs=arguments)
@@ -127,7 +127,7 @@ class LibraryRenderer:
         tools: Tools = (),
         arguments: Arguments = NO_ARGUMENTS,
     ) -> list[int] | None:
-        """See ``Renderer.bridge``. Raises: RenderingError for messages that are none."""
+        """See ``Renderer.bridge``. Raises: RenderingError for invalid messages."""
         bridge = self._template.bridge(prompt_ids, sampled_ids, messages, tools, arguments)
         if bridge is not None or (sampled_ids and sampled_ids[-1] in self.stop_ids):
             return bridge
@@ -159,7 +159,7 @@ class LibraryRenderer:
                 renderer = self._family.variant(NO_ARGUMENTS)
             answer = renderer.parse_response(ids, tools=list(tools) or None, prompt_ids=list(prompt_ids) or None)
             return self._parsed(answer, ids)
-        # Parsers of ten formats meet whatever a model samples: an answer that none can read is text.
+        # The parsers meet anything that a model samples: an unreadable answer is text.
         except Exception as error:  # noqa: BLE001
             return Parsed(
                 content=self.text(sampled_ids).strip(), problem=f"the answer cannot be read: {type(error).__name__}"

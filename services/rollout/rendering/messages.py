@@ -1,4 +1,4 @@
-"""Messages of OpenAI clients in the form that chat templates expect."""
+"""Converts messages of OpenAI clients to the form that chat templates expect."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ def for_template(messages: Messages) -> list[dict[str, Any]]:
     """Copies with text as content and with tool-call arguments as objects.
 
     Clients send null as the content of a message with tool calls, text in parts, and arguments as JSON text. Most templates
-    expect none of these. Raises: RenderingError for content that is not text, and for what is not a message.
+    expect none of these. Raises: RenderingError for content that is not text, and for invalid messages.
     """
     return [_message(index, message) for index, message in enumerate(messages)]
 

@@ -1,4 +1,4 @@
-"""Stop strings, found by the rollout and not by the engine.
+"""Finds stop strings in the rollout instead of the engine.
 
 The engine gets no stop strings: it would cut text, and the learner needs to know which tokens were sampled. So the rollout
 reads the tokens as they come. At the token with which a stop string is complete it ends the request; that token and those
@@ -37,7 +37,7 @@ class StopStrings:
 
 
 def num_held(text: str, markers: Sequence[str]) -> int:
-    """Characters at the end of ``text`` that may be the beginning of a marker."""
+    """Count the characters at the end of ``text`` that may begin a marker."""
     longest = 0
     for marker in markers:
         for length in range(min(len(marker) - 1, len(text)), longest, -1):
@@ -48,7 +48,7 @@ def num_held(text: str, markers: Sequence[str]) -> int:
 
 
 def without_stop(parsed: Parsed, strings: Sequence[str]) -> Parsed:
-    """``parsed`` as the client receives it: its text ends before the first stop string."""
+    """Cut ``parsed`` before the first stop string, as the client receives it."""
     reasoning = None if parsed.reasoning is None else _before(parsed.reasoning, strings)
     return replace(parsed, reasoning=reasoning, content=_before(parsed.content, strings))
 

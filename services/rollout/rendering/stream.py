@@ -1,4 +1,4 @@
-"""An answer while it is sampled: text as soon as it is certain, and the token at which a stop string ends it."""
+"""Streams an answer while it is sampled: text as soon as it is final, and the token at which a stop string ends it."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -10,10 +10,10 @@ from gspo_services.rollout.rendering.stops import StopStrings, num_held
 
 
 class AnswerStream:
-    """One answer. Give it the sampled ids as they come, and at the end what ``Renderer.parse`` says about all of them.
+    """One answer. Feed it the sampled ids as they come, and at the end the result of ``Renderer.parse``.
 
     Held back are: text that may be the beginning of a marker or of a stop string, whitespace at an end (parsers strip it),
-    and everything after the beginning of a tool call, which only the whole answer can tell.
+    and everything after the beginning of a tool call, which only the whole answer can confirm.
     """
 
     def __init__(self, answer: AnswerText, stops: Sequence[str] = (), prompt_ids: Sequence[int] = ()) -> None:
@@ -31,7 +31,7 @@ class AnswerStream:
         """How many of the sampled ids are the answer, once a stop string is complete: end the request, drop later ids."""
 
     def feed(self, token_ids: Sequence[int]) -> AnswerPiece:
-        """Text that is certain with these ids."""
+        """Add ids; returns the text that is now final."""
         before = self._said
         for token_id in token_ids:
             if self.stopped_at is not None:

@@ -1,4 +1,4 @@
-"""Any model, by its own chat template."""
+"""Renders any model by its own chat template."""
 
 import contextlib
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class TemplateRenderer:
         tools: Tools = (),
         arguments: Arguments = NO_ARGUMENTS,
     ) -> list[int] | None:
-        """See ``Renderer.bridge``. Raises: RenderingError for messages that are none."""
+        """See ``Renderer.bridge``. Raises: RenderingError for invalid messages."""
         new = for_template(messages)
         if (
             not new
@@ -119,7 +119,7 @@ class TemplateRenderer:
             raise RenderingError(str(error)) from error
 
     def _takes_only_text(self) -> bool:
-        """The template writes the arguments of calls as they are (DeepSeek), and fails where they are objects."""
+        """Return whether the template writes call arguments verbatim (DeepSeek), and fails on objects."""
         call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
         conversation: list[dict[str, Any]] = [
             {"role": "user", "content": "."},

@@ -27,7 +27,7 @@ def format_of(template: str) -> Format:
 def find_calls(text: str, written: Format) -> tuple[str, list[ParsedCall], str | None]:
     """Return the text outside tool calls, the calls, and what is wrong with the first invalid one.
 
-    A call that is none stays in the text.
+    An invalid call stays in the text.
     """
     if written == "tags":
         return _tagged(text)
@@ -37,7 +37,7 @@ def find_calls(text: str, written: Format) -> tuple[str, list[ParsedCall], str |
 
 
 def make_call(name: object, arguments: object) -> ParsedCall:
-    """Raises: ValueError for what OpenAI's API cannot carry."""
+    """Make a call. Raises: ValueError for values that OpenAI's API cannot carry."""
     if not isinstance(name, str) or not name:
         raise ValueError("the function has no name")
     name.encode()
@@ -50,7 +50,7 @@ def make_call(name: object, arguments: object) -> ParsedCall:
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         written.encode()
     except UnicodeEncodeError:
-        # Half of a surrogate pair, which JSON can escape but UTF-8 cannot say.
+        # A lone surrogate, which JSON can escape but UTF-8 cannot encode.
         written = json.dumps(arguments, allow_nan=False)
     except RecursionError as error:
         raise ValueError("nested too deep") from error

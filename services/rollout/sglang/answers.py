@@ -1,4 +1,4 @@
-"""SGLang's answers, as far as the client reads them; other fields are ignored."""
+"""The fields of SGLang's answers that the client reads; others are ignored."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from gspo_services.shared.weights import Spread
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """/server_info: what a server is and how it was started."""
+    """/server_info: a server's identity and its start options."""
 
     version: str
     device: str
@@ -32,7 +32,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_loras_per_batch: int = 0
     lora_target_modules: list[str] | None = None
     custom_weight_loader: list[str] = []
-    """Also names what this project's plug-in can do beyond SGLang."""
+    """Also names the abilities that this project's plug-in adds to SGLang."""
 
     @property
     def spread(self) -> Spread:

@@ -159,7 +159,7 @@ class Engine:
     ) -> AsyncGenerator[OutputPiece, None]:
         """One HTTP request. It ends without a finish reason when it was cut short: ask for the rest.
 
-        It is cut short when it would hold too many tokens whose version is not known yet.
+        It is cut short when it would hold back too many tokens of unknown version.
         """
         self._num_requests += 1
         # SGLang aborts every request whose id begins with the one given, hence the ';'. And 2 s after the end of a stream it
@@ -300,7 +300,7 @@ class Engine:
     async def _update(self, path: Path, load_format: str, version: int, check: Callable[[], Awaitable[None]] | None) -> None:
         body = {
             "model_path": str(path),
-            # Always said: the server's default would be that of the call before.
+            # Always sent: the server's default is the value of the call before.
             "load_format": load_format,
             "weight_version": str(version),
             "flush_cache": self._paused_mode != "in_place",
@@ -310,9 +310,9 @@ class Engine:
 
     @asynccontextmanager
     async def updating(self, version: int, check: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[EngineHttp]:
-        """Inside, the caller gives ``version`` to the server; afterwards the server must say that it serves it.
+        """Inside, the caller loads ``version`` into the server; afterwards the server must report that version.
 
-        ``check`` is called at the same time as that question, because generation waits for both.
+        ``check`` runs concurrently with that query, because generation waits for both.
         Raises: EngineError, after which ``generate`` refuses until an update succeeds.
         """
         if version < 0:
@@ -349,7 +349,7 @@ class Engine:
         try:
             return [_without_slots(rank) for rank in by_rank(answer, self._server.spread)]
         except ValueError as error:
-            # At server_url there may be another server by now.
+            # Another server may run at server_url by now.
             self._info = await self.server_info()
             raise EngineError(str(error)) from error
 

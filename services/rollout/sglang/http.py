@@ -1,4 +1,4 @@
-"""HTTP exchanges with the engine, and the errors that they can end with."""
+"""HTTP exchanges with the engine, and their errors."""
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
@@ -22,11 +22,11 @@ _KEEP_IDLE_S: Final = 2.0
 
 
 class EngineError(RuntimeError):
-    """The engine did not do what it was asked to."""
+    """The engine did not do what it was asked."""
 
 
 class EngineUnreachable(EngineError):
-    """Nothing answers at the engine's address, or not in time, or the connection broke."""
+    """The engine's address does not answer, or not in time, or the connection broke."""
 
 
 class EngineRefused(EngineError):
@@ -34,9 +34,9 @@ class EngineRefused(EngineError):
 
 
 class Silence:
-    """How long the engine has answered nothing that was asked, over all requests that generate.
+    """How long the engine has answered none of the generation requests.
 
-    Requests may be given up before they time out, because their leases end: each of them alone says nothing.
+    Requests may be cancelled before they time out, because their leases end: a single one shows nothing.
     """
 
     def __init__(self, limit_s: float, now: Callable[[], float]) -> None:
@@ -48,8 +48,8 @@ class Silence:
 
     @contextmanager
     def asking(self) -> Iterator[float]:
-        """A request is under way inside. Gives the seconds that it may wait for its next bytes: less, the longer it is that
-        the engine has said nothing, and a part of the limit at least.
+        """Count a request as running inside. Yields the seconds that it may wait for its next bytes: less, the longer
+        the engine has been silent, but at least a part of the limit.
         """
         if not self._num_open:
             self._since_s = self._now()
@@ -59,16 +59,16 @@ class Silence:
         finally:
             self._num_open -= 1
             if not self._num_open:
-                # Time in which nothing is asked does not count.
+                # Time without requests does not count.
                 self._before_s += self._now() - self._since_s
 
     def broken(self) -> None:
-        """The engine has answered something."""
+        """Note an answer of the engine."""
         self._before_s, self._since_s = 0.0, self._now()
 
 
 class EngineHttp:
-    """Calls that take and give JSON. All raise EngineUnreachable, and EngineError for any answer but success."""
+    """Calls with JSON in and out. All raise EngineUnreachable, and EngineError for any answer but success."""
 
     def __init__(self, url: str, *, timeout_s: float, stall_timeout_s: float) -> None:
         """``timeout_s`` bounds the silence in a call, ``stall_timeout_s`` the silence in an answer that is generated."""
@@ -124,7 +124,7 @@ class EngineHttp:
     async def _call(
         self, method: str, path: str, data: bytes | None = None, *, timeout_s: float, read_bufsize: int | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One exchange. A caller that leaves before the end of the answer closes its connection.
+        """Make one exchange. A caller that leaves before the end of the answer closes its connection.
 
         aiohttp accepts lines of up to twice ``read_bufsize``.
         """

@@ -24,11 +24,11 @@ MAX_JOINT_INPUT_TOKENS: Final = 4096
 
 
 class AskAlone(Exception):
-    """Nobody knows whose fault it is that the joint request has no answers: each has to be asked for alone."""
+    """The joint request failed for an unknown sample: each must be asked for alone."""
 
 
 class _Joint:
-    """What one request asks for, and who waits for it."""
+    """The samples of one joint request, and their waiters."""
 
     def __init__(self) -> None:
         self.fields: list[dict[str, Any]] = []
@@ -46,7 +46,7 @@ class _Joint:
         return answer
 
     def answered(self, payloads: list[bytes]) -> None:
-        # Who has given up meanwhile has a future that is done.
+        # A waiter that gave up has a future that is done.
         for answer, payload in zip(self.answers, payloads, strict=True):
             if not answer.done():
                 answer.set_result(payload)

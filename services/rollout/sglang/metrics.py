@@ -1,4 +1,4 @@
-"""SGLang's own metrics, exported with the rollout's: its port is a free one on loopback, where no scrape finds it."""
+"""Exports SGLang's own metrics with the rollout's: its port is a random one on loopback, where no scrape finds it."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
@@ -59,7 +59,7 @@ class EngineMetrics(Collector):
         yield from families or ()
 
     def _fetch(self) -> list[Metric] | None:
-        """None: the server gave no answer that can be read."""
+        """Fetch the metrics; None: the server gave no readable answer."""
         try:
             text = asyncio.run(self._page())
             return [family for family in text_string_to_metric_families(text) if family.name in ENGINE_METRICS]

@@ -1,7 +1,7 @@
-"""What an SGLang server prints, in a log of bounded size.
+"""Copies an SGLang server's output into a log of bounded size.
 
 SGLang cannot rotate a file that is its standard output, so a thread reads the output from a pipe. A server may wait for its
-rollout there, and loses nothing by it: it has no other client.
+rollout there without harm: it has no other client.
 """
 
 import array

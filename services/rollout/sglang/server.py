@@ -139,7 +139,7 @@ class EngineServer:
         await self.stop()
 
     async def start(self) -> None:
-        """Start the process and return once it has generated a token. Raises: ServerError, and leaves nothing running."""
+        """Start the process and return once it has generated a token. Raises: ServerError, with nothing left running."""
         if self._process is not None:
             raise ValueError(f"the server at {self.url} was started already: make a new EngineServer")
         with _held_port(self._options.host, self._options.port) as self._port:
@@ -244,7 +244,7 @@ class EngineServer:
                     if await http.status("/health", timeout_s=_HEALTH_TIMEOUT_S) == HTTPStatus.OK:
                         break
                 except EngineUnreachable:
-                    pass  # It does not listen yet.
+                    pass  # The server does not listen yet.
                 self._list_load_files()
                 await asyncio.sleep(_POLL_S)
                 waited_s = clock() - begin
@@ -256,7 +256,7 @@ class EngineServer:
         log.info("engine_server_ready", pid=self.pid, url=self.url, start_s=round(clock() - begin, 1))
 
     def _list_load_files(self) -> None:
-        """Note them on disk, for whoever follows if this process and the server are killed, also while it still starts."""
+        """List these files on disk for the next process, in case this one and the server are killed, even at the start."""
         found = load_files(member.pid for member in _tree(self.pid))
         if not found <= self._load_files:
             self._load_files |= found

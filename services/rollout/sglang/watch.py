@@ -1,4 +1,4 @@
-"""Watches the SGLang server that a rollout uses: it may die, or run on without listening."""
+"""Watches a rollout's SGLang server: it may die, or keep running without listening."""
 
 import asyncio
 from typing import Final, NoReturn
@@ -9,7 +9,7 @@ from gspo_services.shared.runtime.errors import ServiceError
 
 KNOCK_S: Final = 2.0
 REFUSALS: Final = 3
-"""After this many refused connections in a row nobody listens there any more."""
+"""After this many refused connections in a row the server has stopped listening."""
 
 
 async def fail_when_dead(server: EngineServer) -> NoReturn:
@@ -20,7 +20,7 @@ async def fail_when_dead(server: EngineServer) -> NoReturn:
 async def fail_when_deaf(url: str, *, knock_s: float = KNOCK_S) -> NoReturn:
     """Raises: ServiceError when nothing listens at ``url`` any more.
 
-    An SGLang that is told to end stops listening, kills its scheduler, and then waits for open streams, which nobody will
+    An SGLang that is told to end stops listening, kills its scheduler, and then waits for open streams, which nothing will
     ever fill. Its process lives on, and a stream stays silent until its timeout.
 
     waits for:    a connection, every ``knock_s``

@@ -1,7 +1,7 @@
 """Fetch a policy version over the weight channel, as a snapshot or as deltas, and write it for the engine to load.
 
 The receiver pulls: it asks for a window of chunks, so it never gets more than it can take, and it asks again for chunks that
-did not come. A snapshot's chunks go straight into the replica's files. Its digests are checked before any engine gets them.
+did not come. A snapshot's chunks go straight into the replica's files, and are verified before any engine gets them.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ log = structlog.get_logger()
 
 STALL_S: Final = 5.0
 MAX_STALLS: Final = 6
-"""A fetch is given up after this many silences in a row, without one chunk between them."""
+"""A fetch fails after this many silences in a row without a chunk."""
 WINDOW_CHUNKS: Final = 16
 
 
 class FetchError(RuntimeError):
-    """A version could not be fetched whole, and nothing was written. The caller tries again."""
+    """A version could not be fetched completely, and nothing was written. The caller retries."""
 
 
 class GoneError(FetchError):
@@ -53,7 +53,7 @@ class Sources(Protocol):
 
 
 class DamagedError(FetchError):
-    """A version came whole, but does not match its manifest. The replica is empty now; the next fetch is a snapshot."""
+    """A complete version does not match its manifest. The replica is now empty; the next fetch is a snapshot."""
 
 
 async def fetch_newest(
@@ -66,7 +66,7 @@ async def fetch_newest(
     sources: "Sources | None" = None,
     engine_hash: Hash | None = None,
 ) -> Replica | None:
-    """Bring ``replica`` to the newest version of the weight server; None when ``have_version`` is the newest.
+    """Update ``replica`` to the weight server's newest version; None when ``have_version`` is the newest.
 
     It fetches deltas against the version in ``replica`` (None: an empty one) where the server has them. With ``sources`` it
     fetches from other rollouts where the server names some. ``fetched`` is called with the manifest of each snapshot or
@@ -99,7 +99,7 @@ async def _fetch(
     """Bring ``replica`` to ``manifest``'s version. Raises: FetchError."""
     if manifest.kind == "snapshot":
         _check_layout(manifest)
-        # The old version is of no use any more, and there is not always room for both.
+        # The old version is useless now, and there may be no room for both.
         replica.forget()
     else:
         _check_delta(manifest, replica)

@@ -1,7 +1,7 @@
-"""Gives a paused engine what it lacks of a version: a patch of its parameters, or files; and compares its checksums.
+"""Loads a version into a paused engine, as a patch of its parameters or as files, and compares its checksums.
 
 An engine that can do so patches the elements that changed since the version that it serves. Any other loads the files with
-changed tensors, and all files when nobody knows which version it has.
+changed tensors, and all files when its version is unknown.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from gspo_services.shared.weights import ABILITY, SpreadError
 log = structlog.get_logger()
 
 MAX_FAILED_PATCHES: Final = 3
-"""After so many in a row the engine is given files only."""
+"""After this many failures in a row the engine gets only files."""
 LOADED: Final = "loaded"
-"""The directory, below the rollout's own, of what the engine loads: there only while it does."""
+"""The directory of the engine's files, below the rollout's own; it exists only during a load."""
 
 
 class VerificationError(RuntimeError):
@@ -35,7 +35,7 @@ class VerificationError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedLoad:
-    """What is known before the pause. ``patch``: a directory; None: the engine has to load files."""
+    """The preparation before the pause. ``patch``: a directory; None: the engine has to load files."""
 
     expected: Expected
     patch: Path | None
@@ -72,11 +72,11 @@ class EngineLoader:
         weights.was_loaded()
 
     async def tidy(self) -> None:
-        """Remove what the engine has loaded."""
+        """Remove the files that the engine has loaded."""
         await asyncio.to_thread(shutil.rmtree, self._work_directory / LOADED, ignore_errors=True)
 
     def doubt(self) -> None:
-        """A load has failed: the engine is asked again what it can do."""
+        """Ask the engine again for its abilities, after a failed load."""
         self._takes_patches = None if self._takes_patches else self._takes_patches
 
     async def _expected(self, weights: Replica) -> Expected:
@@ -116,7 +116,7 @@ class EngineLoader:
         return self._takes_patches
 
     async def _patched(self, weights: Replica, patch: Path, expected: Expected) -> bool:
-        """Patch the paused engine; False: it now has to load all tensors, because nobody knows which elements it has."""
+        """Patch the paused engine; False: it must now load all tensors, because its elements are unknown."""
         try:
             await self._engine.patch_weights(patch, weights.policy_version, check=partial(self._verify, expected))
         except EngineUnreachable:

@@ -43,7 +43,7 @@ MIN_RATES: Final = 3
 
 
 class SlowError(FetchError):
-    """A source delivers, but so slowly that another source is faster."""
+    """A source is so slow that another one would be faster."""
 
 
 class PeerWeightServer(ChunkServer):
@@ -142,7 +142,7 @@ class WeightPeers:
         return ManifestRequest(have_version=0, endpoint=self.endpoint, direct=direct)
 
     def were_wrong(self) -> None:
-        """The next version comes from the learner itself."""
+        """Fetch the next version from the learner itself."""
         self._metrics.weight_sources.labels(outcome="damaged").inc()
         self._distrusts = True
 

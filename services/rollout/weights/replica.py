@@ -65,7 +65,7 @@ class DeltaBytes:
 
 
 Landing = WeightFiles | DeltaBytes
-"""What the bytes of a manifest are put into."""
+"""Where the bytes of a manifest go."""
 
 
 class _StoredParts(Parts):
@@ -200,17 +200,17 @@ class Replica:
         return self._touched
 
     def was_loaded(self) -> None:
-        """The engine has this version: from now on only what changes counts as unloaded."""
+        """Note that the engine has this version: from now on only changes count as unloaded."""
         self._unloaded = set()
         self._touched = []
 
     def must_load_all(self) -> None:
-        """Nobody knows which weights the engine has: all tensors count as unloaded."""
+        """Count all tensors as unloaded, because the engine's weights are unknown."""
         self._unloaded = None
         self._touched = None
 
     def forget(self) -> None:
-        """Become empty, and give the memory back."""
+        """Become empty, and free the memory."""
         self._unmark()
         if self._files is not None:
             self._files.close()
@@ -231,7 +231,7 @@ class Replica:
         except BaseException:
             self.forget()
             raise
-        # A rollout that fetches from here does not need to know where this one fetched.
+        # A rollout that fetches from here need not know this one's sources.
         self.manifest = structs.replace(manifest, sources=[])
         self._mark()
 
@@ -344,7 +344,7 @@ class Replica:
                 (self._directory / _MARK).unlink()
 
     def _mark(self) -> None:
-        """Say on disk that the files are this version. Without the mark they are only of no use to the next process."""
+        """Mark the files on disk as this version. Without the mark they are merely useless to the next process."""
         if self._directory is None or self.manifest is None:
             return
         mark = _Mark(protocol_version=PROTOCOL_VERSION, shard_bytes=self._shard_bytes, manifest=self.manifest)

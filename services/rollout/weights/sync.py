@@ -112,7 +112,7 @@ class WeightSync:
         self._on_change = callback
 
     def announce(self, policy_version: int, endpoint: str) -> None:
-        """The broker says that ``policy_version`` can be fetched at ``endpoint``."""
+        """Note the broker's announcement that ``policy_version`` can be fetched at ``endpoint``."""
         self._announced = (policy_version, endpoint)
         if policy_version > self.policy_version and endpoint:
             self._wake.set()
@@ -143,7 +143,7 @@ class WeightSync:
                 except EndpointError as error:
                     if not self.policy_version:
                         raise
-                    # Whatever it is told, a rollout that serves a version goes on with it.
+                    # A rollout that serves a version continues with it, whatever it is told.
                     self._on_not_fetched(endpoint, error)
                     await asyncio.sleep(self._retry_s)
 
@@ -328,7 +328,7 @@ class WeightSync:
             await asyncio.sleep(self._retry_s)
             return
         except (EngineError, VerificationError) as error:
-            # The former version, if there is one, is as it was.
+            # The earlier version, if any, is unchanged.
             self._replica.forget()
             self.quarantined = "" if self.policy_version else str(error)
             await self._on_not_loaded(client, version, digest, str(error))
@@ -356,7 +356,7 @@ class WeightSync:
         await self._on_not_loaded(client, version, digest, error)
 
     async def _on_not_loaded(self, client: PeerClient, version: int, digest: str, error: str) -> None:
-        """Count and report it. Raises: ServiceError after several in a row."""
+        """Count and report a failed load. Raises: ServiceError after several in a row."""
         self._failed_loads += 1
         self._metrics.policy_version.set(self.policy_version)
         self._metrics.weight_updates.labels(outcome="failed").inc()

@@ -70,7 +70,7 @@ class Verifier:
         self._engine = engine
         self._kv_heads = kv_heads
         self._reported: list[RankChecksums] = []
-        """Last reported by the engine; they name the hash that made them."""
+        """The engine's last report; it shows which hash made it."""
         self._spread: Spread | None = None
         self._shards = ShardChecksums()
         self._former: Expected | None = None
