@@ -47,7 +47,7 @@ def main() -> int:
     """Start the learner, or this machine's ranks of it. Returns the exit status."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # torchrun, which starts ranks on several machines, gives each a session of its own. If torchrun were killed, its
-        # ranks would train on beside its successor's, on the same ports, and nobody could ask them to stop.
+        # ranks would keep training beside its successor's, on the same ports, and nothing could ask them to stop.
         die_with_parent(signal.SIGKILL)
     configure_logging("learner")
     return exit_status(_run)
@@ -104,7 +104,7 @@ def _require_trainable(settings: Settings) -> None:
 
 
 def _serve(settings: Settings, stop: threading.Event) -> None:
-    # torch and DeepSpeed take seconds to import: only when the configuration is known to be good.
+    # torch and DeepSpeed take seconds to import, so check the configuration first.
     import torch
 
     from gspo_services.learner.broker import BrokerPort, NoBroker
@@ -121,7 +121,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     rank = int(os.environ.get("RANK", "0"))
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry)
-    # On rank 0 the broker's loop beats. The other ranks have only the training, which may be quiet for long.
+    # On rank 0 the broker's loop reports liveness. The other ranks have only the training, which may be silent for long.
     health = Health(clock, MAX_QUIET_S, max_stall_s=LOOP_STALL_S if rank == 0 else math.inf)
     engine_settings = engine_settings_of(settings, "cuda" if torch.cuda.is_available() else "cpu")
     if rank == 0:

@@ -1,4 +1,4 @@
-"""The rewards of a batch's groups become advantages of its tokens."""
+"""Turns the rewards of a batch's groups into advantages of its tokens."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class AdvantageSettings:
     normalise_by_std: bool = True
     """Divide by a standard deviation; False only subtracts the baseline."""
     baseline: Baseline = "mean"
-    """What a reward is compared with."""
+    """The baseline of a reward."""
     std_over: StdOver = "group"
-    """Whose deviation it is: the group's or the batch's."""
+    """Which standard deviation: the group's or the batch's."""
     max_tokens: int | None = None
-    """The most tokens of a sequence, where a group does not say its own; needed by the two below."""
+    """The most tokens of a sequence, for groups without their own limit; needed by the two below."""
     overlong_buffer_tokens: int | None = None
     """The last tokens before the limit, over which rewards fall; None: they do not."""
     overlong_penalty: float = 1.0

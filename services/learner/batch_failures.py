@@ -1,7 +1,7 @@
 """What the learner says, before it ends, about the batch that it could not train: the broker quarantines one that is named
 again and again (docs/guide/learner.md).
 
-The error of one rank is the others' lost rank, and only rank 0 speaks with the broker. So another rank leaves a note in the
+One rank's error is a lost rank for the others, and only rank 0 talks to the broker. So another rank leaves a note in the
 run's directory before it ends, and rank 0 looks for it when a collective fails: the note is there before the connection
 breaks.
 """
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 MAX_TEXT: Final = 1024
 REPORT_S: Final = 10.0
-"""How long the report may wait for the broker's acknowledgement. Without it, it counts as an end without a word."""
+"""How long the report may wait for the broker's acknowledgement. Without one, the end counts as unreported."""
 NOTE: Final = "batch-failed-rank-{rank}.json"
 NOTES: Final = NOTE.format(rank="*")
 
@@ -48,7 +48,7 @@ class BatchFailures:
 
     @contextmanager
     def of(self, index: int) -> Iterator[None]:
-        """Inside the block batch ``index`` is trained. What that raises is reported, and raised again."""
+        """Train batch ``index`` inside the block. Errors are reported and raised again."""
         try:
             yield
         except MissingGradientError:
@@ -56,7 +56,7 @@ class BatchFailures:
         except Exception as error:
             try:
                 self._report(index, error)
-            # Why training failed must not be lost behind why that could not be said.
+            # A failure to report must not hide the failure of training.
             except Exception as unsaid:  # noqa: BLE001
                 log.error("batch_failure_not_reported", batch=index, error=f"{type(unsaid).__name__}: {unsaid}")
             raise
@@ -83,7 +83,7 @@ class BatchFailures:
         part.rename(path)
 
     def _take_note(self, index: int | None) -> _Note | None:
-        """Another rank's note on batch ``index``; all notes are removed."""
+        """Return another rank's note on batch ``index``, and remove all notes."""
         found = None
         for path in sorted(self._directory.glob(NOTES)):
             try:

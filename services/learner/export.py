@@ -24,7 +24,7 @@ _NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.inde
 
 
 class ExportError(ServiceError):
-    """An export that could not be written, with the reason and the way out."""
+    """An export could not be written; the text says why and what to do."""
 
 
 def export_model(

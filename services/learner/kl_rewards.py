@@ -1,4 +1,4 @@
-"""Rewards less their distance from the reference model: a KL penalty that enters before the advantages are made."""
+"""Subtracts a KL penalty, the distance from the reference model, from rewards before the advantages are computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives fail when a rank has died or does not come: one clear error instead of a stack of C++ frames."""
+"""Turns a collective that fails because a rank died or is missing into one clear error instead of C++ frames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gspo_services.shared.runtime.errors import ServiceError
 
 
 class LostRankError(ServiceError):
-    """Another rank is gone. This one cannot continue; all start again from the last checkpoint."""
+    """Another rank is lost. This one cannot continue; all restart from the last checkpoint."""
 
 
 def means_lost_rank(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Which rank trains which sequence of a batch, and when it packs them: decided from lengths alone, alike on every rank."""
+"""Plans which rank trains which sequences of a batch, and when it packs them: from lengths alone, alike on every rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gspo_services.learner.advantages import AdvantageTable
 from gspo_services.shared.settings import Settings
 
 KEPT_TOKENS: Final = 2**21
-"""Micro-batches of so many tokens of a step are packed at once and kept: 128 MB. Those of a larger one are packed when they
+"""Micro-batches of up to this many tokens of a step are packed at once and kept: 128 MB. Larger ones are packed when they
 are used, and forgotten."""
 
 

@@ -88,7 +88,7 @@ class LearnerService:
         self._settings = settings
         self._engine = engine
         self._broker = broker
-        # What all ranks see alike is logged by one of them.
+        # One rank logs what all ranks see alike.
         self._log = log if engine.rank == 0 else _SILENT
         self._clock = clock
         self._health = health
@@ -100,7 +100,7 @@ class LearnerService:
         self._policy_version = 0
         """Of the weights; 0 while they have none, because older batches are trained again."""
         self._newest_trained = 0
-        """The batches that the newest version was trained on when this learner began."""
+        """The newest version's number of batches when this learner began."""
         self._root = settings.run.directory / "checkpoints"
         self._versions = Versions(self._root, life or uuid.uuid4().hex)
         if not settings.learner.checkpoint_in_background:
@@ -160,7 +160,7 @@ class LearnerService:
                     self._train(directive)
 
     def _resume(self) -> None:
-        # Only now: the learner that this one had to wait for may have saved another checkpoint meanwhile.
+        # Only now: the learner that this one waited for may have saved another checkpoint meanwhile.
         resumed = resume(self._engine, self._root)
         if resumed is not None:
             state = resumed.state
@@ -284,14 +284,14 @@ class LearnerService:
         if self._next_batch < self._newest_trained:
             self._health.progress()
             return
-        # Before the copy: there is never more than one beside the weights that are served.
+        # Before the copy: at most one copy exists besides the served weights.
         with self._profile.phase("publish"):
             self._broker.wait_announced()
         with self._profile.phase("export"):
             copied = self._copies.copy()
         with self._profile.phase("publish"):
             number = 0 if copied is None else self._versions.number(copied, self._next_batch)
-            # Every rank names its checkpoints by it.
+            # Every rank uses it to name checkpoints.
             number = int(self._engine.broadcast(torch.tensor([number], dtype=torch.int64))[0])
             self._policy_version = number
             if copied is not None:
@@ -336,7 +336,7 @@ class LearnerService:
             self._log.info("checkpoint_saved", path=str(path), next_batch=state.batch_position)
 
     def _finish_saving(self) -> None:
-        """Return when no checkpoint is being saved. Collective.
+        """Wait until no checkpoint is being saved. Collective.
 
         Without the broker there is nothing else to do, so waiting for it costs nothing. But if this learner is stopped
         and the broker is silent for FLUSH_S, it gives the checkpoint up: the batches since the previous one will be trained
@@ -371,7 +371,7 @@ class LearnerService:
         self._serve_until_stopped()
 
     def _flush(self) -> None:
-        """Wait for the broker once. What it does not get now it learns from the next learner's Resume."""
+        """Wait for the broker once. It learns anything it misses from the next learner's Resume."""
         if not self._broker.flush(FLUSH_S):
             log.warning("broker_did_not_acknowledge", waited_s=FLUSH_S)
 

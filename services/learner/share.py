@@ -42,7 +42,7 @@ def stop_anywhere(engine: Broadcaster, stop: bool) -> bool:
 
 
 def share(engine: Broadcaster, arrived: Directive, stop: bool) -> tuple[Directive, bool]:
-    """Rank 0's ``arrived``, and whether any rank was asked to stop, on every rank. Collective.
+    """Return rank 0's ``arrived``, and whether any rank was asked to stop, on every rank. Collective.
 
     The other ranks' ``arrived`` is ignored.
     """

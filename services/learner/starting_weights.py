@@ -42,7 +42,7 @@ def _run(stop: threading.Event) -> None:
 
 
 def _serve(settings: Settings, stop: threading.Event) -> None:
-    # torch takes seconds to import: only when the configuration is known to be good.
+    # torch takes seconds to import, so check the configuration first.
     from gspo.model.policy import load_policy
     from gspo.model.serving import served_parameters
     from gspo_services.learner.checkpoints import Versions

@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class _MicroBatch:
-    """What is kept of one micro-batch, on its device: reading it there would make the host wait for each one."""
+    """One micro-batch's values, kept on its device: reading each at once would make the host wait."""
 
     rows: tuple[int, ...]
     step: int

@@ -1,4 +1,4 @@
-"""One batch of whole groups becomes optimizer steps: mini-batches, loss, mismatch and diagnostics.
+"""Trains one batch of whole groups: mini-batches, loss, mismatch and diagnostics.
 
 Every rank knows rewards and lengths of the whole batch, and has the tokens of its share of it, by a plan that all ranks
 compute alike. Only gradients and a table of statistics cross between ranks.
@@ -265,7 +265,7 @@ class _BatchRun:
 
         def loss_fn(packed: PackedBatch, result: TokenLogProbs) -> Tensor:
             if measures_mismatch:
-                # The weights are still those of the batch's start: no forward pass of its own is needed.
+                # The weights are still those of the batch's start: no separate forward pass is needed.
                 sums.append(self._mismatch_sums(packed, result.logprobs_T))
             # Values were checked when the sequences were made, and the engine checks log-probs. Here each check would make
             # the host wait for the device in every micro-batch, and one rank would raise alone.

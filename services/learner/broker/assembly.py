@@ -1,6 +1,6 @@
-"""A batch as it comes in on one rank: of every sequence its lengths, and the tokens of those that this rank trains.
+"""Assembles a batch on one rank: the lengths of all sequences, and the tokens of those that this rank trains.
 
-They are kept as they travel, 8 bytes a token, and become the trainer's arrays when they are packed.
+Tokens keep their wire format, 8 bytes a token, and become the trainer's arrays when they are packed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class OwnSequence:
         return TrainSequence(
             token_ids=self._token_ids.astype(np.int64),
             action_mask=is_action,
-            # The engine's rounding can put a certain token's log-prob a little above 0: fit for a message, not for training.
+            # The engine's rounding can put a certain token's log-prob just above 0: valid in a message, not in training.
             behaviour_logprobs=np.where(is_action, np.minimum(self._logprobs, 0.0), 0.0).astype(np.float32),
             versions=np.where(is_action, versions, -1).astype(np.int64),
             turn_ids=np.where(is_action, turn_ids, OBSERVATION_TURN).astype(np.int32),
@@ -78,7 +78,7 @@ class AbsentSequence:
 
 
 class _Trajectory:
-    """The tokens of one trajectory, as they come in."""
+    """The tokens of one trajectory, as they arrive."""
 
     def __init__(self, num_tokens: int) -> None:
         self.token_ids = np.empty(num_tokens, np.int32)
@@ -112,7 +112,7 @@ class _Trajectory:
 
 
 class Assembly:
-    """Takes the parts of one batch in order, and keeps what ``own`` names of them."""
+    """Takes the parts of one batch in order, and keeps this rank's tokens."""
 
     def __init__(
         self, batch: Batch, arrays: Mapping[str, Array], rows_of: Callable[[list[list[int]]], frozenset[int]]
@@ -157,9 +157,9 @@ class Assembly:
     def add(self, part: BatchPart, arrays: Mapping[str, Array]) -> None:
         """Take the next part.
 
-        Raises: ValueError when it is another one, or a trajectory is not what was announced.
+        Raises: ValueError when it is a different part, or a trajectory differs from its announcement.
         """
-        # Not a multiple of part_tokens: of several brokers, the last part of each share is as long as its rest.
+        # Not a multiple of part_tokens: with several brokers, the last part of each share holds only the rest.
         begin = self._num_added
         end = begin + len(arrays["token_ids"])
         if (
@@ -227,7 +227,7 @@ def assemble(
     Args:
         rows_of: see ``Assembly``.
         next_arrival: what rank 0 received next, on every rank; None: stop.
-        watched: inside it errors are the batch's own.
+        watched: a context in which errors count against the batch.
 
     Returns: the batch; or what came in its place; None: stop.
     """
@@ -237,7 +237,7 @@ def assemble(
     while not assembly.complete:
         arrived = next_arrival()
         if isinstance(arrived, BatchAnnounced):
-            # One of several brokers cannot read its share: the batch consists of the others', which come once more.
+            # One of several brokers cannot read its share: the batch consists of the others' shares, which come again.
             with watched(index):
                 assembly = Assembly(arrived.batch, arrived.arrays, rows_of)
         elif isinstance(arrived, PartArrived):

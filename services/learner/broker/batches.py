@@ -1,4 +1,4 @@
-"""What follows a BatchRequest, as rank 0 hands it to the training loop."""
+"""Answers to a BatchRequest, as rank 0 hands them to the training loop."""
 
 from dataclasses import dataclass
 
@@ -23,4 +23,4 @@ class PartArrived:
 
 
 Answer = BatchAnnounced | PartArrived | SkipBatch | EndOfRun
-"""A batch in its parts, or that it is to be skipped, or that there is none."""
+"""A batch in parts, an order to skip it, or the end of the run."""

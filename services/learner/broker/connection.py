@@ -1,4 +1,4 @@
-"""The learner's connection to one broker: what it wants of it, and what it has told it."""
+"""The learner's connection to one broker: its open requests, and its reports."""
 
 import asyncio
 from collections import deque
@@ -55,20 +55,20 @@ class BrokerConnection:
         """...while it is not answered."""
         self._stop: StopRequest | None = None
         self._announced: Batch | None = None
-        """The share that is under way, or was the last."""
+        """The current or last share."""
         self._parts: PartStream | None = None
-        """Of the share that is under way."""
+        """The parts of the current share."""
         self._waited_for: tuple[int, int] | None = None
-        """The part that was waited for when it was looked at last."""
+        """The part awaited at the last look."""
         self._resume: Resume | None = None
         self._handshakes_seen = 0
         self._unacknowledged: deque[tuple[int, int]] = deque()
-        """For each report sent: how many messages are acknowledged once the broker has the report; the next batch."""
+        """For each report sent: the number of acknowledged messages that includes it; the next batch."""
         self._acknowledged_batches = 0
         self._num_published: int | None = None
         """The batches that the newest version was trained on that this learner has sent; None: it has sent none."""
         self.pending = ""
-        """What the broker says its share waits for; empty: it has said nothing."""
+        """What the broker's share waits for, in its words; empty: unknown."""
         self.scores: Mapping[int, float | None] = {}
         """See ``BrokerPort``. Replaced, never changed: the training thread reads it."""
 
@@ -98,13 +98,13 @@ class BrokerConnection:
         return 0.0 if self._opened is None else self._opened.silent_s
 
     def be_quiet(self, *, quiet: bool) -> None:
-        """Say nothing to the broker while ``quiet``, as if cut off from it; afterwards everything that it has not heard."""
+        """Send nothing to the broker while ``quiet``, as if cut off; afterwards send everything that it has missed."""
         if self._opened is not None:
             self._opened.be_quiet(quiet=quiet)
 
     @property
     def refused(self) -> str:
-        """Why the broker does not admit this learner; empty while it does, or has not answered."""
+        """Why the broker refuses this learner; empty while it does not, or has not answered."""
         return "" if self._opened is None else self._opened.refused
 
     @property
@@ -126,7 +126,7 @@ class BrokerConnection:
         await self._client.flushed()
 
     async def receive(self) -> None:
-        """Handle what comes until cancelled. Raises: ServiceError for parts that come damaged again and again."""
+        """Handle messages until cancelled. Raises: ServiceError for parts that arrive damaged again and again."""
         while True:
             await self._on_message(await self._client.inbox.get())
 
@@ -143,19 +143,19 @@ class BrokerConnection:
             await self._opened.send(message)
 
     def want(self, request: BatchRequest) -> None:
-        """From now on wait for the answer to ``request``; ``ask_again`` sends it."""
+        """Wait for the answer to ``request`` from now on; ``ask_again`` sends it."""
         self._asked = self._wanted = request
         self._stop = self._announced = self._parts = None
 
     def resume_at(self, next_batch: int) -> None:
-        """Each new handshake is followed by a Resume with this position."""
+        """Send a Resume with this position after each new handshake."""
         self._resume = Resume(next_batch=next_batch)
 
     async def stop(self, reason: str) -> None:
-        """Another broker has ended the run: tell this one until it ends it, too.
+        """Another broker has ended the run: tell this one until it ends the run, too.
 
-        A share that it has assembled already is not trained. The request for the next one is what it answers with the end,
-        and by that answer it is known to have stopped.
+        A share that it has assembled already is not trained. It answers the request for the next one with the end,
+        and that answer shows that it has stopped.
         """
         self._stop = StopRequest(reason=shortened(reason))
         self._announced = self._parts = None
@@ -164,7 +164,7 @@ class BrokerConnection:
         await self.ask_again()
 
     async def announce(self, message: Published | Trained) -> None:
-        """Send a version, or the report of a batch, as this broker must hear it.
+        """Send a version or a batch's report in the form that this broker needs.
 
         The learner's former life may have ended when it had told this broker more than another one. The other one is told
         again; for this one those weights are older than its newest version, and the report is of a batch that is trained
@@ -185,14 +185,14 @@ class BrokerConnection:
         self.acknowledged_batches()
 
     def acknowledged_batches(self) -> int:
-        """The broker has the reports of all batches before this one."""
+        """Return the first batch whose report the broker has not acknowledged."""
         while self._unacknowledged and self._unacknowledged[0][0] <= self._client.num_acknowledged:
             _, self._acknowledged_batches = self._unacknowledged.popleft()
         return self._acknowledged_batches
 
     async def ask_again(self) -> None:
-        """Repeat what is wanted and not answered."""
-        # After a new handshake the broker hears the checkpoint's position first.
+        """Repeat unanswered requests."""
+        # After a new handshake the checkpoint's position goes first.
         if self._wanted is None or self._opened is None or self._handshakes_seen != self._opened.num_handshakes:
             return
         if self._stop is not None:
@@ -200,7 +200,7 @@ class BrokerConnection:
         await self._opened.send(self._wanted)
 
     async def ask_for_silent_parts(self) -> None:
-        """Ask again for parts if none has come since the last call: else each would be sent twice."""
+        """Ask again for parts if none has come since the last call; otherwise each would be sent twice."""
         waits_for = None if self._parts is None else (self._parts.index, self._parts.next_part)
         if self._parts is not None and waits_for == self._waited_for:
             self._parts.ask_again()
@@ -208,19 +208,19 @@ class BrokerConnection:
         self._waited_for = waits_for
 
     async def part_taken(self) -> None:
-        """The training thread has taken a part: ask for one more."""
+        """Ask for one more part: the training thread has taken one."""
         if self._parts is not None:
             self._parts.took()
             await self.ask_for_parts()
 
     def begin_again(self) -> None:
-        """Take the share once more, from its first part on; ``ask_for_parts`` asks for it."""
+        """Take the share again from its first part; ``ask_for_parts`` asks for it."""
         if self._announced is not None:
             self._parts = PartStream(self._announced)
             self._parts.ask_again()
 
     async def ask_for_parts(self) -> None:
-        """Ask for what there is room for."""
+        """Ask for as many parts as there is room for."""
         request = None if self._parts is None else self._parts.request()
         if request is not None:
             await self._client.send(request)
@@ -229,7 +229,7 @@ class BrokerConnection:
         """Return the number of batches that the broker's newest version was trained on."""
         if self._num_published is not None:
             return self._num_published
-        # What it had before this learner told it anything.
+        # Its state before this learner told it anything.
         welcome = self._client.welcome
         return 0 if welcome is None else welcome.trained_batches
 

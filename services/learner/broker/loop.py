@@ -205,7 +205,7 @@ class BrokerLoop:
     async def _publication(self, publication: _Publication) -> Published:
         """Serve a version, as a snapshot and as a delta."""
         newest = self._store.newest
-        # Not in the loop: rollouts fetch the former version meanwhile.
+        # Not in the loop: rollouts fetch the earlier version meanwhile.
         self.encoding = True
         weights = publication.weights
         snapshot = await asyncio.to_thread(build_snapshot, publication.policy_version, weights)

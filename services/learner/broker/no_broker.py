@@ -1,4 +1,4 @@
-"""The broker of the ranks that are not rank 0: it has nothing for them and wants nothing of them."""
+"""A stand-in for the broker on ranks other than 0: it sends and expects nothing."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ class NoBroker(BrokerPort):
         return None
 
     def tell(self, message: ToBroker) -> None:
-        """Rank 0 tells the broker the same."""
+        """Do nothing: rank 0 tells the broker."""
 
     def take(self, timeout_s: float) -> Answer | None:
         return None
@@ -33,10 +33,10 @@ class NoBroker(BrokerPort):
         raise AssertionError("only rank 0 has copies of the weights, and only it can publish them")
 
     def wait_announced(self) -> None:
-        """Nothing is published here."""
+        """Return at once: this rank publishes nothing."""
 
     def acknowledged(self, next_batch: int) -> bool:
-        """Only rank 0 can know of a report that is missing."""
+        """Return True: only rank 0 knows of missing reports."""
         return True
 
     def flush(self, timeout_s: float) -> bool:

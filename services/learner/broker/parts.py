@@ -1,4 +1,4 @@
-"""Which parts of a batch have come, and how many more may be asked for. Pure: no sockets, no clock."""
+"""Tracks which parts of a batch have come, and how many more to ask for. Pure: no sockets, no clock."""
 
 from typing import Final
 
@@ -7,17 +7,17 @@ from gspo_protocol.digests import part_digest
 from gspo_protocol.messages import Batch, BatchPart, BatchPartRequest
 
 CREDIT: Final = 3
-"""Parts that have been asked for and not yet been taken by the training thread: they bound what waits in memory."""
+"""Parts asked for and not yet taken by the training thread; bounds the memory of waiting parts."""
 MOST_DAMAGED: Final = 8
 """Copies of one part in a row that may be damaged."""
 
 
 class DamagedPart(ValueError):
-    """A part came damaged again and again. The text says what is wrong with it."""
+    """A part arrived damaged again and again. The text says what is wrong with it."""
 
 
 class PartStream:
-    """The parts of one batch, taken in order. What comes out of order, twice or damaged is asked for again or ignored.
+    """The parts of one batch, taken in order. Out-of-order, duplicate or damaged parts are ignored or asked for again.
 
     produces:     requests for parts
     waits for:    the part that is next
@@ -32,12 +32,12 @@ class PartStream:
         self._next = 0
         self._num_taken = 0
         self._asked = 1
-        """Parts before this one were asked for; the first comes unasked."""
+        """All parts before this one were asked for; the first comes unasked."""
         self._num_damaged = 0
 
     @property
     def next_part(self) -> int:
-        """The part that is waited for."""
+        """The next part expected."""
         return self._next
 
     @property
@@ -45,7 +45,7 @@ class PartStream:
         return self._next == self._num_parts
 
     def offer(self, part: BatchPart, arrays: dict[str, Array]) -> bool:
-        """True: it is the next part, and whole. False: it came before, behind a gap, above the credit, for another batch, or
+        """True: it is the next part, and intact. False: a duplicate, behind a gap, over the credit, of another batch, or
         damaged.
 
         Raises: DamagedPart after MOST_DAMAGED damaged copies in a row.
@@ -67,15 +67,15 @@ class PartStream:
         return True
 
     def took(self) -> None:
-        """The training thread has taken a part: there is room for another."""
+        """Make room for another part: the training thread has taken one."""
         self._num_taken += 1
 
     def ask_again(self) -> None:
-        """What was asked for and has not come may be lost."""
+        """Ask again for parts that have not come: they may be lost."""
         self._asked = self._next
 
     def request(self) -> BatchPartRequest | None:
-        """Ask for what there is room for and was not asked for yet; None: there is nothing to ask for."""
+        """Return a request for further parts that fit; None: there is nothing to ask for."""
         first = max(self._asked, self._next)
         count = min(self._room, self._num_parts) - first
         if count <= 0:

@@ -1,4 +1,4 @@
-"""The broker as the training loop sees it, and all that the training loop needs of it."""
+"""The training loop's interface to the broker."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +65,7 @@ class BrokerPort(ABC):
 
     @abstractmethod
     def wait_announced(self) -> None:
-        """Return when no publication is under way: then there is room for another copy of the weights."""
+        """Wait until no publication is running: then there is room for another copy of the weights."""
 
     @abstractmethod
     def acknowledged(self, next_batch: int) -> bool:

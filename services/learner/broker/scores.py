@@ -1,4 +1,4 @@
-"""How versions did on the held-out tasks, as the broker tells it."""
+"""Scores of versions on the held-out tasks, as the broker reports them."""
 
 from collections.abc import Mapping
 

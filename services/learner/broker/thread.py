@@ -1,4 +1,4 @@
-"""Rank 0's sockets, in a thread of their own: collectives never share a thread with sockets.
+"""Runs rank 0's sockets in a separate thread: collectives never share a thread with sockets.
 
 The training thread calls blocking methods. This thread's event loop holds the batch channel and the weight server. Queues
 between the two are bounded. Every blocking call has a timeout, and ends when the loop fails.

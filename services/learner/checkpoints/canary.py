@@ -1,6 +1,6 @@
 """Log-probs of a fixed sequence, computed when a checkpoint is saved and again when it is loaded.
 
-A digest of the weights covers every bit of them, but not how they are used: partitions that were not gathered again, or
+A digest of the weights covers every bit, but not their use: partitions that were not gathered again, or
 experts under each other's names, give wrong answers with the right digest.
 """
 
@@ -51,7 +51,7 @@ def write_canary(directory: Path, logprobs: Sequence[float]) -> Path:
 
 
 def require_canary(directory: Path, logprobs: Sequence[float], dtype: str) -> None:
-    """Compare with the log-probs that were written. Raises: CheckpointError when they differ."""
+    """Compare with the saved log-probs. Raises: CheckpointError when they differ."""
     path = directory / _FILE
     try:
         saved = msgspec.json.decode(path.read_bytes(), type=_Canary).logprobs

@@ -1,4 +1,4 @@
-"""The digest of weights that come one after the other: hashed on all cores while the next are gathered, and not kept."""
+"""Digests weights that arrive one by one: hashes them on all cores while the next are gathered, and keeps none."""
 
 from __future__ import annotations
 

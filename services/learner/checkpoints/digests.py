@@ -1,6 +1,6 @@
 """Digests (XXH3-128) of a checkpoint's files: each rank notes those of the files it writes, and verifies a share of all.
 
-They find what a disk changes, not what a person does. To compute them takes about as long as to read the files from memory.
+They detect changes by a disk, not by a person. Computing them takes about as long as reading the files from memory.
 """
 
 import errno
@@ -19,7 +19,7 @@ from gspo_services.shared.runtime.durable import flush_file
 
 _NOTES: Final = "digests-"
 _LOST: Final = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ENAMETOOLONG, errno.EINVAL)
-"""What reading a damaged file, or one that is gone, ends with. Anything else may pass."""
+"""Errors of reading a damaged or missing file. Any other error may be temporary."""
 
 
 class FileDigest(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ def write_digests(partial: Path, rank: int, files: Sequence[Path]) -> None:
 def take_digests(partial: Path) -> dict[str, FileDigest]:
     """Collect the digests that all ranks noted, and remove the notes.
 
-    Raises: OSError, also when files are there that nobody noted, or noted ones are not.
+    Raises: OSError, also when a file was not noted, or a noted file is missing.
     """
     found: dict[str, FileDigest] = {}
     for path in sorted(partial.glob(f"{_NOTES}*.json")):
@@ -67,7 +67,7 @@ def take_digests(partial: Path) -> dict[str, FileDigest]:
 def find_damage(path: Path, files: Mapping[str, FileDigest], rank: int, world_size: int) -> str:
     """Check this rank's share of ``files``; returns what is wrong, or an empty text.
 
-    Raises: OSError when a file cannot be read for a reason that may pass.
+    Raises: OSError when a file cannot be read for a possibly temporary reason.
     """
     names = sorted(files)
     for name in names:  # cheap, so every rank looks at all sizes, and most damage is found before anything is hashed

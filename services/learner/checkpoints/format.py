@@ -4,7 +4,7 @@
         engine/                                 weights and optimizer, by parameter (``optimizer_state``)
         random-00000.json ...                   random states, one file per rank
         checkpoint.json                         everything else, and size and digest of every other file and of itself
-    root/damaged-version-...                    one that was found damaged: evidence, which nothing reads
+    root/damaged-version-...                    one found damaged: evidence, which nothing reads
     root/latest                                 name of the newest
     root/last-version                           the last numbers of policy versions (``versions``)
 
@@ -48,16 +48,16 @@ _RANDOM = "random-"
 
 
 class CheckpointError(ServiceError):
-    """A checkpoint cannot be used; the text has the reason and the way out."""
+    """A checkpoint cannot be used; the text says why and what to do."""
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint is not what was written; the text says where."""
+    """A checkpoint differs from what was written; the text says where."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointState:
-    """Where a run stands, apart from its weights."""
+    """The position of a run, apart from its weights."""
 
     policy_version: int
     """The version of the weights; 0 if they have none (see ``LearnerService._publish``)."""
@@ -68,7 +68,7 @@ class CheckpointState:
     adaptive_clip: dict[str, float] = field(default_factory=dict)
     """``AdaptiveClip.state_dict()``; empty when the run has none."""
     calibration: dict[str, Any] = field(default_factory=dict)
-    """``LagCalibration.state_dict()``; empty: it begins anew."""
+    """``LagCalibration.state_dict()``; empty: it starts over."""
 
 
 class _State(msgspec.Struct, forbid_unknown_fields=True):
@@ -124,7 +124,7 @@ class CheckpointEngine(Protocol):
     def weights_digest(self) -> str: ...
     def save_state(self, directory: Path) -> Sequence[Path]: ...
     def copy_state(self, directory: Path) -> StateCopy:
-        """Collective. What there is no room to copy may be written into ``directory`` at once."""
+        """Copy the state. Parts without room for a copy may be written into ``directory`` at once. Collective."""
 
     def load_state(self, directory: Path) -> None: ...
     def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...
@@ -178,9 +178,9 @@ def checkpoint_of(policy_version: int, batch_position: int) -> str:
 def load_checkpoint(engine: CheckpointEngine, path: Path) -> CheckpointState:
     """Load ``path``, with its random states, into an engine that has not trained yet. Collective.
 
-    Raises: DamagedCheckpoint, on all ranks alike and before anything is loaded, when one bit of it is not what was written.
-    CheckpointError when it is of another model, type or optimizer, or of another format; after loading, when the weights
-    are not those that were saved.
+    Raises: DamagedCheckpoint, on all ranks alike and before anything is loaded, when a single bit of it has changed.
+    CheckpointError when it has another model, type, optimizer or format; after loading, when the weights
+    differ from those saved.
     """
     metadata = _verified(engine, path)
     if problem := layout_problem(metadata["layout"], engine.layout()):
@@ -242,7 +242,7 @@ def _agree(engine: CheckpointEngine, problem: CheckpointError | None) -> None:
 def read_metadata(path: Path) -> dict[str, Any]:
     """Read a checkpoint's metadata and compare it with its own digest; other files are not checked.
 
-    Raises: DamagedCheckpoint when it is not there or not what was written; CheckpointError for another format.
+    Raises: DamagedCheckpoint when it is missing or changed; CheckpointError for another format.
     """
     file = path / METADATA
     try:
@@ -296,7 +296,7 @@ def complete_checkpoints(root: Path) -> list[Path]:
 
 def _directories(root: Path) -> list[Path]:
     found = [path for path in root.glob(f"{PREFIX}*") if _NAME.fullmatch(path.name) and path.is_dir()]
-    # By batches: what is trained again has no version of its own.
+    # By batches: batches trained again make no version.
     return sorted(found, key=lambda path: (path.name.partition("-batch-")[2], path.name))
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint and the learner that loads it must have in common, as plain JSON values: ``LearnerEngine.layout``."""
+"""What a checkpoint and the learner that loads it must share, as plain JSON values: ``LearnerEngine.layout``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OF_LORA: Final = ("lora", "base", "base_path")
 def layout_problem(saved: Mapping[str, Any], present: Mapping[str, Any]) -> str:
     """Say why an engine with layout ``present`` cannot load a checkpoint, with both values and what to do; empty if it can.
 
-    The text goes on after the checkpoint's name.
+    The text continues after the checkpoint's name.
     """
     problem = _lora_problem(saved, present)
     if problem:

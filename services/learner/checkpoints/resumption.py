@@ -1,6 +1,6 @@
 """Resuming from the newest checkpoint that is whole. One that is damaged is set aside, and the next older one is taken.
 
-Nothing is lost by that: the ledger has every token, and the batches since the older checkpoint are trained again. If no
+Nothing is lost: the ledger has every token, and the batches since the older checkpoint are trained again. If no
 checkpoint is left, training begins again with the starting model.
 """
 
@@ -41,9 +41,9 @@ class Resumed:
 
 
 def resume(engine: CheckpointEngine, root: Path) -> Resumed | None:
-    """Load the newest whole checkpoint; None when there is none. Collective.
+    """Load the newest intact checkpoint; None when there is none. Collective.
 
-    Raises: CheckpointError, on all ranks alike, when one is whole and cannot be used: it is of another model, or format.
+    Raises: CheckpointError, on all ranks alike, when an intact one cannot be used: it has another model or format.
     """
     if engine.rank == 0 and (problem := pointer_problem(root)):
         log.error("checkpoint_pointer_damaged", error=f"{problem}; the newest existing checkpoint is used")
@@ -67,7 +67,7 @@ def resume(engine: CheckpointEngine, root: Path) -> Resumed | None:
 
 
 def require_own_directory(root: Path, welcome: Welcome) -> None:
-    """Raises: CheckpointError when a checkpoint was saved and ``root`` holds nothing at all: it is not the run's."""
+    """Raises: CheckpointError when a checkpoint was saved but ``root`` is empty: it is not the run's directory."""
     if welcome.next_batch == 0 or read_note(root) is not None or any(root.glob("*version-*")):
         return
     raise CheckpointError(

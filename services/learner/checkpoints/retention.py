@@ -1,4 +1,4 @@
-"""Which checkpoints stay although newer ones are there."""
+"""Chooses which checkpoints stay despite newer ones."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

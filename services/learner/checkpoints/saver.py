@@ -1,7 +1,7 @@
 """Saves checkpoints (``gspo_services.learner.checkpoints.format``) during training.
 
-All ranks begin together: each copies what it will write, as far as it has room for copies. On every rank a thread of its
-own writes the copy to disk. When all have done so, all ranks publish the checkpoint together, in a collective between two
+All ranks begin together: each copies its part, as far as it has room for copies. On every rank a separate
+thread writes the copy to disk. When all are done, all ranks publish the checkpoint together, in a collective between two
 batches. Training continues meanwhile.
 
 Without a background everything is written at once, parameter by parameter, without a copy.
@@ -52,7 +52,7 @@ _ELSEWHERE: Final = "another rank could not write its part; its log has the reas
 _MEET_S: Final = 1.0
 
 Scores = Callable[[], Mapping[int, float | None]]
-"""How versions did on the held-out tasks: see ``worth_keeping``."""
+"""Scores of versions on the held-out tasks: see ``worth_keeping``."""
 
 
 class Job(Protocol):
@@ -238,7 +238,7 @@ class CheckpointSaver:
                 write_metadata(partial, pending.state, layout, pending.job.result())
                 publish_directory(partial, destination)
                 replace_file(self._root / LATEST, destination.name + "\n")
-                # The new one stays even if an abandoned run got further.
+                # The new one stays even if an abandoned run had trained more.
                 others = [path for path in complete_checkpoints(self._root) if path != destination]
                 kept = worth_keeping([*others, destination], self._scores())
                 for old in others[: max(0, len(others) - (self._keep - 1))]:

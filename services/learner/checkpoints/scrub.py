@@ -1,4 +1,4 @@
-"""Reads a run's checkpoints slowly while it trains, so that damage is known before one of them is needed.
+"""Reads a run's checkpoints slowly during training, to find damage before one of them is needed.
 
 It only reports. A damaged checkpoint is set aside when a learner would resume from it (``resuming``).
 """

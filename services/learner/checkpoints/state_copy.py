@@ -1,4 +1,4 @@
-"""What an engine's ``save_state`` would write, copied so that another thread can write it while training continues."""
+"""A copy of what an engine's ``save_state`` writes, so that another thread can write it while training continues."""
 
 from __future__ import annotations
 

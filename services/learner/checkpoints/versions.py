@@ -1,11 +1,11 @@
-"""The numbers of policy versions: the same weights keep theirs after a restart, and other weights never get it.
+"""Numbers policy versions: the same weights keep their number after a restart, and other weights never get it.
 
     root/last-version       the learner that writes here, and the last numbers that were given, as JSON
 
-A number is noted before anybody can ask for a batch of it, and the weights' digest before anybody can fetch them. So a
+A number is noted before anyone can ask for its batch, and the weights' digest before anyone can fetch them. So a
 number without a digest was never served: if its learner dies, any weights of as many batches may have it. One with a digest
 goes to the same weights only. The note also names the learner that began last: an older one, cut off from the broker, trains
-on beside it for a while and must give no more numbers.
+alongside it for a while and must give no more numbers.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 LAST_VERSION: Final = "last-version"
 KEPT: Final = 8
-"""Numbers in the note: more than can be given before the broker has committed the first of them."""
+"""Numbers in the note: more than can be given before the broker commits the first of them."""
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class Digested(Protocol):
 
 
 class Versions:
-    """Gives each weights their number. One learner at a time has the note; ``begin`` takes it over."""
+    """Numbers each set of weights. One learner at a time owns the note; ``begin`` takes it over."""
 
     def __init__(self, root: Path, learner: str) -> None:
         """``learner`` names one life of a learner."""
@@ -56,7 +56,7 @@ class Versions:
         self._last = 0
         """The last number that this learner gave."""
         self._newest = 0
-        """The highest number that anybody gave."""
+        """The highest number given by any learner."""
         self._given: list[Given] = []
 
     def begin(self, welcome: Welcome, *others: Welcome) -> None:
@@ -73,7 +73,7 @@ class Versions:
                 known[each.policy_version] = Given(
                     policy_version=each.policy_version, trained_batches=each.trained_batches, digest=each.weights_digest
                 )
-        # To a broker that has other weights of as many batches, or a newer version of fewer, a number below is no news.
+        # A broker with other weights of as many batches, or a newer version of fewer, would ignore a lower number.
         self._given = [
             known[number]
             for number in sorted(known)
@@ -90,7 +90,7 @@ class Versions:
     def number(self, weights: Digested, trained_batches: int) -> int:
         """Return the number of ``weights``: the same as under an earlier learner, or the next new one.
 
-        Weights are hashed only where there may be such a number.
+        Weights are hashed only if such a number may exist.
         """
         for known in self._given:
             if known.policy_version > self._last and known.trained_batches == trained_batches:
@@ -138,7 +138,7 @@ class Versions:
 
 
 def read_note(root: Path) -> _Note | None:
-    """None: there is none yet. Raises: CheckpointError when it is damaged."""
+    """Read the note; None: it does not exist yet. Raises: CheckpointError when it is damaged."""
     path = root / LAST_VERSION
     try:
         content = path.read_bytes()
@@ -147,7 +147,7 @@ def read_note(root: Path) -> _Note | None:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     try:
-        # A person who repairs it writes only the number.
+        # A manual repair writes only the number.
         found = msgspec.json.decode(content, type=_Note | Version)
     except (ValueError, RecursionError) as error:
         text = content[:100].decode(errors="replace")

@@ -145,7 +145,7 @@ class LearnerEngine:
         )
         limit_waiting(settings.learner.collective_timeout_s)
         if plan is not None:
-            # DeepSpeed makes experts anew where ranks share them.
+            # DeepSpeed creates new experts where ranks share them.
             freeze_all_but_lora(engine.module)
         return cls(engine, settings, reference, model_dir)
 
@@ -161,7 +161,7 @@ class LearnerEngine:
 
     @property
     def vocabulary(self) -> int:
-        """How many token ids the model has, from 0 on."""
+        """The number of the model's token ids, from 0."""
         return int(self.model.config.vocab_size)
 
     @property
@@ -214,7 +214,7 @@ class LearnerEngine:
         return StepResult(loss=loss_sum, grad_norm=grad_norm, learning_rate=learning_rate, num_tokens=int(num_tokens))
 
     def set_learning_rate(self, value: float) -> None:
-        """AdamW's learning rate from the next step on, to which the warm-up by steps is applied. The same on every rank."""
+        """Set AdamW's learning rate from the next step on, before warm-up. The same on every rank."""
         scheduler = self._engine.lr_scheduler
         scheduler.base_lrs = [value] * len(scheduler.base_lrs)
         self._resume_schedule(scheduler.last_epoch)
@@ -278,13 +278,13 @@ class LearnerEngine:
         return self._weights.adapters(dtype)
 
     def probe(self) -> tuple[list[int], list[float]]:
-        """Tokens, and the log-probs of all but the first: what an engine with these weights computes, too. Collective."""
+        """Return tokens, and the log-probs of all but the first, which an engine must match. Collective."""
         # SGLang misreports the log-prob of the highest id in a prompt.
         packed = canary_batch(self.vocabulary - 1)
         return packed.input_ids[0].tolist(), self.logprobs(packed).logprobs_T[packed.mask_T].tolist()
 
     def weights_digest(self) -> str:
-        """Hexadecimal digest of what is trained: the same in any layout, on every rank. Collective."""
+        """Return the hexadecimal digest of the trained weights: the same in any layout, on every rank. Collective."""
         return self._weights.digest(self.broadcast)
 
     def cost(self) -> ModelCost:
@@ -316,7 +316,7 @@ class LearnerEngine:
 
     def copy_state(self, directory: Path) -> EngineCopy:
         """Copy what ``save_state`` would write, and compute the digest of the weights, to be written into ``directory``
-        while training continues. What ``learner.checkpoint_copy_gib`` has no room for is written now. Collective."""
+        while training continues. Parts that exceed ``learner.checkpoint_copy_gib`` are written now. Collective."""
         # Of all ranks of this machine.
         room = self.settings.learner.checkpoint_copy_gib * 2**30 / self.settings.learner.num_ranks
         state = self._state.copy(directory, room)

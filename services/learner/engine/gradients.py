@@ -1,7 +1,7 @@
-"""Looks at every gradient before the optimizer steps, and clips those that no ZeRO stage has taken away.
+"""Checks every gradient before the optimizer steps, and clips those that no ZeRO stage has taken over.
 
-Wrongly marked modules once silently froze 390 of 417 parameters of a model. A single NaN ruins all weights, and nobody can
-tell them from good ones. Both are looked for before the optimizer steps.
+Wrongly marked modules once silently froze 390 of 417 parameters of a model. A single NaN ruins all weights, and nothing
+distinguishes them from good ones. Both are detected before the optimizer steps.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class GradientWatch:
         return torch.stack([received, bad])
 
     def clip(self, max_norm: float) -> float | None:
-        """None: DeepSpeed's optimizer clips, and knows the norm."""
+        """Return None: DeepSpeed's optimizer clips, and knows the norm."""
         return None
 
 
 class ReplicatedGradients(GradientWatch):
-    """The gradients of ranks without ZeRO, which DeepSpeed leaves whole in ``grad``: they are watched, and clipped here.
+    """Watches and clips the gradients of ranks without ZeRO, which DeepSpeed leaves whole in ``grad``.
 
     In float32 without ZeRO DeepSpeed does not report the norm, and with expert parallelism it clips by a mean of the ranks'
     norms.
@@ -172,6 +172,6 @@ def gradients_of(
         return GradientWatch(parameters)
     if configured_stage == 0:
         return ReplicatedGradients(parameters, engine.module, shares)
-    # There is nobody to reduce them with: DeepSpeed would copy every gradient into a bucket and back.
+    # There are no other ranks: DeepSpeed would copy every gradient into a bucket and back.
     engine.enable_backward_allreduce = False
     return WholeGradients(parameters)

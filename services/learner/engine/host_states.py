@@ -2,7 +2,7 @@
 
 DeepSpeed 0.19.8 moves them in the optimizers of ZeRO 1 and 2 (runtime/zero/stage_1_and_2.py, ``offload_states``). Its
 optimizer for ZeRO 1 in bfloat16 has no such method, nor has any without ZeRO, and that of ZeRO 3 asserts its own FusedAdam.
-What no optimizer knows is moved here: frozen weights, and the reference model.
+Tensors that no optimizer knows are moved here: frozen weights, and the reference model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HOST = torch.device("cpu")
 
 
 class HostStates:
-    """Moves what one rank keeps on its device, in both directions. Nothing may be computed in between."""
+    """Moves one rank's device tensors in both directions. Nothing may be computed in between."""
 
     def __init__(self, engine: Any, reference: FrozenReference | None, device: torch.device) -> None:
         self._engine = engine
@@ -29,7 +29,7 @@ class HostStates:
         """Whether the states are in the host's memory."""
 
     def leave(self) -> None:
-        """Move them to the host, and give the device's memory back, but for CUDA's context."""
+        """Move them to the host, and free the device's memory except CUDA's context."""
         if self.away:
             return
         self._engine.offload_states(pin_memory=self._device.type == "cuda")

@@ -44,12 +44,12 @@ class _Fragment:
 
 @dataclass
 class StateInParts:
-    """What one rank has of a checkpoint: copies that are still to be written, and files."""
+    """One rank's part of a checkpoint: copies still to be written, and files."""
 
     copied: list[TensorFile] = field(default_factory=list)
     written: list[Path] = field(default_factory=list)
     failure: OSError | None = None
-    """Why some file could not be written."""
+    """The error of a file that could not be written."""
 
 
 class OptimizerState:
@@ -96,7 +96,7 @@ class OptimizerState:
         except OSError as error:
             failure = error
         for file in self._files():
-            # Raised later: the other ranks wait for this one in the next collective.
+            # Raise later: the other ranks wait for this one in the next collective.
             if failure is None:
                 failure = _failure(lambda file=file: file.write(directory), written)  # type: ignore[misc]
         if torch.distributed.get_rank() == 0 and failure is None:
@@ -183,7 +183,7 @@ class OptimizerState:
                 states[master].update(step=torch.zeros((), dtype=torch.float32), **moments)
 
     def _fragment(self, parameter: Any) -> _Fragment | None:
-        """None when all of this parameter's state is on other ranks."""
+        """Return this rank's fragment; None when all of the parameter's state is on other ranks."""
         if self._zero_stage == 0:
             return self._views(parameter, 0, 0, parameter.numel())
         optimizer = self._engine.optimizer

@@ -1,9 +1,9 @@
 """Loads a model into ZeRO-3's partitions: every rank reads its own range of each parameter, and no rank ever has all of it.
 
 DeepSpeed makes a parameter whole on every rank, sends rank 0's values to all, and keeps a part. Here the values are read
-afterwards, so that whole parameters are only room that is never touched, and nothing is sent. This relies on:
+afterwards, so that whole parameters are only reserved memory, never touched, and nothing is sent. This relies on:
 
-    zero.Init._zero_init_param   is all that happens to a new parameter; it converts, broadcasts, and partitions
+    zero.Init._zero_init_param   all that happens to a new parameter: it converts, broadcasts, and partitions
     parameter.ds_tensor          this rank's part: the flattened parameter, cut into equal parts; the last ones are padded
 """
 

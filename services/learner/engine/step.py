@@ -29,7 +29,7 @@ class StepResult:
     loss: float
     """Sum over all ranks and micro-batches."""
     grad_norm: float
-    """Before clipping."""
+    """The norm before clipping."""
     learning_rate: float
     """The rate that the step used."""
     num_tokens: int

@@ -1,4 +1,4 @@
-"""Where the time of each batch goes: phases that add up to it, speed, packing, balance of the ranks, FLOPs.
+"""Profiles each batch: phases that add up to its time, speed, packing, balance of the ranks, FLOPs.
 
 ``gspo learner --profile`` makes a ``StepProfile``; otherwise ``NO_PROFILE`` does nothing in its place. On a GPU the marks
 between phases are CUDA events on the stream: the host runs ahead as it does without a profile, and waits once, at the end of

@@ -1,4 +1,4 @@
-"""What is decided and started before torch is loaded."""
+"""Decisions and processes before torch is loaded."""
 
 from gspo_services.learner.start.adapters import require_adaptable
 from gspo_services.learner.start.engine_settings import Device, EngineSettings, engine_settings_of

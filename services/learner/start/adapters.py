@@ -9,7 +9,7 @@ from gspo_services.shared.settings import Learner, LoraSection
 
 
 def require_adaptable(model_config: Mapping[str, Any], lora: LoraSection, learner: Learner) -> None:
-    """Raises: ValueError, which names the value and the way out, when ``lora`` cannot be trained.
+    """Raises: ValueError, which names the value and what to do, when ``lora`` cannot be trained.
 
     ``model_config``: the model's config.json, or ``config.to_dict()``.
     """

@@ -1,4 +1,4 @@
-"""Says at the start what memory each rank will take, so that a learner that is killed for it has said why."""
+"""Logs at the start each rank's expected memory, so that the log explains a learner killed for it."""
 
 from __future__ import annotations
 

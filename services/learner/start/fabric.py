@@ -1,4 +1,4 @@
-"""Says at the start when machines that train together have only TCP between them."""
+"""Warns at the start when machines that train together are connected only by TCP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def warn_without_rdma(
 ) -> None:
     """Warn when GPUs of several machines exchange weights or gradients and this machine has no RDMA device.
 
-    Under ZeRO 3 every pass gathers all weights, and each layer waits for its own. NCCL then uses TCP without a word.
+    Under ZeRO 3 every pass gathers all weights, and each layer waits for its own. NCCL then silently uses TCP.
     """
     if settings.learner.num_nodes == 1 or device != "cuda" or any(devices.glob("*")):
         return

@@ -1,4 +1,4 @@
-"""How long a sequence may be, and whether ranks can share its tokens: decided before anything is loaded."""
+"""Decides, before anything is loaded, how long a sequence may be and whether ranks can share its tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRAINED_LAYERS: Final = frozenset({"full_attention", "sliding_attention", LINEAR
 def require_sequence_parallel(
     model_config: Mapping[str, Any], size: int, *, num_ranks: int, load_balance: bool = False
 ) -> None:
-    """Raises: ValueError, which names the value and the way out, when ``size`` ranks cannot share a sequence's tokens.
+    """Raises: ValueError, which names the value and what to do, when ``size`` ranks cannot share a sequence's tokens.
 
     ``model_config``: the model's config.json, or ``config.to_dict()``.
     """

@@ -1,4 +1,4 @@
-"""Which models, numbers of ranks and settings can be trained together, decided before anything is loaded.
+"""Decides, before anything is loaded, which models, numbers of ranks and settings can be trained together.
 
 DeepSpeed would notice only after minutes, on some ranks, or never.
 """
@@ -68,7 +68,7 @@ def read_model_config(model_dir: Path) -> dict[str, Any]:
 
 
 def require_supported(plan: Parallelism) -> None:
-    """Raises: ValueError, which names the value and the way out, when training would fail later or train wrongly."""
+    """Raises: ValueError, which names the value and what to do, when training would fail later or train wrongly."""
     if plan.routing_replay and plan.num_experts == 0:
         raise ValueError(
             f"routing_replay is on and a {plan.model_type} model has no routers: routing replay needs a mixture of experts; "

@@ -88,7 +88,7 @@ def _run(module: str, arguments: Sequence[str], num_ranks: int, *, node: Node, s
                     env=environment,
                     # Ctrl-C on a terminal must reach only this process, which passes it on.
                     start_new_session=True,
-                    # Orphans would train on beside their successors, on the same ports.
+                    # Orphans would keep training beside their successors, on the same ports.
                     preexec_fn=partial(die_with_parent, signal.SIGKILL, parent_pid=os.getpid()),
                 )
             )
@@ -115,7 +115,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: Callable[[], float | None]) -> int:
-    """Wait until all have ended, or one has failed and the others have had their time."""
+    """Wait until all have ended, or one has failed and the others' grace time is over."""
     failed, failed_at = 0, 0.0
     # Every process is polled, also those after a live one: ``returncode`` is known only after a poll.
     while None in [process.poll() for process in ranks]:

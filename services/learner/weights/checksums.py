@@ -1,4 +1,4 @@
-"""The checksums that engines must report for a version, computed where it is published: once, and not by every rollout.
+"""Computes the checksums that engines must report for a version, once at the learner instead of in every rollout.
 
 A version's checksums come from those of the one before: a parameter is hashed again only if a tensor of it has another
 digest, and with SGLang's hash on CUDA only its changed words are. A hash is computed once a rollout has asked for it.
@@ -84,7 +84,7 @@ class PublishedChecksums:
         digest, sums = self._tiles
         old = [] if base is None or base.manifest.digest != digest else base.tensor_data()
         data, tensors = snapshot.tensor_data(), snapshot.manifest.tensors
-        # Sums that are being corrected belong to no version.
+        # Sums under correction belong to no version.
         self._tiles = ("", {})
 
         def renewed(layout: Layout) -> TileSums:

@@ -5,7 +5,7 @@ others and has room for one more: a tree in the order of the requests. A rollout
 so that a version reaches n rollouts in log n steps. Each also gets a second source, in case the first one fails. When both
 fail, the rollout comes back to the learner.
 
-A rollout waits without limit for a source that is fetching, so nobody may wait for itself over others. Sources asked
+A rollout waits without limit for a source that is fetching, so no wait may be circular. Sources asked
 earlier, so there is no circle, except by restarts: whoever waits for an address may then meet a rollout that asked later. A
 rollout that took over an address is therefore served by the learner, and waits for nobody.
 """
@@ -34,7 +34,7 @@ class _Node:
     """The peers that it was referred to: the first choice, and another one. Empty: the learner serves it."""
     num_children: int = 0
     num_second: int = 0
-    """How often it is a peer's second choice."""
+    """How often it is another peer's second source."""
     usable: bool = True
 
 
@@ -52,7 +52,7 @@ class FanOut:
         self._children = children
         self._trees: OrderedDict[Item, _Tree] = OrderedDict()
         self.num_failed = 0
-        """How often a peer came back from its source."""
+        """How often peers came back from their sources."""
 
     def join(self, item: Item, peer: bytes, source: Source | None, *, direct: bool = False) -> list[Source]:
         """``peer`` wants ``item`` and will serve it as ``source`` (None: it will not). Returns its sources, the best one

@@ -54,7 +54,7 @@ def build_snapshot(policy_version: int, weights: WeightCopy) -> Snapshot:
 
 
 class SnapshotStore:
-    """What the learner serves: the newest snapshots, and the deltas that form a chain to the newest version.
+    """The learner's served versions: the newest snapshots, and the deltas that form a chain to the newest version.
 
     Holds ``keep`` snapshots, so that a fetch under way survives one publication, and at most ``max_deltas`` deltas that
     together are no larger than ``delta_share`` of the newest snapshot. During a publication there is one snapshot more.

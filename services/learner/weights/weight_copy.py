@@ -43,7 +43,7 @@ class WeightCopy:
 
     @property
     def tensors(self) -> list[CopiedTensor]:
-        """As they are served; made when they are first asked for, because training waits for the copy alone."""
+        """The tensors as served; made at the first use, because training waits only for the copy."""
         if self._tensors is None:
             self._tensors = [tensor for values, parts in self._copied for tensor in _cut(values, parts)]
             self._copied = []
@@ -100,7 +100,7 @@ def _to_host(values: Tensor) -> Tensor:
     # PyTorch keeps pinned memory for the next export: to pin it takes longer than to copy.
     own = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     own.copy_(values, non_blocking=True)
-    # What is gathered for the next parameter must not be written over what is still being copied.
+    # The next parameter's gather must not overwrite data that is still being copied.
     values.record_stream(torch.cuda.current_stream(values.device))
     return own
 
