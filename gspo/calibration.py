@@ -1,4 +1,4 @@
-"""What the log-ratios of sequences look like before anything was trained, by lag: the calibration of the clip range.
+"""Calibrates the clip range: measures the log-ratios of sequences by lag, before any training on their batch.
 
 At the start of a batch the learner's weights are unchanged. So the mean log-ratio m_i of a sequence over the engine's
 log-probs is no learning step of this batch. It is the drift of the versions since sampling, and noise:
@@ -35,7 +35,7 @@ from gspo.diagnostics import SequenceStats
 from gspo.settings import require_number
 
 PRIOR_SEQUENCES: Final = 16.0
-"""Sequences of its own that weigh as much as the prior."""
+"""How many of a lag's own sequences weigh as much as the prior."""
 MAD_TO_DEVIATION: Final = 1.4826
 """1 / Phi^-1(3/4): the factor from a median absolute deviation to the standard deviation of a normal distribution."""
 MAX_VARIANCES: Final = 4.0

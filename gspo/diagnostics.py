@@ -1,4 +1,4 @@
-"""What the loss did, per sequence, and its summary by lag and by the sign of the advantage.
+"""Statistics of the loss per sequence, and their summary by lag and by the sign of the advantage.
 
 Raw columns are merged over micro-batches and ranks and summarised once: quantiles of quantiles are not quantiles.
 """

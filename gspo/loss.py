@@ -39,7 +39,7 @@ from gspo.staleness import ClipRange, objective_clip_range
 
 @dataclass(frozen=True)
 class TokenRatios:
-    """What each token's ratio was and whether it was clipped, without gradient: [T], or [S, L] from ``padded_loss``."""
+    """Each token's ratio and clip decisions, without gradient: [T], or [S, L] from ``padded_loss``."""
 
     ratio: Tensor
     """s_t, clamped and not clipped; 1 off the mask."""
@@ -314,7 +314,7 @@ def _measured(
     entropy_T: Tensor | None,
     group_ids_S: Tensor | None,
 ) -> SequenceStats:
-    """Add what the loss itself does not compute."""
+    """Add the statistics that the loss itself does not compute."""
     num_local = stats.lag_S.shape[0]
     # Checked before, whichever of them is the anchor.
     with trusted_values():

@@ -1,4 +1,4 @@
-"""Less memory for what autograd keeps of a layer: MLPs in tiles of tokens, and checkpoints of layers in the host's memory.
+"""Saves activation memory: MLPs in tiles of tokens, and checkpoints of layers in the host's memory.
 
 Both compute the same numbers. Every rank makes the same number of calls whatever its tokens, because under ZeRO-3 each call
 of a module is a collective.
@@ -47,7 +47,7 @@ def keep_checkpoints_on_host(model: nn.Module) -> None:
     """Keep each checkpointed layer's input in the host's memory until backward; needs activation checkpointing."""
     for module in model.modules():
         if hasattr(module, "_gradient_checkpointing_func"):
-            # What transformers calls instead of a layer.
+            # transformers calls this instead of a layer.
             vars(module)["_gradient_checkpointing_func"] = _checkpoint_on_host
 
 

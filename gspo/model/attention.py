@@ -28,7 +28,7 @@ SEGMENT_ATTENTION = "gspo_segments"
 
 
 Masks = dict[tuple[int, int], Tensor]
-"""What a block of queries sees, by its extent: [queries, keys], 0 or -inf."""
+"""The mask of a block of queries, by its extent: [queries, keys], 0 or -inf."""
 
 
 def register_segment_attention() -> str:

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from gspo.model.boundaries import Boundaries
 
 MODULE_NAME = "linear_attn"
-"""What transformers calls such a module in a decoder layer."""
+"""The name of such a module in a decoder layer of transformers."""
 
 
 def by_rows(model: nn.Module) -> int:
-    """Make the model's linear attention see each segment as a row of its own. Returns how many layers have it."""
+    """Make the model's linear attention see each segment as a separate row. Returns the number of such layers."""
     found = [module for name, module in model.named_modules() if name.rpartition(".")[2] == MODULE_NAME]
     for module in found:
         module.forward = types.MethodType(_by_rows(type(module).forward), module)

@@ -1,4 +1,4 @@
-"""Attention per segment that makes its scores itself, for what no fused kernel computes: soft caps and attention sinks.
+"""Attention per segment with explicit scores, for soft caps and attention sinks, which no fused kernel computes.
 
     z_qk = scaling q k, then c tanh(z_qk / c) with a soft cap c;   w_qk = exp(z_qk) / (exp(sink) + sum over k of exp(z_qk))
 

@@ -26,12 +26,12 @@ MOST_HEADER_BYTES: Final = 100_000_000
 STAGING_BYTES: Final = 16 * 2**20
 """Read at once where the type changes, or the target is on a device."""
 DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""What weights can be read from; each is cast to the model's type."""
+"""Types that weights can be read from; each is cast to the model's type."""
 _AGAIN: Final = "copy or download the model again"
 
 
 class ModelFilesError(ValueError):
-    """A model's folder from which its weights cannot be read. The text names the file, the tensor and the way out."""
+    """A model's folder from which its weights cannot be read. The text names the file, the tensor and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -190,7 +190,7 @@ def _pieces(own: OwnRange, tensors: Sequence[StoredTensor]) -> Iterator[tuple[St
 
 
 def _set_generation(model: Any, model_dir: Path) -> None:
-    """The folder's generation_config.json, which an export has again."""
+    """Set the folder's generation_config.json, which an export copies."""
     from transformers import GenerationConfig
 
     if (model_dir / "generation_config.json").is_file():

@@ -1,4 +1,4 @@
-"""Which tensors of a model's files one parameter is made of, in the order in which their elements lie in it.
+"""Finds the file tensors that make one parameter, in the order of their elements in it.
 
 transformers fuses what files keep apart: ``mlp.experts.gate_up_proj`` [E, 2I, H] is ``experts.0.gate_proj``,
 ``experts.0.up_proj``, ``experts.1.gate_proj``, ... end to end. So any range of a parameter's elements is found in the files
@@ -28,7 +28,7 @@ def sources_of(model: Any, name: str, shape: Sequence[int]) -> list[WantedTensor
     """Return the tensors that, concatenated, make the parameter ``name`` of ``shape``.
 
     ``model``: any transformers model of this configuration, also one without memory.
-    None when it is no concatenation: when a conversion transposes, say.
+    None when it is not a concatenation, for example when a conversion transposes.
     """
     from transformers.core_model_loading import revert_weight_conversion
 

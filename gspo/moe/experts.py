@@ -29,7 +29,7 @@ _INDEX_TYPES = (torch.int64, torch.int32)
 
 @dataclass(frozen=True)
 class ExpertPicks:
-    """What the routers chose in one forward pass."""
+    """The routers' choices in one forward pass."""
 
     indices_LTK: Tensor
     """int8 or int16 [layers, T, k]; unordered within a token."""

@@ -1,4 +1,4 @@
-"""What an objective can have besides the clip. Each option is off unless asked for, and stands beside its formula.
+"""Options of an objective besides the clip. Each is off by default, and stands beside its formula.
 
 Import from the module that defines a name; this door stays free of torch.
 

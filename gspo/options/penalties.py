@@ -1,4 +1,4 @@
-"""What is taken from each token's term besides the clipped objective: distance from a reference model, and lack of entropy.
+"""Penalties on each token's term: distance from a reference model, and lack of entropy.
 
 With d_t = log pi_ref(y_t) - log pi_theta(y_t) and y_t from the policy, three estimators of KL(pi_theta || pi_ref)
 (Schulman, http://joschu.net/blog/kl-approx.html):

@@ -155,7 +155,7 @@ class Episode:
 
 
 def arguments_digest(args: "tuple[Any, ...]") -> str:
-    """Of the arguments of a step: what is plain data counts by its value, anything else by its type."""
+    """Return the digest of a step's arguments: plain data count by value, anything else by type."""
     try:
         text = json.dumps(args, sort_keys=True, default=lambda value: type(value).__qualname__)
     except (TypeError, ValueError, RecursionError):  # keys of other kinds, circles, endless nesting

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
 import msgspec
 
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
-"""What msgpack carries without help."""
+"""Values that msgpack carries without help."""
 
 Task: TypeAlias = dict[str, Plain]
 State: TypeAlias = dict[str, Plain]
@@ -49,7 +49,7 @@ class RewardJob(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     function: str = ""
-    """Where to find it: "package.module:function"."""
+    """The function's path: "package.module:function"."""
     url: str = ""
     """In place of a function: a service that gets the arguments as JSON by POST and answers {"reward": ...}."""
     grader: str = ""
@@ -61,7 +61,7 @@ class RewardJob(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float = 10.0
     """Wall-clock seconds for the call; starting the worker and importing the function do not count."""
     weights: dict[str, float] | None = None
-    """For a function that returns named components: what each counts, and each must be there. None: each counts once."""
+    """For a function that returns named components: the weight of each; each must be present. None: all weigh 1."""
 
     def __post_init__(self) -> None:
         if [bool(self.function), bool(self.url), bool(self.grader)].count(True) != 1:
@@ -136,7 +136,7 @@ class TaskSet(ABC):
 
     @property
     def reward_probes(self) -> Sequence[RewardJob]:
-        """Jobs with a grader that are worth 1 where everything is there that it needs: a rollout starts only when they
+        """Jobs with a grader whose reward is 1 if its requirements are installed: a rollout starts only when they
         are."""
         return ()
 
@@ -173,7 +173,7 @@ class Environment(TaskSet):
 
 
 class DemonstratingEnvironment(Environment):
-    """An environment that can show episodes, for the supervised cold start of a model that knows nothing."""
+    """An environment that can demonstrate episodes, for the supervised cold start of an untrained model."""
 
     @abstractmethod
     def demonstration(self, rng: random.Random, *, careful: bool) -> list[DemonstrationMessage]:

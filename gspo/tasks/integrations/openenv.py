@@ -24,7 +24,7 @@ from websockets.exceptions import ConnectionClosedOK
 from gspo.tasks.agents import Episode
 
 HTTP = DefaultAsyncHttpxClient()
-"""One for all episodes of a worker: to make one takes longer than a call."""
+"""One for all episodes of a worker: making one takes longer than a call."""
 FULL_PAUSE_S = 1.0
 """Between two attempts to enter a server that has no free place."""
 MAX_SEEDS = 1_000_000

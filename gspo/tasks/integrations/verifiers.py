@@ -43,7 +43,7 @@ async def solve(episode: Episode) -> dict[str, float]:
     task = tasks(tasks.data_type().model_validate(episode.task["task"]), environment.config.taskset.task)
     with _key_variable(episode.api_key) as variable:
         client = vf.EvalClientConfig(base_url=episode.base_url, api_key_var=variable)
-        # An environment of its own for each episode: what is shared keeps one HTTP client for every key that it has seen.
+        # A separate environment for each episode: a shared one keeps an HTTP client for every key that it has seen.
         async with environment.serving():
             played = await environment.run_episode(task, vf.ModelContext(model=episode.model, client=client))
     return rewards_of(played, role)
@@ -52,7 +52,7 @@ async def solve(episode: Episode) -> dict[str, float]:
 def load(config: dict[str, Any]) -> vf.Env:
     """The environment of a verifiers configuration, the block that its own command calls ``env``.
 
-    A role without a runtime of its own runs on this machine, and one without a harness converses with the taskset's tools:
+    A role without its own runtime runs on this machine, and one without a harness converses with the taskset's tools:
     verifiers would give it a shell. Raises: pydantic.ValidationError, ModuleNotFoundError, and what the environment raises.
     """
     resolved = vf.resolve_env_config(config)
@@ -94,7 +94,7 @@ def policy_role(config: vf.EnvConfig) -> str:
 def rewards_of(played: vf.Episode, role: str) -> dict[str, float]:
     """Return the policy's rewards by name, with their weights. Their sum is the reward that verifiers trains on.
 
-    Raises: RuntimeError for an episode that failed; ValueError when the policy played not once, or nothing was scored.
+    Raises: RuntimeError for a failed episode; ValueError unless the policy played exactly once and was scored.
     """
     errors = [error for part in (played, *played.traces) for error in part.errors]
     if not played.ok:
@@ -112,7 +112,7 @@ def rewards_of(played: vf.Episode, role: str) -> dict[str, float]:
 
 
 def rows(config: dict[str, Any], select: vf.SelectConfig) -> Iterator[dict[str, Any]]:
-    """One row for each selected task. Raises: ValueError for an endless selection."""
+    """Return one row for each selected task. Raises: ValueError for an endless selection."""
     taskset = load(config).taskset.select(select)
     if not taskset.bounded:
         raise ValueError(f"{type(taskset).__name__} has no end: set the number of tasks with --limit")

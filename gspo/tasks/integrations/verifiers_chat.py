@@ -17,11 +17,11 @@ from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 __all__ = ["ChatHarness"]
 
 HTTP = openai.DefaultAsyncHttpxClient()
-"""One for all episodes of a worker: to make one takes longer than a call."""
+"""One for all episodes of a worker: making one takes longer than a call."""
 
 
 class ChatHarness(vf.Harness[vf.HarnessConfig]):
-    """What verifiers' own ``null`` harness does: calls until an answer without tool calls, or until the context is full."""
+    """Does the same as verifiers' ``null`` harness: calls until an answer has no tool calls, or the context is full."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True
@@ -54,7 +54,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):
                 except openai.APIStatusError as error:
                     if not is_context_overflow(error):
                         raise
-                    break  # What was said so far is scored: running out of tokens is the policy's own doing.
+                    break  # The conversation so far is scored: the policy itself ran out of tokens.
                 message = answer.choices[0].message
                 messages.append(message.model_dump(exclude_none=True))
                 if not message.tool_calls:

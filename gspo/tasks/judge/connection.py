@@ -19,7 +19,7 @@ _SHOWN_CHARS: Final = 500
 
 
 class JudgeError(RuntimeError):
-    """A judge gave no answer that can be used; the text says why, and what to do. The attempt then has no reward."""
+    """A judge gave no usable answer; the text says why, and what to do. The attempt then has no reward."""
 
 
 class JudgeConnection:
@@ -85,12 +85,12 @@ class JudgeConnection:
         return text
 
     async def _await_turn(self, request: httpx.Request) -> None:
-        """Before each try, so that retries keep to the pace, too."""
+        """Wait for the limits before each try, so that retries keep the pace, too."""
         if self._pace is not None:
             await self._pace.wait()
 
     async def _heed(self, response: httpx.Response) -> None:
-        """Let all workers wait when one was told to."""
+        """Make all workers wait when the server told one to."""
         if self._pace is None or response.status_code != 429:
             return
         try:

@@ -44,17 +44,17 @@ class Judge:
     api_key: str | None = None
     """None: OPENAI_API_KEY."""
     folder: str | Path | None = None
-    """What the reward workers of this machine share: answers, and how far the limits are used up. A relative path begins at
+    """Shared state of this machine's reward workers: answers, and the use of the limits. A relative path begins at
     the rollout's working directory. Files in it may be deleted at any time."""
     cache: bool = True
-    """Keep answers in ``folder``, so that the same request is paid for once, also by a later run."""
+    """Keep answers in ``folder``, so that the same request is paid only once, even across runs."""
     requests_per_minute: float | None = None
     """The most requests, evenly spaced, of all workers that name the same folder, model and base_url. A retry is a request,
     and a Retry-After holds for all. None: no limit."""
     concurrency: int | None = None
     """The most requests at a time, likewise."""
     timeout_s: float = 60.0
-    """Seconds of silence after which a try is given up."""
+    """Seconds of silence after which a try fails."""
     max_retries: int = 6
     """Further tries after 408, 409, 429, 5xx, silence and broken connections. The pauses are random and grow from half a
     second to 8 s, or are what Retry-After says, up to 60 s. The deadline of the reward ends them all."""

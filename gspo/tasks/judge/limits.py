@@ -22,7 +22,7 @@ _LONGEST_PAUSE_S: Final = 0.25
 class Pace:
     """Requests at even distances: at most ``per_minute`` of them in a minute, with no burst.
 
-    The file holds when the next request may begin, on the clock that all processes share since the machine was started.
+    The file holds the time of the next request, on the clock that all processes share since the machine started.
     """
 
     def __init__(self, path: Path, per_minute: float, clock: Callable[[], float] = time.monotonic) -> None:
