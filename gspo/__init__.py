@@ -2,7 +2,7 @@
 
 ``import gspo`` is cheap; a name that needs torch imports its module when it is first used. ``gspo.model`` and ``gspo.moe``
 hold what a learner of Hugging Face models needs besides; their names for training loops are here too. ``gspo.tasks`` is a
-house of its own: what users import for environments and agents.
+separate package: users import it for environments and agents.
 
     from gspo import Objective, objective_loss, padded_loss
 """

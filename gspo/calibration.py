@@ -1,7 +1,7 @@
 """Calibrates the clip range: measures the log-ratios of sequences by lag, before any training on their batch.
 
 At the start of a batch the learner's weights are unchanged. So the mean log-ratio m_i of a sequence over the engine's
-log-probs is no learning step of this batch. It is the drift of the versions since sampling, and noise:
+log-probs does not come from learning on this batch. It is the drift of the versions since sampling, and noise:
 
     m_i  ~  location b(d)  and  variance A(d) + V(d) / n_i          for n_i action tokens and lag d
 
@@ -18,7 +18,7 @@ The median absolute deviation: Huber, Robust Statistics (1981).
 With k sequences a lag's numbers are (k * measured + 16 * prior) / (k + 16). For lag 0 the prior is 0, the paper's clip. For
 lag d it is lag 0's estimate plus d times the slope that fits the measured lags best (least squares, weighted by sequences,
 with 16 more of lag 1 that did not drift). So nothing jumps: a run begins with the paper's clip, and a new lag on the line.
-Beyond the oldest measured lag the line goes on for one version and then stays.
+Beyond the oldest measured lag the line continues for one version and then stays constant.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PRIOR_SEQUENCES: Final = 16.0
 MAD_TO_DEVIATION: Final = 1.4826
 """1 / Phi^-1(3/4): the factor from a median absolute deviation to the standard deviation of a normal distribution."""
 MAX_VARIANCES: Final = 4.0
-"""A sequence's token variance counts at most as this many medians: one odd token is no noise."""
+"""A sequence's token variance counts at most as this many medians: one outlier is not noise."""
 BISECTIONS: Final = 40
 MAX_LAGS: Final = 1024
 """Different lags that are kept; beyond, the sequences of older ones count as this lag."""

@@ -98,7 +98,7 @@ def gspo_loss(
 
     Raises: ValueError naming argument, index and value: half precision, other shapes, non-finite values at action
     tokens, ids out of range, num_sequences below the number of sequences present. A micro-batch without action tokens
-    is no error: its loss is 0, with a gradient of zeros, so that ranks stay in step.
+    is valid: its loss is 0, with a gradient of zeros, so that ranks stay in step.
     """
     x = loss_inputs(
         logprobs_T,

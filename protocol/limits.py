@@ -34,7 +34,7 @@ room that every rollout has besides the tokens of its longest chunk."""
 MAX_TURNS: Final = 4096
 """Turns of one trajectory; fewer where a batch has very many trajectories (``trajectory_limits``)."""
 MAX_SEQUENCES: Final = 256
-"""Sequences of one trajectory: the broker keeps a little of each beside every chunk."""
+"""Sequences of one trajectory: the broker stores a little of each with every chunk."""
 MAX_VERSION: Final = 2**32
 """A policy version. A trajectory's sum of versions stays within 64 bits, and every number within what JSON readers hold."""
 MAX_VERSION_STEP: Final = 1_000_000
@@ -123,7 +123,7 @@ MAX_SEGMENTS: Final = SEGMENTS_PER_TURN * MAX_TURNS
 MAX_RUNS: Final = RUNS_PER_TURN * MAX_TURNS
 """Segments and version runs of one chunk, which travel in its header."""
 MAX_TASK_BYTES: Final = MAX_HEADER_BYTES // 2
-"""A task, as msgpack: it travels with every lease, beside the state."""
+"""A task, as msgpack: it travels with every lease, together with the state."""
 
 
 class TrajectoryLimits(NamedTuple):

@@ -76,7 +76,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 entropies_T[rows] = normaliser - logits.mul_(exponentials).sum(dim=-1) / sums.squeeze(-1)
             if softmax_TV is not None:
                 torch.div(exponentials, sums, out=softmax_TV[rows])
-            # Otherwise the next chunk's would stand beside them in memory.
+            # Otherwise both this chunk's and the next one's would be in memory.
             del logits, exponentials
         kept_entropies_T = entropies_T if entropy_gradient else None
         ctx.save_for_backward(hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T, softmax_TV, kept_entropies_T)

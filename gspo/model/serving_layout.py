@@ -66,7 +66,7 @@ class ServingLayout:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        # None: a serving tensor is no range of the parameter, for example its transpose.
+        # None: a serving tensor is not a range of the parameter, for example its transpose.
         self._parts: dict[str, list[ServedPart] | None] = {}
         self._parameter_of: dict[str, str] = {}
 

@@ -49,7 +49,7 @@ class RoutingReplay:
         Put backward inside as well where it computes layers again (activation checkpointing): outside, the second
         computation would choose other experts than the first. A recorder that is active meanwhile sees the picks.
 
-        Raises: ValueError for picks with another number of layers or with an index that is no expert. The forward pass
+        Raises: ValueError for picks with another number of layers or with an index that is not an expert. The forward pass
         raises it for another number of tokens, experts, or experts per token, and for a router that cannot be replayed.
         """
         num_layers = picks.indices_LTK.shape[0]

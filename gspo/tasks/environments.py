@@ -45,7 +45,7 @@ class RewardJob(msgspec.Struct, frozen=True, kw_only=True):
     """A reward still to be computed: ``function(**arguments)``, sync or async, in a worker process that can be killed.
 
     The function returns a number, or a map of named components. A service or a grader may stand in its place.
-    Raises: ValueError when the fields are no job.
+    Raises: ValueError when the fields do not make a job.
     """
 
     function: str = ""

@@ -136,7 +136,7 @@ class BatchPartRequest(Message, frozen=True, tag="batch_part_request"):
 class BatchPart(Message, frozen=True, tag="batch_part"):
     """Broker -> learner: the tokens of batch ``index`` from ``part * part_tokens`` on, ``part_tokens`` of them or the rest.
 
-    Segments and version runs end where the part ends: the next part goes on with them. ``digest`` is that of the arrays and
+    Segments and version runs end where the part ends: the next part continues them. ``digest`` is that of the arrays and
     of their place in the run (``gspo_protocol.digests.part_digest``).
     """
 

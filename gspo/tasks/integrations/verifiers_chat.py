@@ -1,6 +1,6 @@
 """A harness for verifiers: the policy and the task's tools converse in this process.
 
-verifiers starts a program for every rollout, which imports its packages anew: a second of processor time for an episode of a
+verifiers starts a program for every rollout, which imports all packages: a second of processor time for an episode of a
 few tokens. Its contract allows a harness to run in the process as long as every call goes through the interception server.
 """
 
