@@ -313,7 +313,7 @@ def require_batch_fits(settings: Settings) -> None:
     """A batch travels in parts, but what it consists of is one message: its trajectories must fit that, and its turns do by
     their own limit (``gspo_protocol.limits.trajectory_limits``).
 
-    Raises: ConfigurationError with the values and the way out.
+    Raises: ConfigurationError with the values and what to do.
     """
     num_trajectories = settings.batch.groups_per_batch * settings.batch.group_size
     if num_trajectories > MAX_TRAJECTORIES_PER_BATCH:

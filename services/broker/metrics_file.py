@@ -35,7 +35,7 @@ class MetricsFile:
             # Only the last one is parsed: a long run has tens of megabytes of them.
             self.last = _number(last) if last else 0
             if not self.last:
-                self._end = 0  # edited by somebody: it is written again from the store
+                self._end = 0  # edited by hand: it is rewritten from the store
 
     def append(self, lines: Sequence[dict[str, Any]]) -> None:
         """Write lines that carry "line", in order. Raises: OSError; the next call overwrites what was left."""

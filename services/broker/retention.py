@@ -1,4 +1,4 @@
-"""Moves the tokens of trained batches from the ledger into archive files, beside the broker's work."""
+"""Moves the tokens of trained batches from the ledger into archive files, in the background."""
 
 import asyncio
 import sqlite3
@@ -134,7 +134,7 @@ class Retention:
             log.error("group_not_archived", group_id=group_id, error=str(error))
 
     def _connect(self) -> sqlite3.Connection:
-        # Each query is a transaction of its own: the write-ahead log can be merged meanwhile.
+        # Each query is a separate transaction, so that the write-ahead log can be merged in between.
         uri = f"{self._path.resolve().as_uri()}?mode=ro"
         return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S, check_same_thread=False)
 

@@ -299,7 +299,7 @@ class RunRow(Row, frozen=True, kw_only=True):
     failures_in_a_row: int = 0
     """Training groups dropped as failed since the last one that became complete."""
     stop_reason: str = ""
-    """Why no further batch is assembled; empty while there is no reason."""
+    """Why no further batch is assembled; empty while the run continues."""
     error: str = ""
     """The failure that stopped the run; empty when it was asked to stop, or was not."""
     learner_peer: str = ""

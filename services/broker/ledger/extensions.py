@@ -42,7 +42,7 @@ class Taken(NamedTuple):
 
 
 class Extensions:
-    """Leased trajectories whose holders go on with an action. Each has a slot in the columns."""
+    """Leased trajectories whose holders continue an action. Each has a slot in the columns."""
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
@@ -61,7 +61,7 @@ class Extensions:
         return None if slot is None else self._row(slot)
 
     def begin(self, row: TrajectoryRow, *, limits: TrajectoryLimits, sampling: GroupSampling) -> None:
-        """Give a trajectory a slot, if it has none, is leased, and may go on with an action."""
+        """Give a trajectory a slot, if it has none, is leased, and may continue an action."""
         if row.trajectory_id in self._slots:
             return
         goes_on = row.status == "leased" and not row.sequences and row.last_version >= 1

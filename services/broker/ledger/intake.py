@@ -155,7 +155,7 @@ def _turns(row: TrajectoryRow, chunk: Chunk, max_tokens: int) -> _Turns:
         num_tokens += segment.num_tokens
         if num_tokens > max_tokens:
             raise ValueError(f"{num_tokens} tokens, {max_tokens} allowed (sampling.max_tokens)")
-        # A segment that goes on from the chunk before is one with its beginning.
+        # A segment that continues one of the previous chunk is merged with it.
         num_segments += (kind, sequence) != former or (kind == "action" and not goes_on)
         turns += kind == "action" and not goes_on
         sequences[sequence:] = [(num_tokens, segment.turn if kind == "action" else NO_TURN), *sequences[sequence + 1 :]]

@@ -91,8 +91,8 @@ class State:
 
     @property
     def stopped_without_the_others(self) -> bool:
-        """Whether a stop leaves this broker's share of a batch that another broker stopped before: nobody trains it before
-        the run goes on.
+        """Whether a stop leaves this broker a share of a batch before which another broker stopped: it is not trained until
+        the run continues.
         """
         ahead = self.batches.num_assembled - self.batches.num_trained
         return bool(self.stop_reason) and self.config.num_brokers > 1 and ahead <= 1

@@ -85,7 +85,7 @@ STATUS_WEIGHT: Final = 20
 
 
 class Subject(NamedTuple):
-    """The peer, or the key of its own with all its peers, for which a level is counted."""
+    """Whom a level is counted for: a peer, or an unshared key with all its peers."""
 
     name: str
     is_key: bool = False

@@ -82,7 +82,7 @@ def _amounts(loss: Loss) -> dict[str, int]:
 
 
 def _keep(ledger: Path) -> Path:
-    """Copy the ledger and what is beside it to a new directory."""
+    """Copy the ledger and the files beside it to a new directory."""
     number = 1
     while (aside := ledger.with_name(f"damage-{number}")).exists():
         number += 1

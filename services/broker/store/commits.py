@@ -78,7 +78,7 @@ def commit_in_past(connection: sqlite3.Connection, number: int) -> Commit | None
 
 
 class _NoCommit(LookupError, ValueError):
-    """There is no such commit."""
+    """The commit does not exist."""
 
 
 def _commit(connection: sqlite3.Connection, rest: str, parameters: tuple[int, ...]) -> Commit:

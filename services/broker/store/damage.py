@@ -69,7 +69,7 @@ class Loss:
 
 
 def read_evidence(directory: Path, ledger: Path) -> Evidence:
-    """Read what is beside ``ledger``. Raises: OSError."""
+    """Read the files beside ``ledger``. Raises: OSError."""
     return Evidence(
         directory=directory,
         mark=read_mark(directory / MARK_FILE),

@@ -1,4 +1,4 @@
-"""Looks at a run's ledger and what is beside it without changing any of them, and says what is lost."""
+"""Inspects a run's ledger and the files beside it without changing them, and says what is lost."""
 
 from pathlib import Path
 

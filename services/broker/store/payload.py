@@ -155,7 +155,7 @@ def checked_chunks(chunks: Iterable[StoredChunk], start: int) -> Iterator[tuple[
 def caught_up(rows: Iterable[Row], chunks_after: Callable[[int, int], Sequence[StoredChunk]]) -> Iterator[Row]:
     """The rows, where that of a leased trajectory may be behind its chunks: with those that it is behind.
 
-    ``chunks_after`` gives a trajectory's chunks from a token on. Raises: ValueError when a row does not go on with them.
+    ``chunks_after`` gives a trajectory's chunks from a token on. Raises: ValueError when they do not continue the row.
     """
     for row in rows:
         if isinstance(row, TrajectoryRow) and row.status == "leased":
@@ -168,7 +168,7 @@ def _with_chunks(row: TrajectoryRow, chunks: Sequence[StoredChunk]) -> Trajector
     for chunk, header in checked_chunks(chunks, row.num_tokens):
         kinds = {(segment.kind, segment.turn, segment.sequence) for segment in header.segments}
         if chunk.epoch != row.epoch or kinds != {("action", row.num_turns - 1, 0)}:
-            raise ValueError(f"trajectory {row.trajectory_id}: its row does not go on with the chunk at {chunk.start}")
+            raise ValueError(f"trajectory {row.trajectory_id}: the chunk at {chunk.start} does not continue its row")
         row = extended_row(row, [(run.version, run.num_tokens) for run in header.version_runs])
     return row
 

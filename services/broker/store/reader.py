@@ -48,7 +48,7 @@ SELECT value FROM batches, json_each(batches.group_ids) WHERE batches.batch >= ?
 """Groups that may be quarantined or requeued; the parameter is the first batch that no checkpoint covers."""
 GROUP_STATUSES: Final = get_args(GroupStatus)
 MOST_GROWTH: Final = 2**30
-"""Bytes by which a write-ahead log may grow beside one reader."""
+"""Bytes by which a write-ahead log may grow during one read."""
 PROGRESS_STEPS: Final = 1_000_000
 """SQLite's own steps between two looks at the log: some hundredths of a second."""
 _NO_TEXT: Final = "Could not decode to UTF-8"
@@ -151,7 +151,7 @@ def _give_way(connection: sqlite3.Connection, log: Path) -> None:
 
 
 def _transaction_on(path: Path) -> sqlite3.Connection | None:
-    """None: SQLite needs to write beside the file and cannot. Raises: NoLedger for a file that is no database."""
+    """Begin a transaction. None: SQLite cannot write next to the file. Raises: NoLedger if it is not a database."""
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=BUSY_S)
     try:
         connection.execute("BEGIN")

@@ -1,4 +1,4 @@
-"""Makes a restored ledger that of a run of its own, and takes back what came after a batch."""
+"""Turns a restored ledger into a separate run's, and undoes everything after a batch."""
 
 import json
 import sqlite3
@@ -35,7 +35,7 @@ LINES: Final = "SELECT number, line FROM metrics_lines ORDER BY number"
 
 
 def rewrite_ledger(ledger: Path, *, run_id: str, rewind_to: tuple[int, int] | None = None) -> None:
-    """Give the ledger of a restored run its own ``run_id``; nobody holds the run in it.
+    """Give the ledger of a restored run its own ``run_id``; no learner owns the run in it.
 
     ``rewind_to``: a number of batches and the policy version of the checkpoint that covers them (0: it has none, because its
     learner trained batches again; the one that had made as many batches first is meant). Batches from there on,
@@ -73,7 +73,7 @@ def write_identity(connection: sqlite3.Connection, run: RunRow, run_id: str) -> 
 
 
 def _begin_again(reader: Reader, connection: sqlite3.Connection, run_id: str) -> None:
-    """Begin a chain of commits of its own, after the number of the last one."""
+    """Begin a separate chain of commits, after the number of the last one."""
     commit = msgspec.structs.replace(
         first_commit(run_id),
         number=reader.newest_commit().number + 1,

@@ -238,7 +238,7 @@ TABLES: Final[dict[type[Row], Table]] = {
 RUN_KEY: Final = "run"
 """Key of the RunRow, as JSON, in the table meta."""
 LOG_KEY: Final = "log"
-"""Key of a ledger whose commits are in a log first, in the table meta: nobody writes it alone."""
+"""Key, in the table meta, of a ledger whose commits go to a log first: it must not be written without the log."""
 
 
 def checked_columns() -> dict[str, list[str]]:

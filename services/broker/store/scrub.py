@@ -31,7 +31,7 @@ class Scrubbed:
 
 
 class Scrub:
-    """One pass after another over a ledger and its archive. Each step has a connection of its own."""
+    """Repeated passes over a ledger and its archive. Each step has its own connection."""
 
     def __init__(self, ledger: Path) -> None:
         self._path = ledger

@@ -1,4 +1,4 @@
-"""Decides which task comes next: several sources with weights, and tasks that are added while the run goes on.
+"""Decides which task comes next: several sources with weights, and tasks added during the run.
 
 The draws depend only on the run's seed, the sources and the additions, so that a restarted broker continues
 with the same tasks. A prompt takes the next draw whose task does not rest (see ``rests.py``).

@@ -216,8 +216,8 @@ def test_the_row_of_a_lease_has_the_chunks_that_it_was_behind(tmp_path: Path) ->
     [
         ([later(5, 2)], "a chunk starts at 5, 4 expected"),
         ([later(4, 2), later(6, 2)], "a chunk starts at 6, 5 expected"),
-        ([later(4, 2, epoch=2)], "its row does not go on with the chunk at 4"),
-        ([later(4, 2, turn=1)], "its row does not go on with the chunk at 4"),
+        ([later(4, 2, epoch=2)], "the chunk at 4 does not continue its row"),
+        ([later(4, 2, turn=1)], "the chunk at 4 does not continue its row"),
         ([later(4, 2)._replace(checksum=1)], "the chunk at 4 was changed on the disk"),
     ],
 )
