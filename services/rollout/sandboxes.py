@@ -15,7 +15,7 @@ from gspo_services.tasks.sandbox import Sandboxes, open_configured
 async def open_sandbox(section: SandboxSection, environment: TaskSet) -> AsyncIterator[Sandboxes | None]:
     """The configured sandbox for an environment that scores programs; None for any other.
 
-    Raises: ConfigurationError with the way out where programs cannot be separated, or a server refuses.
+    Raises: ConfigurationError that says what to do where programs cannot be isolated, or a server refuses.
     """
     if not any(probe.grader for probe in environment.reward_probes):
         yield None

@@ -234,7 +234,7 @@ class RolloutService:
             self._engine_failures = 0
         except EpisodeFailed as error:
             if self._draining:
-                # An agent fails when its calls are refused; a fault of its own comes again wherever it goes on.
+                # An agent fails when its calls are refused; its own fault recurs wherever it continues.
                 await self._hand_back(lease, work)
                 return
             log.warning("episode_failed", trajectory_id=lease.trajectory_id, reason=str(error))
@@ -357,7 +357,7 @@ class RolloutService:
             await asyncio.sleep(self._beats.heartbeat_s)
 
     async def _send_heartbeats(self, brokers: Collection[int]) -> None:
-        """Each hears of its own leases."""
+        """Send each broker a heartbeat of its own leases."""
         self._report()
         leases = keys_by_broker(self._running, self._brokers)
         for broker in brokers:
@@ -366,7 +366,7 @@ class RolloutService:
             await self._brokers.clients[broker].send(beat)
 
     def _report(self) -> None:
-        """Metrics and readiness."""
+        """Report metrics and readiness."""
         status = self._status
         for name in STATUSES:
             self._metrics.status.labels(status=name).set(name == status)

@@ -87,7 +87,7 @@ class EndpointServer:
     async def start(self) -> None:
         """Listen. Raises: EndpointError when the port is taken or the address is not of this host."""
         self._runner = await listen(self._serve, self._host, self._port, self._limits.max_connections)
-        # The address, because a name may have two, each with a free port of its own.
+        # The address, because a name may have two, each with its own free port.
         self._host, self._port = self._runner.addresses[0][:2]
 
     async def stop(self, budget_s: float = 5.0) -> None:

@@ -26,7 +26,7 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The sequence that a call goes on with, None for a new one, and its observation there."""
+    """The sequence that a call continues, None for a new one, and its observation there."""
 
     sequence: int | None
     observation: list[int]

@@ -1,7 +1,7 @@
 """The interface of renderers: one model's chat format, from messages to token ids and from sampled ids to an answer.
 
 Sampled ids are never rendered again. The prompt of the next turn is the ids so far, plus what ``bridge`` returns; where
-that would not be exact, ``bridge`` returns None, and the conversation goes on in a new sequence.
+that would not be exact, ``bridge`` returns None, and the conversation continues in a new sequence.
 """
 
 from collections.abc import Mapping, Sequence

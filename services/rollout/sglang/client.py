@@ -245,7 +245,7 @@ class Engine:
     async def cut(self, name: str) -> bool:
         """End the requests that have this adapter; the rest of each is asked for with the one that is served by now.
 
-        Returns True when none is left; False when some are for long, because nobody takes their output. The server forgets
+        Returns True when none is left; False when some stay for long, because their output is not read. The server forgets
         an abort of a request that it has not read yet, so it is told again. Raises: EngineError.
         """
         for _ in range(CUTS):

@@ -38,7 +38,7 @@ ENGINE_METRICS: Final = frozenset(
 class EngineMetrics(Collector):
     """Asks the server at ``url`` at every scrape. Register it with the rollout's metrics.
 
-    Collect in a thread without an event loop, such as the telemetry server's: each scrape runs a loop of its own.
+    Collect in a thread without an event loop, such as the telemetry server's: each scrape runs its own loop.
     """
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:

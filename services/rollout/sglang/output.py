@@ -37,7 +37,7 @@ class ServerOutput:
         os.close(self.sink)
 
     def drain(self) -> None:
-        """Wait until the log has what was printed so far; at most briefly, for a server that goes on printing."""
+        """Wait until the log has what was printed so far; but only briefly, for a server that keeps printing."""
         for _ in range(round(_DRAIN_S / _LOOK_S)):
             with self._copying:
                 if self._ended.is_set() or not _num_unread(self._source):
@@ -47,7 +47,7 @@ class ServerOutput:
     def _copy(self) -> None:
         content = b"x"
         while content:
-            # Outside the lock, so that whoever holds it sees either unread output or none under way.
+            # Outside the lock, so that its holder sees either unread output or none in progress.
             select.select([self._source], [], [])
             with self._copying:
                 content = os.read(self._source, _READ_BYTES)

@@ -196,7 +196,7 @@ class EngineServer:
     async def stop(self) -> None:
         """End the server and everything that it started: SIGTERM, and SIGKILL after 1 s. A second call does nothing.
 
-        SGLang looks for a SIGTERM only every 5 s and then waits for its requests, which nobody needs any more.
+        SGLang looks for a SIGTERM only every 5 s and then waits for its requests, which are no longer needed.
         """
         if self._process is None:
             return
@@ -295,7 +295,7 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
             "--device", "cpu",
             "--attention-backend", "torch_native",
             "--max-total-tokens", str(options.max_total_tokens),
-            # Each new request would have a pass of its own, which costs as much as about ten tokens while all others wait.
+            # Each new request would get its own pass, which costs as much as about ten tokens while all others wait.
             # So the requests that come within eight decode steps begin together.
             "--prefill-decode-interval", str(DECODE_STEPS),
             "--prefill-decode-interval-min-bs", str(options.max_running * 3 // 4),

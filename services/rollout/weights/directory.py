@@ -17,7 +17,7 @@ def weights_directory(settings: Settings, name: str) -> Iterator[Path]:
     """Make the directory of rollout ``name`` of this run, and remove it afterwards.
 
     The run and the rollout give its name, so a rollout that starts again after a kill finds the copy that it had. While
-    another process of that name still uses it, this one gets an empty directory of its own.
+    another process of that name still uses it, this one gets a separate, empty directory.
     Raises: ConfigurationError when the parent directory is missing or not writable.
     """
     parent = settings.rollout.weights_directory

@@ -194,7 +194,7 @@ def _check_layout(manifest: Manifest) -> None:
 async def fetch_chunks(
     client: PeerClient, manifest: Manifest, landing: Landing, stall_s: float, max_stalls: int = MAX_STALLS
 ) -> None:
-    """Put all bytes of ``manifest``, unchecked, into ``landing``; given up after ``max_stalls`` silences in a row.
+    """Put all bytes of ``manifest``, unchecked, into ``landing``; fail after ``max_stalls`` silences in a row.
 
     Raises: FetchError; GoneError, its subclass.
     """

@@ -151,7 +151,7 @@ class WeightFiles:
         return sum(shard.num_bytes for shard in chosen)
 
     def close(self) -> None:
-        """Close files that were not mapped. Maps live as long as somebody reads them."""
+        """Close files that were not mapped. Maps live as long as their readers."""
         for shard in self._shards:
             shard.close()
 

@@ -37,7 +37,7 @@ POLL_S: Final = 0.05
 PATIENCE_GROWTH: Final = 4.0
 """The second source may take this many times as long as the first: if all are slow, the learner would serve everybody."""
 SLOW_SHARE: Final = 1 / 8
-"""A source that delivers less than this share of the usual rate is given up."""
+"""A source that delivers less than this share of the usual rate is dropped."""
 NUM_RATES: Final = 9
 MIN_RATES: Final = 3
 
