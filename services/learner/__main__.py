@@ -46,7 +46,7 @@ MAX_QUIET_S: Final = 1800.0
 def main() -> int:
     """Start the learner, or this machine's ranks of it. Returns the exit status."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        # torchrun, which starts ranks on several machines, gives each a session of its own. If torchrun were killed, its
+        # torchrun, which starts ranks on several machines, gives each its own session. If torchrun were killed, its
         # ranks would keep training beside its successor's, on the same ports, and nothing could ask them to stop.
         die_with_parent(signal.SIGKILL)
     configure_logging("learner")

@@ -97,7 +97,7 @@ class AdvantageTable:
             by_turn = turn_advantages([_less(*pair) for pair in zip(of_turns, penalties, strict=True)], group_ids, **scaling)
             values = [advantages.numpy() for advantages in by_turn.advantages]
         if settings.overlong_filter_tokens is not None:
-            # The limit may grow within a run: what a later batch can reach is no mistake, and filters nothing before.
+            # The limit may grow within a run: what only a later batch can reach is valid, and filters nothing before.
             limit = max(int(limits.max()), _require_max_tokens(settings))
             filtered = overlong(lengths, max_tokens=limit, filter_tokens=settings.overlong_filter_tokens)
             values = [np.zeros_like(value) if out else value for value, out in zip(values, filtered, strict=True)]

@@ -378,7 +378,7 @@ class LearnerService:
     def _serve_until_stopped(self) -> None:
         """Serve the last version to rollouts that join, or that still evaluate it. Collective.
 
-        All ranks stay with rank 0: Kubernetes replaces ranks that have ended, and the new ones would meet nobody.
+        All ranks stay with rank 0: Kubernetes replaces ranks that have ended, and the new ones would find no peers.
         """
         # Not ``stop.wait``: the signal's handler calls ``set`` in this same thread, and both take the same lock.
         while not stop_anywhere(self._engine, self._stop.is_set()):

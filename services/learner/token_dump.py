@@ -1,4 +1,4 @@
-"""Keeps what the loss made of each token of a batch, and writes it into one file a rank beside the run."""
+"""Keeps the loss's values for each token of a batch, and writes one file per rank in the run's directory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The learner's sockets in one event loop: the batch channel, and the weight server.
 
-No threads here: ``BrokerThread`` runs it in a thread of its own, beside the training thread.
+No threads here: ``BrokerThread`` runs it in a separate thread, beside the training thread.
 """
 
 import asyncio

@@ -43,7 +43,7 @@ class BrokerPort(ABC):
 
     def scores(self) -> Mapping[int, float | None]:
         """Return how versions did on the held-out tasks, as far as the broker has said: the mean reward, or None while a
-        version is evaluated. Empty where nobody evaluates.
+        version is evaluated. Empty without evaluations.
         """
         return {}
 

@@ -82,7 +82,7 @@ class TensorDirectory:
     """Reads what any number of processes wrote into a directory with ``write_tensors``."""
 
     def __init__(self, directory: Path, *, hold: ExitStack | None = None) -> None:
-        """``hold`` keeps every file open until it ends: they can then be read although somebody removes them meanwhile.
+        """``hold`` keeps every file open until it ends: they can then be read even if they are removed meanwhile.
 
         Raises: CheckpointError when a file cannot be read as safetensors.
         """

@@ -124,7 +124,7 @@ def gathering_config(model_config: Mapping[str, Any], expert_parallel: int) -> d
     """DeepSpeed's entries of "zero_optimization" for what ZeRO 3 gathers: the next layer, while this one computes.
 
     DeepSpeed's own limits are of dense models: 10^9 live elements, and 5 x 10^7 fetched ahead. A layer of 128 experts has
-    6 x 10^8: no second one would be gathered before the first is given up. Nothing for a model of unknown shape.
+    6 x 10^8: no second one would be gathered before the first is freed. Nothing for a model of unknown shape.
     """
     try:
         layer = shape_of(model_config).gathered_layer(expert_parallel)

@@ -6,8 +6,8 @@ so that a version reaches n rollouts in log n steps. Each also gets a second sou
 fail, the rollout comes back to the learner.
 
 A rollout waits without limit for a source that is fetching, so no wait may be circular. Sources asked
-earlier, so there is no circle, except by restarts: whoever waits for an address may then meet a rollout that asked later. A
-rollout that took over an address is therefore served by the learner, and waits for nobody.
+earlier, so there is no circle, except by restarts: a wait for an address may then reach a rollout that asked later. A
+rollout that took over an address is therefore served by the learner, and never waits.
 """
 
 from collections import OrderedDict
@@ -92,7 +92,7 @@ class FanOut:
         self.num_failed += 1
 
     def _takes_over(self, version: int, peer: bytes, source: Source | None) -> bool:
-        """Return whether somebody who fetches this version may wait for ``peer`` by an earlier request: its own, or that of
+        """Return whether a rollout that fetches this version may wait for ``peer`` by an old request: its own, or that of
         a process which had its address and has ended. Nobody else is referred to such a process.
         """
         earlier = False

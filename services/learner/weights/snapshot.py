@@ -102,7 +102,7 @@ class SnapshotStore:
         return first if first.policy_version == version else structs.replace(first, newest_version=version)
 
     def add(self, snapshot: Snapshot, delta: Delta | None = None) -> None:
-        """Add ``snapshot`` as the newest; ``delta`` is against the one before (None: there is no such delta).
+        """Add ``snapshot`` as the newest; ``delta`` is against the one before (None: no delta).
 
         Raises: ValueError when its version is not newer, or the delta is between other versions.
         """
@@ -117,7 +117,7 @@ class SnapshotStore:
             base_version = 0 if newest is None else newest.policy_version
             if (delta.manifest.base_version, delta.policy_version) != (base_version, snapshot.policy_version):
                 raise ValueError(
-                    f"delta {delta.manifest.base_version} -> {delta.policy_version} beside a publication of "
+                    f"delta {delta.manifest.base_version} -> {delta.policy_version} does not fit a publication of "
                     f"{snapshot.policy_version} after {base_version}"
                 )
             self._deltas[base_version] = delta

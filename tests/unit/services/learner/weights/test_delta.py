@@ -198,7 +198,7 @@ def test_old_deltas_are_dropped_when_they_are_many_or_large(limits: dict[str, fl
 
 def test_a_delta_of_other_versions_is_refused() -> None:
     store = a_store(3)
-    with pytest.raises(ValueError, match="delta 2 -> 4 beside a publication of 4 after 3"):
+    with pytest.raises(ValueError, match="delta 2 -> 4 does not fit a publication of 4 after 3"):
         store.add(a_snapshot(4), a_delta(a_snapshot(2), a_snapshot(4)))
-    with pytest.raises(ValueError, match="delta 3 -> 5 beside a publication of 4 after 3"):
+    with pytest.raises(ValueError, match="delta 3 -> 5 does not fit a publication of 4 after 3"):
         store.add(a_snapshot(4), a_delta(a_snapshot(3), a_snapshot(5)))
