@@ -38,7 +38,7 @@ MAX_SEQUENCES: Final = 256
 MAX_VERSION: Final = 2**32
 """A policy version. A trajectory's sum of versions stays within 64 bits, and every number within what JSON readers hold."""
 MAX_VERSION_STEP: Final = 1_000_000
-"""How far a publication may lie above the one before it."""
+"""Largest step from one published version to the next."""
 MAX_VOCABULARY: Final = 2**31 - 1
 """Token ids travel as int32."""
 MAX_REWARD: Final = 1e6
@@ -46,7 +46,7 @@ MAX_REWARD: Final = 1e6
 MAX_COMPONENTS: Final = 16
 """Named components of one trajectory's reward; each becomes a metric."""
 MAX_TEMPERATURE: Final = 10.0
-"""Of sampling."""
+"""Largest sampling temperature."""
 MIN_LOGPROB: Final = -1e4
 """No sampler in float32 draws a token that is less likely."""
 MAX_LEASES_PER_MESSAGE: Final = 4096
@@ -107,9 +107,9 @@ UNWANTED_PER_S: Final = 512.0
 """The same for messages without a session, above a peer's credit, or that need none: an honest peer sends its window again
 every three seconds, and some requests."""
 SHUT_OUT_S: Final = 60.0
-"""How long a key is not admitted after a connection of it held too much."""
+"""Seconds for which a key is refused after one of its connections held too much."""
 PAUSE_S: Final = 5.0
-"""How long no new connection is taken from a host after a connection from there was broken for a flood or an excess."""
+"""Seconds without new connections from a host, after one from there was cut for a flood or an excess."""
 IGNORED_S: Final = 10.0
 CURVE_OVERHEAD_BYTES: Final = 1024
 """ZeroMQ applies a frame limit to the encrypted frame, which is a little longer."""

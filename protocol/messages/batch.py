@@ -48,10 +48,10 @@ class BatchItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
     """Sequences that are trained: one without an action is not, unless it is the trajectory's only one."""
     num_turns: Count
     oldest_version: Version
-    """Of an action token that is trained; 0 without any."""
+    """Oldest version of a trained action token; 0 without any."""
     reason: Literal["done", "length"]
     temperature: Annotated[float, Meta(gt=0, le=limits.MAX_TEMPERATURE)]
-    """At which its group was sampled."""
+    """The sampling temperature of its group."""
     max_tokens: Annotated[int, Meta(ge=2, le=2**53)]
     """The most tokens that a sequence of its group could have."""
 
@@ -166,7 +166,7 @@ class SkipBatch(Message, frozen=True, tag="skip_batch"):
 
 
 class VersionScore(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """How one version did on the held-out tasks."""
+    """One version's score on the held-out tasks."""
 
     policy_version: Version
     under_way: bool

@@ -36,7 +36,7 @@ _MOST: Final = {
     REWARDS: (limits.MAX_TURNS, "MAX_TURNS"),
     STATE: (limits.MAX_STATE_BYTES, "MAX_STATE_BYTES"),
 }
-"""Of all chunks of a message together."""
+"""Limits for all chunks of a message together."""
 _PARTS: Final = {
     TOKENS: ("token_ids", "logprobs"),
     SEGMENTS: ("segments",),
@@ -199,7 +199,7 @@ class Gathered:
         return starts
 
     def largest_token_id(self, place: int) -> int:
-        """Of one chunk."""
+        """Return one chunk's largest token id."""
         return int(self._largest[place])
 
     def _has_simple_state(self, num_bytes: np.ndarray[Any, Any], starts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

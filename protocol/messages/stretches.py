@@ -40,11 +40,11 @@ class StretchColumns(NamedTuple):
     num_tokens: Column
     is_usual: Column
     turn: Column
-    """This and what follows is not known where ``is_usual`` is False; see ``Stretch``."""
+    """This and the following fields are unknown where ``is_usual`` is False; see ``Stretch``."""
     oldest: Column
     """The version of its first token."""
     newest: Column
-    """That of its last one."""
+    """The version of its last token."""
     num_versions: Column
     version_sum: Column
     largest_token_id: Column

@@ -71,7 +71,7 @@ class Lease(Message, frozen=True, tag="lease"):
     turn_done: bool
     """The last action segment is complete: the environment steps next."""
     num_entries: Count = 0
-    """Of the journal."""
+    """Entries of the journal."""
     evaluation_set: Annotated[str, Meta(max_length=limits.MAX_SET_NAME)] = ""
     """The named set whose environment and sampling it has; empty for those of training."""
 
