@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 MAX_EVENTS_PER_COMMIT: Final = 512
 MAX_BYTES_PER_COMMIT: Final = WINDOW_BYTES
-"""Of the messages of a round; its last one may go above it."""
+"""Bytes of a round's messages; the last one may exceed it."""
 RETRY_FIRST_S: Final = 0.1
 RETRY_MOST_S: Final = 5.0
 
@@ -36,7 +36,7 @@ class DecidedRound:
     effects: list[Action] = field(default_factory=list)
     num_events: int = 0
     num_bytes: int = 0
-    """Of the messages that it comes from."""
+    """Bytes of the round's messages."""
     gone: list[SessionKey] = field(default_factory=list)
     """Sessions that have ended by now; ``effects`` may still be for them."""
     is_last: bool = False

@@ -35,7 +35,7 @@ class GroupRow(Row, frozen=True, kw_only=True):
     """The evaluation it belongs to; None for training."""
     status: GroupStatus
     sampling: GroupSampling
-    """How all its trajectories are sampled, whatever the schedules say later."""
+    """The sampling of all its trajectories, whatever the schedules say later."""
     batch: int | None = None
     """The batch it went into, also when that was quarantined; None before, and for dropped and held-out groups."""
     drop_reason: DropReason | None = None
@@ -80,7 +80,7 @@ class TrajectoryRow(Row, frozen=True, kw_only=True):
     num_entries: int = 0
     """Entries of its journal."""
     journal_bytes: int = 0
-    """Those of the entries."""
+    """Bytes of the entries."""
     reward_size: float = 0.0
     """Sum of the absolute rewards of the turns that chunks have completed."""
     finish_reason: Literal["done", "length"] | None = None
@@ -159,7 +159,7 @@ class BatchRow(Row, frozen=True, kw_only=True):
     group_ids: tuple[int, ...]
     stats: BatchStats
     samplings: tuple[GroupSampling, ...]
-    """Of each group, as it was sampled."""
+    """Each group's sampling."""
     values: TrainingValues = TrainingValues()
     """What the schedules gave its optimizer steps when it was assembled."""
 
@@ -221,7 +221,7 @@ class EvaluationRow(Row, frozen=True, kw_only=True):
     num_finished: int = 0
     num_failed: int = 0
     name: str = ""
-    """Of the set; empty for the run's own held-out tasks."""
+    """The set's name; empty for the run's own held-out tasks."""
     samples: int = 1
     """Trajectories of each task."""
     score: float | None = None
@@ -246,18 +246,18 @@ class AdditionRow(Row, frozen=True, kw_only=True):
     """Tasks that were added to the training set while the run went on."""
 
     number: int
-    """From 1."""
+    """Counted from 1."""
     source: str
-    """To which source."""
+    """The source that got the tasks."""
     name: str
     """The file's name in the run's ``data/added/``."""
     digest: str
-    """Of the file, in hexadecimal."""
+    """The file's digest, in hexadecimal."""
     first_task: int
     """Index of the first of them; the others follow it."""
     num_tasks: int
     at_draw: int
-    """They may be drawn from this draw on."""
+    """The first draw that may take them."""
 
 
 class CheckpointedRow(Row, frozen=True, kw_only=True):
@@ -314,7 +314,7 @@ class RunRow(Row, frozen=True, kw_only=True):
     num_passed_over: int = 0
     """Draws that no prompt took, because their tasks rested."""
     data_digest: str = ""
-    """Of the identities of the training tasks at the first start; empty where they have none."""
+    """Digest of the training tasks' identities at the first start; empty without identities."""
 
 
 class LedgerContents(msgspec.Struct, frozen=True, kw_only=True):
@@ -323,7 +323,7 @@ class LedgerContents(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[GroupRow, ...] = ()
     """Open and complete ones, by id."""
     trajectories: tuple[TrajectoryRow, ...] = ()
-    """Those of ``groups``, by id."""
+    """The trajectories of ``groups``, by id."""
     batches: tuple[BatchRow, ...] = ()
     """The last one and all that no checkpoint covers, by index."""
     versions: tuple[VersionRow, ...] = ()
@@ -337,7 +337,7 @@ class LedgerContents(msgspec.Struct, frozen=True, kw_only=True):
     shelved_groups: tuple[GroupRow, ...] = ()
     """Those of batches that no checkpoint covers, and all that are quarantined or requeued, by id."""
     shelved_trajectories: tuple[TrajectoryRow, ...] = ()
-    """Those of ``shelved_groups``, by id."""
+    """The trajectories of ``shelved_groups``, by id."""
     run: RunRow = RunRow()
     next_batch_checkpointed: int = 0
     next_group_id: int = 0

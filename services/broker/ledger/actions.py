@@ -80,9 +80,9 @@ class GrantLease(Action, frozen=True, kw_only=True):
     sampling: GroupSampling
     num_tokens: int
     num_entries: int = 0
-    """Of the journal."""
+    """Entries of the journal."""
     source: str = "train"
-    """Where the task is: "train", "eval", or "eval/" and the name of a set."""
+    """The task's source: "train", "eval", or "eval/" and the name of a set."""
 
 
 class DeliverBatch(Action, frozen=True, kw_only=True):

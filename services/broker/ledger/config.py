@@ -57,4 +57,4 @@ class LedgerConfig:
     num_brokers: int = 1
     """...and how many share the run."""
     data_digest: str = ""
-    """Of the identities of the training tasks; empty where they have none."""
+    """Digest of the training tasks' identities; empty without identities."""

@@ -40,7 +40,7 @@ class Groups:
         self._free: list[_GrantOrder] = []
         """Free trajectories in the order of grants; after the loss of a fleet there are tens of thousands."""
         self._orders: dict[int, _GrantOrder] = {}
-        """Where each free trajectory is in ``_free``."""
+        """The position of each free trajectory in ``_free``."""
         self._leased: set[int] = set()
         self.num_leased_held_out = 0
         """Leased trajectories of evaluations."""

@@ -49,7 +49,7 @@ class Growth:
     sequences: tuple[tuple[int, int], ...]
     """As in the row."""
     num_turns: int
-    """Of the whole trajectory, as are the rest."""
+    """For the whole trajectory, like the following fields."""
     num_segments: int
     num_runs: int
     reward_size: float

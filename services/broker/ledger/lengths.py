@@ -10,7 +10,7 @@ from gspo_services.broker.rows import BatchRow, GroupRow, LengthStats, Trajector
 
 _SHARE: Final = 0.95
 Difficulty = Literal["new", "never", "seldom", "often", "always"]
-"""How a task did when its last batched group was sampled: it was not sampled before; none of the group's trajectories passed
+"""A task's difficulty, from its last batched group: it was not sampled before; none of the group's trajectories passed
 (had a positive reward); fewer than half; half or more; all."""
 DIFFICULTIES: Final[tuple[Difficulty, ...]] = get_args(Difficulty)
 
@@ -66,7 +66,7 @@ def passed(members: Sequence[TrajectoryRow]) -> float:
 
 
 def difficulty(before: float | None) -> Difficulty:
-    """That of a task whose last group passed with the share ``before``; None: it had none."""
+    """Return the difficulty of a task whose last group passed with the share ``before``; None: no group yet."""
     if before is None:
         return "new"
     if before in (0, 1):

@@ -39,13 +39,13 @@ class Quota:
     """The level above which it is shut out."""
     forgiven_per_finish: float = 0.0
     key_share: float = 1.0
-    """How many peers' quota all peers with one own key have together."""
+    """The joint quota of all peers with one unshared key, as a multiple of one peer's."""
     what: str = ""
     """What is counted, after a number."""
 
     @property
     def most(self) -> float:
-        """The highest level: what comes while a peer is limited is not saved up, and all is forgiven in the end."""
+        """The highest level: offences of a limited peer do not add up without bound, and are forgiven in the end."""
         return self.shut_out + 1 if math.isfinite(self.shut_out) else 2 * self.slowed
 
     def of_a_key(self) -> "Quota":
@@ -131,7 +131,7 @@ class _Account:
     shut_out_for: OffenceReason | None = None
     next_lease_at: float = -math.inf
     lease_pause_s: float = SLOWED_RETRY_S
-    """How long it waits after its next lease, while it is slowed."""
+    """Seconds that it waits after its next lease, while slowed."""
 
 
 class Quotas:

@@ -1,4 +1,4 @@
-"""Which groups go into the next archive file."""
+"""Chooses the groups of the next archive file."""
 
 from collections.abc import Container
 from typing import Final

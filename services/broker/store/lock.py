@@ -12,7 +12,7 @@ from typing import Final
 
 LOCK_SUFFIX: Final = "-lock"
 LOCK_WAIT_S: Final = 2.0
-"""How long to wait for a broker that is just ending."""
+"""Seconds to wait for a broker that is about to end."""
 LOCK_PAUSE_S: Final = 0.1
 
 

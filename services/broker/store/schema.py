@@ -144,7 +144,7 @@ class Table:
     renamed: dict[str, str]
     json_fields: frozenset[str]
     real_fields: frozenset[str] = frozenset()
-    """Those whose column is REAL: SQLite gives back a float, whatever was stored."""
+    """Fields with a REAL column: SQLite returns a float, whatever was stored."""
 
     @property
     def fields(self) -> tuple[str, ...]:

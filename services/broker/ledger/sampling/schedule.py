@@ -144,7 +144,7 @@ class _Passes:
         self._tasks = list(tasks)
         self._pass = -1
         self._left: list[int] = []
-        """Of the present pass, the last one first."""
+        """The rest of the current pass, in reverse order."""
 
     def take(self) -> int:
         if not self._left:

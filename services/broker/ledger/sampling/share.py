@@ -28,4 +28,4 @@ class Share:
 
 
 WHOLE: Final = Share()
-"""Of the only broker."""
+"""The share of an only broker."""
