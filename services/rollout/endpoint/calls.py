@@ -38,16 +38,16 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     template_arguments: dict[str, Any] = {}
-    """Of the chat template, such as ``enable_thinking``; they come before those of the configuration."""
+    """Variables of the chat template, such as ``enable_thinking``; they override those of the configuration."""
 
 
 class CallDelta(msgspec.Struct, frozen=True, kw_only=True):
     """Text that is final in the growing answer."""
 
     id: str
-    """That of the answer; a client sees it with the first piece of a stream."""
+    """The answer's id; a client sees it with the first piece of a stream."""
     created: int
-    """That of the answer."""
+    """The answer's time."""
     content: str = ""
     reasoning: str = ""
 

@@ -32,7 +32,7 @@ class Exchange:
         given = request.headers.get(_REQUEST_ID_HEADER, "")
         self.request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
         self.headers = {_REQUEST_ID_HEADER: self.request_id}
-        """Of the response, until it has begun."""
+        """Headers of the response, until it has begun."""
         self._silent_s = silent_s
         self._response: web.StreamResponse | None = None
 

@@ -26,7 +26,7 @@ class _Call(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    """Of an answer, and of a chunk, which has only what it adds."""
+    """A message of an answer, or of a chunk, which holds only its additions."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET

@@ -12,7 +12,7 @@ class MessageKey(NamedTuple):
     """A message's fingerprint."""
 
     digest: bytes
-    """Of everything but the reasoning."""
+    """Digest of everything but the reasoning."""
     reasoning: str | None
     """None if there is none, or if the client dropped it."""
 

@@ -21,7 +21,7 @@ class Round:
         self.action_begin = begin
         self.end = begin
         self.turn: int | None = None
-        """That of the action; None while nothing was sampled."""
+        """The number of the action; None before any token is sampled."""
 
     @property
     def prompt_ids(self) -> TokenIds:
@@ -34,7 +34,7 @@ class Round:
 
     @property
     def logprobs(self) -> Logprobs:
-        """Of the action."""
+        """The action's log-probs."""
         return self._sequence.logprobs[self.action_begin : self.end]
 
 

@@ -20,7 +20,7 @@ class Known:
 
     sequence: int
     num_messages: int
-    """Of the request, which the sequence has."""
+    """The request's messages that the sequence already has."""
     last: Round
 
 

@@ -11,7 +11,7 @@ PROMPT_TAIL_TOKENS: Final = 16
 
 
 class AnswerText:
-    """Which tokens of an answer have text, and whether a prompt has opened the reasoning."""
+    """Decides which tokens of an answer have text, and whether a prompt has opened the reasoning."""
 
     def __init__(self, tokenizer: ChatTokenizer, markers: Markers, stop_ids: frozenset[int]) -> None:
         self.tokenizer = tokenizer

@@ -63,7 +63,7 @@ class ModelInfo(msgspec.Struct):
 
 
 class Placed(msgspec.Struct):
-    """Where a rank of /weights_checker is."""
+    """The position of a rank of /weights_checker."""
 
     tp_rank: int
     dp_rank: int | None = None

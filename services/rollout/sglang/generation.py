@@ -27,7 +27,7 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are drawn. Log-probs are taken at ``temperature``, before top_p and top_k cut the distribution."""
+    """The sampling of tokens. Log-probs are taken at ``temperature``, before top_p and top_k cut the distribution."""
 
     max_new_tokens: int
     temperature: float = 1.0
