@@ -98,7 +98,7 @@ class LearnerService:
         self._mismatch = MismatchTracker()
         self._next_batch = 0
         self._policy_version = 0
-        """Of the weights; 0 while they have none, because older batches are trained again."""
+        """The weights' version; 0 while older batches are trained again, whose weights have none."""
         self._newest_trained = 0
         """The newest version's number of batches when this learner began."""
         self._root = settings.run.directory / "checkpoints"

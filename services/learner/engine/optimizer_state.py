@@ -37,7 +37,7 @@ class _Fragment:
     """This rank's part of one parameter's state."""
 
     start: int
-    """Where the fragment begins in the flattened parameter."""
+    """The fragment's offset in the flattened parameter."""
     values: Mapping[str, Tensor]
     """float32 [n] by kind: views, so that copying into them changes the state."""
 

@@ -1,4 +1,4 @@
-"""Where the time of each batch goes."""
+"""Profiles where each batch's time goes."""
 
 from gspo_services.learner.profiling.flops import ModelCost, model_cost
 from gspo_services.learner.profiling.profile import NO_PROFILE, Phases
