@@ -152,7 +152,7 @@ def test_bad_numbers_are_refused_before_anything_changes() -> None:
     [
         ({}, "format None"),
         ({"format": 0, "sequences": []}, "format 0"),
-        ({"format": 1, "sequences": [[1.0, 2.0]]}, "other fields"),
+        ({"format": 1, "sequences": [[1.0, 2.0]]}, "fields other than"),
         ({"format": 1, "sequences": [[1.0, 2.0, math.nan, 0.0]]}, "mean is nan"),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_row_that_cannot_be_a_task_stops_the_run_or_is_left_out(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"), [(date(2026, 1, 1), "holds a date"), (float("nan"), "holds nan, which JSON does not have")]
+    ("value", "reason"), [(date(2026, 1, 1), "holds a date"), (float("nan"), "holds nan, which JSON cannot represent")]
 )
 def test_what_json_does_not_have_is_a_bad_row_of_parquet(tmp_path: Path, value: Any, reason: str) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"when": [value]}), tmp_path / "a.parquet")
