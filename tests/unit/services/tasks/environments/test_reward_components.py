@@ -110,8 +110,8 @@ async def test_only_a_job_that_takes_too_long_counts_as_zero(name: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"function": "a:b", "url": "http://x"}, "and one of them"),
-        ({}, "and one of them"),
+        ({"function": "a:b", "url": "http://x"}, "exactly one of function, url and grader"),
+        ({}, "exactly one of function, url and grader"),
         ({"function": "a:b", "deadline_s": 0}, "deadline_s of a reward job is 0"),
         ({"function": "a:b", "deadline_s": float("nan")}, "deadline_s of a reward job is nan"),
         ({"function": "a:b", "deadline_s": float("inf")}, "deadline_s of a reward job is inf"),

@@ -102,7 +102,7 @@ async def test_a_module_that_raises_is_no_crash_and_says_where(pool: RewardPool)
 )
 async def test_a_path_of_another_form_is_an_unknown_function(pool: RewardPool, path: str) -> None:
     if path == "":
-        with pytest.raises(ValueError, match="has a function, a url or a grader, and one of them"):
+        with pytest.raises(ValueError, match="needs exactly one of function, url and grader"):
             RewardJob(function=path, arguments={})
         return
     result = await pool.grade(RewardJob(function=path, arguments={}))
