@@ -50,7 +50,10 @@ class RowShare:
         }
 
     def whole(self, result: TokenLogProbs, num_tokens: int) -> TokenLogProbs:
-        """Return the log-probs, entropies and experts of the whole row. Only this rank's slice has a gradient. Collective."""
+        """Return the log-probs, entropies and experts of the whole row. Only this rank's slice has a gradient.
+
+        Collective.
+        """
         entropies, experts = result.entropies_T, result.experts
         return result._replace(
             logprobs_T=self._joined(result.logprobs_T)[:num_tokens],

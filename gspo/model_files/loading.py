@@ -180,7 +180,7 @@ def _fill(
 
 
 def _pieces(own: OwnRange, tensors: Sequence[StoredTensor]) -> Iterator[tuple[StoredTensor, int, Tensor]]:
-    """Yield the parts of a range that lie in each of the tensors that the parameter consists of: where there, and where to."""
+    """Yield the parts of a range in each of the parameter's tensors: where there, and where to."""
     at, end = 0, own.start + own.target.numel()
     for stored in tensors:
         low, high = max(own.start, at), min(end, at + stored.num_elements)

@@ -97,7 +97,7 @@ class _Trajectory:
         self.num_tokens += end - begin
 
     def sequences(self, temperature: float, oldest: int | None) -> list[OwnSequence]:
-        """Split the whole trajectory into sequences, whose tokens may alternate. One without action tokens trains nothing."""
+        """Split the trajectory into sequences, whose tokens may alternate. One without action tokens trains nothing."""
         segments, runs = np.concatenate(self.segments), np.concatenate(self.version_runs)
         kinds, _, ids, lengths = segments.T
         if not ids.any():

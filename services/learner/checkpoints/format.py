@@ -110,7 +110,7 @@ class StateCopy(Protocol):
         """
 
     def weights_digest(self) -> str:
-        """Return the engine's ``weights_digest`` at that moment; empty on all ranks but the first. Any thread may call it."""
+        """Return the engine's ``weights_digest`` at that moment; empty on all ranks but the first. Thread-safe."""
 
 
 class CheckpointEngine(Protocol):
@@ -147,7 +147,7 @@ def find_latest(root: Path) -> Path | None:
 
 
 def checkpoints_newest_first(root: Path) -> list[Path]:
-    """Return the checkpoint that ``latest`` names, then the others, those of more batches first. Any of them may be damaged."""
+    """Return the checkpoint that ``latest`` names, then the others, most batches first. Any may be damaged."""
     found = _directories(root)[::-1]
     name = _pointer(root)
     return sorted(found, key=lambda path: path.name != name)

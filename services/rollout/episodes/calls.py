@@ -86,7 +86,7 @@ class EpisodeCalls:
         self._live.pop(live, None)
 
     async def while_whole(self, work: Awaitable[T]) -> T:
-        """Return the result of ``work``, cancelling it when a call breaks the episode. Raises: EpisodeFailed; EngineError."""
+        """Return the result of ``work``; cancel it when a call breaks the episode. Raises: EpisodeFailed; EngineError."""
         try:
             async with asyncio.timeout(None) as self._work:
                 self._end_work_if_failed()

@@ -89,7 +89,7 @@ def find_family(tokenizer: ChatTokenizer) -> Family | None:
 
 
 def named_family(tokenizer: ChatTokenizer, name: str) -> Family:
-    """Return the family of that name. Raises: RenderingError when it does not exist or the tokenizer is not of that family."""
+    """Return the family of that name. Raises: RenderingError for an unknown name or a tokenizer of another family."""
     if not is_installed():
         raise RenderingError(f'renderer {name!r} needs the package renderers: pip install "gspo[agents]", or use "template"')
     if name not in (*FAMILIES, "gpt-oss"):
