@@ -93,7 +93,7 @@ class Outbox(Generic[T]):
         return tuple(self._unacked)
 
     def due(self, now: float) -> Sequence[tuple[int, T]]:
-        """Return everything unacknowledged if nothing was acknowledged for the pause (at first ``resend_s``); else nothing."""
+        """Return everything unacknowledged if nothing was acknowledged for the pause (at first ``resend_s``)."""
         if not self._unacked or now - self._last_progress < self._pause_s:
             return ()
         self._pause_s = self._bounded(2 * self._pause_s)
