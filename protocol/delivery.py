@@ -81,7 +81,7 @@ class Outbox(Generic[T]):
             self._num_bytes -= self._sizes.popleft()
         if covered:
             if next_seq > self._sent_again_below:
-                # Of a message that went out twice nobody knows which copy was acknowledged, so how late.
+                # A message that went out twice does not say which copy was acknowledged, and so how late.
                 self._pause_s = self._bounded(2 * (now - self._last_progress))
             self._last_progress = now
         return covered

@@ -63,7 +63,7 @@ class Peer:
 
     @property
     def subjects(self) -> tuple[Subject, ...]:
-        """Whom its faults count against; the learner's count against no one."""
+        """The subjects that its faults count against; none for the learner."""
         return subjects_of(self.role, self.key.peer, self.owner)
 
 

@@ -85,7 +85,7 @@ STATUS_WEIGHT: Final = 20
 
 
 class Subject(NamedTuple):
-    """Whom a level is counted for: a peer, or an unshared key with all its peers."""
+    """The holder of a level: a peer, or an unshared key with all its peers."""
 
     name: str
     is_key: bool = False

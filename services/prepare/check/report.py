@@ -54,7 +54,7 @@ def summary(findings: Sequence[Finding]) -> str:
         f"{numbers[status]} {COUNTED[status][numbers[status] != 1]}" for status in SEVERITY if numbers[status]
     )
     verdict = {"fail": "it cannot work as it is", "warn": "it can run; read the warnings"}
-    return f"{counted}: {verdict.get(worst(findings), 'nothing speaks against it')}"
+    return f"{counted}: {verdict.get(worst(findings), 'it can work')}"
 
 
 def as_json(findings: Sequence[Finding], config: str, hardware: str) -> str:

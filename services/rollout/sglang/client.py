@@ -52,7 +52,9 @@ __all__ = ["Engine", "EngineError", "EngineRefused", "EngineUnreachable", "Pause
 PauseMode = Literal["retract", "in_place"]
 CUT_AGAIN_S: Final = 1.0
 CUTS: Final = 30
-_NO_WEIGHTS: Final = "nobody knows the engine's weights, after a failed update or a turn of others: load a version first"
+_NO_WEIGHTS: Final = (
+    "the engine's weights are unknown (failed update, or another process used the GPU): load a version first"
+)
 
 
 class Engine:

@@ -22,7 +22,7 @@ class ServerMemory:
         SGLang 0.5.23 (managers/scheduler_components/weight_updater.py:337-381) asserts that nothing runs, and ends itself if
         something does: hence only after ``pause("retract")``, whose waiting requests it allows. It flushes the prefix cache.
         Without --enable-memory-saver, as on a CPU, no memory moves; everything else happens.
-        Raises: EngineError; then nobody knows what it has released.
+        Raises: EngineError; what it has released is unknown then.
         """
         if paused_mode != "retract":
             raise ValueError(f"the engine is paused with mode {paused_mode}: it is idle only after a pause with retract")

@@ -258,7 +258,7 @@ async def test_after_a_failed_update_nothing_is_generated_until_one_succeeds(
         await update(engine, tmp_path / "nothing-here", 1)
     # SGLang makes a lock file for a path without weights; it must not lie in the shared temporary directory.
     assert not lock_files(tmp_path / "nothing-here")
-    with pytest.raises(EngineError, match="nobody knows"):
+    with pytest.raises(EngineError, match="weights are unknown"):
         await collect(engine, long_request("x", 4))
     await update(engine, sglang_server.other, 2)
     pieces = await collect(engine, long_request("x", 4))

@@ -164,7 +164,7 @@ class Database:
 
 
 class _Broken(Exception):
-    """The connection ended during a statement, whose outcome nobody knows."""
+    """The connection ended during a statement: its outcome is unknown."""
 
     def __init__(self, unavailable: StoreUnavailable, *, expired: bool) -> None:
         super().__init__(str(unavailable))

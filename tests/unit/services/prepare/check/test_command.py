@@ -84,7 +84,7 @@ def test_the_command_opens_the_code_in_a_process_and_shows_a_table(
         assert done.returncode == 0
         assert max(map(len, done.stdout.splitlines())) <= int(width)
         assert "an echo of task 0 gets" in " ".join(done.stdout.split())
-        assert done.stdout.rstrip().endswith("nothing speaks against it")
+        assert done.stdout.rstrip().endswith("it can work")
         if width == "60":
             # The second time without the tokenizer, the tasks and the code.
             project.keys["sampling.max_turn_tokens"] = 7
@@ -186,7 +186,7 @@ def test_text_of_others_cannot_act_on_a_terminal(project: Project, capsys: pytes
 def test_the_summary_counts_and_judges() -> None:
     fine = Finding(check="a", status="ok", text="")
     bad = Finding(check="b", status="warn", text="", way_out="do")
-    assert summary([fine, fine]) == "2 ok: nothing speaks against it"
+    assert summary([fine, fine]) == "2 ok: it can work"
     assert summary([fine, bad, bad]) == "1 ok, 2 warnings: it can run; read the warnings"
     assert summary([Finding(check="c", status="fail", text="", way_out="do")]) == "1 failure: it cannot work as it is"
 

@@ -343,7 +343,7 @@ def test_the_next_process_takes_over_what_a_killed_one_held(tmp_path: Path) -> N
     apply(replica, a_delta(first, second))
     again = restored(tmp_path)
     assert (again.manifest, content(again)) == (second.manifest, second.data.tobytes())
-    assert again.loads_all, "nobody knows what the engine has"
+    assert again.loads_all, "what the engine has is unknown"
     apply(again, a_delta(second, third))
     assert content(restored(tmp_path)) == third.data.tobytes()
     again.forget()
