@@ -32,7 +32,7 @@ def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rule
         where = f"group {group_id}"
         wanted = size if split == "train" else 1
         if wanted is not None and members != wanted:
-            findings.add("group not whole", f"{where} has {members} trajectories, {wanted} belong to it")
+            findings.add("group not whole", f"{where} has {members} trajectories, but should have {wanted}")
         if status in ("batched", "complete", "evaluated", "filtered", *SHELVED):
             done = finished + (failed if split == "eval" else 0)
             if done != members:
@@ -40,7 +40,7 @@ def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rule
                     "group not whole", f"{where} is {status}, but only {done:.0f} of its {members} trajectories are finished"
                 )
         if status == "batched" and not batch_exists:
-            findings.add("batch missing", f"{where} is in batch {batch}, which is not there")
+            findings.add("batch missing", f"{where} is in batch {batch}, which does not exist")
         if status in SHELVED and not why_quarantined:
             findings.add("quarantined without a reason", f"{where} is {status}, and batch {batch} has no reason for that")
         if status == "batched" and why_quarantined:

@@ -81,7 +81,7 @@ def audit_batches(connection: sqlite3.Connection, findings: Findings, rules: Rul
             findings.add("batch out of order", text)
         listed = json.loads(group_ids)
         if rules.groups_per_batch is not None and len(listed) != rules.groups_per_batch:
-            findings.add("batch not whole", f"{where} has {len(listed)} groups, {rules.groups_per_batch} belong to it")
+            findings.add("batch not whole", f"{where} has {len(listed)} groups, but should have {rules.groups_per_batch}")
         if batch not in order.quarantined:
             _audit_members(connection, findings, batch, group_ids, listed)
         if claimed.get(batch, 0) != (0 if batch in order.quarantined else len(listed)):

@@ -250,7 +250,9 @@ async def test_a_damaged_part_is_asked_for_again_and_in_the_end_names_the_broker
                 pass
         await brokers.ends[2].reply(part, arrays)
         error = await failure_of(brokers)
-        assert f"the broker at {brokers.ends[2].endpoint}: part 0 of batch 4 came {MOST_DAMAGED} times" in str(error)
+        assert f"the broker at {brokers.ends[2].endpoint}: part 0 of batch 4 arrived damaged {MOST_DAMAGED} times" in str(
+            error
+        )
 
 
 async def test_a_share_that_was_quarantined_is_left_out_and_its_broker_hears_that_it_was_skipped(directory: Path) -> None:

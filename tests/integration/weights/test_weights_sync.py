@@ -160,7 +160,7 @@ async def test_weights_that_arrive_damaged_in_the_engine_are_not_served(tmp_path
 async def test_an_engine_that_does_not_take_a_version_is_quarantined_and_in_the_end_given_up(
     fault: str, tmp_path: Path
 ) -> None:
-    words = {"skipped tensor": "missing", "wrong version": "serves 3", "refused update": "out of memory"}[fault]
+    words = {"skipped tensor": "missing", "wrong version": "the server reports 3", "refused update": "out of memory"}[fault]
     async with zmq_context() as context:
         follow = Following(context, tmp_path)
         if fault == "skipped tensor":

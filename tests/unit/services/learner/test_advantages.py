@@ -126,8 +126,8 @@ def test_a_run_hands_its_settings_on() -> None:
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
-        ({"overlong_filter_tokens": 129}, "overlong_filter_tokens is 129 and sampling.max_tokens is 128: no trajectory"),
-        ({"overlong_buffer_tokens": 200}, "overlong_buffer_tokens is 200 and sampling.max_tokens is 128: no trajectory"),
+        ({"overlong_filter_tokens": 129}, "overlong_filter_tokens is 129 but sampling.max_tokens is 128: no trajectory"),
+        ({"overlong_buffer_tokens": 200}, "overlong_buffer_tokens is 200 but sampling.max_tokens is 128: no trajectory"),
         ({"std_over": "batch", "normalise_by_std": False}, "which divides by no deviation. Set normalise_by_std = true"),
         ({"advantage": "turn", "kl_coefficient": 0.1, "kl_in": "reward"}, "Set kl_in = 'loss', or advantage = 'sequence'"),
     ],

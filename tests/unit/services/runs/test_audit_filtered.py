@@ -57,7 +57,11 @@ def test_what_is_filtered_out_is_accounted_for(small_run: Path) -> None:
             "no metrics line",
             "counted 4 groups that were filtered out while they filled, 2 are recorded",
         ),
-        ("UPDATE trajectories SET status = 'free' WHERE trajectory_id = 0", "group not whole", "group 0 is filtered, 1 of"),
+        (
+            "UPDATE trajectories SET status = 'free' WHERE trajectory_id = 0",
+            "group not whole",
+            "group 0 is filtered, but only 1 of",
+        ),
     ],
 )
 def test_a_planted_corruption_is_named(small_run: Path, tmp_path: Path, statement: str, name: str, words: str) -> None:

@@ -65,7 +65,7 @@ def test_without_named_sets_there_is_the_runs_own(tmp_path: Path) -> None:
         ("[evaluation.sets.reward]", "a set's name has 1 to 32 of a-z"),
         ('[evaluation.sets."A b"]', "a set's name has 1 to 32 of a-z"),
         ("[evaluation.sets.a]\nmax_turn_tokens = 64", "evaluation.sets.a: max_turn_tokens is 64 and max_tokens is 64"),
-        ("[evaluation.sets.a]\nmax_tokens = 999999", "rollout.max_total_tokens is 65536 and evaluation.sets.a.max_tokens"),
+        ("[evaluation.sets.a]\nmax_tokens = 999999", "rollout.max_total_tokens is 65536 but evaluation.sets.a.max_tokens"),
         ("[evaluation.sets.a]\ntop_k = 0", "evaluation.sets.a.top_k is 0"),
     ],
 )  # fmt: skip
