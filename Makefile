@@ -178,9 +178,9 @@ contracts: setup
 
 # Marked tests belong to the targets below; folders that hold no others are not in `testpaths` of pyproject.toml.
 UNMARKED := not (demo or packaging or parity or frameworks or view or trackers or sandbox or deploy or monitoring or pods or faults or ranks or gpu)
-# One worker more than cores, because a test of processes waits for half of its time; each imports everything once, so that more
-# than eight gain nothing.
-WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 7 ? cores + 1 : 8)))
+# Twice as many workers as cores, because a test of processes waits for much of its time; each imports everything once, so that
+# more than eight gain nothing.
+WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? 2 * cores : 8)))
 # Their hundreds of processes must not compile the project again each time.
 unit: export PYTHONDONTWRITEBYTECODE =
 unit: setup
