@@ -1,8 +1,8 @@
 """The broker's decisions on leases and batches, made by its own ``Admission``.
 
 Grants come in the order of services/broker/ledger/leases/leases.py: unfinished trajectories by the oldest version of their
-group, then those of groups without tokens, then new groups. The window is kept between requests instead of being
-counted for each: grants change it, and it is counted again when a version, a batch or a lost lease changes oldest versions otherwise.
+group, then those of groups without tokens, then new groups. The window is kept between requests instead of being counted for
+each: grants change it, and it is counted again when a version, a batch or a lost lease changes oldest versions otherwise.
 """
 
 import heapq
