@@ -180,7 +180,8 @@ contracts: setup
 UNMARKED := not (demo or packaging or parity or frameworks or view or trackers or sandbox or deploy or monitoring or pods or faults or ranks or gpu)
 # Twice as many workers as cores, because a test of processes waits for much of its time; each imports everything once, so that
 # more than eight gain nothing.
-WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? 2 * cores : 8)))
+# nproc would say OMP_NUM_THREADS.
+WORKERS ?= $(shell cores=$$(env -u OMP_NUM_THREADS nproc); echo $$((cores < 4 ? 2 * cores : 8)))
 # Their hundreds of processes must not compile the project again each time.
 unit: export PYTHONDONTWRITEBYTECODE =
 unit: setup
@@ -271,7 +272,7 @@ test-monitoring: setup models/tiny/config.json ## every alert fires, in promtool
 	$(BIN)/python -m pytest -m monitoring tests/monitoring tests/unit/benchmarks/test_autoscaling_signal.py
 
 test-soak: setup ## 5,000 simulated runs in all weathers, on all cores
-	$(BIN)/python -m tests.simulation --seeds 0..5000 --jobs $(shell nproc)
+	$(BIN)/python -m tests.simulation --seeds 0..5000 --jobs $(shell env -u OMP_NUM_THREADS nproc)
 
 kills: setup ## the demo with 50 processes killed at random moments: reward, audit, leaks, memory; about 20 minutes
 	$(BIN)/python -m benchmarks.random_kills --kills 50
@@ -280,7 +281,7 @@ test-storm: setup ## an hour of kills, suspensions, full disks, flipped bits and
 	$(BIN)/python -m tests.storm $(STORM_ARGS)
 
 fuzz: $(FUZZ)/.installed ## ten million inputs for all decoders and loaders, guided by coverage; hours; needs the package index
-	$(FUZZ)/bin/python -m tests.fuzz --jobs $(shell nproc) $(FUZZ_ARGS)
+	$(FUZZ)/bin/python -m tests.fuzz --jobs $(shell env -u OMP_NUM_THREADS nproc) $(FUZZ_ARGS)
 
 $(FUZZ)/.installed: requirements/fuzz.txt | setup
 	test -x $(FUZZ)/bin/python || $(PYTHON) -m venv $(FUZZ)
