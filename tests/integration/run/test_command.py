@@ -94,7 +94,7 @@ def test_environments_are_listed_with_their_options() -> None:
         assert part in done.stdout
 
 
-def test_plot_of_a_directory_without_metrics_says_that_there_is_nothing_to_draw() -> None:
+def test_plot_of_a_directory_that_does_not_exist_says_so() -> None:
     done = gspo("plot", "runs/there-is-no-such-run")
     assert done.returncode == 2
     assert "there is no such directory" in done.stderr

@@ -164,7 +164,11 @@ PLANTED: list[tuple[str, str, str]] = [
     ),
     ("DELETE FROM versions WHERE policy_version = 2", "trained out of order", "into version 3 on weights of 0 batches"),
     ("INSERT INTO trained VALUES (2, 0, 'trained', 0)", "trained out of order", "batch 2 was trained and made no version"),
-    ("UPDATE checkpointed SET next_batch = 7", "trained without a batch", "a checkpoint covers 7 batches, but 3 were"),
+    (
+        "UPDATE checkpointed SET next_batch = 7",
+        "trained without a batch",
+        "a checkpoint covers 7 batches, but 3 were assembled",
+    ),
     ("UPDATE checkpointed SET next_batch = 2", "checkpoint missing", "the newest one there covers 1"),
     ("DELETE FROM metrics_lines WHERE line LIKE '%dropped%'", "no metrics line", "the drop of group 0"),
     ("UPDATE metrics_lines SET line = '{}' WHERE line LIKE '%\"batch\": 2%'", "no metrics line", "batch 2 into version 5"),
