@@ -144,6 +144,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         if rank == 0
         else nullcontext(NoBroker())
     )
+    versions_apart = versions_apart_of(settings.broker.num_brokers)
     device = None
     if settings.run.colocate:
         lock = DeviceLock(settings.run.directory / LOCK_FILE, "learner")
@@ -181,7 +182,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
                     train=partial(train_batch, profile=profile),
                     profile=profile,
                     device=device,
-                    versions_apart=versions_apart_of(settings.broker.num_brokers),
+                    versions_apart=versions_apart,
                 ).run()
         finally:
             engine.close()
