@@ -54,7 +54,7 @@ class Watch:
             return
         for process in processes:
             try:
-                life = self.lives.get(process) or Life(role(process), process)
+                life = self.lives.get(process) or Life(role_of(" ".join(process.cmdline())), process)
                 size = process.memory_full_info().uss
             except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
                 continue
@@ -69,11 +69,10 @@ class Watch:
         return [f"{life.role} (pid {process.pid})" for process, life in self.lives.items() if process.is_running()]
 
 
-def role(process: psutil.Process) -> str:
-    """Return a process's role in the run; empty between fork and exec, or for a process that is too short-lived."""
-    command = " ".join(process.cmdline())
+def role_of(command: str) -> str:
+    """Return the role in the run of the process with this command line; empty between fork and exec, and for passers-by."""
     for pattern, name in (
-        (r"gspo_services\.tasks\.environments", "reward"),
+        (r"gspo_services\.tasks\.reward_worker", "reward"),
         (r"sglang::scheduler", "scheduler"),
         (r"sglang::detok", "detokenizer"),
         (r"sglang", "sglang"),

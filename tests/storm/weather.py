@@ -11,7 +11,7 @@ from typing import Final
 
 import psutil
 
-from benchmarks.random_kills.memory import role
+from benchmarks.random_kills.memory import role_of
 from tests.support.processes.small_disk import SmallDisk
 
 ROLES: Final = ("broker", "learner", "agent", "scheduler")
@@ -80,7 +80,7 @@ class Weather:
         found = []
         for process in self.root.children(recursive=True):
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if role(process) == wanted:
+                if role_of(" ".join(process.cmdline())) == wanted:
                     found.append(process)
         return self.rng.choice(found) if found else None
 
