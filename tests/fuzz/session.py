@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 REPORT_EVERY_S: Final = 5.0
 HANG_S: Final = 10
+INSTRUMENTED: Final = ("gspo_protocol", "gspo_services")
 STRUCTURED_ONE_IN: Final = 2
 """One input in this many gets a change that knows its format. The others change as bytes."""
 
@@ -38,17 +39,26 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, required=True)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    with atheris.instrument_imports(include=["gspo_protocol", "gspo_services"]):
+    with atheris.instrument_imports(include=list(INSTRUMENTED)):
         targets = importlib.import_module("tests.fuzz.targets.registry")
         chosen = [targets.TARGETS[name] for name in arguments.targets]
         for target in chosen:
             target.seeds()  # imports what the target imports late
+    _require_instrumented()
     _be_quiet()
     for target in chosen:
         child = os.fork()
         if child == 0:
             _fuzz(target, arguments)
         os.waitpid(child, 0)
+
+
+def _require_instrumented() -> None:
+    """Raises: SystemExit when the fuzzer would see no coverage: it would find nothing, and say nothing."""
+    for package in INSTRUMENTED:
+        modules = [module for name, module in sys.modules.items() if name.startswith(f"{package}.")]
+        if not any(type(module.__loader__).__module__.startswith("atheris.") for module in modules):
+            sys.exit(f"atheris instruments no module of {package}: has the package another name, or was it imported before?")
 
 
 def _fuzz(target: "Target", arguments: argparse.Namespace) -> None:
