@@ -4,7 +4,6 @@ import gc
 import math
 import os
 import signal
-import sys
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -33,7 +32,7 @@ from gspo_services.shared.colocate import LOCK_FILE, DeviceLock
 from gspo_services.shared.placement import require_driver
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.errors import ConfigurationError, exit_status
-from gspo_services.shared.runtime.lifecycle import die_with_parent
+from gspo_services.shared.runtime.lifecycle import die_with_parent, leave
 from gspo_services.shared.runtime.logs import configure_logging
 from gspo_services.shared.runtime.telemetry import LOOP_STALL_S, Health, TelemetryServer
 from gspo_services.shared.settings import Learner, Settings, parse_process_arguments, require_model
@@ -189,4 +188,4 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

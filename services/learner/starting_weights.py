@@ -4,7 +4,6 @@
 """
 
 import signal
-import sys
 import threading
 import uuid
 from contextlib import nullcontext
@@ -17,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from gspo_protocol.sessions import new_session
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.errors import ConfigurationError, exit_status
+from gspo_services.shared.runtime.lifecycle import leave
 from gspo_services.shared.runtime.logs import configure_logging
 from gspo_services.shared.runtime.telemetry import Health, TelemetryServer
 from gspo_services.shared.settings import Settings, parse_process_arguments
@@ -78,4 +78,4 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -18,6 +18,7 @@ from gspo_services.learner.start import is_rank, run_ranks
 from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.runtime.config_arguments import add_override_argument
 from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError, ServiceError
+from gspo_services.shared.runtime.lifecycle import leave
 from gspo_services.shared.runtime.logs import configure_logging
 from gspo_services.shared.runtime.output import protect_result
 from gspo_services.shared.runtime.plain_text import indented_lines
@@ -269,4 +270,4 @@ def _verdict(plan: Plan) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Final
+from contextlib import suppress
+from typing import Final, NoReturn
 
 import structlog
 
@@ -70,3 +71,16 @@ def die_with_parent(number: signal.Signals = signal.SIGTERM, *, parent_pid: int 
         _LIBC.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
         if parent_pid is not None and os.getppid() != parent_pid:
             os.kill(os.getpid(), number)
+
+
+def leave(status: int) -> NoReturn:
+    """Flush the standard streams and end the process, without the interpreter's own clean-up.
+
+    For processes with a process group of torch.distributed. gloo's threads outlive ``destroy_process_group`` while anything
+    in DeepSpeed refers to the group. A thread that calls into Python during the clean-up makes C++ abort the process, which
+    then ends by SIGABRT although it has done all its work.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)

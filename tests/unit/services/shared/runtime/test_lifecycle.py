@@ -121,3 +121,15 @@ def test_an_unknown_log_level_is_refused_with_the_known_ones() -> None:
     done = logged("loud", "")
     assert done.returncode != 0
     assert "GSPO_LOG_LEVEL is 'loud': use one of debug, info, warning, error" in done.stderr
+
+
+def test_a_process_that_leaves_keeps_its_status_and_its_output() -> None:
+    code = """
+import atexit, os
+from gspo_services.shared.runtime.lifecycle import leave
+atexit.register(os.abort)  # as C++ does when a thread of its own calls into Python at the end
+print("the result")
+leave(3)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stdout) == (3, b"the result\n")
