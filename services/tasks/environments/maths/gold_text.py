@@ -11,8 +11,8 @@ import msgspec
 from gspo_services.tasks.environments.maths.answers import last_boxed
 from gspo_services.tasks.environments.maths.layouts import GSM8K_MARKER, is_marked
 
-Gold = str | list[str]
-"""One answer, or several of which each is right."""
+Gold = str | list[Any]
+"""One answer, or several texts of which each is right."""
 NO_ANSWERS: Final = frozenset({"proof", "notfound", "not found"})
 """What NuminaMath writes where there is nothing to compare."""
 _WORD: Final = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")

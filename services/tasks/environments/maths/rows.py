@@ -25,7 +25,8 @@ NAME_COLUMNS: Final = ("id", "ID", "unique_id")
 class Question(NamedTuple):
     """What is asked, and the answer."""
 
-    prompt: str | list[ChatMessage]
+    prompt: Any
+    """Text, or messages."""
     gold: Gold | None
     """None: the row has none, and a reward of the user's own grades."""
     marker: str | None

@@ -43,7 +43,7 @@ def chat_messages(column: str, value: list[Any]) -> list[ChatMessage]:
         if keys is None:
             raise ValueError(f"{where} is {repr(each)[:100]}: expected an object with role and content")
         said, content = str(each[keys[0]]).lower(), _text_of(each[keys[1]])
-        role = _OTHER_ROLES.get(said, said)
+        role: Any = _OTHER_ROLES.get(said, said)
         if role not in ROLES:
             raise ValueError(f"{where} has the role {repr(each[keys[0]])[:50]}: expected one of {', '.join(ROLES)}")
         if not isinstance(content, str) or not content.strip():

@@ -37,6 +37,15 @@ def digest_of(content: object) -> bytes:
     return hashlib.blake2b(_ENCODER.encode(content), digest_size=16).digest()
 
 
+def row_key(record: object) -> int | None:
+    """A number that is the same for the same row of a file, before it is read; None for a row that cannot be encoded."""
+    try:
+        content = record if isinstance(record, bytes) else _ENCODER.encode(record)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return None
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
+
+
 def identity_of(record: dict[str, Any], content: bytes, id_column: str) -> str:
     """The text of ``id_column``; without one 32 hexadecimal characters, the digest ``content`` of the task.
 
@@ -93,9 +102,11 @@ class KnownTasks:
 
     def back_to(self, mark: tuple[int, int]) -> None:
         """Forget what was noted since ``mark``: those tasks are not used after all."""
-        for known, length in zip((self._tasks, self._golds), mark, strict=True):
-            while len(known) > length:
-                known.popitem()
+        num_tasks, num_golds = mark
+        while len(self._tasks) > num_tasks:
+            self._tasks.popitem()
+        while len(self._golds) > num_golds:
+            self._golds.popitem()
 
     def digest(self) -> str:
         """Of all identities, in their order; 32 hexadecimal characters."""

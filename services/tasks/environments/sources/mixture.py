@@ -20,6 +20,7 @@ from gspo_services.tasks.environments.sources.identity import (
     KnownTasks,
     digest_of,
     identity_of,
+    row_key,
 )
 from gspo_services.tasks.environments.sources.shards import EXPECTED, label_of
 
@@ -93,6 +94,7 @@ class _Adding:
     """Rows of one path on their way."""
 
     rows: list[IdentifiedTask] = field(default_factory=list)
+    keys: set[int] = field(default_factory=set)
     layout: str | None = None
     laid_out_at: str = ""
     num_bad: int = 0
@@ -107,6 +109,8 @@ class MixedTasks:
         self._reading = reading
         self._rows: list[IdentifiedTask] = []
         self._known = KnownTasks()
+        # A row that is there a hundred times (DAPO) is read once: reading takes most of the time.
+        self._keys: set[int] = set()
         self.parts: tuple[TaskSourcePart, ...] = ()
         """The sources as they were read at the start."""
         self.layouts: list[str] = []
@@ -162,6 +166,7 @@ class MixedTasks:
             self._known.back_to(mark)
             raise
         self._rows += adding.rows
+        self._keys |= adding.keys
         self.num_repeated += adding.num_repeated
         if adding.layout:
             self.layouts.append(adding.layout)
@@ -173,6 +178,10 @@ class MixedTasks:
 
     def _take(self, adding: _Adding, record: Any, where: RowPlace) -> None:
         """Raises: ValueError for a row that cannot be used."""
+        key = row_key(record)
+        if key in adding.keys or key in self._keys:
+            adding.num_repeated += 1
+            return
         reading, here = self._reading, f"{where.file}, {where.place}"
         mapping = as_mapping(record)
         layout = reading.layout(mapping)
@@ -194,6 +203,8 @@ class MixedTasks:
             adding.rows.append(IdentifiedTask(identity, task))
         else:
             adding.num_repeated += 1
+        if key is not None:
+            adding.keys.add(key)
 
 
 def _nothing_left(path: Path, adding: _Adding, kept_by: str) -> str:
