@@ -33,13 +33,13 @@ class GoldReading(NamedTuple):
 
 def gold_in(value: Any, reading: GoldReading) -> Gold:
     """The answer in the ``value`` of a column. Raises: ValueError that names the column and the value."""
-    several = _several(value)
+    several = _several(value) if reading.compared else value if isinstance(value, list) else None
     if several is None:
         return _one(value, reading)
     if not several:
         raise ValueError(f'column "{reading.column}" is an empty list, and has no answer')
     golds = list(dict.fromkeys(_one(each, reading) for each in several))
-    return golds[0] if len(golds) == 1 else golds
+    return golds[0] if len(golds) == 1 and reading.compared else golds
 
 
 def _several(value: Any) -> list[Any] | None:

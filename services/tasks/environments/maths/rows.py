@@ -45,7 +45,12 @@ def read_question(record: dict[str, Any], columns: Columns, *, compared: bool) -
         is_last = layout.answer == LAST_MESSAGE
         column = layout.prompt if is_last else layout.answer
         is_solution = is_last or column in SOLUTION_COLUMNS
-        gold = gold_in(raw, GoldReading(column, columns.gold_marker, is_solution, compared))
+        try:
+            gold = gold_in(raw, GoldReading(column, columns.gold_marker, is_solution, compared))
+        except ValueError:
+            # A reward of the user's own need not have what we take for the answer.
+            if columns.needs_answer or columns.answer:
+                raise
     if layout.name == "OlympiadBench":
         prompt, gold = _olympiad(record, str(prompt), gold)
     gold_is_marked = columns.gold_marker == "auto" and is_marked(raw)
