@@ -19,6 +19,7 @@ from gspo_services.tasks.environments.maths import (
     Columns,
     Gold,
     layout_of,
+    marker_in,
     read_question,
     system_prompt_of,
 )
@@ -161,7 +162,7 @@ class Dataset(Environment):
 
     def answer(self, task: Task, action: str) -> str | None:
         """The final answer, without blanks; a text without the marker has none."""
-        said = final_answer(action, self._marker(task))
+        said = final_answer(action, marker_in(action, self._marker(task)))
         return "".join(said.split()) or None if said is not None else None
 
     def _own_reward(self, action: str) -> RewardJob:
@@ -176,7 +177,7 @@ class Dataset(Environment):
 
     def _comparison(self, state: State, action: str) -> RewardJob:
         asked = msgspec.convert(state, DatasetState)
-        gold, said = asked.answer, final_answer(action, asked.marker)
+        gold, said = asked.answer, final_answer(action, marker_in(action, asked.marker))
         return RewardJob(
             function=VERIFY_ANSWER,
             arguments={"gold": gold, "answer": action if said is None else said},

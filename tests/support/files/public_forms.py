@@ -110,13 +110,13 @@ FORMS: Final[Mapping[str, Form]] = {
         scorer="verl math_dapo",
         row=_verl("DAPO", "math_dapo", DAPO_PROMPT),
         right="12 is not it.\nAnswer: {}",
-        more={"So\nAnswer: $7$": 1.0},
+        more={"So\nAnswer: $7$": 1.0, "Then answer : 7": 1.0, "Answer: 8\nAnswer: 7": 1.0, "So \\boxed{7}": 1.0},
     ),
     "verl MATH": Form(
         file="verl_math.parquet",
         write=parquet,
         layout="verl (prompt, reward_model.ground_truth)",
-        scorer="verl math",
+        scorer="verl math_reward",
         row=_verl(
             "verl MATH",
             "DigitalLearningGmbH/MATH-lighteval",

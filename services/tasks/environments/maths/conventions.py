@@ -14,8 +14,10 @@ AUTO: Final = "auto"
 BOXED_PROMPT: Final = "Reason step by step, and put your final answer within \\boxed{}."
 # DAPO: 'The last line of your response should be of the form Answer: $Answer'.
 _LINE: Final = re.compile(r"""answer:\s*\$answer|["'`\u201c]answer:""", re.IGNORECASE)
-_BY_SOURCE: Final = ((("openai/gsm8k",), GSM8K_MARKER), (("math_dapo", "aime"), ANSWER_LINE))
-"""By the beginning of data_source, as verl's default_compute_score chooses (verl/utils/reward_score/__init__.py)."""
+_BY_SOURCE: Final = {
+    "openai/gsm8k": GSM8K_MARKER, "math_dapo": ANSWER_LINE, "math": ANSWER_LINE, "math_dapo_reasoning": ANSWER_LINE,
+}  # fmt: skip
+"""As verl's default_compute_score chooses by data_source (verl/utils/reward_score/__init__.py)."""
 
 
 def asked_form(prompt: Any) -> str | None:
@@ -34,9 +36,18 @@ def marker_of(record: Mapping[str, Any], prompt: Any) -> str | None:
     if asked is not None:
         return "" if asked == BOX else asked
     source = record.get("data_source")
-    if not isinstance(source, str):
+    if not isinstance(source, str) or "reward_model" not in record:
         return None
-    return next((marker for beginnings, marker in _BY_SOURCE if source.startswith(beginnings)), None)
+    return ANSWER_LINE if source.startswith("aime") else _BY_SOURCE.get(source)
+
+
+def marker_in(text: str, marker: str) -> str:
+    """The marker as ``text`` has it last, such as "answer :" for "Answer:": verl's scorers read both."""
+    if not marker:
+        return ""
+    word, colon = (marker[:-1], r"\s*:") if marker.endswith(":") else (marker, "")
+    found = [match[0] for match in re.finditer(re.escape(word) + colon, text, re.IGNORECASE)]
+    return found[-1] if found else marker
 
 
 def system_prompt_of(prompt: Any, marker: str) -> str:

@@ -9,7 +9,7 @@ import msgspec
 
 from gspo.tasks.environments import ChatMessage, Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
 from gspo_services.tasks.environments.maths.answers import AnswerForm, stated_answer
-from gspo_services.tasks.environments.maths.conventions import AUTO, system_prompt_of
+from gspo_services.tasks.environments.maths.conventions import AUTO, marker_in, system_prompt_of
 from gspo_services.tasks.environments.maths.layouts import Columns, layout_of
 from gspo_services.tasks.environments.maths.rows import name_in, read_question
 from gspo_services.tasks.environments.rows import num_characters, plain_task
@@ -104,7 +104,7 @@ class Mathematics(Environment):
         asked: list[ChatMessage] = (
             chat_messages("prompt", prompt) if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
         )
-        system_prompt = system_prompt_of(prompt, self._form(task)[1]) if option == AUTO else option
+        system_prompt = system_prompt_of(prompt, self._marker(task)) if option == AUTO else option
         messages: list[ChatMessage] = []
         if system_prompt and asked[0]["role"] != "system":
             messages.append({"role": "system", "content": system_prompt})
@@ -117,18 +117,24 @@ class Mathematics(Environment):
         options = self._options
         return Columns(options.problem_column, options.answer_column, "problem_column", gold_marker=options.gold_marker)
 
-    def _form(self, said: Task) -> tuple[AnswerForm, str]:
-        """How the policy states its answer, and the marker. ``said``: a task, or the state of its episode."""
+    def _marker(self, said: Task) -> str:
+        """What the policy's answer stands behind; "" for a box. ``said``: a task, or the state of its episode."""
         options = self._options
         if options.answer_form != "auto":
-            return options.answer_form, "" if options.answer_form == "boxed" else options.marker
-        marker = str(said.get("answer_marker", said.get("marker", "")))
-        return ("marked", marker) if marker else ("boxed", "")
+            return "" if options.answer_form == "boxed" else options.marker
+        return str(said.get("answer_marker", said.get("marker", "")))
+
+    def _stated(self, said: Task, action: str) -> str | None:
+        marker = marker_in(action, self._marker(said))
+        if self._options.answer_form != "auto":
+            return stated_answer(action, self._options.answer_form, marker)
+        # As verl reads DAPO's answers: a box counts where the marker is not there.
+        return (stated_answer(action, "marked", marker) if marker else None) or stated_answer(action, "boxed", "")
 
     def step(self, state: State, action: str) -> Step:
         """Have the answer compared; the episode is over."""
         options = self._options
-        arguments: State = {"gold": state["answer"], "answer": stated_answer(action, *self._form(state))}
+        arguments: State = {"gold": state["answer"], "answer": self._stated(state, action)}
         deadline_s = max(LEAST_DEADLINE_S, DEADLINE_OVER_CPU * options.cpu_s)
         if options.kind == "symbolic":
             arguments |= {"place": state["place"], "cpu_s": options.cpu_s}
@@ -138,7 +144,7 @@ class Mathematics(Environment):
 
     def answer(self, task: Task, action: str) -> str | None:
         """The stated answer, without blanks."""
-        said = stated_answer(action, *self._form(task))
+        said = self._stated(task, action)
         return None if said is None else "".join(said.split())
 
     def _task(self, record: dict[str, Any], where: RowPlace) -> tuple[Task, int]:

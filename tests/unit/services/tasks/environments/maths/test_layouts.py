@@ -61,6 +61,7 @@ def read(rows: list[Any], tmp_path: Path, name: str = "dataset", **options: Any)
 
 PLAIN = {"question": "1+1?", "answer": "2"}
 CHAT = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}
+VERL = {"data_source": "own", "prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}}
 OLYMPIAD = {"question": "How far?", "context": "A car.", "final_answer": ["2"], "is_multiple_answer": False, "unit": None}
 
 
@@ -182,11 +183,10 @@ def test_verl_rows_with_named_columns_and_a_marker_of_the_policys_alone(tmp_path
             "",
             "Reason step by step, and put your final answer within \\boxed{}.",
         ),
-        (
-            PLAIN | {"data_source": "aime24"},
-            "Answer:",
-            "Solve the problem step by step. Give the final answer after Answer:",
-        ),
+        (VERL | {"data_source": "aime24"}, "Answer:", "Solve the problem step by step. Give the final answer after Answer:"),
+        (VERL | {"data_source": "openai/gsm8k"}, "####", "Solve the problem step by step. Give the final answer after ####"),
+        (VERL, "", "Reason step by step, and put your final answer within \\boxed{}."),
+        (PLAIN | {"data_source": "aime24"}, "", "Reason step by step, and put your final answer within \\boxed{}."),
     ],
 )
 def test_how_the_policy_is_to_answer_follows_the_row(row: Any, marker: str, system: str | None, tmp_path: Path) -> None:
