@@ -46,7 +46,7 @@ def _several(value: Any) -> list[Any] | None:
     """The answers of a list, or of a JSON text of a list of texts; None for one answer, such as the interval [0, 1]."""
     if isinstance(value, list):
         return value
-    if isinstance(value, str) and value.lstrip().startswith('["'):
+    if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             return msgspec.json.decode(value, type=list[str])
         except (msgspec.MsgspecError, UnicodeError):

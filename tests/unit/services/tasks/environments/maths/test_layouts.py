@@ -167,6 +167,36 @@ def test_verl_rows_with_named_columns_and_a_marker_of_the_policys_alone(tmp_path
         assert environment.start(tasks[0], 0).messages == [{"role": "user", "content": "2+2?"}]
 
 
+NAMED = {"prompt_column": "prompt", "answer_column": "reward_model.ground_truth"}
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "options"),
+    [
+        ("verl GSM8K", "dataset", NAMED),
+        ("verl GSM8K", "dataset", NAMED | {"answer_marker": "####", "task_columns": ["data_source", "extra_info.index"]}),
+        ("verl GSM8K", "dataset", NAMED | {"answer_marker": "", "task_columns": ["extra_info", "reward_model"]}),
+        ("DAPO", "math", {"kind": "integer"}),
+        ("DAPO", "math", {"kind": "integer", "answer_column": "reward_model.ground_truth", "id_column": "extra_info.index"}),
+        ("OpenAI chat", "dataset", {"prompt_column": "messages.0.content", "answer_column": "messages.1.content"}),
+        ("OpenAI chat", "dataset", {"prompt_column": "messages", "answer_column": "messages.1.content"}),
+        ("ShareGPT", "dataset", {"prompt_column": "conversations", "answer_column": "conversations.1.value"}),
+        ("TRL standard", "dataset", {"prompt_column": "prompt", "answer_column": "solution", "answer_marker": ""}),
+        ("AIME of HuggingFaceH4", "math", {"kind": "integer", "task_columns": ["year"]}),
+        ("AIME of Maxwell-Jia", "math", {"kind": "integer"}),
+    ],
+)
+def test_columns_may_be_named_in_every_form(form: str, name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    environment = create_environment(name, {"train_path": str(FORMS[form].written(tmp_path)), **options})
+    tasks = tasks_of(environment)
+    assert tasks.num_tasks == NUM_ROWS
+    task = tasks.task(0)
+    assert {**task, **{column: task[column] for column in options.get("task_columns", ())}} == task
+    asked = environment.start(task, 0).messages[-1]
+    assert (asked["role"], f"{form} 0: what is 0+7?" in str(asked["content"])) == ("user", True)
+    assert [graded(environment, task, text) for text in ("#### 7\n\\boxed{7}\nAnswer: 7", "\\boxed{8}")] == [1.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("row", "marker", "system"),
     [

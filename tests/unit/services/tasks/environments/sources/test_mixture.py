@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from gspo.tasks.environments import Task
 from gspo_services.tasks.environments import create_task_set
-from gspo_services.tasks.environments.sources import MixedTasks
+from gspo_services.tasks.environments.sources import MixedTasks, RowPlace, TaskReading
 
 
 def written(path: Path, *rows: dict[str, Any]) -> Path:
@@ -145,3 +146,18 @@ def test_tasks_can_be_added_and_nothing_is_if_one_is_bad(tmp_path: Path) -> None
     assert source.add(written(tmp_path / "b.jsonl", row(2), row(3))) == 2
     assert answers(source) == ["1", "2", "3"]
     assert source.digest != before
+
+
+def test_a_repeated_row_is_not_read_again_also_in_another_file(tmp_path: Path) -> None:
+    read = list[str]()
+
+    def task(record: dict[str, Any], where: RowPlace) -> tuple[Task, int]:
+        read.append(record["question"])
+        return record, 0
+
+    tasks = MixedTasks(TaskReading(task))
+    tasks.add(written(tmp_path / "a.jsonl", row(1), row(1), row(2)))
+    tasks.add(written(tmp_path / "b.jsonl", row(2), row(3)))
+    assert read == ["1?", "2?", "3?"]
+    with pytest.raises(ValueError, match="there already"):
+        tasks.add(written(tmp_path / "c.jsonl", row(1), row(3)))
