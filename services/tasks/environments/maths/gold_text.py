@@ -68,6 +68,10 @@ def _one(value: Any, reading: GoldReading) -> str:
         text = text[1:-1].strip()
     if not text:
         raise ValueError(f'column "{column}" has no answer: {str(value)[-100:]!r}')
+    if compared and text.startswith('{"'):
+        raise ValueError(
+            f'column "{column}" holds JSON ({text[:50]!r}), not an answer: tests of programs are for the environment "code"'
+        )
     if compared and text.lower() in NO_ANSWERS:
         raise ValueError(f'column "{column}" is {text!r}, which is no answer that can be compared')
     return text
