@@ -24,9 +24,9 @@ LOOK_S: Final = 0.2
 WAIT_S: Final = 15.0
 EXIT_REFUSED: Final = 1
 DESCRIPTION: Final = """\
-Add the tasks of FILE (.jsonl or .parquet) to the training set of a run, also while it is running. The rows are read like
-those of the run's own files. All are checked first: if one is bad or already there, none is added. From then on, prompts are
-drawn from the larger set. The file is copied into the run's directory, and the ledger names it with its digest.
+Add the tasks of FILE to the training set of a run, also while it is running. The rows are read like those of the run's own
+files. All are checked first: if one is bad, none is added; a row that is there already counts once. From then on, prompts
+are drawn from the larger set. The file is copied into the run's directory, and the ledger names it with its digest.
 
   gspo data add runs/sums more.jsonl
   gspo data add runs/sums hard.jsonl --source olympiad     to one of several sources
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         "add", help="add tasks to a run", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add.add_argument("directory", type=Path, metavar="RUN_DIR", help="the run's directory")
-    add.add_argument("file", type=Path, metavar="FILE", help="rows as in the run's own files, .jsonl or .parquet")
+    add.add_argument("file", type=Path, metavar="FILE", help="rows as in the run's own files")
     add.add_argument("--source", metavar="NAME", help="the source to add the tasks to (default: the first one)")
     add.add_argument(
         "--wait", type=float, default=WAIT_S, metavar="S", help="seconds to wait for the broker (default: %(default)g)"
@@ -107,7 +107,7 @@ def _tasks_of(directory: Path, ledgers: Sequence[Path], added: Sequence[list[Add
         tasks = create(settings.environment.name, settings.environment.options).tasks("train")
     if not isinstance(tasks, MixedTasks):
         name = settings.environment.name
-        raise ValueError(f'the environment "{name}" reads no files: tasks can be added to dataset and rows')
+        raise ValueError(f'the environment "{name}" reads no files: tasks can be added to those that do')
     ledger, additions = max(zip(ledgers, added, strict=True), key=lambda each: len(each[1]))
     read_additions(ledger, tasks, additions)
     return tasks

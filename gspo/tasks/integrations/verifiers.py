@@ -129,7 +129,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--skip", type=int, default=0, metavar="N", help="leave out the first N tasks")
     parser.add_argument("--limit", type=int, metavar="N", help="write at most N tasks")
     given = parser.parse_args(arguments)
-    config = tomllib.loads(given.config.read_text(encoding="utf-8")).get("env", {}) if given.config else {}
+    config = tomllib.loads(given.config.read_text(encoding="utf-8-sig")).get("env", {}) if given.config else {}
     if given.taskset:
         config = {**config, "taskset": {**config.get("taskset", {}), "id": given.taskset}}
     if not config.get("taskset", {}).get("id"):

@@ -91,6 +91,7 @@ def _tasks(situation: Situation, report: CodeReport) -> Iterator[Finding]:
                 yield Finding(check=f"{split} tasks", status="fail", text=text, way_out=way_out, basis="tried")
             continue
         yield from _number(situation, split, part["num_tasks"], environment.name)
+        yield from _layout(split, part)
     yield from _sets(situation, report)
     overlap = report.part("overlap")
     if overlap is not None and overlap["both"]:
@@ -98,6 +99,15 @@ def _tasks(situation: Situation, report: CodeReport) -> Iterator[Finding]:
             check="eval tasks", status="warn", text=f"{overlap['both']} of {overlap['eval']} are training tasks, too",
             basis="tried", way_out="take them out of one of the files: evaluation would show what was learnt by heart",
         )  # fmt: skip
+
+
+def _layout(split: str, part: Mapping[str, Any]) -> Iterator[Finding]:
+    """What was recognised in the rows of files."""
+    said = [f"laid out as {', '.join(part['layouts'])}"] if part.get("layouts") else []
+    if repeated := part.get("num_repeated"):
+        said.append(f"{repeated:,} rows are there already and count once")
+    if said:
+        yield Finding(check=f"{split} rows", status="ok", text="; ".join(said), basis="tried")
 
 
 def _sets(situation: Situation, report: CodeReport) -> Iterator[Finding]:

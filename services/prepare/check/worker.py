@@ -32,7 +32,7 @@ from gspo_services.runs.local_play import of_the_configuration, places_of
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError, flatten
 from gspo_services.shared.settings import Settings
-from gspo_services.tasks.environments import create_environment, create_task_set
+from gspo_services.tasks.environments import MixedTasks, create_environment, create_task_set
 
 MOST_RENDERED: Final = 200
 """Tasks of a split whose prompts are measured, spread evenly over it."""
@@ -135,7 +135,7 @@ def _tell_tasks(settings: Settings, tokenizer: ChatTokenizer | None, tell: Tell)
             with of_the_configuration(f'environment "{name}"'):
                 create = create_task_set if settings.agent.is_used else create_environment
                 source = create(name, options).tasks(split)
-                tell({"part": "tasks", "split": split, "num_tasks": source.num_tasks})
+                tell({"part": "tasks", "split": split, "num_tasks": source.num_tasks, **_rows_facts(source)})
                 known[split] = _digests(source)
                 if tokenizer is not None and not settings.agent.is_used:
                     tell({"part": "prompts", "split": split, **_prompts(settings, source, tokenizer)})
@@ -151,6 +151,13 @@ def _tell_tasks(settings: Settings, tokenizer: ChatTokenizer | None, tell: Tell)
         except ConfigurationError as error:
             tell({"part": "set", "set": set_name, "error": str(error)})
     return True
+
+
+def _rows_facts(source: TaskSource) -> dict[str, Any]:
+    """How the rows of files are laid out, and how many are rows again."""
+    if not isinstance(source, MixedTasks):
+        return {}
+    return {"layouts": list(dict.fromkeys(source.layouts)), "num_repeated": source.num_repeated}
 
 
 def _digests(source: TaskSource) -> set[bytes]:

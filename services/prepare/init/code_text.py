@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gspo_services.prepare.init.rows import TaskRows
+from gspo_services.tasks.environments import LAST_MESSAGE, value_at
 
 REWARD: Final = '''\
 """The reward: how good is an answer? Change `grade`, and see it work with `gspo env try run.toml --echo`."""
@@ -53,10 +58,10 @@ HTTP = DefaultAsyncHttpxClient()
 async def solve(episode: Episode) -> float:
     """Ask the task's question. Returns the reward: 1 when the answer is right, else 0. `episode.task` is the row."""
     client = AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key, http_client=HTTP)
-    messages = [{"role": "user", "content": episode.task[PROMPT]}]
+    messages = MESSAGES
     answer = await client.chat.completions.create(model=episode.model, messages=messages)
     text = answer.choices[0].message.content or ""
-    return float(text.strip() == str(episode.task[ANSWER]).strip())
+    return float(text.strip() == str(ANSWER).strip())
 '''
 
 ENVIRONMENT: Final = '''\
@@ -110,9 +115,27 @@ def reward_code(answer_column: str, *, is_sample: bool) -> str:
     return REWARD_ROWS.replace("EXPECTED", expected)
 
 
-def agent_code(prompt_column: str, answer_column: str) -> str:
-    """my_agent.py for rows with these columns."""
-    return AGENT.replace("PROMPT", repr(prompt_column)).replace("ANSWER", repr(answer_column))
+def agent_code(rows: TaskRows) -> str:
+    """my_agent.py for these rows."""
+    first, is_last = rows.train[0], rows.answer_column == LAST_MESSAGE
+    prompt = _item(first, rows.prompt_column)
+    messages = f'[{{"role": "user", "content": {prompt}}}]'
+    answer = "" if is_last else _item(first, rows.answer_column)
+    chat = value_at(first, rows.prompt_column)
+    if isinstance(chat, list):
+        content = "content" if "content" in chat[0] else "value"
+        asked = f"{prompt}[:-1]" if is_last else prompt
+        roles = '{"human": "user", "gpt": "assistant"}.get(each["from"], each["from"])'
+        of_sharegpt = f'[{{"role": {roles}, "content": each["value"]}} for each in {asked}]'
+        messages = asked if content == "content" else of_sharegpt
+        answer = answer or f'{prompt}[-1]["{content}"]'
+    return AGENT.replace("MESSAGES", messages).replace("ANSWER", answer)
+
+
+def _item(row: Mapping[str, Any], column: str) -> str:
+    """How a program reaches a column, which may be inside another."""
+    parts = [column] if column in row else column.split(".")
+    return "episode.task" + "".join(f"[{part if part.isdecimal() else json.dumps(part)}]" for part in parts)
 
 
 def environment_code(*, tiny: bool) -> str:

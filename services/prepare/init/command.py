@@ -16,6 +16,7 @@ from gspo_services.prepare.init.questions import Ask, Tell, choose, fill, number
 from gspo_services.shared.estimates import device_named, known_devices
 from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, ConfigurationError
 from gspo_services.shared.runtime.output import protect_result
+from gspo_services.shared.runtime.paths import expanded
 from gspo_services.shared.runtime.plain_text import indented_lines, one_line
 
 EXIT_INTERRUPTED: Final = 130
@@ -68,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", metavar="DIR", help="a Hugging Face model's directory (default: by the hardware)")
     parser.add_argument("--gpus", type=_positive, metavar="N", help="GPUs of the node or the cluster (default: 8)")
     parser.add_argument("--gpu", metavar="NAME", help=f"which GPU: {', '.join(known_devices())} (default: H100)")
-    parser.add_argument("--data", type=Path, metavar="FILE", help="your rows, .jsonl; otherwise sample rows are written")
+    parser.add_argument(
+        "--data", type=Path, metavar="FILE", help="your rows, a file or a folder; otherwise sample rows are written"
+    )
     parser.add_argument("--eval-data", type=Path, metavar="FILE", help="your held-out rows (default: one in ten of --data)")
     parser.add_argument("--prompt-column", default="", metavar="NAME", help="the column with the prompt (default: found)")
     parser.add_argument("--answer-column", default="", metavar="NAME", help="the column with the answer (default: found)")
@@ -107,8 +110,8 @@ def answers_of(arguments: argparse.Namespace, ask: Ask | None, tell: Tell) -> An
         )
     data = arguments.data
     if ask and data is None and kind != "environment":
-        typed = fill(ask, "Your rows, a .jsonl file?", "sample rows")
-        data = None if typed == "sample rows" else Path(typed)
+        typed = fill(ask, "Your rows, a file or a folder?", "sample rows")
+        data = None if typed == "sample rows" else _path(typed)
     return Answers(
         directory=arguments.directory,
         kind=cast(Kind, kind),
@@ -122,6 +125,13 @@ def answers_of(arguments: argparse.Namespace, ask: Ask | None, tell: Tell) -> An
         answer_column=arguments.answer_column,
         answer_tokens=arguments.answer_tokens,
     )
+
+
+def _path(typed: str) -> Path:
+    try:
+        return expanded(typed)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _model_from(directory: Path, model: str) -> str:

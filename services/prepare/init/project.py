@@ -123,7 +123,7 @@ def _files(answers: Answers, plan: ProjectPlan, rows: TaskRows | None) -> dict[s
             files["my_reward.py"] = reward_code(rows.answer_column if rows else "", is_sample=answers.data is None)
         case "agent":
             assert rows is not None
-            files["my_agent.py"] = agent_code(rows.prompt_column, rows.answer_column)
+            files["my_agent.py"] = agent_code(rows)
         case "environment":
             files["my_environment.py"] = environment_code(tiny=plan.is_small)
         case "maths":

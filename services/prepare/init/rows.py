@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
+from gspo.tasks.environments import Split
 from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.tasks.environments import Columns, as_mapping, files_of, layout_of, rows_of, value_at
 
-PROMPT_COLUMNS: Final = ("question", "prompt", "problem", "instruction", "input", "query")
-ANSWER_COLUMNS: Final = ("answer", "solution", "target", "output", "label", "response")
 HELD_OUT_ONE_IN: Final = 10
 MOST_HELD_OUT: Final = 256
 MOST_BYTES: Final = 2 * 2**30
@@ -40,8 +38,14 @@ class TaskRows:
 
     @property
     def prompts(self) -> list[str]:
-        """Of all rows."""
-        return [str(row[self.prompt_column]) for row in (*self.train, *self.held_out)]
+        """Of all rows; a conversation is one text."""
+        return [_text(value_at(row, self.prompt_column)) for row in (*self.train, *self.held_out)]
+
+
+def _text(prompt: Any) -> str:
+    if not isinstance(prompt, list):
+        return str(prompt)
+    return "\n".join(str(each.get("content", each.get("value"))) for each in prompt if isinstance(each, dict))
 
 
 def sample_rows(*, tiny: bool) -> TaskRows:
@@ -76,32 +80,31 @@ def _sample_row(first: int, second: int, rng: random.Random) -> dict[str, str]:
 
 
 def own_rows(data: Path, eval_data: Path | None, prompt_column: str, answer_column: str, *, needs_answer: bool) -> TaskRows:
-    """The rows of the person's files; without ``eval_data`` one in ten is held out, and both splits are written anew.
+    """The rows of the person's files. Without ``eval_data`` a folder's own shards for evaluation are taken, or else one row
+    in ten is held out, and both splits are written anew.
 
-    Raises: ConfigurationError that names the file, the line or the column, and the way out.
+    Raises: ConfigurationError that names the file, the row or the column, and the way out.
     """
-    train = list(_read(data))
-    prompt = prompt_column or _guess(data, train[0], PROMPT_COLUMNS, "--prompt-column")
-    found = next((name for name in ANSWER_COLUMNS if name in train[0] and name != prompt), "")
-    answer = answer_column or found
-    if needs_answer and not answer:
-        raise ConfigurationError(
-            f"{data}: which column has the answer? There are {_columns(train[0])}: --answer-column NAME"
-        )
-    held_out = list(_read(eval_data)) if eval_data is not None else train[::HELD_OUT_ONE_IN][:MOST_HELD_OUT]
+    columns = Columns(prompt_column, answer_column, "--prompt-column", "--answer-column", needs_answer=needs_answer)
+    if eval_data is None and _tells_splits(data):
+        eval_data = data
     if eval_data is None:
-        if len(train) < 2:
-            raise ConfigurationError(f"{data} has {len(train)} row: give at least two, or --eval-data FILE")
+        _require_small(data)
+    train, prompt, answer = _read(data, "train", columns)
+    if eval_data is not None:
+        held_out, *found = _read(eval_data, "eval", columns)
+        if found != [prompt, answer]:
+            raise ConfigurationError(
+                f"{eval_data} has its rows in {' and '.join(found)}, and {data} in {prompt} and {answer}: name "
+                "columns that both have: --prompt-column NAME, --answer-column NAME"
+            )
+    elif len(train) < 2:
+        raise ConfigurationError(f"{data} has {len(train)} row: give at least two, or --eval-data FILE")
+    else:
+        held_out = train[::HELD_OUT_ONE_IN][:MOST_HELD_OUT]
         train = [
             row for index, row in enumerate(train) if index % HELD_OUT_ONE_IN or index // HELD_OUT_ONE_IN >= MOST_HELD_OUT
         ]
-    for path, rows in ((data, train), (eval_data or data, held_out)):
-        for column in filter(None, (prompt, answer)):
-            missing = next((number for number, row in enumerate(rows, start=1) if column not in row), None)
-            if missing is not None:
-                raise ConfigurationError(
-                    f"{path}: row {missing} has no column {column!r}: there are {_columns(rows[missing - 1])}"
-                )
     return TaskRows(
         train=train, held_out=held_out, prompt_column=prompt, answer_column=answer,
         train_path="data/train.jsonl" if eval_data is None else str(data.absolute()),
@@ -110,46 +113,46 @@ def own_rows(data: Path, eval_data: Path | None, prompt_column: str, answer_colu
     )  # fmt: skip
 
 
-def _guess(path: Path, row: Mapping[str, Any], names: tuple[str, ...], option: str) -> str:
-    found = next((name for name in names if name in row), None)
-    if found is None:
-        raise ConfigurationError(f"{path}: which column has the prompt? There are {_columns(row)}: {option} NAME")
-    return found
-
-
-def _columns(row: Mapping[str, Any]) -> str:
-    return ", ".join(sorted(str(name) for name in row))[:300] or "none"
-
-
-def _read(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Raises: ConfigurationError."""
-    if path.suffix != ".jsonl":
-        raise ConfigurationError(
-            f"{path} is no .jsonl file: one JSON object a line. A Parquet file is named in run.toml afterwards"
-        )
+def _tells_splits(data: Path) -> bool:
+    """Whether a folder has rows for evaluation beside those for training."""
     try:
-        size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise ConfigurationError(
-                f"{path} has {size / 2**30:.1f} GiB: give --eval-data too, or name the file in run.toml"
-            )
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from error
-    empty = True
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigurationError(f"{path}, line {number}: not JSON ({error}): correct it or take it out") from error
-        if not isinstance(row, dict):
-            raise ConfigurationError(f"{path}, line {number}: a JSON object is needed, found {type(row).__name__}")
-        empty = False
-        yield row
-    if empty:
-        raise ConfigurationError(f"{path} has no row: one JSON object a line")
+        return set(files_of(data, "train")).isdisjoint(files_of(data, "eval"))
+    except ValueError:
+        return False
+
+
+def _require_small(data: Path) -> None:
+    """Raises: ConfigurationError for files that are too large to be written anew."""
+    try:
+        size = sum(path.stat().st_size for path in files_of(data, "train"))
+    except (ValueError, OSError) as error:
+        raise ConfigurationError(str(error)) from error
+    if size > MOST_BYTES:
+        raise ConfigurationError(f"{data} has {size / 2**30:.1f} GiB: give --eval-data too, or name the file in run.toml")
+
+
+def _read(path: Path, split: Split, columns: Columns) -> tuple[list[Mapping[str, Any]], str, str]:
+    """Each row once, and the columns of the question and the answer. Raises: ConfigurationError."""
+    found: dict[str, Mapping[str, Any]] = {}
+    layout = None
+    try:
+        for file, place, record in rows_of(path, split):
+            try:
+                row = as_mapping(record)
+                of_row = layout_of(row, columns)
+                layout = layout or of_row
+                if of_row != layout:
+                    raise ValueError(
+                        f"it is laid out as {of_row}, and the rows before as {layout}: name the columns that all have"
+                    )
+                found.setdefault(json.dumps(row, sort_keys=True), row)
+            except (TypeError, ValueError) as error:
+                raise ConfigurationError(f"{file}, {place}: {error}; correct the row or take it out") from error
+    except (ValueError, OSError) as error:
+        raise ConfigurationError(str(error)) from error
+    if layout is None:
+        raise ConfigurationError(f"{path} has no row")
+    return list(found.values()), layout.prompt, layout.answer
 
 
 def as_jsonl(rows: Sequence[Mapping[str, Any]]) -> str:

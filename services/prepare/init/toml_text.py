@@ -10,6 +10,7 @@ from gspo_services.prepare.init.answers import Answers
 from gspo_services.prepare.init.plan import ProjectPlan
 from gspo_services.prepare.init.rows import TaskRows
 from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.tasks.environments import LAST_MESSAGE
 
 CLUSTER_DATA: Final = "/models/data"
 REMARK_COLUMN: Final = 32
@@ -69,9 +70,9 @@ def _tasks(answers: Answers, plan: ProjectPlan, rows: TaskRows | None) -> Iterat
         yield f"{key} = {quoted(written)}" + ("      # on the volume `model`" if cluster else "")
     if answers.kind != "agent":
         yield f"prompt_column = {quoted(rows.prompt_column)}"
-        yield f"answer_column = {quoted(rows.answer_column)}"
+        if rows.answer_column != LAST_MESSAGE:
+            yield f"answer_column = {quoted(rows.answer_column)}"
         if answers.kind == "reward":
-            yield 'answer_marker = ""             # the whole column is the answer'
             yield 'reward = "my_reward:grade"     # the function in my_reward.py'
             yield "reward_weights = { right = 1.0, brief = 0.1 }     # what each component of the reward counts"
         elif plan.is_small:

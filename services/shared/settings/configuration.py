@@ -95,10 +95,13 @@ def override_settings(settings: Settings, overrides: Sequence[str]) -> Settings:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        # Editors of Windows write a byte-order mark first.
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise ConfigurationError(f"{path}: no such file; examples are in examples/") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}; save it as UTF-8") from error
+    except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from error
     # ValueError also covers a number of thousands of digits.
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,7 @@
 """Environments and task sets that come with the project, and processes that compute slow rewards. No torch, no sockets."""
 
 from gspo_services.tasks.environments.generated import draw_problem
+from gspo_services.tasks.environments.maths import LAST_MESSAGE, Columns, layout_of, value_at
 from gspo_services.tasks.environments.registry import (
     ENVIRONMENTS,
     TASK_SETS,
@@ -13,12 +14,14 @@ from gspo_services.tasks.environments.reward_pool import FailureReason, RewardPo
 from gspo_services.tasks.environments.reward_results import RewardPart
 from gspo_services.tasks.environments.scoring import Score, score_of
 from gspo_services.tasks.environments.shop import TOOLS, Shop, ShopOptions, tool_result
-from gspo_services.tasks.environments.sources import MixedTasks
+from gspo_services.tasks.environments.sources import MixedTasks, as_mapping, files_of, rows_of
 
 __all__ = [
     "ENVIRONMENTS",
+    "LAST_MESSAGE",
     "TASK_SETS",
     "TOOLS",
+    "Columns",
     "FailureReason",
     "MixedTasks",
     "RewardPart",
@@ -27,11 +30,16 @@ __all__ = [
     "Score",
     "Shop",
     "ShopOptions",
+    "as_mapping",
     "create_environment",
     "create_task_set",
     "draw_problem",
+    "files_of",
     "find_environment",
     "find_task_set",
+    "layout_of",
+    "rows_of",
     "score_of",
     "tool_result",
+    "value_at",
 ]

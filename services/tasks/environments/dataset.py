@@ -1,22 +1,31 @@
-"""Questions from a JSONL or Parquet file; the answer is compared as mathematics, or graded by a reward of your own.
+"""Questions from files; the answer is compared as mathematics, or graded by a reward of your own.
 
-GSM8K's files work as they are: columns ``question`` and ``answer``, where the final answer follows "####".
+Rows work as they are published: ``maths/layouts.py`` lists the layouts that are recognised.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from gspo.tasks.environments import ChatMessage, Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
-from gspo_services.tasks.environments.rows import num_characters, plain_task, usable_rows
+from gspo_services.tasks.environments.maths import (
+    AUTO,
+    GSM8K_MARKER,
+    Columns,
+    Gold,
+    layout_of,
+    marker_in,
+    read_question,
+    system_prompt_of,
+)
+from gspo_services.tasks.environments.rows import num_characters, plain_task
 from gspo_services.tasks.environments.sources import (
+    Answered,
     OnBadRow,
     RowFilter,
     RowPlace,
@@ -34,27 +43,31 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The files of the questions, and how they are asked."""
 
     train_path: str = ""
-    """The training split: a .jsonl or .parquet file, a folder with such shards, or a dataset that Hugging Face's
-    save_to_disk wrote; "" when there is none."""
+    """The training split: a file (.jsonl, .json, .csv, .parquet), a pattern such as data/train-*.parquet, or a folder; ~ and
+    $NAME are filled in. "" when there is none."""
     eval_path: str = ""
     """The held-out split, likewise."""
     sources: tuple[SourceOptions, ...] = ()
     """In place of train_path: several, as {path, weight, name}. They are sampled in proportion to their weights."""
     id_column: str = ""
-    """The column that identifies a task; "": its content does. Two tasks of one identity are refused."""
+    """The column that identifies a task; "": its content does. The same row again is the same task."""
     filter: RowFilter = RowFilter()
     """Training rows to leave out: {min_chars, max_chars, pass_rate_column, min_pass_rate, max_pass_rate}."""
-    prompt_column: str = "question"
-    """Text, or a conversation: a list of {role, content}. "a.b" is column b inside column a."""
-    answer_column: str = "answer"
-    """"": the rows have no answer, and a reward of your own grades."""
+    prompt_column: str = ""
+    """Text, or a conversation: a list of {role, content}. "a.b" is column b inside column a; "" recognises the layout."""
+    answer_column: str = ""
+    """The gold, or a list of answers that are all right; "" recognises the layout. A reward of your own needs none."""
     task_columns: tuple[str, ...] = ()
     """More columns that a reward of your own gets in its ``task``: text, numbers, truth values, lists and maps."""
-    answer_marker: str = "####"
-    """The final answer follows the last marker, in the file and in the policy's text; "" takes the whole text. Without the
-    marker the policy's whole text is judged."""
-    system_prompt: str = "Solve the problem step by step. Give the final answer after ####."
-    """The system message; "" for none."""
+    gold_marker: str = "auto"
+    """What the gold stands behind in its column; "" takes all of it. "auto": behind #### where the rows have it (GSM8K),
+    else in the last box, else all."""
+    answer_marker: str = "auto"
+    """What the policy's answer stands behind; "" for none. "auto": what the row's prompt asks for or verl's scorer of its
+    data_source looks for (#### or Answer:), #### where golds have it, else none."""
+    system_prompt: str = "auto"
+    """The system message; "" for none. "auto": how to state the answer, unless the prompt says it or a reward of your own
+    grades."""
     on_bad_row: OnBadRow = "error"
     """A row without a usable question or answer stops the run, or is counted and left out."""
     reward: str = ""
@@ -70,11 +83,19 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def has_own_reward(self) -> bool:
         return bool(self.reward or self.reward_url)
 
+    @property
+    def columns(self) -> Columns:
+        """What is said about the rows."""
+        return Columns(
+            self.prompt_column, self.answer_column, gold_marker=self.gold_marker, needs_answer=not self.has_own_reward
+        )
+
 
 class DatasetState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An episode before its only turn."""
 
-    answer: str
+    answer: Gold
+    marker: str = ""
 
 
 class Dataset(Environment):
@@ -95,8 +116,15 @@ class Dataset(Environment):
     def tasks(self, split: Split) -> TaskSource:
         """The rows of the split's files, in their order. Raises: ValueError that names the file and line of a bad row."""
         options = self._options
-        reading = TaskReading(self._task_of_row, options.on_bad_row, options.id_column, options.filter)
+        reading = TaskReading(
+            self._task_of_row, options.on_bad_row, options.id_column, options.filter,
+            answered=self._answered, layout=lambda record: str(layout_of(record, options.columns)),
+        )  # fmt: skip
         return tasks_of_split("dataset environment", split, options, reading)
+
+    def _answered(self, task: Task) -> Answered | None:
+        # What a reward of the user's own makes of two answers to one prompt is its own affair.
+        return None if self._options.has_own_reward else Answered(task["prompt"], task["answer"])
 
     def _task_of_row(self, record: dict[str, Any], _where: RowPlace) -> tuple[Task, int]:
         task = _row(record, self._options)
@@ -109,10 +137,23 @@ class Dataset(Environment):
             chat_messages("prompt", prompt) if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
         )
         messages: list[ChatMessage] = []
-        if self._options.system_prompt and asked[0]["role"] != "system":
-            messages.append({"role": "system", "content": self._options.system_prompt})
+        system_prompt = self._system_prompt(task)
+        if system_prompt and asked[0]["role"] != "system":
+            messages.append({"role": "system", "content": system_prompt})
         messages += asked
-        return Start(state={} if self._options.has_own_reward else {"answer": str(task["answer"])}, messages=messages)
+        state: State = {} if self._options.has_own_reward else {"answer": task["answer"], "marker": self._marker(task)}
+        return Start(state=state, messages=messages)
+
+    def _marker(self, task: Task) -> str:
+        """What the policy's answer to a task stands behind."""
+        option = self._options.answer_marker
+        return str(task.get("answer_marker", "")) if option == AUTO else option
+
+    def _system_prompt(self, task: Task) -> str:
+        option = self._options.system_prompt
+        if option != AUTO:
+            return option
+        return "" if self._options.has_own_reward else system_prompt_of(task["prompt"], self._marker(task))
 
     def step(self, state: State, action: str) -> Step:
         """Have the answer graded; the episode is over."""
@@ -121,7 +162,7 @@ class Dataset(Environment):
 
     def answer(self, task: Task, action: str) -> str | None:
         """The final answer, without blanks; a text without the marker has none."""
-        said = final_answer(action, self._options.answer_marker)
+        said = final_answer(action, marker_in(action, self._marker(task)))
         return "".join(said.split()) or None if said is not None else None
 
     def _own_reward(self, action: str) -> RewardJob:
@@ -135,8 +176,8 @@ class Dataset(Environment):
         )
 
     def _comparison(self, state: State, action: str) -> RewardJob:
-        gold = msgspec.convert(state, DatasetState).answer
-        said = final_answer(action, self._options.answer_marker)
+        asked = msgspec.convert(state, DatasetState)
+        gold, said = asked.answer, final_answer(action, marker_in(action, asked.marker))
         return RewardJob(
             function=VERIFY_ANSWER,
             arguments={"gold": gold, "answer": action if said is None else said},
@@ -156,16 +197,12 @@ def _require_reward(options: DatasetOptions) -> None:
         )
     if options.reward_url and not _is_http(options.reward_url):
         raise ValueError(f'reward_url is "{options.reward_url}": expected a URL such as "http://rewards:8080/grade"')
-    if not options.has_own_reward and not options.answer_column:
-        raise ValueError(
-            'answer_column is "", and without an answer there is nothing to compare: set reward or reward_url, or name the '
-            "column"
-        )
     if not options.has_own_reward and options.reward_weights is not None:
         raise ValueError("reward_weights are for a reward with named components, and math-verify has none: set reward")
     if options.reward_weights is not None and not options.reward_weights:
         raise ValueError("reward_weights is empty, so that every reward would be 0: name components, or leave it out")
-    taken = {"prompt", *(["answer"] if options.answer_column else [])} & set(options.task_columns)
+    own = {"prompt", "answer_marker"} | ({"answer"} if options.answer_column or not options.has_own_reward else set())
+    taken = own & set(options.task_columns)
     if taken:
         raise ValueError(f"task_columns has {', '.join(sorted(taken))}, which the task holds already: leave it out")
 
@@ -178,15 +215,6 @@ def _is_http(url: str) -> bool:
         return False
 
 
-def load_rows(path: Path, options: DatasetOptions) -> list[Task]:
-    """The usable rows of ``path``: {"prompt": text, "answer": text} and the columns that ``options`` name.
-
-    Raises: ValueError, with the file, the line and what is wrong, for a bad row (unless they are skipped), for a file that
-    cannot be read or is of another kind, and when no row is left.
-    """
-    return usable_rows(path, lambda record: _row(record, options), options.on_bad_row)
-
-
 def final_answer(text: str, marker: str) -> str | None:
     """The text after the last ``marker``; None without one; all of ``text`` when ``marker`` is ""."""
     if not marker:
@@ -197,28 +225,11 @@ def final_answer(text: str, marker: str) -> str | None:
 
 def _row(record: dict[str, Any], options: DatasetOptions) -> Task:
     """The row in ``record``. Raises: ValueError with what is wrong."""
-    task: Task = {"prompt": _prompt(record, options.prompt_column)}
-    if options.answer_column:
-        answer = final_answer(_text(record, options.answer_column), options.answer_marker)
-        if not answer:
-            raise ValueError(f'no answer after "{options.answer_marker}" in column "{options.answer_column}"')
-        task["answer"] = answer
+    question = read_question(record, options.columns, compared=not options.has_own_reward)
+    task: Task = {"prompt": question.prompt}
+    if question.gold is not None and "answer" not in options.task_columns:
+        task["answer"] = question.gold
+    marker = question.marker if question.marker is not None else GSM8K_MARKER if question.gold_is_marked else ""
+    if marker and options.answer_marker == AUTO and not options.has_own_reward:
+        task["answer_marker"] = marker
     return plain_task(task | {column: column_of(record, column, "task_columns says") for column in options.task_columns})
-
-
-def _prompt(record: dict[str, Any], column: str) -> Any:
-    """The text or the conversation in ``column``. Raises: ValueError."""
-    value = column_of(record, column, "prompt_column and answer_column say")
-    return chat_messages(column, value) if isinstance(value, list) else _text(record, column)
-
-
-def _text(record: dict[str, Any], column: str) -> str:
-    value = column_of(record, column, "prompt_column and answer_column say")
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise ValueError(f'column "{column}" is {repr(value)[:100]}, not text')
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f'column "{column}" is {value}, not a number that can be an answer')
-    text = str(value).strip()
-    if not text:
-        raise ValueError(f'column "{column}" is empty')
-    return text

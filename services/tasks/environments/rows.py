@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
-import structlog
 
 from gspo.tasks.agents import require_plain_result
 from gspo.tasks.environments import Split, Task, TaskSet, TaskSource
@@ -19,22 +16,16 @@ from gspo_services.tasks.environments.sources import (
     RowPlace,
     SourceOptions,
     TaskReading,
-    as_mapping,
-    rows_of,
     tasks_of_split,
 )
-
-log = structlog.get_logger(__name__)
-
-Row = TypeVar("Row")
 
 
 class RowsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The files of the tasks."""
 
     train_path: str = ""
-    """The training split: a .jsonl or .parquet file, a folder with such shards, or a dataset that Hugging Face's
-    save_to_disk wrote; "" when there is none."""
+    """The training split: a file (.jsonl, .json, .csv, .parquet), a pattern such as data/train-*.parquet, or a folder; ~ and
+    $NAME are filled in. "" when there is none."""
     eval_path: str = ""
     """The held-out split, likewise."""
     sources: tuple[SourceOptions, ...] = ()
@@ -42,14 +33,14 @@ class RowsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     on_bad_row: OnBadRow = "error"
     """A row that cannot be a task stops the run, or is counted and left out."""
     id_column: str = ""
-    """The column that identifies a task, "a.b" for one inside another; "": its content does. Two tasks of one identity are
-    refused."""
+    """The column that identifies a task, "a.b" for one inside another; "": its content does. The same row again is the same
+    task."""
     filter: RowFilter = RowFilter()
     """Training rows to leave out: {min_chars, max_chars, pass_rate_column, min_pass_rate, max_pass_rate}."""
 
 
 class Rows(TaskSet):
-    """Each row of a JSONL or Parquet file is a task, whatever its columns; an agent plays it."""
+    """Each row of a file is a task, whatever its columns; an agent plays it."""
 
     options_type = RowsOptions
 
@@ -61,30 +52,6 @@ class Rows(TaskSet):
         options = self._options
         reading = TaskReading(_task_of_row, options.on_bad_row, options.id_column, options.filter)
         return tasks_of_split("rows task set", split, options, reading)
-
-
-def usable_rows(path: Path, read: Callable[[dict[str, Any]], Row], on_bad_row: OnBadRow) -> list[Row]:
-    """What ``read`` makes of each row of ``path``; it raises ValueError for one that cannot be used.
-
-    Raises: ValueError, with the file, the line and what is wrong, for a bad row (unless they are skipped), for a file that
-    cannot be read or is of another kind, and when no row is left.
-    """
-    rows: list[Row] = []
-    num_skipped = 0
-    for file, place, record in rows_of(path):
-        try:
-            rows.append(read(as_mapping(record)))
-        except ValueError as error:
-            if on_bad_row == "error":
-                raise ValueError(
-                    f'{file}, {place}: {error}. Correct the row, or set on_bad_row = "skip" to leave such rows out'
-                ) from error
-            num_skipped += 1
-            log.warning("dataset_row_skipped", path=str(file), place=place, reason=str(error))
-    if not rows:
-        raise ValueError(f"{path} has no usable row ({num_skipped} skipped)")
-    log.info("dataset_loaded", path=str(path), num_rows=len(rows), num_skipped=num_skipped)
-    return rows
 
 
 def plain_task(row: dict[str, Any]) -> Task:

@@ -22,11 +22,13 @@ class OutOfTime(BaseException):  # not an Exception: parsers catch those and go 
     """An answer has used the processor time that it may."""
 
 
-def integer_answer(gold: str, answer: str | None) -> dict[str, float]:
-    """1 in "right" when ``answer`` is the integer ``gold``, however it is written: 042, 1,000 or 7.0.
+def integer_answer(gold: str | list[str], answer: str | None) -> dict[str, float]:
+    """1 in "right" when ``answer`` is the integer ``gold``, or one of several, however it is written: 042, 1,000 or 7.0.
 
     ``answer`` None: the policy gave none. Raises: ValueError when ``gold`` is no integer.
     """
+    if isinstance(gold, list):
+        return max((integer_answer(each, answer) for each in gold), key=_is_right)
     wanted = integer_in(gold)
     if wanted is None:
         raise ValueError(f"the data set's answer {gold!r} is not an integer")
@@ -36,12 +38,14 @@ def integer_answer(gold: str, answer: str | None) -> dict[str, float]:
     return _components(right=said == wanted, unreadable=said is None)
 
 
-def math_answer(gold: str, answer: str | None, place: str, cpu_s: float) -> dict[str, float]:
-    """1 in "right" when ``answer`` equals ``gold``; both are LaTeX or plain expressions without their box.
+def math_answer(gold: str | list[str], answer: str | None, place: str, cpu_s: float) -> dict[str, float]:
+    """1 in "right" when ``answer`` equals ``gold``, or one of several; all are LaTeX or plain expressions without their box.
 
     ``answer`` None: the policy gave none. ``place`` is the row, for errors. ``cpu_s``: processor seconds for reading
     ``answer`` and comparing it. Raises: ValueError when ``gold`` itself cannot be read.
     """
+    if isinstance(gold, list):
+        return max((math_answer(each, answer, place, cpu_s) for each in gold), key=_is_right)
     # Loads symbolic algebra, which takes seconds.
     from math_verify import parse, verify
 
@@ -62,6 +66,10 @@ def math_answer(gold: str, answer: str | None, place: str, cpu_s: float) -> dict
         # It is nested too deeply, or too large a number.
         return _components(unreadable=True)
     return _components(right=right, unreadable=not said)
+
+
+def _is_right(components: dict[str, float]) -> float:
+    return components["right"]
 
 
 def integer_in(text: str) -> int | None:

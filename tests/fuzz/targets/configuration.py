@@ -16,7 +16,6 @@ from gspo_services.shared.settings.configuration import load_settings
 from gspo_services.shared.settings.fingerprint import run_fingerprint
 from gspo_services.shared.settings.run_settings import SETTINGS_FILE, read_run_settings
 from gspo_services.shared.settings.sections import SecuritySection, Settings
-from gspo_services.tasks.environments.dataset import DatasetOptions, load_rows
 from gspo_services.tasks.environments.registry import ENVIRONMENTS, TASK_SETS, create_task_set
 from tests.fuzz.mutate import mutate_bytes, mutate_json, mutate_json_lines, mutate_lines
 from tests.fuzz.scratch import scratch, written
@@ -196,13 +195,13 @@ def rows(data: bytes) -> None:
     path = written("rows.jsonl", data)
     for on_bad_row in ("error", "skip"):
         _require_tasks(path, on_bad_row)
-        chosen = DatasetOptions(on_bad_row=on_bad_row, prompt_column="question", answer_column="answer")  # type: ignore[arg-type]
+        options = {"eval_path": str(path), "on_bad_row": on_bad_row}
         try:
-            found = load_rows(path, chosen)
+            source = create_task_set("dataset", options).tasks("eval")
         except ValueError as error:
             _require_printable(error)
             continue
-        for row in found:
+        for row in (source.task(index) for index in range(source.num_tasks or 0)):
             require(msgpack.unpackb(msgpack.packb(row)) == row, "a row changed on the wire")
             require(bool(str(row["prompt"]).strip()) and bool(str(row["answer"]).strip()), "an empty row")
 

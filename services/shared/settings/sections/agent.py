@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from gspo_services.shared.settings.sections.section import Port, PositiveSeconds, Section
+from gspo_services.shared.settings.sections.section import OptionalPath, Port, PositiveSeconds, Section
 
 
 class AgentSection(Section):
@@ -23,7 +23,7 @@ class AgentSection(Section):
     GSPO_TASK, and writes its reward to GSPO_RESULT."""
     url: str = ""
     """The agent as a service: each episode is POSTed there as JSON, and the answer holds its reward."""
-    python: str = ""
+    python: OptionalPath = ""
     """The interpreter of ``function``, 3.10 or later, such as ".venv-agent/bin/python". Empty: the rollout's interpreter."""
     workers: int = Field(2, ge=1, le=256)
     """Worker processes of each rollout for ``function``; rollout.max_running episodes share them."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from gspo_services.shared.settings.sections.section import Number, Port, Section
+from gspo_services.shared.settings.sections.section import Number, OptionalPath, Port, Section
 
 LoraTarget = Literal["attention", "mlp", "experts"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -20,7 +20,7 @@ class Learner(Section):
     not name."""
     cores: list[Number] = Field([])
     """Processor cores for these ranks, which share them. Empty: all."""
-    python: str = ""
+    python: OptionalPath = ""
     """The interpreter for the learner that ``gspo run`` starts. Empty: the one that runs ``gspo run``."""
     num_nodes: int = Field(1, ge=1)
     """Machines that train together. ``gspo learner`` runs on each, and each has num_ranks processes."""

@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
-from gspo_services.shared.settings.sections.section import Number, Port, PositiveSeconds, Section
+from gspo_services.shared.settings.sections.section import FilePath, Number, OptionalPath, Port, PositiveSeconds, Section
 
 _SO: Final = "which also assigns each rank its GPU"
 RANK_OPTIONS: Final = {
@@ -40,7 +40,7 @@ class Rollout(Section):
     nvidia-smi has them, among those of CUDA_VISIBLE_DEVICES. Empty: the GPUs that the learner leaves."""
     cores: list[Number] = Field([])
     """Processor cores for these servers, dealt in equal parts, and on a CPU also to a server's ranks. Empty: all."""
-    python: str = ""
+    python: OptionalPath = ""
     """The interpreter for the rollouts that ``gspo run`` starts, and their servers, such as /opt/sglang/bin/python: it may
     have another build of torch than the learner's. Empty: the one that runs ``gspo run``."""
     server_url: str = ""
@@ -60,7 +60,7 @@ class Rollout(Section):
     """How unfinished generations wait for a weight update. retract: their KV cache is computed again under the new weights,
     so that each token's log-prob is that of one policy. in_place: faster, but later tokens see the old cache. With
     lora.publish = "adapter" nothing waits: retract lets them go on with the new adapter, in_place end with their own."""
-    weights_directory: Path = Path("/dev/shm")
+    weights_directory: FilePath = Path("/dev/shm")
     """The copy of the weights is below this directory (a memory file system); SGLang loads it from there."""
     peer_weights_endpoint: str = ""
     """Also fetch weights from other rollouts, and serve them here. The learner then sends each version to only a few

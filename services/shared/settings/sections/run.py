@@ -7,13 +7,13 @@ from pydantic import Field, model_validator
 
 from gspo_services.shared.settings.sections.learner import Learner, LoraSection
 from gspo_services.shared.settings.sections.rollout import Rollout
-from gspo_services.shared.settings.sections.section import Section
+from gspo_services.shared.settings.sections.section import FilePath, Section
 
 
 class Run(Section):
     """The run as a whole."""
 
-    directory: Path = Path("runs/default")
+    directory: FilePath = Path("runs/default")
     """Everything that the run writes: ledger, checkpoints, metrics, logs, plots. The same directory resumes the run."""
     num_batches: int = Field(100, ge=1)
     """The run ends after this many batches."""
@@ -34,7 +34,7 @@ class Run(Section):
 class Model(Section):
     """The policy."""
 
-    path: Path = Path("models/tiny")
+    path: FilePath = Path("models/tiny")
     """Hugging Face model directory (config.json, *.safetensors, tokenizer.json): the starting weights."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The type in which weights are published and served."""

@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from gspo_services.shared.settings.sections.section import Port, PositiveSeconds, Section
+from gspo_services.shared.settings.sections.section import OptionalPath, Port, PositiveSeconds, Section
 
 
 class SandboxSection(Section):
@@ -23,7 +23,7 @@ class SandboxSection(Section):
     """Sandboxes at a time, of a server, and of each rollout without one. 0: one for each processor."""
     warm: int = Field(2, ge=0, le=64)
     """Sandboxes that are started before anybody asks; each takes about 15 MB."""
-    python: str = ""
+    python: OptionalPath = ""
     """The interpreter for "python", such as "/opt/python3.13/bin/python3". Empty: the one that gspo runs in, without the
     packages of its virtual environment."""
     read_only: list[str] = Field([])

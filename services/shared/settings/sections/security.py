@@ -1,12 +1,12 @@
 """The section of keys and addresses."""
 
-from gspo_services.shared.settings.sections.section import Section
+from gspo_services.shared.settings.sections.section import OptionalPath, Section
 
 
 class SecuritySection(Section):
     """Which processes may join the run; see docs/guide/security.md."""
 
-    keys: str = ""
+    keys: OptionalPath = ""
     """Directory with this process's secret key and every peer's public key; ``gspo keys DIRECTORY`` makes one. Every socket
     is then encrypted, and only listed keys are admitted. Empty: no keys, and every endpoint must be private to this host."""
     allow_plaintext: bool = False

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from gspo_services.shared.runtime.paths import expanded
 from gspo_services.tasks.environments.coding.environment import ProgramEnvironment, in_window
 from gspo_services.tasks.environments.coding.options import CodeOptions
 from gspo_services.tasks.environments.layouts import ProgramRow
@@ -45,7 +44,7 @@ class Contest(ProgramEnvironment):
         """See ``ProgramEnvironment.testlib``."""
         path = self._contest.testlib_path
         try:
-            return Path(path).read_text(encoding="utf-8", errors="replace") if path else ""
+            return expanded(path).read_text(encoding="utf-8", errors="replace") if path else ""
         except OSError as error:
             raise ValueError(f"testlib_path is {path}, which cannot be read: {error}") from error
 

@@ -10,7 +10,7 @@ import msgspec
 from gspo.tasks.environments import ChatMessage, Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
 from gspo_services.tasks.environments.coding.options import CodeOptions
 from gspo_services.tasks.environments.coding.tasks import content_of_program_task, program_task
-from gspo_services.tasks.environments.layouts import ProgramRow, program_row
+from gspo_services.tasks.environments.layouts import ProgramRow, program_row, recognised
 from gspo_services.tasks.environments.programs import Problem, ProgramTest, Toolchain, language_of, program_in
 from gspo_services.tasks.environments.sources import RowPlace, TaskReading, tasks_of_split
 
@@ -45,8 +45,9 @@ class ProgramEnvironment(Environment):
         """The rows of the split's file, in its order. Raises: ValueError that names the file and line of a bad row."""
         options = self._options
         reading = TaskReading(
-            self._read, options.on_bad_row, options.id_column, options.filter, self.kept_by, content_of_program_task
-        )
+            self._read, options.on_bad_row, options.id_column, options.filter, self.kept_by, content_of_program_task,
+            layout=lambda record: options.layout or recognised(record),
+        )  # fmt: skip
         return tasks_of_split(f"{self.name} environment", split, options, reading)
 
     kept_by = "since, until and the filter"

@@ -25,8 +25,8 @@ class CodeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The files of the problems, and how programs are scored."""
 
     train_path: str = ""
-    """The training split: a .jsonl or .parquet file, a folder with such shards, or a dataset that Hugging Face's
-    save_to_disk wrote; "" when there is none."""
+    """The training split: a file (.jsonl, .json, .csv, .parquet), a pattern such as data/train-*.parquet, or a folder; ~ and
+    $NAME are filled in. "" when there is none."""
     eval_path: str = ""
     """The held-out split, likewise."""
     sources: tuple[SourceOptions, ...] = ()
@@ -36,7 +36,7 @@ class CodeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     on_bad_row: OnBadRow = "error"
     """A row that cannot be used stops the run, or is counted and left out."""
     id_column: str = ""
-    """The column that identifies a problem; "": its content does, wherever it lies. Two of one identity are refused."""
+    """The column that identifies a problem; "": its content does, wherever it lies. The same row again is the same task."""
     filter: RowFilter = RowFilter()
     """Training rows to leave out: {min_chars, max_chars, pass_rate_column, min_pass_rate, max_pass_rate}."""
     since: date | None = None

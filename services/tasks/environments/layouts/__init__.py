@@ -2,6 +2,6 @@
 
 from gspo_services.tasks.environments.layouts.kept_rows import KeptRows
 from gspo_services.tasks.environments.layouts.program_rows import ProgramRow
-from gspo_services.tasks.environments.layouts.recognition import LAYOUTS, LayoutName, program_row
+from gspo_services.tasks.environments.layouts.recognition import LAYOUTS, LayoutName, program_row, recognised
 
-__all__ = ["LAYOUTS", "KeptRows", "LayoutName", "ProgramRow", "program_row"]
+__all__ = ["LAYOUTS", "KeptRows", "LayoutName", "ProgramRow", "program_row", "recognised"]

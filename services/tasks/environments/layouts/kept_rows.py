@@ -12,6 +12,7 @@ import msgspec
 
 from gspo_services.tasks.environments.layouts.recognition import LayoutName, program_row
 from gspo_services.tasks.environments.programs import FiledTests, ProgramTest, digest_of
+from gspo_services.tasks.environments.sources import UTF8_MARK, row_at
 
 KEPT_BYTES: Final = 256 << 20
 """Of tests that are kept for the next program; those that were asked for last."""
@@ -44,7 +45,8 @@ class KeptRows:
             raise ValueError(
                 f"there is no file {path.absolute()} where programs are scored: rollouts need it, too; mount it there"
             )
-        record = self._line(path, asked.row) if path.suffix == ".jsonl" else _parquet_row(path, asked.row)
+        read = {".jsonl": self._line, ".parquet": _parquet_row}.get(path.suffix, row_at)
+        record = read(path, asked.row)
         tests = program_row(record, asked.layout).tests  # type: ignore[arg-type]
         if digest_of(tests) != asked.digest:
             raise ValueError(
@@ -67,7 +69,7 @@ class KeptRows:
             file.seek(begins[number - 1])
             line = file.readline()
         try:
-            return msgspec.json.decode(line, type=dict[str, Any])
+            return msgspec.json.decode(line.removeprefix(UTF8_MARK), type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise ValueError(f"{path}, line {number}: not a JSON object ({error})") from error
 

@@ -38,11 +38,14 @@ LAYOUTS: Mapping[LayoutName, ProgramLayout] = MappingProxyType(
 def program_row(record: Mapping[str, Any], layout: LayoutName) -> ProgramRow:
     """The problem of a row. Raises: ValueError with what is wrong, or with the known layouts when the row has none of
     them."""
-    if layout:
-        return LAYOUTS[layout].read(record)
-    for known in LAYOUTS.values():
+    return LAYOUTS[layout or recognised(record)].read(record)
+
+
+def recognised(record: Mapping[str, Any]) -> LayoutName:
+    """The layout of a row. Raises: ValueError with the known layouts when the row has none of them."""
+    for name, known in LAYOUTS.items():
         if known.columns <= record.keys():
-            return known.read(record)
+            return name
     expected = "; ".join(f"{name}: {', '.join(sorted(known.columns))}" for name, known in LAYOUTS.items())
     raise ValueError(
         f"its columns ({', '.join(sorted(map(str, record)))[:300]}) are those of no layout that is known ({expected})"

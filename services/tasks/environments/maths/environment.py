@@ -9,14 +9,19 @@ import msgspec
 
 from gspo.tasks.environments import ChatMessage, Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
 from gspo_services.tasks.environments.maths.answers import AnswerForm, stated_answer
-from gspo_services.tasks.environments.maths.rows import answer_in, name_in, problem_in
-from gspo_services.tasks.environments.rows import plain_task
+from gspo_services.tasks.environments.maths.conventions import AUTO, marker_in, system_prompt_of
+from gspo_services.tasks.environments.maths.layouts import Columns, layout_of
+from gspo_services.tasks.environments.maths.rows import name_in, read_question
+from gspo_services.tasks.environments.rows import num_characters, plain_task
 from gspo_services.tasks.environments.sources import (
+    Answered,
     OnBadRow,
     RowFilter,
     RowPlace,
     SourceOptions,
     TaskReading,
+    chat_messages,
+    column_of,
     tasks_of_split,
     without_place,
 )
@@ -33,32 +38,36 @@ class MathOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The files of the problems, and what an answer is."""
 
     train_path: str = ""
-    """The training split: a .jsonl or .parquet file, a folder with such shards, or a dataset that Hugging Face's
-    save_to_disk wrote; "" when there is none."""
+    """The training split: a file (.jsonl, .json, .csv, .parquet), a pattern such as data/train-*.parquet, or a folder; ~ and
+    $NAME are filled in. "" when there is none."""
     eval_path: str = ""
     """The held-out split, likewise."""
     sources: tuple[SourceOptions, ...] = ()
     """In place of train_path: several, as {path, weight, name}. They are sampled in proportion to their weights."""
     problem_column: str = ""
-    """"" looks for problem, Problem, question, prompt."""
+    """Text, or a conversation. "a.b" is column b inside column a; "" recognises the layout."""
     answer_column: str = ""
-    """"" looks for answer, Answer, and for a solution that ends with its answer in a box."""
+    """The answer, or a list of answers that are all right; "" recognises the layout."""
+    gold_marker: str = "auto"
+    """What the row's answer stands behind in its column; "" takes all of it. "auto": behind #### where the rows have it,
+    else in the last box, else all."""
     task_columns: tuple[str, ...] = ()
     """More columns that go with the task, such as level or rating."""
     kind: Literal["integer", "symbolic"] = "symbolic"
     """integer: answers are whole numbers (AIME) and compared as such. symbolic: expressions, compared by math-verify."""
-    answer_form: AnswerForm = "boxed"
-    """Where the policy states its answer: boxed, marked, or either."""
+    answer_form: AnswerForm | Literal["auto"] = "auto"
+    """Where the policy states its answer: boxed, marked, or either. "auto": boxed, unless the row's prompt or its
+    data_source asks for a marker (#### or Answer:)."""
     marker: str = "Answer:"
     """What a marked answer stands behind."""
-    system_prompt: str = "Reason step by step, and put your final answer within \\boxed{}."
-    """The system message; "" for none."""
+    system_prompt: str = "auto"
+    """The system message; "" for none. "auto": how to state the answer, unless the prompt says it."""
     cpu_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
     """Processor seconds for one symbolic answer. A slower one is worth 0."""
     on_bad_row: OnBadRow = "error"
     """A row that cannot be used stops the run, or is counted and left out."""
     id_column: str = ""
-    """The column that identifies a problem; "": its content does, wherever it lies. Two of one identity are refused."""
+    """The column that identifies a problem; "": its content does, wherever it lies. The same row again is the same task."""
     filter: RowFilter = RowFilter()
     """Training rows to leave out: {min_chars, max_chars, pass_rate_column, min_pass_rate, max_pass_rate}."""
 
@@ -70,7 +79,7 @@ class Mathematics(Environment):
 
     def __init__(self, options: MathOptions) -> None:
         """Raises: ValueError for a marker that is empty and asked for."""
-        if options.answer_form != "boxed" and not options.marker:
+        if options.answer_form in ("marked", "either") and not options.marker:
             raise ValueError(f'marker is "", and answer_form is "{options.answer_form}": say what an answer stands behind')
         self._options = options
 
@@ -82,22 +91,50 @@ class Mathematics(Environment):
     def tasks(self, split: Split) -> TaskSource:
         """The rows of the split's file, in its order. Raises: ValueError that names the file and line of a bad row."""
         options = self._options
-        reading = TaskReading(self._task, options.on_bad_row, options.id_column, options.filter, content=without_place)
+        reading = TaskReading(
+            self._task, options.on_bad_row, options.id_column, options.filter, content=without_place,
+            answered=lambda task: Answered(task["prompt"], task["answer"]),
+            layout=lambda record: str(layout_of(record, self._columns)),
+        )  # fmt: skip
         return tasks_of_split("math environment", split, options, reading)
 
     def start(self, task: Task, seed: int) -> Start:
         """Say the problem; nothing in this environment is random."""
+        prompt, option = task["prompt"], self._options.system_prompt
+        asked: list[ChatMessage] = (
+            chat_messages("prompt", prompt) if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
+        )
+        system_prompt = system_prompt_of(prompt, self._marker(task)) if option == AUTO else option
         messages: list[ChatMessage] = []
-        if self._options.system_prompt:
-            messages.append({"role": "system", "content": self._options.system_prompt})
-        messages.append({"role": "user", "content": str(task["prompt"])})
-        state: State = {"answer": task["answer"], "place": task["place"]}
+        if system_prompt and asked[0]["role"] != "system":
+            messages.append({"role": "system", "content": system_prompt})
+        messages += asked
+        state: State = {"answer": task["answer"], "place": task["place"], "marker": task.get("answer_marker", "")}
         return Start(state=state, messages=messages)
+
+    @property
+    def _columns(self) -> Columns:
+        options = self._options
+        return Columns(options.problem_column, options.answer_column, "problem_column", gold_marker=options.gold_marker)
+
+    def _marker(self, said: Task) -> str:
+        """What the policy's answer stands behind; "" for a box. ``said``: a task, or the state of its episode."""
+        options = self._options
+        if options.answer_form != "auto":
+            return "" if options.answer_form == "boxed" else options.marker
+        return str(said.get("answer_marker", said.get("marker", "")))
+
+    def _stated(self, said: Task, action: str) -> str | None:
+        marker = marker_in(action, self._marker(said))
+        if self._options.answer_form != "auto":
+            return stated_answer(action, self._options.answer_form, marker)
+        # As verl reads DAPO's answers: a box counts where the marker is not there.
+        return (stated_answer(action, "marked", marker) if marker else None) or stated_answer(action, "boxed", "")
 
     def step(self, state: State, action: str) -> Step:
         """Have the answer compared; the episode is over."""
         options = self._options
-        arguments: State = {"gold": state["answer"], "answer": stated_answer(action, options.answer_form, options.marker)}
+        arguments: State = {"gold": state["answer"], "answer": self._stated(state, action)}
         deadline_s = max(LEAST_DEADLINE_S, DEADLINE_OVER_CPU * options.cpu_s)
         if options.kind == "symbolic":
             arguments |= {"place": state["place"], "cpu_s": options.cpu_s}
@@ -107,20 +144,25 @@ class Mathematics(Environment):
 
     def answer(self, task: Task, action: str) -> str | None:
         """The stated answer, without blanks."""
-        said = stated_answer(action, self._options.answer_form, self._options.marker)
+        said = self._stated(task, action)
         return None if said is None else "".join(said.split())
 
     def _task(self, record: dict[str, Any], where: RowPlace) -> tuple[Task, int]:
         options, place = self._options, f"{where.file}, {where.place}"
-        answer = answer_in(record, options.answer_column)
-        if options.kind == "integer" and integer_in(answer) is None:
-            raise ValueError(f'its answer is {answer[:100]!r}, not an integer; kind = "symbolic" compares expressions')
-        task: Task = {"prompt": problem_in(record, options.problem_column), "answer": answer, "place": place}
+        question = read_question(record, self._columns, compared=True)
+        answer = question.gold
+        assert answer is not None, "what is compared has a gold"
+        golds = answer if isinstance(answer, list) else [answer]
+        odd = next((gold for gold in golds if integer_in(gold) is None), None)
+        if options.kind == "integer" and odd is not None:
+            raise ValueError(f'its answer is {odd[:100]!r}, not an integer; kind = "symbolic" compares expressions')
+        task: Task = {"prompt": question.prompt, "answer": answer, "place": place}
+        if question.marker:
+            task["answer_marker"] = question.marker
         if name := name_in(record):
             task["name"] = name
         for column in options.task_columns:
-            if column in task or column not in record:
-                why = "is taken" if column in task else "is not there"
-                raise ValueError(f'task_columns names "{column}", which {why}: there are {", ".join(sorted(record))[:300]}')
-            task[column] = record[column]
-        return plain_task(task), len(str(task["prompt"]))
+            if column in task:
+                raise ValueError(f'task_columns names "{column}", which is taken: leave it out')
+            task[column] = column_of(record, column, "task_columns says")
+        return plain_task(task), num_characters(task["prompt"])

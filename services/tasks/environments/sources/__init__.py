@@ -1,9 +1,9 @@
 """Tasks from files and folders: rows of several formats, filters, identities, and several sources with weights."""
 
 from gspo_services.tasks.environments.sources.columns import chat_messages, column_of
-from gspo_services.tasks.environments.sources.files import rows_of
+from gspo_services.tasks.environments.sources.files import as_mapping, row_at, rows_of
 from gspo_services.tasks.environments.sources.filters import RowFilter
-from gspo_services.tasks.environments.sources.identity import without_place
+from gspo_services.tasks.environments.sources.identity import Answered, without_place
 from gspo_services.tasks.environments.sources.mixture import (
     MixedTasks,
     OnBadRow,
@@ -11,11 +11,14 @@ from gspo_services.tasks.environments.sources.mixture import (
     SourceOptions,
     TaskReading,
     TaskSourcePart,
-    as_mapping,
     tasks_of_split,
 )
+from gspo_services.tasks.environments.sources.packing import UTF8_MARK
+from gspo_services.tasks.environments.sources.shards import files_of
 
 __all__ = [
+    "UTF8_MARK",
+    "Answered",
     "MixedTasks",
     "OnBadRow",
     "RowFilter",
@@ -26,6 +29,8 @@ __all__ = [
     "as_mapping",
     "chat_messages",
     "column_of",
+    "files_of",
+    "row_at",
     "rows_of",
     "tasks_of_split",
     "without_place",

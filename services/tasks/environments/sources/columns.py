@@ -9,7 +9,7 @@ from gspo.tasks.environments import ChatMessage
 ROLES: Final = ("system", "user", "assistant", "tool")
 CHAT_KEYS: Final = (("role", "content"), ("from", "value"))
 """The names that conversations have in data sets: OpenAI's, and ShareGPT's."""
-_SHAREGPT_ROLES: Final = {"human": "user", "gpt": "assistant", "system": "system", "tool": "tool"}
+_OTHER_ROLES: Final = {"human": "user", "gpt": "assistant", "developer": "system"}
 
 
 def column_of(record: dict[str, Any], name: str, who_says: str) -> Any:
@@ -42,12 +42,24 @@ def chat_messages(column: str, value: list[Any]) -> list[ChatMessage]:
         keys = next((keys for keys in CHAT_KEYS if isinstance(each, dict) and all(key in each for key in keys)), None)
         if keys is None:
             raise ValueError(f"{where} is {repr(each)[:100]}: expected an object with role and content")
-        role, content = _SHAREGPT_ROLES.get(each[keys[0]], each[keys[0]]), each[keys[1]]
+        said, content = str(each[keys[0]]).lower(), _text_of(each[keys[1]])
+        role: Any = _OTHER_ROLES.get(said, said)
         if role not in ROLES:
-            raise ValueError(f"{where} has the role {repr(role)[:50]}: expected one of {', '.join(ROLES)}")
+            raise ValueError(f"{where} has the role {repr(each[keys[0]])[:50]}: expected one of {', '.join(ROLES)}")
         if not isinstance(content, str) or not content.strip():
             raise ValueError(f"{where} has the content {repr(content)[:100]}: expected text")
         messages.append({"role": role, "content": content})
     if not messages or messages[-1]["role"] == "assistant":
         raise ValueError(f'column "{column}" is an empty conversation, or one that ends with an answer: nothing is asked')
     return messages
+
+
+def _text_of(content: Any) -> Any:
+    """The text of OpenAI's parts, where all are text; anything else as it is."""
+    if (
+        isinstance(content, list)
+        and content
+        and all(isinstance(each, dict) and each.get("type") == "text" for each in content)
+    ):
+        return "".join(str(each.get("text", "")) for each in content)
+    return content

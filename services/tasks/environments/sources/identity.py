@@ -1,8 +1,12 @@
-"""Each task has an identity that does not change: its column for that, or a digest of its content."""
+"""Each task has an identity that does not change: its column for that, or a digest of its content.
+
+The same row again is the same task. Two rows that ask the same and answer otherwise contradict each other.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,6 +15,7 @@ from gspo.tasks.environments import Task
 from gspo_services.tasks.environments.sources.columns import column_of
 
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+MOST_SHOWN = 100
 
 
 class IdentifiedTask(NamedTuple):
@@ -20,13 +25,34 @@ class IdentifiedTask(NamedTuple):
     task: Task
 
 
-def identity_of(record: dict[str, Any], content: object, id_column: str) -> str:
-    """The text of ``id_column``; without one 32 hexadecimal characters of ``content``, the task's.
+class Answered(NamedTuple):
+    """What a task asks, and the answer that its row gives."""
+
+    prompt: object
+    gold: object
+
+
+def digest_of(content: object) -> bytes:
+    """16 bytes that are the same for the same plain value."""
+    return hashlib.blake2b(_ENCODER.encode(content), digest_size=16).digest()
+
+
+def row_key(record: object) -> int | None:
+    """A number that is the same for the same row of a file, before it is read; None for a row that cannot be encoded."""
+    try:
+        content = record if isinstance(record, bytes) else _ENCODER.encode(record)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return None
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
+
+
+def identity_of(record: dict[str, Any], content: bytes, id_column: str) -> str:
+    """The text of ``id_column``; without one 32 hexadecimal characters, the digest ``content`` of the task.
 
     Raises: ValueError for a column that is no text or number, or is empty.
     """
     if not id_column:
-        return hashlib.blake2b(_ENCODER.encode(content), digest_size=16).hexdigest()
+        return content.hex()
     value = column_of(record, id_column, "id_column says")
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
         raise ValueError(f'column "{id_column}" is {repr(value)[:100]}: an identity is text or a whole number')
@@ -38,29 +64,75 @@ def without_place(task: Task) -> object:
     return {key: value for key, value in task.items() if key != "place"}
 
 
-class Identities:
-    """Where each identity was seen first: two tasks with one identity are one task, and would be counted as two."""
+class KnownTasks:
+    """Where each task, and each prompt with its answer, was seen first."""
 
     def __init__(self) -> None:
-        self._places: dict[str, str] = {}
+        self._tasks: dict[str, tuple[str, bytes]] = {}
+        self._golds: dict[bytes, tuple[str, object]] = {}
 
-    def __len__(self) -> int:
-        return len(self._places)
+    def is_new(self, identity: str, content: bytes, answered: Answered | None, where: str) -> bool:
+        """Note a task that is at ``where``; False when it is there already.
 
-    def require_new(self, identity: str, where: str) -> None:
-        """Note that ``identity`` is at ``where``. Raises: ValueError that names both places."""
-        first = self._places.setdefault(identity, where)
-        if first != where:
-            raise ValueError(f'it has the identity "{identity[:100]}" of the task at {first}: remove one of them')
+        Raises: ValueError that names both places, for another task of the same identity, and for another answer to the
+        same prompt. Nothing is noted then.
+        """
+        first = self._tasks.get(identity)
+        if first is not None:
+            if first[1] != content:
+                raise ValueError(
+                    f'it has the identity "{identity[:100]}" of the task at {first[0]}, which is another: remove one'
+                )
+            return False
+        if answered is not None:
+            asked = digest_of(answered.prompt)
+            seen = self._golds.get(asked)
+            if seen is not None and not same_gold(seen[1], answered.gold):
+                raise ValueError(
+                    f"its answer is {_shown(answered.gold)}, and the row at {seen[0]} asks the same and answers "
+                    f"{_shown(seen[1])}: correct or remove one of them"
+                )
+            self._golds.setdefault(asked, (where, answered.gold))
+        self._tasks[identity] = (where, content)
+        return True
 
-    def forget(self, identities: list[str]) -> None:
-        """Tasks that were read and are not used after all."""
-        for identity in identities:
-            self._places.pop(identity, None)
+    def mark(self) -> tuple[int, int]:
+        """How much is known, for ``back_to``."""
+        return len(self._tasks), len(self._golds)
+
+    def back_to(self, mark: tuple[int, int]) -> None:
+        """Forget what was noted since ``mark``: those tasks are not used after all."""
+        num_tasks, num_golds = mark
+        while len(self._tasks) > num_tasks:
+            self._tasks.popitem()
+        while len(self._golds) > num_golds:
+            self._golds.popitem()
 
     def digest(self) -> str:
         """Of all identities, in their order; 32 hexadecimal characters."""
         digest = hashlib.blake2b(digest_size=16)
-        for identity in self._places:
+        for identity in self._tasks:
             digest.update(len(identity).to_bytes(4, "big") + identity.encode())
         return digest.hexdigest()
+
+
+def same_gold(first: object, second: object) -> bool:
+    """Whether two answers are written alike, or are one number: 007 and 7, 0.5 and 1/2. Other mathematics is not compared:
+    that takes a library of algebra, which a broker does not load."""
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(same_gold(*pair) for pair in zip(first, second, strict=True))
+    one, other = ("".join(str(each).split()).strip("$") for each in (first, second))
+    return one == other or ((number := _number(one)) is not None and number == _number(other))
+
+
+def _number(text: str) -> Fraction | None:
+    try:
+        # Bounded, because 1e999999999 is a number, too.
+        return Fraction(text.replace(",", "")) if len(text) < MOST_SHOWN and "e" not in text.lower() else None
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def _shown(gold: object) -> str:
+    text = repr(gold)
+    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "..."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -10,9 +11,18 @@ import msgspec
 import structlog
 
 from gspo.tasks.environments import Split, Task
-from gspo_services.tasks.environments.sources.files import rows_of
+from gspo_services.shared.runtime.paths import expanded
+from gspo_services.tasks.environments.sources.files import as_mapping, rows_of
 from gspo_services.tasks.environments.sources.filters import RowFilter
-from gspo_services.tasks.environments.sources.identity import IdentifiedTask, Identities, identity_of
+from gspo_services.tasks.environments.sources.identity import (
+    Answered,
+    IdentifiedTask,
+    KnownTasks,
+    digest_of,
+    identity_of,
+    row_key,
+)
+from gspo_services.tasks.environments.sources.shards import EXPECTED, label_of
 
 log = structlog.get_logger(__name__)
 
@@ -24,7 +34,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """One source of training tasks."""
 
     path: str
-    """A .jsonl or .parquet file, a folder with shards, or a dataset saved by Hugging Face's save_to_disk."""
+    """As train_path: a file, a pattern such as data/train-*.parquet, or a folder."""
     weight: float = 1.0
     """How often its tasks are sampled, beside the weights of the others."""
     name: str = ""
@@ -39,7 +49,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def label(self) -> str:
-        return self.name or Path(self.path).stem
+        return self.name or label_of(self.path)
 
 
 class TaskSourcePart(NamedTuple):
@@ -71,6 +81,25 @@ class TaskReading(NamedTuple):
     """What leaves rows out, for people."""
     content: Callable[[Task], object] = lambda task: task
     """What of a task makes it this task, wherever it lies."""
+    answered: Callable[[Task], Answered | None] = lambda task: None
+    """What a task asks and its answer, where rows could contradict each other."""
+    layout: Callable[[dict[str, Any]], str] = lambda record: ""
+    """How a row is laid out, for people; all rows of a source are alike. It raises ValueError as ``task`` does."""
+    split: Split = "train"
+    """The shards of a folder that are read."""
+
+
+@dataclass
+class _Adding:
+    """Rows of one path on their way."""
+
+    rows: list[IdentifiedTask] = field(default_factory=list)
+    keys: set[int] = field(default_factory=set)
+    layout: str | None = None
+    laid_out_at: str = ""
+    num_bad: int = 0
+    num_filtered: int = 0
+    num_repeated: int = 0
 
 
 class MixedTasks:
@@ -79,19 +108,25 @@ class MixedTasks:
     def __init__(self, reading: TaskReading) -> None:
         self._reading = reading
         self._rows: list[IdentifiedTask] = []
-        self._identities = Identities()
+        self._known = KnownTasks()
+        # A row that is there a hundred times (DAPO) is read once: reading takes most of the time.
+        self._keys: set[int] = set()
         self.parts: tuple[TaskSourcePart, ...] = ()
         """The sources as they were read at the start."""
+        self.layouts: list[str] = []
+        """How the rows of each path are laid out, as far as that was recognised."""
+        self.num_repeated = 0
+        """Rows that are tasks of rows before them."""
 
     @property
     def num_tasks(self) -> int:
-        """How many usable rows there are."""
+        """How many usable rows there are, each counted once."""
         return len(self._rows)
 
     @property
     def digest(self) -> str:
         """Of the identities of all tasks, in their order."""
-        return self._identities.digest()
+        return self._known.digest()
 
     def task(self, index: int) -> Task:
         """Row ``index``. Raises: IndexError outside 0 .. num_tasks - 1."""
@@ -107,44 +142,78 @@ class MixedTasks:
         return self._rows[index]
 
     def add(self, path: Path) -> int:
-        """Put the usable rows of ``path`` behind the others; returns how many. Nothing is added if one is bad.
+        """Put the usable rows of ``path`` behind the others; returns how many. Nothing is added if one is bad. A row that is
+        there already is counted, and is one task with the other.
 
-        Raises: ValueError, with the file, the place and what is wrong, for a bad row (unless they are skipped), for a task
-        that is there already, for a file that cannot be read, and when no row is left.
+        Raises: ValueError, with the file, the place and what is wrong, for a bad row (unless they are skipped), for one that
+        contradicts another, for a file that cannot be read, and when no row is left.
         """
-        rows: list[IdentifiedTask] = []
-        num_bad = num_filtered = 0
-        reading = self._reading
+        mark, adding, reading = self._known.mark(), _Adding(), self._reading
         try:
-            for file, place, record in rows_of(path):
+            for file, place, record in rows_of(path, reading.split):
                 try:
-                    mapping = as_mapping(record)
-                    found = reading.task(mapping, RowPlace(file, place))
-                    if found is None or not reading.filter.keeps(mapping, found[1]):
-                        num_filtered += 1
-                        continue
-                    task = found[0]
-                    identity = identity_of(mapping, reading.content(task), reading.id_column)
-                    self._identities.require_new(identity, f"{file}, {place}")
+                    self._take(adding, record, RowPlace(file, place))
                 except ValueError as error:
                     if reading.on_bad_row == "error":
                         raise ValueError(
                             f'{file}, {place}: {error}. Correct the row, or set on_bad_row = "skip" to leave such rows out'
                         ) from error
-                    num_bad += 1
+                    adding.num_bad += 1
                     log.warning("dataset_row_skipped", path=str(file), place=place, reason=str(error))
-                    continue
-                rows.append(IdentifiedTask(identity, task))
-            if not rows:
-                filtered = f", {num_filtered} outside {reading.kept_by}" if num_filtered else ""
-                raise ValueError(f"{path} has no usable row ({num_bad} skipped{filtered})")
-        except ValueError:
-            self._identities.forget([row.identity for row in rows])
+            if not adding.rows:
+                raise ValueError(_nothing_left(path, adding, reading.kept_by))
+        except (ValueError, OSError):
+            self._known.back_to(mark)
             raise
-        self._rows += rows
-        counts = {"num_rows": len(rows), "num_skipped": num_bad, "num_filtered": num_filtered}
-        log.info("dataset_loaded", path=str(path), **counts)
-        return len(rows)
+        self._rows += adding.rows
+        self._keys |= adding.keys
+        self.num_repeated += adding.num_repeated
+        if adding.layout:
+            self.layouts.append(adding.layout)
+        log.info(
+            "dataset_loaded", path=str(path), num_rows=len(adding.rows), num_skipped=adding.num_bad,
+            num_filtered=adding.num_filtered, num_repeated=adding.num_repeated, layout=adding.layout or "",
+        )  # fmt: skip
+        return len(adding.rows)
+
+    def _take(self, adding: _Adding, record: Any, where: RowPlace) -> None:
+        """Raises: ValueError for a row that cannot be used."""
+        key = row_key(record)
+        if key in adding.keys or key in self._keys:
+            adding.num_repeated += 1
+            return
+        reading, here = self._reading, f"{where.file}, {where.place}"
+        mapping = as_mapping(record)
+        layout = reading.layout(mapping)
+        if adding.layout is None:
+            adding.layout, adding.laid_out_at = layout, here
+        elif layout != adding.layout:
+            raise ValueError(
+                f"it is laid out as {layout}, and the row at {adding.laid_out_at} as {adding.layout}: put the two into "
+                "sources of their own, or name the columns in the options"
+            )
+        found = reading.task(mapping, where)
+        if found is None or not reading.filter.keeps(mapping, found[1]):
+            adding.num_filtered += 1
+            return
+        task = found[0]
+        content = digest_of(reading.content(task))
+        identity = identity_of(mapping, content, reading.id_column)
+        if self._known.is_new(identity, content, reading.answered(task), here):
+            adding.rows.append(IdentifiedTask(identity, task))
+        else:
+            adding.num_repeated += 1
+        if key is not None:
+            adding.keys.add(key)
+
+
+def _nothing_left(path: Path, adding: _Adding, kept_by: str) -> str:
+    counts = [f"{adding.num_bad} skipped"]
+    if adding.num_filtered:
+        counts.append(f"{adding.num_filtered} outside {kept_by}")
+    if adding.num_repeated:
+        counts.append(f"{adding.num_repeated} there already")
+    return f"{path} has no usable row ({', '.join(counts)})"
 
 
 def mixed_tasks(sources: Sequence[SourceOptions], reading: TaskReading) -> MixedTasks:
@@ -154,7 +223,7 @@ def mixed_tasks(sources: Sequence[SourceOptions], reading: TaskReading) -> Mixed
     for source in sources:
         if any(source.label == part.name for part in parts):
             raise ValueError(f'two sources are called "{source.label}": give one of them another name')
-        parts.append(TaskSourcePart(source.label, source.weight, tasks.add(Path(source.path))))
+        parts.append(TaskSourcePart(source.label, source.weight, tasks.add(expanded(source.path))))
     tasks.parts = tuple(parts)
     return tasks
 
@@ -172,6 +241,7 @@ class SplitOptions(Protocol):
 
 def tasks_of_split(whose: str, split: Split, options: SplitOptions, reading: TaskReading) -> MixedTasks:
     """The tasks of a split; filters are for training alone. Raises: ValueError as ``mixed_tasks``, and without a file."""
+    reading = reading._replace(split=split)
     if split == "train" and options.sources:
         if options.train_path:
             raise ValueError("there are sources and train_path, which name the same thing: put train_path among the sources")
@@ -179,21 +249,7 @@ def tasks_of_split(whose: str, split: Split, options: SplitOptions, reading: Tas
     path = options.train_path if split == "train" else options.eval_path
     if not path:
         also = ", or several sources" if split == "train" else ""
-        raise ValueError(
-            f"the {whose} needs {split}_path for its {split} split: name a .jsonl or .parquet file or a folder{also}"
-        )
+        raise ValueError(f"the {whose} needs {split}_path for its {split} split: name a file ({EXPECTED}){also}")
     if split == "eval":
         reading = reading._replace(filter=RowFilter())
     return mixed_tasks([SourceOptions(path=path)], reading)
-
-
-def as_mapping(record: Any) -> dict[str, Any]:
-    """The row in ``record``, a line of JSON or a mapping. Raises: ValueError with what is wrong."""
-    if isinstance(record, bytes):
-        try:
-            record = msgspec.json.decode(record)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f"not JSON ({error})") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"a JSON object is needed, found {type(record).__name__}")
-    return record

@@ -4,6 +4,7 @@ import io
 import json
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from gspo_services.prepare.init.project import make_project, write_project
 from gspo_services.shared.placement import Machine, placement_of
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import load_settings
+from gspo_services.tasks.environments import create_environment, create_task_set
 from tests.support.checking.projects import write_weights
 from tests.support.checking.shapes import QWEN3_06B, QWEN3_8B, QWEN3_30B, TINY
+from tests.support.files.public_forms import FORMS, NUM_ROWS
 
 
 @pytest.fixture(autouse=True)
@@ -117,8 +120,55 @@ def test_files_of_ones_own_for_both_splits_are_named_and_not_copied(tmp_path: Pa
     assert load_settings(Path("p/run.toml"), (), {}).batch.groups_per_batch == 8
 
 
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("kind", ["reward", "agent", "maths"])
+def test_rows_as_they_are_published_make_a_project(kind: str, name: str, tmp_path: Path) -> None:
+    form = FORMS[name]
+    data = form.written(tmp_path / "theirs")
+    assert main(["p", "--kind", kind, "--data", str(data)]) == 0
+    environment = load_settings(Path("p/run.toml"), (), {}).environment
+    options = environment.options | {key: f"p/{environment.options[key]}" for key in ("train_path", "eval_path")}
+    create = create_task_set if kind == "agent" else create_environment
+    found = [create(environment.name, options).tasks(split).num_tasks for split in ("train", "eval")]
+    assert found == [NUM_ROWS - 1, 1], "a row that is there three times is one task, and not held out as well"
+
+
+def test_a_folder_with_both_splits_is_named_and_not_copied(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    rows(tmp_path / "set" / "train-00000-of-00001.jsonl", 10)
+    rows(tmp_path / "set" / "test-00000-of-00001.jsonl", 4)
+    assert main(["p", "--data", "set"]) == 0
+    options = tomllib.loads(Path("p/run.toml").read_text())["environment"]["options"]
+    assert (options["train_path"], options["eval_path"]) == (str(tmp_path / "set"), str(tmp_path / "set"))
+    assert load_settings(Path("p/run.toml"), (), {}).evaluation.num_tasks == 4
+
+
+@pytest.mark.parametrize(
+    ("row", "task"),
+    [
+        (FORMS["verl GSM8K"].row(0), "7"),
+        (FORMS["OpenAI chat"].row(0), "7"),
+        (FORMS["TRL standard"].row(0), "7"),
+        ({"conversations": [{"from": "human", "value": "0+7="}, {"from": "gpt", "value": "7"}]}, "7"),
+    ],
+)
+def test_an_agent_reaches_question_and_answer_wherever_they_are(row: Any, task: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text((json.dumps(row) + "\n") + json.dumps(row | {"more": 1}) + "\n")
+    assert main(["p", "--kind", "agent", "--data", "a.jsonl"]) == 0
+    code = Path("p/my_agent.py").read_text()
+    found = {line.partition(" = ")[0].strip(): line.partition(" = ")[2] for line in code.splitlines()}
+    episode = SimpleNamespace(task=row)
+    messages = eval(found["messages"], {"episode": episode})
+    assert [message["role"] for message in messages] == ["user"]
+    assert "0+7" in messages[0]["content"]
+    answer = code.partition("== str(")[2].partition(").strip()")[0]
+    assert str(eval(answer, {"episode": episode})) == task
+
+
 def test_long_prompts_have_room(tmp_path: Path) -> None:
-    (tmp_path / "long.jsonl").write_text('{"prompt": "%s", "answer": "1"}\n' % ("word " * 3000) * 4)
+    (tmp_path / "long.jsonl").write_text(
+        "".join(json.dumps({"prompt": "word " * 3000, "answer": str(n)}) + "\n" for n in range(4))
+    )
     assert main(["p", "--data", "long.jsonl", "--hardware", "gpu", "--model", model(tmp_path / "m", QWEN3_06B)]) == 0
     sampling = load_settings(Path("p/run.toml"), (), {}).sampling
     assert sampling.max_tokens - sampling.max_turn_tokens >= 5000
@@ -129,12 +179,13 @@ def test_long_prompts_have_room(tmp_path: Path) -> None:
     [
         (b"", (), "has no row"),
         (b"{\n", (), "line 1: not JSON"),
-        (b"\xff\xfe\n", (), "line 1: not JSON"),
+        (b"\xff\xfe\n", (), "is UTF-16: save it as UTF-8"),
         (b"[1]\n", (), "line 1: a JSON object is needed, found list"),
-        (b'{"a": 1}\n{"a": 2}\n', (), "which column has the prompt? There are a: --prompt-column NAME"),
-        (b'{"prompt": "1"}\n{"x": 1}\n', (), "row 1 has no column 'prompt'"),
+        (b'{"a": 1}\n{"a": 2}\n', (), "there are a (--prompt-column says which to use)"),
+        (b'{"prompt": "1"}\n{"x": 1}\n', (), "line 2: no column question or"),
+        (b'{"prompt": "1"}\n{"problem": "1"}\n', (), "line 2: it is laid out as question (problem), and the rows before"),
         (b'{"prompt": "1"}\n', (), "1 row: give at least two"),
-        (b'{"prompt": "1"}\n{"prompt": "2"}\n', ("--kind", "maths"), "--answer-column NAME"),
+        (b'{"prompt": "1"}\n{"prompt": "2"}\n', ("--kind", "maths"), "(--answer-column says which to use)"),
     ],
 )
 def test_rows_that_cannot_be_used_are_named(
@@ -149,8 +200,7 @@ def test_rows_that_cannot_be_used_are_named(
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (("--data", "nowhere.jsonl"), "No such file"),
-        (("--data", "x.csv"), "no .jsonl file"),
+        (("--data", "nowhere.jsonl"), "there is no file"),
         (("--eval-data", "x.jsonl"), "--data is not"),
         (("--kind", "environment", "--data", "x.jsonl"), "tasks of its own"),
         (("--hardware", "gpu", "--gpu", "GTX"), "use one of A100"),

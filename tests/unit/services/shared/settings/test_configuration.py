@@ -42,6 +42,31 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
     assert (settings.batch.max_lag, settings.batch.group_size, settings.run.seed) == (3, 5, 1)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_file_and_utf16_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xef\xbb\xbf[run]\r\nseed = 7\r\n")
+    assert load_settings(path, (), {}).run.seed == 7
+    path.write_bytes("[run]\nseed = 7\n".encode("utf-16"))
+    with pytest.raises(ConfigurationError, match=r"run\.toml: cannot be read: .*; save it as UTF-8"):
+        load_settings(path, (), {})
+
+
+def test_home_and_variables_are_filled_in_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("WORK", "/work/of/me")
+    monkeypatch.delenv("UNSET_FOLDER", raising=False)
+    path = written(
+        tmp_path, '[run]\ndirectory = "~/runs/a"\n[model]\npath = "${WORK}/models"\n[security]\nkeys = "$WORK/keys"\n'
+    )
+    settings = load_settings(path, ["agent.python=~/venv/bin/python", "agent.function=m:f"], {})
+    assert (settings.run.directory, settings.model.path) == (Path("/home/me/runs/a"), Path("/work/of/me/models"))
+    assert (settings.security.keys, settings.agent.python) == ("/work/of/me/keys", "/home/me/venv/bin/python")
+    assert (settings.rollout.python, settings.learner.python) == ("", "")
+    assert "the variable $UNSET_FOLDER is not set where this runs" in refusal(
+        '[model]\npath = "$UNSET_FOLDER/m"\n', tmp_path
+    )
+
+
 def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: Path) -> None:
     overrides = [
         "environment.name=calculator",

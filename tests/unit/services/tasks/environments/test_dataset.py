@@ -26,8 +26,8 @@ def test_rows_come_in_the_files_order_with_the_answer_after_the_marker(tmp_path:
     source = Dataset(DatasetOptions(train_path=str(path))).tasks("train")
     assert source.num_tasks == 2
     assert [source.task(0), source.task(1)] == [
-        {"prompt": "1+1?", "answer": "2"},
-        {"prompt": "2+3?", "answer": "5"},
+        {"prompt": "1+1?", "answer": "2", "answer_marker": "####"},
+        {"prompt": "2+3?", "answer": "5", "answer_marker": "####"},
     ]
     with pytest.raises(IndexError):
         source.task(2)
@@ -36,7 +36,7 @@ def test_rows_come_in_the_files_order_with_the_answer_after_the_marker(tmp_path:
 def test_parquet_with_named_columns_is_read_like_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"problem": ["1+1?"], "solution": [2]}), path)
-    options = DatasetOptions(eval_path=str(path), prompt_column="problem", answer_column="solution", answer_marker="")
+    options = DatasetOptions(eval_path=str(path), prompt_column="problem", answer_column="solution")
     assert Dataset(options).tasks("eval").task(0) == {"prompt": "1+1?", "answer": "2"}
 
 
@@ -50,11 +50,11 @@ def test_a_missing_number_of_a_parquet_file_is_a_bad_row(tmp_path: Path) -> None
 BAD_ROWS = [
     ("{", "not JSON"),
     ("[1]", "a JSON object is needed, found list"),
-    ({"prompt": "x"}, 'no column "question": there are prompt'),
+    ({"prompt": "x"}, "there are prompt (answer_column says which to use)"),
     ({"question": None, "answer": "#### 1"}, 'column "question" is None'),
     ({"question": " ", "answer": "#### 1"}, 'column "question" is empty'),
-    ({"question": "x", "answer": "1"}, 'no answer after "####"'),
-    ({"question": "x", "answer": "so ####"}, 'no answer after "####"'),
+    ({"question": "x", "answer": "1"}, "it is laid out as question and answer (question, answer)"),
+    ({"question": "x", "answer": "so ####"}, 'column "answer" has no answer'),
 ]
 
 
@@ -84,7 +84,7 @@ def test_bytes_that_are_not_text_are_a_bad_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.csv", b"x", "neither .jsonl nor .parquet"),
+        ("a.txt", b"x", "none of the files that can be read"),
         ("a.parquet", b"x", "not a Parquet file"),
         ("a.jsonl", b"", "no usable row"),
         ("", b"", "needs train_path"),
@@ -105,7 +105,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_the_text_after_the_last_marker_is_judged_or_all_of_it_without_one() -> None:
     assert final_answer("3 #### 4 #### 5", "####") == "5"
-    environment = Dataset(DatasetOptions())
+    environment = Dataset(DatasetOptions(answer_marker="####"))
     state = environment.start({"prompt": "p", "answer": "5"}, seed=0).state
     jobs = [environment.step(state, action).reward for action in ("so #### 5", "so 5")]
     assert all(isinstance(job, RewardJob) for job in jobs)

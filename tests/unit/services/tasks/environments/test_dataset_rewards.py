@@ -57,9 +57,12 @@ def test_the_deadline_and_the_service_reach_the_job() -> None:
 
 
 def test_rows_need_no_answer_when_a_reward_of_ones_own_grades(tmp_path: Path) -> None:
-    path = rows_file(tmp_path, {"question": "x", "answer": ["several", "answers"]})
-    options = {"train_path": path, "reward": OWN, "answer_column": ""}
+    path = rows_file(tmp_path, {"question": "x", "answer": {"no": "answer"}})
+    options = {"train_path": path, "reward": OWN}
     assert create_environment("dataset", options).tasks("train").task(0) == {"prompt": "x"}
+    path = rows_file(tmp_path, {"question": "x", "answer": ["several", "answers"]})
+    task = create_environment("dataset", options).tasks("train").task(0)
+    assert task == {"prompt": "x", "answer": ["several", "answers"]}
     options |= {"task_columns": ["answer"]}
     task = create_environment("dataset", options).tasks("train").task(0)
     assert task == {"prompt": "x", "answer": ["several", "answers"]}
@@ -98,12 +101,15 @@ def test_a_column_of_parquet_that_is_no_plain_data_is_named(tmp_path: Path) -> N
         ({"reward_url": "rewards:8080"}, 'reward_url is "rewards:8080": expected a URL'),
         ({"reward_url": "http://"}, "expected a URL"),
         ({"reward_url": "http://x:99999/"}, "expected a URL"),
-        ({"answer_column": ""}, "without an answer there is nothing to compare"),
+        ({"task_columns": ["answer"]}, "task_columns has answer, which the task holds already"),
         ({"reward_weights": {"right": 1.0}}, "math-verify has none: set reward"),
         ({"reward": OWN, "reward_weights": {}}, "every reward would be 0"),
         ({"reward": OWN, "reward_weights": {"right": "much"}}, "reward_weights"),
         ({"reward": OWN, "task_columns": ["prompt"]}, "task_columns has prompt, which the task holds already"),
-        ({"reward": OWN, "task_columns": ["answer", "x"]}, "task_columns has answer, which the task holds already"),
+        (
+            {"reward": OWN, "answer_column": "a", "task_columns": ["answer", "x"]},
+            "task_columns has answer, which the task holds already",
+        ),
     ],
 )
 def test_options_of_a_reward_that_do_not_fit_together_are_refused(options: dict[str, Any], text: str) -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from gspo.tasks.environments import Task
 from gspo_services.tasks.environments import create_task_set
-from gspo_services.tasks.environments.sources import MixedTasks
+from gspo_services.tasks.environments.sources import MixedTasks, RowPlace, TaskReading
 
 
 def written(path: Path, *rows: dict[str, Any]) -> Path:
@@ -52,26 +54,52 @@ def test_sources_are_told_apart(tmp_path: Path) -> None:
         tasks_of(sources=[{"path": str(first)}], train_path=str(second))
 
 
-def test_two_tasks_with_one_identity_are_refused_by_file_and_row(tmp_path: Path) -> None:
-    first, second = written(tmp_path / "a.jsonl", row(1), row(2)), written(tmp_path / "b.jsonl", row(3), row(2))
-    sources = [{"path": str(first)}, {"path": str(second)}]
+def test_the_same_row_again_is_one_task_and_is_counted(tmp_path: Path) -> None:
+    first, second = written(tmp_path / "a.jsonl", row(1), row(2), row(1)), written(tmp_path / "b.jsonl", row(3), row(2))
+    with capture_logs() as logs:
+        source = tasks_of(sources=[{"path": str(first)}, {"path": str(second)}])
+    assert answers(source) == ["1", "2", "3"]
+    assert (source.num_repeated, source.parts) == (2, (("a", 1.0, 2), ("b", 1.0, 1)))
+    assert [each["num_repeated"] for each in logs if each["event"] == "dataset_loaded"] == [1, 1]
+    with pytest.raises(ValueError, match=r"b\.jsonl has no usable row \(0 skipped, 1 there already\)"):
+        tasks_of(sources=[{"path": str(first)}, {"path": str(written(tmp_path / "b.jsonl", row(2)))}])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "num_tasks"),
+    # Another spelling of one number is no contradiction; the task is another, because its gold is graded as it stands.
+    [("7", "007", 3), ("1,000", "1000", 3), ("0.5", "1/2", 3), ("$x$", " x", 2), ("7", "8", 0), ("x", "y", 0),
+     ("1e3", "1000", 0), ("1/0", "2/0", 0)],
+)  # fmt: skip
+def test_rows_that_ask_the_same_and_answer_otherwise_contradict_each_other(
+    tmp_path: Path, one: str, other: str, num_tasks: int
+) -> None:
+    path = written(tmp_path / "a.jsonl", {"question": "Q?", "answer": one}, row(1), {"question": "Q?", "answer": other})
+    if num_tasks:
+        assert tasks_of(train_path=str(path)).num_tasks == num_tasks
+        return
     with pytest.raises(ValueError) as refusal:
-        tasks_of(sources=sources)
-    assert str(refusal.value).startswith(f"{second}, line 2: it has the identity")
-    assert f"of the task at {first}, line 2: remove one of them" in str(refusal.value)
-    assert answers(tasks_of(sources=sources, on_bad_row="skip")) == ["1", "2", "3"]
+        tasks_of(train_path=str(path))
+    assert str(refusal.value).startswith(
+        f"{path}, line 3: its answer is {other!r}, and the row at {path}, line 1 asks the same"
+    )
+    assert f"answers {one!r}: correct or remove one of them. Correct the row, or set on_bad_row" in str(refusal.value)
+    assert answers(tasks_of(train_path=str(path), on_bad_row="skip")) == [one, "1"]
 
 
 def test_an_identity_is_the_column_for_it_or_the_content(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.jsonl", row(1, uid="x"), row(1, uid="y"))
-    with pytest.raises(ValueError, match="line 2: it has the identity"):
-        tasks_of(train_path=str(path))
+    path = written(tmp_path / "a.jsonl", row(1, uid="x"), row(1, uid="y"), row(1, uid="y"))
+    assert tasks_of(train_path=str(path)).num_tasks == 1
     source = tasks_of(train_path=str(path), id_column="uid")
-    assert [source.identity(index) for index in range(2)] == ["x", "y"]
+    assert [source.identity(index) for index in range(source.num_tasks)] == ["x", "y"]
     by_content = tasks_of(train_path=str(written(tmp_path / "b.jsonl", row(5))))
     assert by_content.identity(0) == tasks_of(train_path=str(written(tmp_path / "c.jsonl", row(5)))).identity(0)
     with pytest.raises(ValueError, match='line 1: column "uid" is None: an identity is text or a whole number'):
         tasks_of(train_path=str(written(tmp_path / "d.jsonl", row(1, uid=None))), id_column="uid")
+    twice = written(tmp_path / "e.jsonl", row(1, uid="x"), row(2, uid="x"))
+    with pytest.raises(ValueError, match=r'line 2: it has the identity "x" of the task at .*line 1, which is another'):
+        tasks_of(train_path=str(twice), id_column="uid")
+    assert answers(tasks_of(train_path=str(twice), id_column="uid", on_bad_row="skip")) == ["1"]
 
 
 def test_rows_are_filtered_by_length_and_by_earlier_pass_rate(tmp_path: Path) -> None:
@@ -109,9 +137,27 @@ def test_held_out_rows_are_not_filtered(tmp_path: Path) -> None:
 def test_tasks_can_be_added_and_nothing_is_if_one_is_bad(tmp_path: Path) -> None:
     source = tasks_of(train_path=str(written(tmp_path / "a.jsonl", row(1))))
     before = source.digest
-    with pytest.raises(ValueError, match=r"b\.jsonl, line 2: it has the identity"):
-        source.add(written(tmp_path / "b.jsonl", row(2), row(1)))
+    with pytest.raises(ValueError, match=r"b\.jsonl, line 3: its answer is '9'"):
+        source.add(written(tmp_path / "b.jsonl", row(2), row(4), row(1) | {"answer": "9"}))
     assert (answers(source), source.digest) == (["1"], before)
+    assert source.add(written(tmp_path / "b.jsonl", row(2), row(1), row(3), row(4) | {"answer": "5"})) == 3
+    assert answers(source) == ["1", "2", "3", "5"]
+    source = tasks_of(train_path=str(written(tmp_path / "a.jsonl", row(1))))
     assert source.add(written(tmp_path / "b.jsonl", row(2), row(3))) == 2
     assert answers(source) == ["1", "2", "3"]
     assert source.digest != before
+
+
+def test_a_repeated_row_is_not_read_again_also_in_another_file(tmp_path: Path) -> None:
+    read = list[str]()
+
+    def task(record: dict[str, Any], where: RowPlace) -> tuple[Task, int]:
+        read.append(record["question"])
+        return record, 0
+
+    tasks = MixedTasks(TaskReading(task))
+    tasks.add(written(tmp_path / "a.jsonl", row(1), row(1), row(2)))
+    tasks.add(written(tmp_path / "b.jsonl", row(2), row(3)))
+    assert read == ["1?", "2?", "3?"]
+    with pytest.raises(ValueError, match="there already"):
+        tasks.add(written(tmp_path / "c.jsonl", row(1), row(3)))

@@ -1,0 +1,146 @@
+"""How a row of a question with an answer is laid out, told by its columns as public sets have them.
+
+| layout | columns | read like this by |
+|---|---|---|
+| verl, DAPO | prompt, reward_model.ground_truth, data_source | volcengine/verl: utils/dataset/rl_dataset.py |
+| Skywork | the same; ground_truth is a JSON list, of which any is right | SkyworkAI/Skywork-OR1: hf_math_verify.py |
+| SkyRL | prompt, reward_spec.ground_truth | NovaSky-AI/SkyRL: its data format |
+| GSM8K | question, answer (behind "####") | openai/grade-school-math: dataset.py |
+| OlympiadBench | question, context, final_answer, unit, error | OpenBMB/OlympiadBench: inference/judge.py |
+| NuminaMath | problem, answer, question_type | NVIDIA-NeMo/RL: numinamath.py |
+| ORZ | two messages, the second with ground_truth.value | Open-Reasoner-Zero: playground |
+| chat | messages that end with the assistant's answer | OpenAI's and ShareGPT's forms |
+| question and answer | one of each kind below: AIME, MATH-500, DeepScaleR, Big-Math, TRL | huggingface/lighteval, trl |
+| conversation and answer | the same, and the prompt is messages | huggingface/trl: dataset formats |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from gspo_services.tasks.environments.sources import column_of
+
+PROMPT_COLUMNS: Final = ("question", "Question", "problem", "Problem", "prompt", "instruction", "query", "input")
+CHAT_COLUMNS: Final = ("messages", "conversations", "conversation")
+ANSWER_COLUMNS: Final = (
+    "answer", "Answer", "final_answer", "expected_answer", "reference_answer", "ground_truth", "gold", "target", "label",
+)  # fmt: skip
+SOLUTION_COLUMNS: Final = ("solution", "Solution", "completion", "output", "response")
+"""They may hold a whole solution, at whose end the answer stands."""
+NESTED_ANSWERS: Final = (("reward_model", "verl"), ("reward_spec", "SkyRL"))
+LAST_MESSAGE: Final = "the last message"
+GSM8K_MARKER: Final = "####"
+
+
+class QuestionLayout(NamedTuple):
+    """Where a row has its question and its answer."""
+
+    name: str
+    prompt: str
+    answer: str
+    """A column, ``LAST_MESSAGE``, or "" for a row without an answer."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({', '.join(filter(None, (self.prompt, self.answer)))})"
+
+
+class Columns(NamedTuple):
+    """What the options say about a row."""
+
+    prompt: str = ""
+    answer: str = ""
+    """Columns; "" recognises them."""
+    prompt_option: str = "prompt_column"
+    answer_option: str = "answer_column"
+    gold_marker: str = "auto"
+    needs_answer: bool = True
+
+
+def layout_of(record: Mapping[str, Any], columns: Columns) -> QuestionLayout:
+    """Raises: ValueError for a row that no layout fits, or two; the text names the option that decides."""
+    prompt = columns.prompt or _prompt_column(record, columns)
+    answer = columns.answer or _answer_column(record, prompt, columns)
+    return QuestionLayout(_name(record, prompt, answer, columns), prompt, answer)
+
+
+def is_marked(value: object) -> bool:
+    """Whether a gold stands behind GSM8K's marker."""
+    return isinstance(value, str) and GSM8K_MARKER in value
+
+
+def _prompt_column(record: Mapping[str, Any], columns: Columns) -> str:
+    found = _there(record, PROMPT_COLUMNS) or _there(record, CHAT_COLUMNS)
+    # One that is empty is named as such later.
+    found = found or [name for name in (*PROMPT_COLUMNS, *CHAT_COLUMNS) if name in record][:1]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(
+            f"columns {' and '.join(found)} could each be the question: say in {columns.prompt_option} which one is"
+        )
+    known = " or ".join((*PROMPT_COLUMNS, *CHAT_COLUMNS))
+    raise ValueError(f"no column {known}: there are {_names(record)} ({columns.prompt_option} says which to use)")
+
+
+def _answer_column(record: Mapping[str, Any], prompt: str, columns: Columns) -> str:
+    for outer, _ in NESTED_ANSWERS:
+        inner = record.get(outer)
+        if isinstance(inner, dict) and "ground_truth" in inner:
+            return f"{outer}.ground_truth"
+    groups = [[name for name in names if name != prompt] for names in (ANSWER_COLUMNS, SOLUTION_COLUMNS)]
+    found = next(filter(None, (_there(record, names) for names in groups)), [])
+    if not found and isinstance(record.get(prompt), list) and ends_with_answer(record[prompt]):
+        return LAST_MESSAGE
+    # A column that is empty in this row, and the only one of its kind, is a row without its answer.
+    found = found or next(filter(None, ([name for name in names if name in record] for names in groups)), [])
+    if len(found) == 1:
+        return found[0]
+    if found and columns.needs_answer:
+        raise ValueError(
+            f"columns {' and '.join(found)} could each be the answer: say in {columns.answer_option} which one is"
+        )
+    if not columns.needs_answer:
+        return ""
+    known = " or ".join((*ANSWER_COLUMNS, *SOLUTION_COLUMNS))
+    raise ValueError(f"no column {known}: there are {_names(record)} ({columns.answer_option} says which to use)")
+
+
+def ends_with_answer(messages: Sequence[Any]) -> bool:
+    """Whether a conversation goes on to what its assistant answered."""
+    last = messages[-1] if len(messages) > 1 else None
+    return isinstance(last, dict) and str(last.get("role", last.get("from"))).lower() in ("assistant", "gpt")
+
+
+def _name(record: Mapping[str, Any], prompt: str, answer: str, columns: Columns) -> str:
+    nested = next((name for outer, name in NESTED_ANSWERS if answer == f"{outer}.ground_truth"), None)
+    if nested is not None:
+        return nested
+    asked = value_at(record, prompt)
+    if answer == LAST_MESSAGE:
+        return "ORZ" if isinstance(asked, list) and "ground_truth" in asked[-1] else "chat"
+    if answer == "final_answer" and "is_multiple_answer" in record:
+        return "OlympiadBench"
+    if {"question_type", "problem_is_valid"} <= record.keys():
+        return "NuminaMath"
+    if columns.gold_marker == "auto" and is_marked(value_at(record, answer)):
+        return "GSM8K"
+    what = "conversation" if isinstance(asked, list) else "question"
+    return f"{what} and answer" if answer else what
+
+
+def value_at(record: Mapping[str, Any], column: str) -> Any:
+    """The value of a column, which may be inside another; None where there is none."""
+    try:
+        return column_of(dict(record), column, "") if column else None
+    except ValueError:
+        return None
+
+
+def _there(record: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Columns that say something. In a table of rows of several layouts those of the others are empty."""
+    return [name for name in names if record.get(name) not in (None, "", [])]
+
+
+def _names(record: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(map(str, record)))[:300]
