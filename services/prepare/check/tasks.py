@@ -91,6 +91,7 @@ def _tasks(situation: Situation, report: CodeReport) -> Iterator[Finding]:
                 yield Finding(check=f"{split} tasks", status="fail", text=text, way_out=way_out, basis="tried")
             continue
         yield from _number(situation, split, part["num_tasks"], environment.name)
+        yield from _answers(split, report.part("answers", split=split))
     yield from _sets(situation, report)
     overlap = report.part("overlap")
     if overlap is not None and overlap["both"]:
@@ -98,6 +99,29 @@ def _tasks(situation: Situation, report: CodeReport) -> Iterator[Finding]:
             check="eval tasks", status="warn", text=f"{overlap['both']} of {overlap['eval']} are training tasks, too",
             basis="tried", way_out="take them out of one of the files: evaluation would show what was learnt by heart",
         )  # fmt: skip
+
+
+def _answers(split: str, part: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """What the answers are read as: each was found right for itself when the tasks were loaded."""
+    if part is None or not part["numbers"]:
+        return
+    numbers: dict[str, int] = part["numbers"]
+    text = f"{sum(numbers.values()):,} read: " + ", ".join(f"{number:,} {_FORMS[form]}" for form, number in numbers.items())
+    examples = {form: ", ".join(part["examples"][form])[:MOST_SHOWN] for form in ("words", "beyond") if form in numbers}
+    text += "".join(f"; {_FORMS[form]}: {shown}" for form, shown in examples.items())
+    if "beyond" in numbers:
+        yield Finding(
+            check=f"{split} answers", status="note", text=text, basis="tried",
+            way_out="docs/guide/programs.md says how each kind is compared; leave out rows that should pay nobody",
+        )  # fmt: skip
+    else:
+        yield Finding(check=f"{split} answers", status="ok", text=text, basis="tried")
+
+
+_FORMS: Final = {
+    "number": "numbers", "expression": "expressions", "several": "lists and points", "interval": "pairs and intervals",
+    "equation": "equations", "matrix": "matrices", "words": "words", "beyond": "for math-verify alone",
+}  # fmt: skip
 
 
 def _sets(situation: Situation, report: CodeReport) -> Iterator[Finding]:

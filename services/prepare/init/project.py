@@ -88,14 +88,7 @@ def _device(answers: Answers) -> Device | None:
 
 def _rows(answers: Answers, *, small: bool) -> TaskRows:
     if answers.data is None:
-        rows = sample_rows(tiny=small)
-        if answers.kind == "maths" and not small:
-            marked = [[{**row, "answer": f"#### {row['answer']}"} for row in part] for part in (rows.train, rows.held_out)]
-            return TaskRows(
-                train=marked[0], held_out=marked[1], prompt_column="question", answer_column="answer",
-                train_path=rows.train_path, eval_path=rows.eval_path, is_written=True,
-            )  # fmt: skip
-        return rows
+        return sample_rows(tiny=small)
     needs_answer = answers.kind in ("maths", "agent")
     return own_rows(answers.data, answers.eval_data, answers.prompt_column, answers.answer_column, needs_answer=needs_answer)
 

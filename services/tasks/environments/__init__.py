@@ -1,6 +1,7 @@
 """Environments and task sets that come with the project, and processes that compute slow rewards. No torch, no sockets."""
 
 from gspo_services.tasks.environments.generated import draw_problem
+from gspo_services.tasks.environments.maths import AnswerForms, ComparesAnswers, forms_of
 from gspo_services.tasks.environments.registry import (
     ENVIRONMENTS,
     TASK_SETS,
@@ -19,6 +20,8 @@ __all__ = [
     "ENVIRONMENTS",
     "TASK_SETS",
     "TOOLS",
+    "AnswerForms",
+    "ComparesAnswers",
     "FailureReason",
     "MixedTasks",
     "RewardPart",
@@ -32,6 +35,7 @@ __all__ = [
     "draw_problem",
     "find_environment",
     "find_task_set",
+    "forms_of",
     "score_of",
     "tool_result",
 ]

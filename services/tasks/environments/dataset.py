@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
 from gspo.tasks.environments import ChatMessage, Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
+from gspo_services.tasks.environments.maths import GoldCheck, last_boxed, said_answer
 from gspo_services.tasks.environments.rows import num_characters, plain_task, usable_rows
 from gspo_services.tasks.environments.sources import (
     OnBadRow,
@@ -26,8 +27,10 @@ from gspo_services.tasks.environments.sources import (
     column_of,
     tasks_of_split,
 )
+from gspo_services.tasks.reward_worker.maths import GRADE_ANSWER, is_same_vote, vote_of
 
-VERIFY_ANSWER = "gspo_services.tasks.reward_worker.mathematics:verify_answer"
+COMPARISON_CPU_S: Final = 5.0
+"""Processor seconds for comparing one answer."""
 
 
 class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,7 +61,7 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     on_bad_row: OnBadRow = "error"
     """A row without a usable question or answer stops the run, or is counted and left out."""
     reward: str = ""
-    """A function "package.module:function" of (completion, task) that grades; "": math-verify compares the answers."""
+    """A function "package.module:function" of (completion, task) that grades; "": answers are compared as mathematics."""
     reward_url: str = ""
     """In place of a function: a service that gets {"completion", "task"} by POST and answers {"reward": ...}."""
     reward_weights: dict[str, float] | None = None
@@ -78,7 +81,7 @@ class DatasetState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dataset(Environment):
-    """One question, one answer; math-verify compares it (1 or 0), or a reward of your own grades it."""
+    """One question, one answer; it is compared as mathematics (1 or 0), or a reward of your own grades it."""
 
     options_type = DatasetOptions
 
@@ -90,17 +93,32 @@ class Dataset(Environment):
     @property
     def reward_functions(self) -> Sequence[str]:
         """The function that grades; none for a service."""
-        return () if self._options.reward_url else (self._options.reward or VERIFY_ANSWER,)
+        return () if self._options.reward_url else (self._options.reward or GRADE_ANSWER,)
 
     def tasks(self, split: Split) -> TaskSource:
         """The rows of the split's files, in their order. Raises: ValueError that names the file and line of a bad row."""
         options = self._options
-        reading = TaskReading(self._task_of_row, options.on_bad_row, options.id_column, options.filter)
-        return tasks_of_split("dataset environment", split, options, reading)
+        golds = GoldCheck("symbolic", options.on_bad_row)
 
-    def _task_of_row(self, record: dict[str, Any], _where: RowPlace) -> tuple[Task, int]:
-        task = _row(record, self._options)
-        return task, num_characters(task["prompt"])
+        def task_of(record: dict[str, Any], where: RowPlace) -> tuple[Task, int]:
+            task = _row(record, options)
+            if not options.has_own_reward:
+                golds.require(str(task["answer"]), where)
+            return task, num_characters(task["prompt"])
+
+        tasks = tasks_of_split(
+            "dataset environment",
+            split,
+            options,
+            TaskReading(task_of, options.on_bad_row, options.id_column, options.filter),
+        )
+        golds.finish()
+        return tasks
+
+    def golds(self, tasks: TaskSource) -> Iterator[str]:
+        """The answers of ``tasks`` that are compared as mathematics; none beside a reward of your own."""
+        number = 0 if self._options.has_own_reward else tasks.num_tasks or 0
+        return (str(tasks.task(index)["answer"]) for index in range(number))
 
     def start(self, task: Task, seed: int) -> Start:
         """Ask the question; nothing in this environment is random."""
@@ -120,9 +138,13 @@ class Dataset(Environment):
         return Step(state=state, messages=[], reward=job, done=True)
 
     def answer(self, task: Task, action: str) -> str | None:
-        """The final answer, without blanks; a text without the marker has none."""
-        said = final_answer(action, self._options.answer_marker)
-        return "".join(said.split()) or None if said is not None else None
+        """The final answer, in one spelling."""
+        said = said_answer(action, self._options.answer_marker)
+        return None if said is None else vote_of(said) or None
+
+    def is_same_answer(self, task: Task, one: str, other: str) -> bool:
+        """Whether both mean the same."""
+        return is_same_vote(one, other)
 
     def _own_reward(self, action: str) -> RewardJob:
         return RewardJob(
@@ -135,13 +157,12 @@ class Dataset(Environment):
         )
 
     def _comparison(self, state: State, action: str) -> RewardJob:
-        gold = msgspec.convert(state, DatasetState).answer
-        said = final_answer(action, self._options.answer_marker)
-        return RewardJob(
-            function=VERIFY_ANSWER,
-            arguments={"gold": gold, "answer": action if said is None else said},
-            deadline_s=self._options.reward_deadline_s,
-        )
+        deadline_s = self._options.reward_deadline_s
+        arguments: State = {
+            "gold": msgspec.convert(state, DatasetState).answer, "answer": said_answer(action, self._options.answer_marker),
+            "kind": "symbolic", "place": "", "cpu_s": min(COMPARISON_CPU_S, deadline_s / 2),
+        }  # fmt: skip
+        return RewardJob(function=GRADE_ANSWER, arguments=arguments, deadline_s=deadline_s, weights={"right": 1.0})
 
 
 def _require_reward(options: DatasetOptions) -> None:
@@ -162,7 +183,7 @@ def _require_reward(options: DatasetOptions) -> None:
             "column"
         )
     if not options.has_own_reward and options.reward_weights is not None:
-        raise ValueError("reward_weights are for a reward with named components, and math-verify has none: set reward")
+        raise ValueError("reward_weights are for a reward of your own, and there is none: set reward")
     if options.reward_weights is not None and not options.reward_weights:
         raise ValueError("reward_weights is empty, so that every reward would be 0: name components, or leave it out")
     taken = {"prompt", *(["answer"] if options.answer_column else [])} & set(options.task_columns)
@@ -202,7 +223,7 @@ def _row(record: dict[str, Any], options: DatasetOptions) -> Task:
         answer = final_answer(_text(record, options.answer_column), options.answer_marker)
         if not answer:
             raise ValueError(f'no answer after "{options.answer_marker}" in column "{options.answer_column}"')
-        task["answer"] = answer
+        task["answer"] = last_boxed(answer) or answer
     return plain_task(task | {column: column_of(record, column, "task_columns says") for column in options.task_columns})
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from gspo.tasks.environments import ChatMessage, Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
 from gspo_services.tasks.environments.maths.answers import AnswerForm, stated_answer
+from gspo_services.tasks.environments.maths.golds import GoldCheck
 from gspo_services.tasks.environments.maths.rows import answer_in, name_in, problem_in
 from gspo_services.tasks.environments.rows import plain_task
 from gspo_services.tasks.environments.sources import (
@@ -20,10 +21,8 @@ from gspo_services.tasks.environments.sources import (
     tasks_of_split,
     without_place,
 )
-from gspo_services.tasks.reward_worker.math_answers import integer_in
+from gspo_services.tasks.reward_worker.maths import GRADE_ANSWER, GoldKind, is_same_vote, vote_of
 
-INTEGER: Final = "gspo_services.tasks.reward_worker.math_answers:integer_answer"
-SYMBOLIC: Final = "gspo_services.tasks.reward_worker.math_answers:math_answer"
 DEADLINE_OVER_CPU: Final = 6.0
 LEAST_DEADLINE_S: Final = 30.0
 """The clock allows many times an answer's processor time: it is for what no signal interrupts, not for a busy machine."""
@@ -45,8 +44,8 @@ class MathOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """"" looks for answer, Answer, and for a solution that ends with its answer in a box."""
     task_columns: tuple[str, ...] = ()
     """More columns that go with the task, such as level or rating."""
-    kind: Literal["integer", "symbolic"] = "symbolic"
-    """integer: answers are whole numbers (AIME) and compared as such. symbolic: expressions, compared by math-verify."""
+    kind: GoldKind = "symbolic"
+    """integer: answers are whole numbers (AIME). symbolic: whatever mathematics writes, compared by what it means."""
     answer_form: AnswerForm = "boxed"
     """Where the policy states its answer: boxed, marked, or either."""
     marker: str = "Answer:"
@@ -77,13 +76,26 @@ class Mathematics(Environment):
     @property
     def reward_functions(self) -> Sequence[str]:
         """The function that compares."""
-        return (INTEGER if self._options.kind == "integer" else SYMBOLIC,)
+        return (GRADE_ANSWER,)
 
     def tasks(self, split: Split) -> TaskSource:
         """The rows of the split's file, in its order. Raises: ValueError that names the file and line of a bad row."""
         options = self._options
-        reading = TaskReading(self._task, options.on_bad_row, options.id_column, options.filter, content=without_place)
-        return tasks_of_split("math environment", split, options, reading)
+        golds = GoldCheck(options.kind, options.on_bad_row)
+
+        def task_of(record: dict[str, Any], where: RowPlace) -> tuple[Task, int]:
+            task = self._task(record, where)
+            golds.require(str(task["answer"]), where)
+            return task, len(str(task["prompt"]))
+
+        reading = TaskReading(task_of, options.on_bad_row, options.id_column, options.filter, content=without_place)
+        tasks = tasks_of_split("math environment", split, options, reading)
+        golds.finish()
+        return tasks
+
+    def golds(self, tasks: TaskSource) -> Iterator[str]:
+        """The answers of ``tasks``."""
+        return (str(tasks.task(index)["answer"]) for index in range(tasks.num_tasks or 0))
 
     def start(self, task: Task, seed: int) -> Start:
         """Say the problem; nothing in this environment is random."""
@@ -97,24 +109,26 @@ class Mathematics(Environment):
     def step(self, state: State, action: str) -> Step:
         """Have the answer compared; the episode is over."""
         options = self._options
-        arguments: State = {"gold": state["answer"], "answer": stated_answer(action, options.answer_form, options.marker)}
+        arguments: State = {
+            "gold": state["answer"], "answer": stated_answer(action, options.answer_form, options.marker),
+            "kind": options.kind, "place": state["place"], "cpu_s": options.cpu_s,
+        }  # fmt: skip
         deadline_s = max(LEAST_DEADLINE_S, DEADLINE_OVER_CPU * options.cpu_s)
-        if options.kind == "symbolic":
-            arguments |= {"place": state["place"], "cpu_s": options.cpu_s}
-        (function,) = self.reward_functions
-        job = RewardJob(function=function, arguments=arguments, deadline_s=deadline_s, weights={"right": 1.0})
+        job = RewardJob(function=GRADE_ANSWER, arguments=arguments, deadline_s=deadline_s, weights={"right": 1.0})
         return Step(state=state, messages=[], reward=job, done=True)
 
     def answer(self, task: Task, action: str) -> str | None:
-        """The stated answer, without blanks."""
+        """The stated answer, in one spelling."""
         said = stated_answer(action, self._options.answer_form, self._options.marker)
-        return None if said is None else "".join(said.split())
+        return None if said is None else vote_of(said) or None
 
-    def _task(self, record: dict[str, Any], where: RowPlace) -> tuple[Task, int]:
+    def is_same_answer(self, task: Task, one: str, other: str) -> bool:
+        """Whether both mean the same."""
+        return is_same_vote(one, other)
+
+    def _task(self, record: dict[str, Any], where: RowPlace) -> Task:
         options, place = self._options, f"{where.file}, {where.place}"
         answer = answer_in(record, options.answer_column)
-        if options.kind == "integer" and integer_in(answer) is None:
-            raise ValueError(f'its answer is {answer[:100]!r}, not an integer; kind = "symbolic" compares expressions')
         task: Task = {"prompt": problem_in(record, options.problem_column), "answer": answer, "place": place}
         if name := name_in(record):
             task["name"] = name
@@ -123,4 +137,4 @@ class Mathematics(Environment):
                 why = "is taken" if column in task else "is not there"
                 raise ValueError(f'task_columns names "{column}", which {why}: there are {", ".join(sorted(record))[:300]}')
             task[column] = record[column]
-        return plain_task(task), len(str(task["prompt"]))
+        return plain_task(task)
