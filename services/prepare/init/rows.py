@@ -15,6 +15,8 @@ from gspo_services.shared.runtime.errors import ConfigurationError
 
 PROMPT_COLUMNS: Final = ("question", "prompt", "problem", "instruction", "input", "query")
 ANSWER_COLUMNS: Final = ("answer", "solution", "target", "output", "label", "response")
+MARKER: Final = "####"
+"""GSM8K's, before the answer."""
 HELD_OUT_ONE_IN: Final = 10
 MOST_HELD_OUT: Final = 256
 MOST_BYTES: Final = 2 * 2**30
@@ -42,6 +44,11 @@ class TaskRows:
     def prompts(self) -> list[str]:
         """Of all rows."""
         return [str(row[self.prompt_column]) for row in (*self.train, *self.held_out)]
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether each answer ends behind the marker."""
+        return all(MARKER in str(row[self.answer_column]) for row in (*self.train, *self.held_out))
 
 
 def sample_rows(*, tiny: bool) -> TaskRows:

@@ -8,7 +8,7 @@ from typing import Final
 
 from gspo_services.prepare.init.answers import Answers
 from gspo_services.prepare.init.plan import ProjectPlan
-from gspo_services.prepare.init.rows import TaskRows
+from gspo_services.prepare.init.rows import MARKER, TaskRows
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.tasks.environments.maths import MathOptions
 
@@ -61,9 +61,7 @@ def _tasks(answers: Answers, plan: ProjectPlan, rows: TaskRows | None) -> Iterat
         yield 'name = "my_environment:MyEnvironment"   # the class in my_environment.py'
         yield ""
         return
-    # Larger models write LaTeX, in a box; the tiny one says a number and nothing else.
-    is_boxed = answers.kind == "maths" and not plan.is_small
-    yield f"name = {quoted('rows' if answers.kind == 'agent' else 'math' if is_boxed else 'dataset')}"
+    yield f"name = {quoted('rows' if answers.kind == 'agent' else 'dataset')}"
     yield ""
     yield "[environment.options]"
     cluster = answers.place == "kubernetes"
@@ -71,13 +69,15 @@ def _tasks(answers: Answers, plan: ProjectPlan, rows: TaskRows | None) -> Iterat
         written = f"{CLUSTER_DATA}/{path.rpartition('/')[2]}" if cluster else path
         yield f"{key} = {quoted(written)}" + ("      # on the volume `model`" if cluster else "")
     if answers.kind != "agent":
-        yield f"{'problem' if is_boxed else 'prompt'}_column = {quoted(rows.prompt_column)}"
+        yield f"prompt_column = {quoted(rows.prompt_column)}"
         yield f"answer_column = {quoted(rows.answer_column)}"
         if answers.kind == "reward":
             yield 'answer_marker = ""             # the whole column is the answer'
             yield 'reward = "my_reward:grade"     # the function in my_reward.py'
             yield "reward_weights = { right = 1.0, brief = 0.1 }     # what each component of the reward counts"
-        elif not is_boxed:
+        elif rows.is_marked:
+            yield f"answer_marker = {quoted(MARKER)}         # the answer follows it in the rows"
+        else:
             yield 'answer_marker = ""             # the whole answer is compared'
         yield _system_prompt(answers, plan)
     else:
@@ -92,7 +92,7 @@ def _system_prompt(answers: Answers, plan: ProjectPlan) -> str:
     if plan.is_small:
         return 'system_prompt = ""             # the tiny model knows none'
     if answers.kind == "maths":
-        return f"system_prompt = {quoted(MathOptions().system_prompt)}     # the last box is compared"
+        return f"system_prompt = {quoted(MathOptions().system_prompt)}"
     return f"system_prompt = {quoted('Think briefly. End with the answer as a number.')}"
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Final, NamedTuple
 
 from gspo_services.tasks.reward_worker.maths import values
-from gspo_services.tasks.reward_worker.maths.expression import Name, Node, Number, Operation
+from gspo_services.tasks.reward_worker.maths.expression import Node, Number, Operation
+from gspo_services.tasks.reward_worker.maths.ranges import is_name, same_ranges
 from gspo_services.tasks.reward_worker.maths.reading import (
     Bracketed,
     Matrix,
@@ -29,8 +30,6 @@ _EMPTY: Final = frozenset(
     ["emptyset", "no solution", "no solutions", "no real solution", "no real solutions", "empty set", "the empty set"]
 )
 _NOWHERE: Final = frozenset(["dne", "does not exist"])
-_NAME: Final = re.compile(r"\"?\\?[A-Za-z]+\"?(?:_(?:\{[^{}]*\}|\w))?'*(?:\([^()=]*\))?")
-_FLIPPED: Final = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 
 
 def same(gold: str, said: str) -> bool:
@@ -61,6 +60,12 @@ def _same_choice(letter: str, rest: str, said: str) -> bool:
     if not chosen and re.fullmatch(r"[A-Za-z]", said):
         chosen = said.upper()
     return chosen == letter if chosen else bool(rest) and same(rest, said)
+
+
+def _same_set(gold: Reading, said: Reading) -> bool:
+    if isinstance(gold, Union) and isinstance(said, Union) and _in_any_order(gold.items, said.items):
+        return True
+    return same_ranges(gold, said)
 
 
 def _same(gold: Reading, said: Reading) -> bool:
@@ -105,7 +110,7 @@ def _same_items(gold: Reading, said: Reading) -> bool:
 def _names_of(several: Several) -> set[str]:
     """The names whose values are listed, if each has a value of its own."""
     stated = [_stated(item) if isinstance(item, Relation) else None for item in several.items]
-    names = {each.name for each in stated if each is not None and _is_name(each.name)}
+    names = {each.name for each in stated if each is not None and is_name(each.name)}
     return names if len(names) == len(several.items) else set()
 
 
@@ -186,19 +191,19 @@ def _same_relation(gold: Reading, said: Reading) -> bool:
         return _same_relations(gold, said)
     if isinstance(gold, Relation):
         stated = _stated(gold)
-        if stated is not None and _is_name(stated.name):
+        if stated is not None and is_name(stated.name):
             return _same(stated.value, said)
         return _same_set(gold, said)
     assert isinstance(said, Relation)
     stated = _stated(said)
     if stated is not None:
-        return (_is_name(stated.name) or not _is_nought(stated.value)) and _same(gold, stated.value)
+        return (is_name(stated.name) or not _is_nought(stated.value)) and _same(gold, stated.value)
     return _same_set(gold, said)
 
 
 def _same_relations(gold: Relation, said: Relation) -> bool:
     one, other = _stated(gold), _stated(said)
-    if one is not None and other is not None and _is_name(one.name) and _is_name(other.name):
+    if one is not None and other is not None and is_name(one.name) and is_name(other.name):
         names = [re.sub(r"[\s{}\"]", "", each.name) for each in (one, other)]
         if names[0] == names[1]:
             return _same(one.value, other.value)
@@ -225,16 +230,12 @@ def _stated(relation: Relation) -> _Stated | None:
     constants = [each for each in relation.items if isinstance(each, Quantity) and not values.names_in(each.node)]
     if any(not _equal(constants[0].node, each.node) for each in constants[1:]):
         return None
-    if len(relation.items) == 2 and _is_name(relation.texts[1]) and not _is_name(relation.texts[0]):
+    if len(relation.items) == 2 and is_name(relation.texts[1]) and not is_name(relation.texts[0]):
         return _Stated(relation.texts[1], relation.items[0])
-    is_equation = len(constants) < len(relation.items) and not _is_name(relation.texts[0])
+    is_equation = len(constants) < len(relation.items) and not is_name(relation.texts[0])
     if is_equation and (not constants or relation.items[-1] is not constants[-1]):
         return None
     return _Stated(relation.texts[0], relation.items[-1])
-
-
-def _is_name(text: str) -> bool:
-    return _NAME.fullmatch(text.strip()) is not None or re.fullmatch(r"\([A-Za-z\\, ]+\)", text.strip()) is not None
 
 
 def _is_nought(reading: Reading) -> bool:
@@ -250,120 +251,3 @@ def _same_equation(gold: Relation, said: Relation) -> bool:
     if not values.names_in(one) or not values.names_in(other):
         return False
     return values.proportional(one, other)
-
-
-class Interval(NamedTuple):
-    """Ends, and whether each belongs to it."""
-
-    left: Node
-    has_left: bool
-    right: Node
-    has_right: bool
-
-
-_INFINITY: Final = Name("\\infty")
-
-
-def _same_set(gold: Reading, said: Reading) -> bool:
-    """Sets of numbers: inequalities, intervals and their unions."""
-    names = {name for each in (gold, said) if (name := _variable(each))}
-    one, other = _intervals(gold), _intervals(said)
-    if len(names) > 1 or one is None or other is None:
-        return isinstance(gold, Union) and isinstance(said, Union) and _in_any_order(gold.items, said.items)
-    one, other = _joined(one), _joined(other)
-    return len(one) == len(other) and all(
-        (a.has_left, a.has_right) == (b.has_left, b.has_right) and _equal(a.left, b.left) and _equal(a.right, b.right)
-        for a, b in zip(one, other, strict=True)
-    )
-
-
-def _variable(reading: Reading) -> str:
-    """The variable that an inequality is about; "" for none."""
-    if isinstance(reading, Several):
-        return next((name for each in reading.items if (name := _variable(each))), "")
-    if not isinstance(reading, Relation):
-        return ""
-    return next((text for text in reading.texts if _is_name(text)), "").strip()
-
-
-def _intervals(reading: Reading) -> list[Interval] | None:
-    """The set as intervals; None for what is none."""
-    match reading:
-        case Union():
-            return _all_intervals(reading.items)
-        case Several(separator="or") | Several(separator=","):
-            if reading.is_set or not all(isinstance(each, Relation) for each in reading.items):
-                points = [each for each in reading.items if isinstance(each, Quantity) and reading.is_set]
-                return (
-                    [Interval(each.node, True, each.node, True) for each in points]
-                    if len(points) == len(reading.items)
-                    else None
-                )
-            return _all_intervals(reading.items)
-        case Bracketed(items=(Quantity() as left, Quantity() as right)):
-            return [Interval(left.node, reading.left == "[", right.node, reading.right == "]")]
-        case Relation():
-            return _solved(reading)
-        case Quantity(node=Name(name="\\mathbb{R}")):
-            return [Interval(Operation("-", (_INFINITY,)), False, _INFINITY, False)]
-    return None
-
-
-def _all_intervals(items: Sequence[Reading]) -> list[Interval] | None:
-    found = [_intervals(item) for item in items]
-    return None if any(each is None for each in found) else [interval for each in found if each for interval in each]
-
-
-def _solved(relation: Relation) -> list[Interval] | None:
-    if relation.signs == ("\\in",):
-        return _intervals(relation.items[1])
-    nodes = [each.node if isinstance(each, Quantity) else None for each in relation.items]
-    if any(node is None for node in nodes):
-        return None
-    signs, sides = list(relation.signs), [node for node in nodes if node is not None]
-    if len(sides) == 2 and _is_name(relation.texts[0]) and signs[0] == "\\ne":
-        low, high = Operation("-", (_INFINITY,)), _INFINITY
-        return [Interval(low, False, sides[1], False), Interval(sides[1], False, high, False)]
-    if not set(signs) <= set(_FLIPPED):
-        return None
-    if signs[0] in (">", "\\ge"):
-        signs, sides = [_FLIPPED.get(sign, sign) for sign in reversed(signs)], sides[::-1]
-    texts = list(relation.texts) if signs == list(relation.signs) else list(relation.texts)[::-1]
-    if not set(signs) <= {"<", "\\le"}:
-        return None
-    if len(sides) == 3 and _is_name(texts[1]):
-        return [Interval(sides[0], signs[0] == "\\le", sides[2], signs[1] == "\\le")]
-    if len(sides) == 2 and _is_name(texts[0]):
-        return [Interval(Operation("-", (_INFINITY,)), False, sides[1], signs[0] == "\\le")]
-    if len(sides) == 2 and _is_name(texts[1]):
-        return [Interval(sides[0], signs[0] == "\\le", _INFINITY, False)]
-    return None
-
-
-def _joined(intervals: list[Interval]) -> list[Interval]:
-    """In their order, and as few as there may be; as they are where ends cannot be ordered."""
-    if len(intervals) < 2:
-        return intervals
-    try:
-        ordered = _sorted(intervals, values.order)
-    except values.Undefined:
-        return intervals
-    found = [ordered[0]]
-    for each in ordered[1:]:
-        last = found[-1]
-        gap = values.order(last.right, each.left)
-        if gap < 0 or (gap == 0 and not (last.has_right or each.has_left)):
-            found.append(each)
-            continue
-        further = values.order(last.right, each.right)
-        has_right = each.has_right if further < 0 else last.has_right if further > 0 else last.has_right or each.has_right
-        found[-1] = last._replace(right=each.right if further < 0 else last.right, has_right=has_right)
-    return found
-
-
-def _sorted(intervals: list[Interval], order: Callable[[Node, Node], int]) -> list[Interval]:
-    found: list[Interval] = []
-    for each in intervals:
-        place = next((index for index, other in enumerate(found) if order(each.left, other.left) < 0), len(found))
-        found.insert(place, each)
-    return found

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from gspo_services.tasks.reward_worker.maths import values
 from gspo_services.tasks.reward_worker.maths.comparison import is_symbolic, same
+from gspo_services.tasks.reward_worker.maths.exact import exact
 from gspo_services.tasks.reward_worker.maths.expression import Unreadable
 from gspo_services.tasks.reward_worker.maths.reading import (
     Bracketed,
@@ -46,6 +47,8 @@ def fault_of(gold: str, kind: GoldKind) -> str:
         return f"its answer {shown} has {len(gold):,} characters, and an answer has at most {MAX_ANSWER_CHARS:,}"
     if not _closes(gold):
         return f"its answer {shown} has braces that do not match: nobody could put it into a box"
+    if "####" in gold:
+        return f"its answer {shown} has the mark #### in it, and not what follows it alone: name the mark in the options"
     wanted = spelled(gold)
     if words_of(wanted) in _PLACEHOLDERS:
         return (
@@ -72,7 +75,7 @@ def integer_in(text: str) -> int | None:
         reading = read_spelled(spelled(text))
         if not isinstance(reading, Quantity) or reading.unit == "%" or reading.unit.startswith("base"):
             return None
-        value = values.exact(reading.node)
+        value = exact(reading.node)
     except (Unreadable, ArithmeticError, RecursionError):
         return None
     return int(value) if value is not None and value.denominator == 1 else None
@@ -125,7 +128,7 @@ def vote_of(answer: str) -> str:
     try:
         reading = read_spelled(said)
         if isinstance(reading, Quantity) and not reading.unit.startswith("base"):
-            value = values.exact(reading.node)
+            value = exact(reading.node)
             if value is not None:
                 return f"{value}{'%' if reading.unit == '%' else ''}"
     except (Unreadable, ArithmeticError, RecursionError):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 from gspo_services.tasks.reward_worker.maths.expression import Node, Number, Operation, Unreadable, read_expression
 from gspo_services.tasks.reward_worker.maths.spelling import spelled, squeezed, words_of
+from gspo_services.tasks.reward_worker.maths.splitting import BRACKETS, pieces_at_top, split
 from gspo_services.tasks.reward_worker.maths.units import measured
 
 Separator = Literal[",", ";", "or", "and"]
@@ -23,7 +22,7 @@ class Quantity:
     text: str
     node: Node
     unit: str = ""
-    """As ``Measured.unit``; "base 8" for a number with an index."""
+    """As ``TakenOff.unit``; "base 8" for a number with an index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +87,6 @@ class Matrix:
 Reading: TypeAlias = "Quantity | Words | Several | Bracketed | Ratio | Union | Relation | Matrix"
 
 MOST_DEPTH: Final = 12
-MOST_ITEMS: Final = 200
-MOST_DIGITS: Final = 60
-"""Of a number with commas, as far as it is looked at."""
-_OPEN: Final = {
-    "(": ")",
-    "[": "]",
-    "{": "}",
-    "\\{": "\\}",
-    "\\langle": "\\rangle",
-    "\\lfloor": "\\rfloor",
-    "\\lceil": "\\rceil",
-}
-_CLOSE: Final = frozenset(_OPEN.values())
-_PIECE: Final = re.compile(
-    r"\\begin\s*\{[a-zA-Z*]+\}|\\end\s*\{[a-zA-Z*]+\}|\\[A-Za-z]+|\\.|\"[^\"]*\"|(?<![A-Za-z])(?:or|and)(?![A-Za-z])|\s+|.",
-    re.DOTALL,
-)
 _SIGNS: Final = {"=": "=", "<": "<", ">": ">", "\\le": "\\le", "\\ge": "\\ge", "\\ne": "\\ne", "\\in": "\\in"}
 _MATRIX: Final = re.compile(
     r"(?P<left>[(\[]?)\s*\\begin\s*\{(?P<kind>[pbB]?(?:small)?matrix|array)\}(?P<columns>\{[lcr| ]*\})?"
@@ -144,7 +126,7 @@ def _structure(text: str, depth: int) -> Reading:
         parts = split(text, separators)
         if len(parts) > 1:
             return _several(parts, separators[0], depth)
-    signs = [sign for _, sign in _pieces_at_top(text) if sign in _SIGNS]
+    signs = [sign for _, sign in pieces_at_top(text) if sign in _SIGNS]
     if signs:
         texts = tuple(part.strip() for part in split(text, tuple(_SIGNS)))
         if not all(texts):
@@ -212,58 +194,6 @@ def _number(text: str) -> Node | None:
     return None
 
 
-def split(text: str, separators: tuple[str, ...]) -> list[str]:
-    """``text`` at the separators that stand in no brackets. A comma within 1,000 is none."""
-    parts = [""]
-    for piece, sign in _pieces_at_top(text):
-        if sign in separators:
-            parts.append("")
-        else:
-            parts[-1] += piece
-    if len(parts) > MOST_ITEMS:
-        raise Unreadable("it says too much")
-    return parts
-
-
-@lru_cache(maxsize=64)
-def _pieces_at_top(text: str) -> tuple[tuple[str, str], ...]:
-    """The pieces of ``text``, each with itself if it stands in no brackets, else with "". Raises: Unreadable."""
-    return tuple(_pieces(text))
-
-
-def _pieces(text: str) -> Iterator[tuple[str, str]]:
-    closing: list[str] = []
-    for found in _PIECE.finditer(text):
-        piece = found[0]
-        if piece.startswith("\\begin"):
-            closing.append("\\end")
-        elif piece.startswith("\\end"):
-            if closing and closing[-1] == "\\end":
-                closing.pop()
-        elif closing and closing[-1] == "\\end":
-            pass
-        elif piece in _OPEN:
-            closing.append(_OPEN[piece])
-        elif piece in _CLOSE:
-            # An interval may close with the other kind: (3, 4].
-            if not closing or (piece != closing[-1] and {piece, closing[-1]} != {")", "]"}):
-                raise Unreadable("its brackets do not match")
-            closing.pop()
-        elif not closing:
-            is_thousand = piece == "," and _is_in_number(text, found.start())
-            yield piece, "" if is_thousand else piece
-            continue
-        yield piece, ""
-    if closing:
-        raise Unreadable("its brackets do not match")
-
-
-def _is_in_number(text: str, place: int) -> bool:
-    """Whether the comma at ``place`` separates thousands."""
-    before = re.search(r"(?<![\d.])\d{1,3}(?:,\d{3})*$", text[max(0, place - MOST_DIGITS) : place])
-    return before is not None and re.match(r",\d{3}(?!\d)", text[place : place + 5]) is not None
-
-
 def _several(parts: list[str], separator: str, depth: int) -> Reading:
     texts = [part.strip() for part in parts]
     # "1, 2, and 3" has an empty place between comma and word.
@@ -282,7 +212,8 @@ def _bracketed(text: str, depth: int) -> Reading | None:
     """None for what is not all in one pair of brackets."""
     left = next((mark for mark in ("\\langle", "\\{", "(", "[") if text.startswith(mark)), "")
     right = next((mark for mark in ("\\rangle", "\\}", ")", "]") if text.endswith(mark)), "")
-    if not left or not right or (left in ("\\langle", "\\{") and right != _OPEN[left]) or (right == "\\}" and left != "\\{"):
+    is_pair = left and right and (left in "([") == (right in ")]")
+    if not is_pair or (left not in "([" and right != BRACKETS[left]):
         return None
     inside = text[len(left) : len(text) - len(right)]
     try:

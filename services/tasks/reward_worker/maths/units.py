@@ -41,7 +41,7 @@ _QUOTED: Final = re.compile(r"(.*?[^\s\"])(\s*)(\"[^\"]*\"(?:\s*(?:/|\\cdot|\*)?
 _BARE: Final = re.compile(r"(.*?[\d)}|!])(\s*)([A-Za-z][A-Za-z./^' -]*(?:\^\s*\{?-?\d\}?)?)")
 
 
-class Measured(NamedTuple):
+class TakenOff(NamedTuple):
     """A text without its unit."""
 
     rest: str
@@ -51,7 +51,7 @@ class Measured(NamedTuple):
     """Zeros that a word such as million adds."""
 
 
-def measured(text: str) -> Measured:
+def measured(text: str) -> TakenOff:
     """Take the unit and the words off ``text``, which is ``spelled``; off what has none, nothing."""
     for sign, name in _CURRENCIES.items():
         if sign in text:
@@ -59,43 +59,43 @@ def measured(text: str) -> Measured:
     text = re.sub(r"(?<=\d)\s*\^\s*\\circ\s*([CFK])$", r' "deg\1"', text)
     found = re.fullmatch(r"(.*?)\s*\^\s*\\circ", text)
     if found and not re.search(r"sin|cos|tan|cot|sec|csc", text):
-        return Measured(found[1], "degree")
+        return TakenOff(found[1], "degree")
     if found := re.fullmatch(r"(.*?)\s*(?:\\?%|\"?\bper\s?cent(?:age)?\"?|\"?\bpct\"?)", text):
-        return Measured(found[1].strip(), "%")
+        return TakenOff(found[1].strip(), "%")
     found = _QUOTED.fullmatch(text) or _BARE.fullmatch(text)
-    return _with_words(text, found) if found else Measured(text, "")
+    return _with_words(text, found) if found else TakenOff(text, "")
 
 
-def _money(text: str, sign: str, name: str) -> Measured:
+def _money(text: str, sign: str, name: str) -> TakenOff:
     rest = text.replace(sign, " ", 1).strip()
     rest = re.sub(r"^-\s+", "-", rest)
     found = measured(rest)
     if found.unit in ("", "a word", name):
-        return Measured(found.rest, name, found.zeros)
-    return Measured(text, "")
+        return TakenOff(found.rest, name, found.zeros)
+    return TakenOff(text, "")
 
 
-def _with_words(text: str, found: re.Match[str]) -> Measured:
+def _with_words(text: str, found: re.Match[str]) -> TakenOff:
     rest, gap, tail = found[1], bool(found[2]), found[3].strip()
     if not tail:
-        return Measured(rest, "")
+        return TakenOff(rest, "")
     quoted = tail.startswith('"')
     scale = re.match(r"\"?\s*([A-Za-z]+)s?\b\s*", tail)
     if scale and scale[1].lower() in _SCALES:
         after = tail[scale.end() :].strip(' "')
-        inner = measured(f'{rest} "{after}"') if after else Measured(rest, "")
-        return Measured(inner.rest, inner.unit, _SCALES[scale[1].lower()]) if inner.rest == rest else Measured(text, "")
+        inner = measured(f'{rest} "{after}"') if after else TakenOff(rest, "")
+        return TakenOff(inner.rest, inner.unit, _SCALES[scale[1].lower()]) if inner.rest == rest else TakenOff(text, "")
     unit = _unit(tail, quoted=quoted)
     if unit:
-        return Measured(rest, unit)
+        return TakenOff(rest, unit)
     words = words_of(tail).split()
     plain = re.fullmatch(r"[A-Za-z\"\s.,'-]+", tail) is not None
     if not plain or not words or len(words) > MOST_WORDS or _NOT_WORDS & set(words):
-        return Measured(text, "")
+        return TakenOff(text, "")
     # Bare letters are variables, unless they are clearly a word.
     if quoted or (gap and all(len(word) >= 2 for word in words) and len(words[0]) >= 4) or (gap and words[0] in _CANONICAL):
-        return Measured(rest, "a word")
-    return Measured(text, "")
+        return TakenOff(rest, "a word")
+    return TakenOff(text, "")
 
 
 def _unit(tail: str, *, quoted: bool) -> str:

@@ -121,6 +121,7 @@ def test_no_answer_takes_long_and_none_raises(said: str) -> None:
         ("**", "symbolic", "says nothing"),
         ("\\frac{1}{2", "symbolic", "braces that do not match"),
         ("1}{2", "symbolic", "braces that do not match"),
+        ("so it is #### 8", "symbolic", "has the mark ####"),
         ("proof", "symbolic", "stands for an answer that is not there"),
         ("\\text{Not Found}", "symbolic", "stands for an answer that is not there"),
         ("1" * 2001, "symbolic", "2,001 characters"),
