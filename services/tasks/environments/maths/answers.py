@@ -13,7 +13,7 @@ one."""
 _BOX: Final = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 MAX_BOXES: Final = 50
 """The last ones, which are looked at: a text of nothing but open boxes would take seconds."""
-_VERB: Final = re.compile(r".*(?:\b(?:is|are|equals|be)\b|:)\s*(.+)", re.DOTALL)
+_VERB: Final = re.compile(r".*(?:\b(?:is|are|equals|be)\b|:(?=\s))\s*(.+)", re.DOTALL)
 _FORMULA: Final = re.compile(r"\$+([^$]+)\$+|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 _LONE_NUMBER: Final = re.compile(r"[^\d]*?(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?)[^\d]*")
 _DOUBT: Final = re.compile(r"\b(?:or|and|not|either|neither|maybe)\b|n't\b")
@@ -63,7 +63,7 @@ def _of_line(line: str) -> str:
     lone = _LONE_NUMBER.fullmatch(line)
     if lone and not _DOUBT.search(line):
         candidates.append(lone[1])
-    return next((each for each in candidates if is_mathematics(each)), line)
+    return next((each for each in candidates if is_mathematics(each)), candidates[1] if said else line)
 
 
 def last_boxed(text: str) -> str | None:
