@@ -139,6 +139,9 @@ def _structure(text: str, depth: int) -> Reading:
         return _matrix(found["cells"], depth)
     if (bracketed := _bracketed(text, depth)) is not None:
         return bracketed
+    if re.fullmatch(r"[A-Z]\s*\(.*,.*\)", text):
+        # A point with its name: P(3, 4).
+        return read_spelled(text[1:], depth + 1)
     if "\\pm" in text or "\\mp" in text:
         return _both_signs(text, depth)
     ratio = split(text, (":",))
@@ -241,12 +244,22 @@ def _set(inside: str, parts: list[str], depth: int) -> Reading:
     if not inside.strip():
         return Words("\\emptyset")
     if "|" in inside or ":" in inside:
-        raise Unreadable("a set by its condition")
+        return _by_condition(inside, depth)
     items: list[Reading] = []
     for part in parts:
         item = read_spelled(part, depth + 1)
         items += item.items if isinstance(item, Several) and not item.is_set else [item]
     return Several(tuple(items), is_set=True)
+
+
+def _by_condition(inside: str, depth: int) -> Reading:
+    """``\\{x : x < 3\\}`` is the inequality."""
+    parts = split(inside, ("|", ":"))
+    if len(parts) == 2 and re.fullmatch(r"\s*[A-Za-z]\s*(?:\\in\s*\\mathbb\s*\{\s*R\s*\}\s*)?", parts[0]):
+        condition = read_spelled(parts[1], depth + 1)
+        if isinstance(condition, Relation) and set(condition.signs) <= {"<", ">", "\\le", "\\ge", "\\ne"}:
+            return condition
+    raise Unreadable("a set by its condition")
 
 
 def _both_signs(text: str, depth: int) -> Reading:

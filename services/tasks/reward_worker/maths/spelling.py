@@ -19,7 +19,8 @@ _CHARACTERS: Final = {
     "\u2213": "\\mp ", "\u222a": "\\cup ", "\u2229": "\\cap ", "\u2208": "\\in ", "\u2205": "\\emptyset ",
     "\u2216": "\\setminus ", "\u211d": "\\mathbb{R}", "\u2124": "\\mathbb{Z}", "\u2115": "\\mathbb{N}",
     "\u2102": "\\mathbb{C}", "\u211a": "\\mathbb{Q}", "\u2220": "\\angle ", "\u2192": "\\to ", "\u2026": "...",
-    "\u27e8": "\\langle ", "\u27e9": "\\rangle ", "\uff05": "\\%", "\u00bc": "\\frac{1}{4}", "\u00bd": "\\frac{1}{2}",
+"\u221b": "\\sqrt[3]", "\u221c": "\\sqrt[4]", "\u27e8": "\\langle ", "\u27e9": "\\rangle ", "\uff05": "\\%",
+    "\u00bc": "\\frac{1}{4}", "\u00bd": "\\frac{1}{2}",
     "\u00be": "\\frac{3}{4}", "\u2153": "\\frac{1}{3}", "\u2154": "\\frac{2}{3}",
 }  # fmt: skip
 _RAISED: Final = dict(
@@ -36,7 +37,9 @@ _GREEK: Final = {
     )
 }  # fmt: skip
 _SAME: Final = {
-    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom", "leq": "le", "leqslant": "le",
+    "dfrac": "frac", "sfrac": "frac",
+    "nicefrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom",
+    "leq": "le", "leqslant": "le",
     "geq": "ge", "geqslant": "ge", "lt": "<", "gt": ">", "neq": "ne", "varnothing": "emptyset", "degree": "circ",
     "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]", "lvert": "|", "rvert": "|", "vert": "|", "mid": "|",
     "varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta", "div": "/", "ast": "*", "star": "*",
@@ -63,6 +66,9 @@ _SAYING: Final = re.compile(
     r"^\"?\s*(?:(?:the|my|final|correct)\s+)*(?:answer|solution|result)(?:\s+is\b|\s*[:=])\s*:?\s*(?:\"\s*|(?=[^\"]*$))",
     re.IGNORECASE,
 )
+_LABEL: Final = re.compile(
+    r"^(?:\\(?:therefore|Rightarrow|implies|to|Longrightarrow|rightarrow)(?![A-Za-z])|=>|\"[A-Za-z ]+:\")\s*"
+)
 _ROW_END: Final = "\x01"
 _THOUSANDS: Final = re.compile(r"(?<=\d)(?:\\[,;: ]|~|\{\s*[,~ ]\s*\}|\{\s*\\,\s*\})\s*(?=\d{3}(?!\d))")
 
@@ -73,6 +79,7 @@ def spelled(text: str) -> str:
     text = _without_markdown(text)
     # A row of a matrix ends with two backslashes; before a word they are one that was escaped.
     text = (text if "\\begin" in text else re.sub(r"\\\\(?=[A-Za-z{}%$])", r"\\", text)).replace("\\\\", _ROW_END)
+    text = re.sub(_ROW_END + r"\s*\[[\d. ]*(?:pt|em|ex|cm|mm)\]", _ROW_END, text)
     text = _without_dollars(text)
     text = re.sub(r",\\!\s*(?=\d)", ",", text)
     text = re.sub(r"\\!\s*", "", text)
@@ -86,6 +93,7 @@ def spelled(text: str) -> str:
         text, found = _WORDS.subn(_words, text)
         if not found:
             break
+    text = re.sub(r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\([A-Za-z]+)", lambda found: _command(found[1]), text)
     text = re.sub(r"\^\s*\{\s*\\circ\s*\}", r"^\\circ ", text)
     text = re.sub(r"(?<![A-Za-z\\])sqrt(?=[\s({\d])", r"\\sqrt", text)
@@ -183,7 +191,7 @@ def _trimmed(text: str) -> str:
     text = " ".join(text.split())
     while True:
         before = text
-        text = re.sub(_SAYING, "", text.strip()).lstrip(":=").strip()
+        text = re.sub(_LABEL, "", re.sub(_SAYING, "", text.strip())).lstrip(":=").strip()
         if not text.endswith("..."):
             text = text.rstrip(".,;:").strip()
         text = text.rstrip("\\" + _ROW_END)

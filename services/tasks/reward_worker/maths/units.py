@@ -29,7 +29,7 @@ _CURRENCIES: Final = {"\\$": "dollar", "\u20ac": "euro", "\u00a3": "pound sterli
 _SCALES: Final = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _NOT_WORDS: Final = _words(
     "or and not no nor but is are be isn than then if when where half quarter third quarters thirds halves dozen "
-    "dozens score squared cubed factorial plus minus times over by divided mod modulo base point to from of least "
+    "dozens score squared cubed factorial plus minus times over by divided mod modulo base point to from least "
     "most more fewer less approximately about around roughly almost nearly between either any all none other infinity "
     "infinite undefined nothing power root sqrt sin cos tan log ln exp pi log negative positive remainder even odd "
     "wrong incorrect maybe perhaps mathrm text frac hundred thousand million billion trillion"
@@ -62,6 +62,8 @@ def measured(text: str) -> TakenOff:
         return TakenOff(found[1], "degree")
     if found := re.fullmatch(r"(.*?)\s*(?:\\?%|\"?\bper\s?cent(?:age)?\"?|\"?\bpct\"?)", text):
         return TakenOff(found[1].strip(), "%")
+    if found := re.fullmatch(r"(.*\d)\s*(?:\^\s*\{?\s*)?\"?(?:st|nd|rd|th)\"?\s*\}?", text):
+        return TakenOff(found[1], "a word")
     found = _QUOTED.fullmatch(text) or _BARE.fullmatch(text)
     return _with_words(text, found) if found else TakenOff(text, "")
 
@@ -109,7 +111,8 @@ def _unit(tail: str, *, quoted: bool) -> str:
         r"\b(square|sq|cubic|cu)\.?\s+([A-Za-z]+)", lambda each: f"{each[2]}^{2 if each[1][0] == 's' else 3}", text
     )
     text = re.sub(r"\s*\bper\b\s*|\s*/\s*", "/", text)
-    parts = [_power(part, quoted=quoted) for part in text.split("/")]
+    # The h in km/h is no variable.
+    parts = [_power(part, quoted=quoted or place > 0) for place, part in enumerate(text.split("/"))]
     if len(parts) > 3 or not all(parts):
         return ""
     return "kmh" if parts == ["km", "h"] else "mph" if parts == ["mi", "h"] else "/".join(parts)

@@ -141,6 +141,8 @@ def test_a_project_of_mathematics_pays_for_what_its_rows_say(
     options = tomllib.loads(Path("p/run.toml").read_text())["environment"]["options"]
     assert options["answer_marker"] == marker
     assert ("\\boxed{}" in options["system_prompt"]) is (shape == "gpu")
+    longest = max(len(f"\\boxed{{{answer.rpartition('#### ')[2]}}}") for answer in answers)
+    assert load_settings(Path("p/run.toml"), (), {}).sampling.max_turn_tokens >= longest
     monkeypatch.chdir("p")
     environment = create_environment("dataset", options)
     source = environment.tasks("train")
