@@ -160,11 +160,15 @@ class Environment(TaskSet):
         """
 
     def answer(self, task: Task, action: str) -> str | None:
-        """What an episode whose last turn is ``action`` votes for (maj@k): equal texts are equal answers. None: for nothing.
+        """What an episode whose last turn is ``action`` votes for (maj@k), see ``is_same_answer``. None: for nothing.
 
         An environment without votes leaves this as it is.
         """
         return None
+
+    def is_same_answer(self, task: Task, one: str, other: str) -> bool:
+        """Whether two different texts of ``answer`` are votes for the same, such as 1/2 and 2/4. It must return at once."""
+        return one == other
 
     @property
     def has_answers(self) -> bool:

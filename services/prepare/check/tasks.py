@@ -92,6 +92,7 @@ def _tasks(situation: Situation, report: CodeReport) -> Iterator[Finding]:
             continue
         yield from _number(situation, split, part["num_tasks"], environment.name)
         yield from _layout(split, part)
+        yield from _answers(split, report.part("answers", split=split))
     yield from _sets(situation, report)
     overlap = report.part("overlap")
     if overlap is not None and overlap["both"]:
@@ -108,6 +109,29 @@ def _layout(split: str, part: Mapping[str, Any]) -> Iterator[Finding]:
         said.append(f"{repeated:,} rows are there already and count once")
     if said:
         yield Finding(check=f"{split} rows", status="ok", text="; ".join(said), basis="tried")
+
+
+def _answers(split: str, part: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """What the answers are read as: each was found right for itself when the tasks were loaded."""
+    if part is None or not part["numbers"]:
+        return
+    numbers: dict[str, int] = part["numbers"]
+    text = f"{sum(numbers.values()):,} read: " + ", ".join(f"{number:,} {_FORMS[form]}" for form, number in numbers.items())
+    examples = {form: ", ".join(part["examples"][form])[:MOST_SHOWN] for form in ("words", "beyond") if form in numbers}
+    text += "".join(f"; {_FORMS[form]}: {shown}" for form, shown in examples.items())
+    if "beyond" in numbers:
+        yield Finding(
+            check=f"{split} answers", status="note", text=text, basis="tried",
+            way_out="docs/guide/programs.md says how each kind is compared; leave out rows that should pay nobody",
+        )  # fmt: skip
+    else:
+        yield Finding(check=f"{split} answers", status="ok", text=text, basis="tried")
+
+
+_FORMS: Final = {
+    "number": "numbers", "expression": "expressions", "several": "lists and points", "interval": "pairs and intervals",
+    "equation": "equations", "matrix": "matrices", "words": "words", "beyond": "for math-verify alone",
+}  # fmt: skip
 
 
 def _sets(situation: Situation, report: CodeReport) -> Iterator[Finding]:

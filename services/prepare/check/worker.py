@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -32,7 +33,7 @@ from gspo_services.runs.local_play import of_the_configuration, places_of
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError, flatten
 from gspo_services.shared.settings import Settings
-from gspo_services.tasks.environments import MixedTasks, create_environment, create_task_set
+from gspo_services.tasks.environments import ComparesAnswers, MixedTasks, create_environment, create_task_set, forms_of
 
 MOST_RENDERED: Final = 200
 """Tasks of a split whose prompts are measured, spread evenly over it."""
@@ -134,8 +135,11 @@ def _tell_tasks(settings: Settings, tokenizer: ChatTokenizer | None, tell: Tell)
         try:
             with of_the_configuration(f'environment "{name}"'):
                 create = create_task_set if settings.agent.is_used else create_environment
-                source = create(name, options).tasks(split)
+                task_set = create(name, options)
+                source = task_set.tasks(split)
                 tell({"part": "tasks", "split": split, "num_tasks": source.num_tasks, **_rows_facts(source)})
+                if isinstance(task_set, ComparesAnswers) and not settings.agent.is_used:
+                    tell({"part": "answers", "split": split, **_answers(task_set, source)})
                 known[split] = _digests(source)
                 if tokenizer is not None and not settings.agent.is_used:
                     tell({"part": "prompts", "split": split, **_prompts(settings, source, tokenizer)})
@@ -158,6 +162,10 @@ def _rows_facts(source: TaskSource) -> dict[str, Any]:
     if not isinstance(source, MixedTasks):
         return {}
     return {"layouts": list(dict.fromkeys(source.layouts)), "num_repeated": source.num_repeated}
+
+
+def _answers(task_set: ComparesAnswers, source: TaskSource) -> dict[str, Any]:
+    return forms_of(itertools.islice(task_set.golds(source), MOST_COMPARED))._asdict()
 
 
 def _digests(source: TaskSource) -> set[bytes]:

@@ -14,7 +14,7 @@ KINDS: Final[Mapping[str, str]] = {
     "reward": "a reward function of your own grades answers to rows of a file",
     "agent": "an agent of your own talks to the model through the openai client",
     "environment": "an environment class of your own, of one turn or several",
-    "maths": "questions with a final answer that is compared as mathematics (GSM8K)",
+    "maths": "questions with a final answer that is compared as mathematics (GSM8K, MATH)",
 }
 PLACES: Final[Mapping[str, str]] = {
     "laptop": "this machine without a GPU",

@@ -55,6 +55,8 @@ class Facts:
     """From the shape, or from the model's name; None: not known."""
     prompt_tokens: int
     """The longest prompt."""
+    gold_tokens: int = 0
+    """The longest answer of the rows in a box, where it is LaTeX that a small model must have room for."""
     num_train: int | None
     num_eval: int | None
     """None: endless."""
@@ -71,7 +73,7 @@ def plan_of(answers: Answers, facts: Facts) -> ProjectPlan:
     """Values that fit each other. Raises: ConfigurationError when the model does not fit the hardware."""
     small = facts.parameters is not None and facts.parameters < SMALL
     cuda = answers.place != "laptop"
-    turn = answers.answer_tokens or (8 if small else 1024 if cuda else 128)
+    turn = answers.answer_tokens or (max(8, facts.gold_tokens) if small else 1024 if cuda else 128)
     step = 16 if small else 64
     max_tokens = max(64, -(-(facts.prompt_tokens + turn) // step) * step)
     groups = _groups(answers, facts, small=small)

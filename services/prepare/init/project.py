@@ -20,12 +20,17 @@ from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError
 from gspo_services.shared.estimates import Device, ModelShape, ShapeError, device_named, shape_of
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import Settings
+from gspo_services.tasks.environments import LAST_MESSAGE, value_at
+from gspo_services.tasks.environments.maths import GSM8K_MARKER
+from gspo_services.tasks.reward_worker.maths import fault_of
 
 MOST_MEASURED: Final = 200
 BYTES_PER_TOKEN: Final = 3.0
 """Of text in an unknown tokenizer: a cautious guess."""
 TEMPLATE_TOKENS: Final = 64
 """For roles, a system message and the like."""
+MOST_GOLD_CHARS: Final = 200
+"""A longer answer is a solution, and not what a small model is to say."""
 TINY_PARAMETERS: Final = 256_384
 ENVIRONMENT_PROMPT_TOKENS: Final = 40
 ENVIRONMENT_EVAL_TASKS: Final = 64
@@ -58,6 +63,7 @@ def make_project(answers: Answers, base: Path) -> Project:
         shape=shape,
         parameters=parameters,
         prompt_tokens=ENVIRONMENT_PROMPT_TOKENS if rows is None else prompt_tokens(rows.prompts, directory, small=small),
+        gold_tokens=_gold_tokens(answers, rows, directory),
         num_train=None if rows is None else len(rows.train),
         num_eval=ENVIRONMENT_EVAL_TASKS if rows is None else len(rows.held_out),
         device=_device(answers),
@@ -88,14 +94,7 @@ def _device(answers: Answers) -> Device | None:
 
 def _rows(answers: Answers, *, small: bool) -> TaskRows:
     if answers.data is None:
-        rows = sample_rows(tiny=small)
-        if answers.kind == "maths" and not small:
-            marked = [[{**row, "answer": f"#### {row['answer']}"} for row in part] for part in (rows.train, rows.held_out)]
-            return TaskRows(
-                train=marked[0], held_out=marked[1], prompt_column="question", answer_column="answer",
-                train_path=rows.train_path, eval_path=rows.eval_path, is_written=True,
-            )  # fmt: skip
-        return rows
+        return sample_rows(tiny=small)
     needs_answer = answers.kind in ("maths", "agent")
     return own_rows(answers.data, answers.eval_data, answers.prompt_column, answers.answer_column, needs_answer=needs_answer)
 
@@ -109,6 +108,15 @@ def prompt_tokens(prompts: list[str], directory: Path, *, small: bool) -> int:
         return max(lengths, default=0) + (0 if small else TEMPLATE_TOKENS)
     most = max((len(prompt.encode(errors="replace")) for prompt in longest), default=0)
     return most + 8 if small else round(most / BYTES_PER_TOKEN) + TEMPLATE_TOKENS
+
+
+def _gold_tokens(answers: Answers, rows: TaskRows | None, directory: Path) -> int:
+    if rows is None or answers.data is None or answers.kind != "maths" or rows.answer_column == LAST_MESSAGE:
+        return 0
+    answers_of_rows = (str(value_at(row, rows.answer_column)) for row in (*rows.train, *rows.held_out))
+    golds = [text.rpartition(GSM8K_MARKER)[2].strip() for text in answers_of_rows]
+    boxed = [f"\\boxed{{{gold}}}" for gold in golds if len(gold) <= MOST_GOLD_CHARS and fault_of(gold, "symbolic") == ""]
+    return prompt_tokens(boxed, directory, small=True) if boxed else 0
 
 
 def _files(answers: Answers, plan: ProjectPlan, rows: TaskRows | None) -> dict[str, str]:

@@ -75,8 +75,6 @@ def _tasks(answers: Answers, plan: ProjectPlan, rows: TaskRows | None) -> Iterat
         if answers.kind == "reward":
             yield 'reward = "my_reward:grade"     # the function in my_reward.py'
             yield "reward_weights = { right = 1.0, brief = 0.1 }     # what each component of the reward counts"
-        elif plan.is_small:
-            yield 'answer_marker = ""             # the whole answer is compared'
         yield _system_prompt(answers, plan)
     else:
         yield ""
@@ -90,7 +88,7 @@ def _system_prompt(answers: Answers, plan: ProjectPlan) -> str:
     if plan.is_small:
         return 'system_prompt = ""             # the tiny model knows none'
     if answers.kind == "maths":
-        return f"system_prompt = {quoted('Solve the problem step by step. Give the final answer after ####.')}"
+        return 'system_prompt = "auto"         # says how to state the answer, where the prompt does not'
     return f"system_prompt = {quoted('Think briefly. End with the answer as a number.')}"
 
 

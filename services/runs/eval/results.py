@@ -115,6 +115,27 @@ def _of_task(samples: Sequence[ScoredSample], chosen: ScoredSet) -> TaskSamples:
     return TaskSamples(
         rewards=rewards,
         solved=[reward >= chosen.terms.solved_at for reward in rewards],
-        answers=[each.answer for each in samples],
+        answers=_votes(samples, chosen),
         rating=samples[0].rating if samples else None,
     )
+
+
+def _votes(samples: Sequence[ScoredSample], chosen: ScoredSet) -> list[str | None]:
+    """The answers, those that mean the same by one text. Raises: ConfigurationError for an environment that fails."""
+    answers = [each.answer for each in samples]
+    environment = chosen.environment
+    if environment is None or not samples or not any(metric_named(name).kind == "maj" for name in chosen.metrics):
+        return answers
+    task = next(each.task for each in chosen.tasks if each.index == samples[0].task)
+    first: dict[str, str] = {}
+    for answer in answers:
+        if answer is not None and answer not in first:
+            try:
+                known = (each for each in dict.fromkeys(first.values()) if environment.is_same_answer(task, each, answer))
+                first[answer] = next(known, answer)
+            # The user's own code.
+            except Exception as error:
+                raise ConfigurationError(
+                    f"set {chosen.name}: environment is_same_answer failed: {type(error).__name__}: {error}"
+                ) from error
+    return [None if answer is None else first[answer] for answer in answers]

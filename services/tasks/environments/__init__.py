@@ -1,7 +1,15 @@
 """Environments and task sets that come with the project, and processes that compute slow rewards. No torch, no sockets."""
 
 from gspo_services.tasks.environments.generated import draw_problem
-from gspo_services.tasks.environments.maths import LAST_MESSAGE, Columns, layout_of, value_at
+from gspo_services.tasks.environments.maths import (
+    LAST_MESSAGE,
+    AnswerForms,
+    Columns,
+    ComparesAnswers,
+    forms_of,
+    layout_of,
+    value_at,
+)
 from gspo_services.tasks.environments.registry import (
     ENVIRONMENTS,
     TASK_SETS,
@@ -21,7 +29,9 @@ __all__ = [
     "LAST_MESSAGE",
     "TASK_SETS",
     "TOOLS",
+    "AnswerForms",
     "Columns",
+    "ComparesAnswers",
     "FailureReason",
     "MixedTasks",
     "RewardPart",
@@ -37,6 +47,7 @@ __all__ = [
     "files_of",
     "find_environment",
     "find_task_set",
+    "forms_of",
     "layout_of",
     "rows_of",
     "score_of",

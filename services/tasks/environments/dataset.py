@@ -6,8 +6,8 @@ Rows work as they are published: ``maths/layouts.py`` lists the layouts that are
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -18,9 +18,12 @@ from gspo_services.tasks.environments.maths import (
     GSM8K_MARKER,
     Columns,
     Gold,
+    GoldCheck,
+    golds_of,
     layout_of,
     marker_in,
     read_question,
+    said_answer,
     system_prompt_of,
 )
 from gspo_services.tasks.environments.rows import num_characters, plain_task
@@ -35,8 +38,10 @@ from gspo_services.tasks.environments.sources import (
     column_of,
     tasks_of_split,
 )
+from gspo_services.tasks.reward_worker.maths import GRADE_ANSWER, is_same_vote, vote_of
 
-VERIFY_ANSWER = "gspo_services.tasks.reward_worker.mathematics:verify_answer"
+COMPARISON_CPU_S: Final = 5.0
+"""Processor seconds for comparing one answer."""
 
 
 class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +76,7 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     on_bad_row: OnBadRow = "error"
     """A row without a usable question or answer stops the run, or is counted and left out."""
     reward: str = ""
-    """A function "package.module:function" of (completion, task) that grades; "": math-verify compares the answers."""
+    """A function "package.module:function" of (completion, task) that grades; "": answers are compared as mathematics."""
     reward_url: str = ""
     """In place of a function: a service that gets {"completion", "task"} by POST and answers {"reward": ...}."""
     reward_weights: dict[str, float] | None = None
@@ -99,7 +104,7 @@ class DatasetState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dataset(Environment):
-    """One question, one answer; math-verify compares it (1 or 0), or a reward of your own grades it."""
+    """One question, one answer; it is compared as mathematics (1 or 0), or a reward of your own grades it."""
 
     options_type = DatasetOptions
 
@@ -111,24 +116,34 @@ class Dataset(Environment):
     @property
     def reward_functions(self) -> Sequence[str]:
         """The function that grades; none for a service."""
-        return () if self._options.reward_url else (self._options.reward or VERIFY_ANSWER,)
+        return () if self._options.reward_url else (self._options.reward or GRADE_ANSWER,)
 
     def tasks(self, split: Split) -> TaskSource:
         """The rows of the split's files, in their order. Raises: ValueError that names the file and line of a bad row."""
         options = self._options
+        golds = GoldCheck("symbolic", options.on_bad_row)
+
+        def task_of(record: dict[str, Any], where: RowPlace) -> tuple[Task, int]:
+            task = _row(record, options)
+            if not options.has_own_reward:
+                golds.require(task["answer"], where)
+            return task, num_characters(task["prompt"])
+
         reading = TaskReading(
-            self._task_of_row, options.on_bad_row, options.id_column, options.filter,
+            task_of, options.on_bad_row, options.id_column, options.filter,
             answered=self._answered, layout=lambda record: str(layout_of(record, options.columns)),
         )  # fmt: skip
-        return tasks_of_split("dataset environment", split, options, reading)
+        tasks = tasks_of_split("dataset environment", split, options, reading)
+        golds.finish()
+        return tasks
+
+    def golds(self, tasks: TaskSource) -> Iterator[str]:
+        """The answers of ``tasks`` that are compared as mathematics; none beside a reward of your own."""
+        return iter(()) if self._options.has_own_reward else golds_of(tasks)
 
     def _answered(self, task: Task) -> Answered | None:
         # What a reward of the user's own makes of two answers to one prompt is its own affair.
         return None if self._options.has_own_reward else Answered(task["prompt"], task["answer"])
-
-    def _task_of_row(self, record: dict[str, Any], _where: RowPlace) -> tuple[Task, int]:
-        task = _row(record, self._options)
-        return task, num_characters(task["prompt"])
 
     def start(self, task: Task, seed: int) -> Start:
         """Ask the question; nothing in this environment is random."""
@@ -161,9 +176,13 @@ class Dataset(Environment):
         return Step(state=state, messages=[], reward=job, done=True)
 
     def answer(self, task: Task, action: str) -> str | None:
-        """The final answer, without blanks; a text without the marker has none."""
-        said = final_answer(action, marker_in(action, self._marker(task)))
-        return "".join(said.split()) or None if said is not None else None
+        """The final answer, in one spelling."""
+        said = said_answer(action, marker_in(action, self._marker(task)))
+        return None if said is None else vote_of(said) or None
+
+    def is_same_answer(self, task: Task, one: str, other: str) -> bool:
+        """Whether both mean the same."""
+        return is_same_vote(one, other)
 
     def _own_reward(self, action: str) -> RewardJob:
         return RewardJob(
@@ -176,13 +195,12 @@ class Dataset(Environment):
         )
 
     def _comparison(self, state: State, action: str) -> RewardJob:
-        asked = msgspec.convert(state, DatasetState)
-        gold, said = asked.answer, final_answer(action, marker_in(action, asked.marker))
-        return RewardJob(
-            function=VERIFY_ANSWER,
-            arguments={"gold": gold, "answer": action if said is None else said},
-            deadline_s=self._options.reward_deadline_s,
-        )
+        asked, deadline_s = msgspec.convert(state, DatasetState), self._options.reward_deadline_s
+        arguments: State = {
+            "gold": asked.answer, "answer": said_answer(action, marker_in(action, asked.marker)),
+            "kind": "symbolic", "place": "", "cpu_s": min(COMPARISON_CPU_S, deadline_s / 2),
+        }  # fmt: skip
+        return RewardJob(function=GRADE_ANSWER, arguments=arguments, deadline_s=deadline_s, weights={"right": 1.0})
 
 
 def _require_reward(options: DatasetOptions) -> None:
@@ -198,7 +216,7 @@ def _require_reward(options: DatasetOptions) -> None:
     if options.reward_url and not _is_http(options.reward_url):
         raise ValueError(f'reward_url is "{options.reward_url}": expected a URL such as "http://rewards:8080/grade"')
     if not options.has_own_reward and options.reward_weights is not None:
-        raise ValueError("reward_weights are for a reward with named components, and math-verify has none: set reward")
+        raise ValueError("reward_weights are for a reward of your own, and there is none: set reward")
     if options.reward_weights is not None and not options.reward_weights:
         raise ValueError("reward_weights is empty, so that every reward would be 0: name components, or leave it out")
     own = {"prompt", "answer_marker"} | ({"answer"} if options.answer_column or not options.has_own_reward else set())
@@ -213,14 +231,6 @@ def _is_http(url: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
-
-
-def final_answer(text: str, marker: str) -> str | None:
-    """The text after the last ``marker``; None without one; all of ``text`` when ``marker`` is ""."""
-    if not marker:
-        return text.strip()
-    _, found, answer = text.rpartition(marker)
-    return answer.strip() if found else None
 
 
 def _row(record: dict[str, Any], options: DatasetOptions) -> Task:

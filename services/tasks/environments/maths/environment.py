@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from gspo.tasks.environments import ChatMessage, Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
 from gspo_services.tasks.environments.maths.answers import AnswerForm, stated_answer
 from gspo_services.tasks.environments.maths.conventions import AUTO, marker_in, system_prompt_of
+from gspo_services.tasks.environments.maths.golds import GoldCheck, golds_of
 from gspo_services.tasks.environments.maths.layouts import Columns, layout_of
 from gspo_services.tasks.environments.maths.rows import name_in, read_question
 from gspo_services.tasks.environments.rows import num_characters, plain_task
@@ -25,10 +26,8 @@ from gspo_services.tasks.environments.sources import (
     tasks_of_split,
     without_place,
 )
-from gspo_services.tasks.reward_worker.math_answers import integer_in
+from gspo_services.tasks.reward_worker.maths import GRADE_ANSWER, GoldKind, is_same_vote, vote_of
 
-INTEGER: Final = "gspo_services.tasks.reward_worker.math_answers:integer_answer"
-SYMBOLIC: Final = "gspo_services.tasks.reward_worker.math_answers:math_answer"
 DEADLINE_OVER_CPU: Final = 6.0
 LEAST_DEADLINE_S: Final = 30.0
 """The clock allows many times an answer's processor time: it is for what no signal interrupts, not for a busy machine."""
@@ -53,8 +52,8 @@ class MathOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     else in the last box, else all."""
     task_columns: tuple[str, ...] = ()
     """More columns that go with the task, such as level or rating."""
-    kind: Literal["integer", "symbolic"] = "symbolic"
-    """integer: answers are whole numbers (AIME) and compared as such. symbolic: expressions, compared by math-verify."""
+    kind: GoldKind = "symbolic"
+    """integer: answers are whole numbers (AIME). symbolic: whatever mathematics writes, compared by what it means."""
     answer_form: AnswerForm | Literal["auto"] = "auto"
     """Where the policy states its answer: boxed, marked, or either. "auto": boxed, unless the row's prompt or its
     data_source asks for a marker (#### or Answer:)."""
@@ -86,17 +85,30 @@ class Mathematics(Environment):
     @property
     def reward_functions(self) -> Sequence[str]:
         """The function that compares."""
-        return (INTEGER if self._options.kind == "integer" else SYMBOLIC,)
+        return (GRADE_ANSWER,)
 
     def tasks(self, split: Split) -> TaskSource:
         """The rows of the split's file, in its order. Raises: ValueError that names the file and line of a bad row."""
         options = self._options
+        golds = GoldCheck(options.kind, options.on_bad_row)
+
+        def task_of(record: dict[str, Any], where: RowPlace) -> tuple[Task, int]:
+            task = self._task(record, where)
+            golds.require(task["answer"], where)
+            return task, num_characters(task["prompt"])
+
         reading = TaskReading(
-            self._task, options.on_bad_row, options.id_column, options.filter, content=without_place,
+            task_of, options.on_bad_row, options.id_column, options.filter, content=without_place,
             answered=lambda task: Answered(task["prompt"], task["answer"]),
             layout=lambda record: str(layout_of(record, self._columns)),
         )  # fmt: skip
-        return tasks_of_split("math environment", split, options, reading)
+        tasks = tasks_of_split("math environment", split, options, reading)
+        golds.finish()
+        return tasks
+
+    def golds(self, tasks: TaskSource) -> Iterator[str]:
+        """The answers of ``tasks``."""
+        return golds_of(tasks)
 
     def start(self, task: Task, seed: int) -> Start:
         """Say the problem; nothing in this environment is random."""
@@ -134,29 +146,27 @@ class Mathematics(Environment):
     def step(self, state: State, action: str) -> Step:
         """Have the answer compared; the episode is over."""
         options = self._options
-        arguments: State = {"gold": state["answer"], "answer": self._stated(state, action)}
+        arguments: State = {
+            "gold": state["answer"], "answer": self._stated(state, action),
+            "kind": options.kind, "place": state["place"], "cpu_s": options.cpu_s,
+        }  # fmt: skip
         deadline_s = max(LEAST_DEADLINE_S, DEADLINE_OVER_CPU * options.cpu_s)
-        if options.kind == "symbolic":
-            arguments |= {"place": state["place"], "cpu_s": options.cpu_s}
-        (function,) = self.reward_functions
-        job = RewardJob(function=function, arguments=arguments, deadline_s=deadline_s, weights={"right": 1.0})
+        job = RewardJob(function=GRADE_ANSWER, arguments=arguments, deadline_s=deadline_s, weights={"right": 1.0})
         return Step(state=state, messages=[], reward=job, done=True)
 
     def answer(self, task: Task, action: str) -> str | None:
-        """The stated answer, without blanks."""
+        """The stated answer, in one spelling."""
         said = self._stated(task, action)
-        return None if said is None else "".join(said.split())
+        return None if said is None else vote_of(said) or None
 
-    def _task(self, record: dict[str, Any], where: RowPlace) -> tuple[Task, int]:
+    def is_same_answer(self, task: Task, one: str, other: str) -> bool:
+        """Whether both mean the same."""
+        return is_same_vote(one, other)
+
+    def _task(self, record: dict[str, Any], where: RowPlace) -> Task:
         options, place = self._options, f"{where.file}, {where.place}"
         question = read_question(record, self._columns, compared=True)
-        answer = question.gold
-        assert answer is not None, "what is compared has a gold"
-        golds = answer if isinstance(answer, list) else [answer]
-        odd = next((gold for gold in golds if integer_in(gold) is None), None)
-        if options.kind == "integer" and odd is not None:
-            raise ValueError(f'its answer is {odd[:100]!r}, not an integer; kind = "symbolic" compares expressions')
-        task: Task = {"prompt": question.prompt, "answer": answer, "place": place}
+        task: Task = {"prompt": question.prompt, "answer": question.gold, "place": place}
         if question.marker:
             task["answer_marker"] = question.marker
         if name := name_in(record):
@@ -165,4 +175,4 @@ class Mathematics(Environment):
             if column in task:
                 raise ValueError(f'task_columns names "{column}", which is taken: leave it out')
             task[column] = column_of(record, column, "task_columns says")
-        return plain_task(task), num_characters(task["prompt"])
+        return plain_task(task)

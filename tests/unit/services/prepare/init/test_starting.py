@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gspo.tasks.environments import RewardJob
 from gspo_services.prepare.check.command import main as check
 from gspo_services.prepare.init.answers import KINDS, PLACES
 from gspo_services.prepare.init.command import _parser, answers_of, main
@@ -18,6 +19,7 @@ from gspo_services.shared.placement import Machine, placement_of
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import load_settings
 from gspo_services.tasks.environments import create_environment, create_task_set
+from gspo_services.tasks.reward_worker.maths.grading import grade_answer
 from tests.support.checking.projects import write_weights
 from tests.support.checking.shapes import QWEN3_06B, QWEN3_8B, QWEN3_30B, TINY
 from tests.support.files.public_forms import FORMS, NUM_ROWS
@@ -107,6 +109,51 @@ def test_rows_of_ones_own_are_split_and_their_columns_found(tmp_path: Path) -> N
     assert (len(train), len(held_out)) == (90, 10)
     assert not {row["problem"] for row in train} & {row["problem"] for row in held_out}
     assert load_settings(Path("p/run.toml"), (), {}).evaluation.num_tasks == 10
+
+
+@pytest.mark.parametrize("shape", ["laptop", "gpu"])
+@pytest.mark.parametrize(
+    ("answers", "marker", "gold"),
+    [
+        (["4\\pi", "\\text{Evelyn}", "$\\frac{1}{2}$"], "", "\\text{Evelyn}"),
+        (["so #### 7", "#### 8", "it is #### 9"], "####", "8"),
+        (["so $\\boxed{7}$.", "$\\boxed{8}$", "9"], "", "8"),
+    ],
+)
+def test_a_project_of_mathematics_pays_for_what_its_rows_say(
+    answers: list[str], marker: str, gold: str, shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [json.dumps({"problem": f"P{place}", "answer": answer}) for place, answer in enumerate(answers)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    known = model(tmp_path / "m", TINY if shape == "laptop" else QWEN3_06B)
+    words = [
+        "p",
+        "--kind",
+        "maths",
+        "--hardware",
+        shape,
+        "--model",
+        known,
+        "--data",
+        "mine.jsonl",
+        "--eval-data",
+        "mine.jsonl",
+    ]
+    assert main(words) == 0
+    options = tomllib.loads(Path("p/run.toml").read_text())["environment"]["options"]
+    assert options["system_prompt"] == ("auto" if shape == "gpu" else "")
+    longest = max(len(f"\\boxed{{{answer.rpartition('#### ')[2]}}}") for answer in answers)
+    assert load_settings(Path("p/run.toml"), (), {}).sampling.max_turn_tokens >= longest
+    monkeypatch.chdir("p")
+    environment = create_environment("dataset", options)
+    source = environment.tasks("train")
+    assert (source.task(1)["answer"], source.task(1).get("answer_marker", "")) == (gold, marker)
+    for index in range(3):
+        task = source.task(index)
+        job = environment.step(environment.start(task, 0).state, f"It is $\\boxed{{{task['answer']}}}$.").reward
+        assert isinstance(job, RewardJob)
+        graded: Any = grade_answer(**job.arguments)  # type: ignore[arg-type]
+        assert graded["right"] == 1.0
 
 
 def test_files_of_ones_own_for_both_splits_are_named_and_not_copied(tmp_path: Path) -> None:

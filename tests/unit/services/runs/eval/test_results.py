@@ -1,11 +1,13 @@
 """Results of samples equal a brute-force count, and say what they are."""
 
+import dataclasses
 import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gspo_services.runs.eval.command import missing
@@ -17,6 +19,7 @@ from gspo_services.runs.eval.sets import ScoredSet, ScoredTask
 from gspo_services.shared.eval_metrics import Estimate
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import EvaluationSet, Settings
+from gspo_services.tasks.environments import create_environment
 
 MODEL = ScoredModel(label="m", identity="i", directory=Path("m"))
 METRICS = ("reward", "avg@6", "pass@1", "pass@3", "maj@3", "maj@6")
@@ -65,6 +68,17 @@ def test_every_metric_equals_a_brute_force_count(tmp_path: Path) -> None:
         few = result_of(MODEL, chosen(7, 3, ("avg@3",)), file)
         shares = [counted("avg@3", [file.samples[task, number] for number in range(3)]) for task in range(7)]
         assert few.estimates[0].value == pytest.approx(sum(shares) / 7)
+
+
+def test_votes_count_by_what_they_mean_and_not_by_their_spelling(tmp_path: Path) -> None:
+    """Two of five are right, in two spellings; two others agree on a wrong answer, and so do none of the rest."""
+    said = [("x+1", 1.0), ("1+x", 1.0), ("x+2", 0.0), ("5", 0.0), (None, 0.0)]
+    for environment, value in ((create_environment("math", {}), 1.0), (None, 0.5)):
+        wanted = dataclasses.replace(chosen(1, 5, ("maj@5", "avg@5")), environment=environment)
+        with SampleFile(tmp_path / f"{value}.jsonl", {}) as file:
+            for number, (answer, reward) in enumerate(said):
+                file.append(msgspec.structs.replace(drawn(random.Random(0), 0, number), reward=reward, answer=answer))
+            assert result_of(MODEL, wanted, file).estimates[0].value == value
 
 
 def test_a_sample_without_a_reward_counts_nowhere_and_is_missing(tmp_path: Path) -> None:

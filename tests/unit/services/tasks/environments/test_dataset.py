@@ -9,8 +9,9 @@ import pyarrow.parquet
 import pytest
 
 from gspo.tasks.environments import RewardJob
-from gspo_services.tasks.environments.dataset import Dataset, DatasetOptions, final_answer
+from gspo_services.tasks.environments.dataset import Dataset, DatasetOptions
 from gspo_services.tasks.environments.reward_pool import RewardPool
+from gspo_services.tasks.environments.sources import MixedTasks
 
 DATA_DIR = Path(os.environ.get("GSPO_DATA_DIR", Path(__file__).parents[6] / "shared" / "data"))
 GOOD = {"question": "1+1?", "answer": "one and one is #### 2"}
@@ -103,13 +104,43 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         Dataset(DatasetOptions(train_path=str(tmp_path / "gone.jsonl"))).tasks("train")
 
 
-def test_the_text_after_the_last_marker_is_judged_or_all_of_it_without_one() -> None:
-    assert final_answer("3 #### 4 #### 5", "####") == "5"
+def test_the_text_after_the_last_marker_is_judged_or_what_the_last_line_says() -> None:
     environment = Dataset(DatasetOptions(answer_marker="####"))
     state = environment.start({"prompt": "p", "answer": "5"}, seed=0).state
-    jobs = [environment.step(state, action).reward for action in ("so #### 5", "so 5")]
+    jobs = [environment.step(state, action).reward for action in ("5 #### 4 #### 6", "7\nso 5")]
     assert all(isinstance(job, RewardJob) for job in jobs)
-    assert [job.arguments["answer"] for job in jobs if isinstance(job, RewardJob)] == ["5", "so 5"]
+    assert [job.arguments["answer"] for job in jobs if isinstance(job, RewardJob)] == ["6", "5"]
+
+
+def test_an_answer_of_the_file_is_taken_out_of_its_box(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", {"question": "q", "answer": "so it is $\\boxed{\\frac{1}{2}}$"})
+    source = Dataset(DatasetOptions(train_path=str(path), answer_marker="")).tasks("train")
+    assert source.task(0)["answer"] == "\\frac{1}{2}"
+
+
+UNGRADABLE = ["\\text{}", "\\frac{1}{2", "proof", "\\text{ }", "**", "1}"]
+
+
+def test_answers_that_grade_nothing_are_named_and_counted(tmp_path: Path) -> None:
+    rows = [GOOD, *({"question": f"q{place}", "answer": f"#### {gold}"} for place, gold in enumerate(UNGRADABLE))]
+    path = write_lines(tmp_path / "a.jsonl", *rows)
+    with pytest.raises(ValueError, match=r"^6 answers cannot be graded:") as refusal:
+        Dataset(DatasetOptions(train_path=str(path))).tasks("train")
+    told = str(refusal.value).splitlines()
+    assert told[1] == f"{path}, line 2: its answer '\\\\text{{}}' says nothing: correct it"
+    assert told[2].startswith(f"{path}, line 3: its answer '\\\\frac{{1}}{{2' has braces that do not match")
+    assert told[-2:] == ["and 1 more", 'Correct these rows, or set on_bad_row = "skip" to leave them out']
+    # Such rows may be left out, and a reward of the user's own may make something of them.
+    assert Dataset(DatasetOptions(train_path=str(path), on_bad_row="skip")).tasks("train").num_tasks == 1
+    assert Dataset(DatasetOptions(train_path=str(path), reward="mine:grade")).tasks("train").num_tasks == 7
+
+
+def test_tasks_that_come_later_are_checked_too(tmp_path: Path) -> None:
+    source = Dataset(DatasetOptions(train_path=str(write_lines(tmp_path / "a.jsonl", GOOD)))).tasks("train")
+    assert isinstance(source, MixedTasks)
+    with pytest.raises(ValueError, match=r"b\.jsonl, line 1: its answer 'proof' stands for"):
+        source.add(write_lines(tmp_path / "b.jsonl", {"question": "q", "answer": "#### proof"}))
+    assert source.num_tasks == 1
 
 
 async def test_gsm8k_loads_unchanged_and_its_own_answers_are_graded_right() -> None:

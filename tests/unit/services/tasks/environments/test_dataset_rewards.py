@@ -12,7 +12,7 @@ import pytest
 from gspo.tasks.environments import RewardJob, Step
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.tasks.environments import RewardPool, RewardPoolOptions, create_environment
-from gspo_services.tasks.environments.dataset import VERIFY_ANSWER
+from gspo_services.tasks.reward_worker.maths import GRADE_ANSWER
 
 OWN = "tests.support.reward_functions:graded_row"
 ROW = {"question": "1+1?", "answer": "so #### 2", "tests": ["a", {"b": 1}], "level": 3}
@@ -52,7 +52,7 @@ def test_the_deadline_and_the_service_reach_the_job() -> None:
     job = job_of(environment.step({}, "x"))
     assert (job.url, job.function, job.deadline_s, job.with_task) == ("http://rewards:8080/grade", "", 77.0, True)
     assert environment.reward_functions == ()
-    assert create_environment("dataset", {}).reward_functions == (VERIFY_ANSWER,)
+    assert create_environment("dataset", {}).reward_functions == (GRADE_ANSWER,)
     assert create_environment("dataset", {"reward": OWN}).reward_functions == (OWN,)
 
 
@@ -102,7 +102,7 @@ def test_a_column_of_parquet_that_is_no_plain_data_is_named(tmp_path: Path) -> N
         ({"reward_url": "http://"}, "expected a URL"),
         ({"reward_url": "http://x:99999/"}, "expected a URL"),
         ({"task_columns": ["answer"]}, "task_columns has answer, which the task holds already"),
-        ({"reward_weights": {"right": 1.0}}, "math-verify has none: set reward"),
+        ({"reward_weights": {"right": 1.0}}, "are for a reward of your own, and there is none: set reward"),
         ({"reward": OWN, "reward_weights": {}}, "every reward would be 0"),
         ({"reward": OWN, "reward_weights": {"right": "much"}}, "reward_weights"),
         ({"reward": OWN, "task_columns": ["prompt"]}, "task_columns has prompt, which the task holds already"),

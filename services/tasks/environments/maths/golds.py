@@ -1,0 +1,84 @@
+"""The check of every answer of a file when tasks are loaded: each must be gradable, or its row is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple, Protocol, runtime_checkable
+
+from gspo.tasks.environments import TaskSource
+from gspo_services.tasks.environments.maths.gold_text import Gold
+from gspo_services.tasks.environments.sources import OnBadRow, RowPlace
+from gspo_services.tasks.reward_worker.maths import GoldForm, GoldKind, fault_of, gold_kind
+
+MOST_NAMED: Final = 5
+"""Rows that an error names."""
+
+
+class GoldCheck:
+    """Looks at each answer as its row is read."""
+
+    def __init__(self, kind: GoldKind, on_bad_row: OnBadRow) -> None:
+        self._kind = kind
+        self._collects = on_bad_row == "error"
+        self._faults: list[str] = []
+        self._num_faults = 0
+
+    def require(self, gold: Gold, where: RowPlace) -> None:
+        """Take note of an answer that cannot be graded, for ``finish``. Raises: ValueError where such rows are left out, and
+        for rows that come after ``finish``."""
+        faults = (fault_of(each, self._kind) for each in ([gold] if isinstance(gold, str) else gold))
+        fault = next((fault for fault in faults if fault), None)
+        if fault and not self._collects:
+            raise ValueError(fault)
+        if fault:
+            self._num_faults += 1
+            if len(self._faults) < MOST_NAMED:
+                self._faults.append(f"{where.file}, {where.place}: {fault}")
+
+    def finish(self) -> None:
+        """Say which rows cannot be graded, and how many. Raises: ValueError."""
+        self._collects = False
+        if self._faults:
+            shown = "\n".join(self._faults)
+            several = "s" if self._num_faults > 1 else ""
+            more = f"\nand {self._num_faults - len(self._faults):,} more" if self._num_faults > len(self._faults) else ""
+            raise ValueError(
+                f"{self._num_faults:,} answer{several} cannot be graded:\n{shown}{more}\nCorrect these rows, or set "
+                'on_bad_row = "skip" to leave them out'
+            )
+
+
+@runtime_checkable
+class ComparesAnswers(Protocol):
+    """An environment that compares answers of a data set as mathematics."""
+
+    def golds(self, tasks: TaskSource) -> Iterator[str]:
+        """The answers of ``tasks``; none where a reward of the user grades."""
+        ...
+
+
+def golds_of(tasks: TaskSource) -> Iterator[str]:
+    """The answers of ``tasks``; several of one task one after the other."""
+    for index in range(tasks.num_tasks or 0):
+        answer: Gold = tasks.task(index)["answer"]
+        yield from [answer] if isinstance(answer, str) else answer
+
+
+class AnswerForms(NamedTuple):
+    """What the answers of a set are read as."""
+
+    numbers: dict[GoldForm, int]
+    examples: dict[GoldForm, list[str]]
+    """Some of each."""
+
+
+def forms_of(golds: Iterable[str]) -> AnswerForms:
+    """How many of ``golds``, which have no fault, are read as what."""
+    found = AnswerForms({}, {})
+    for gold in golds:
+        form = gold_kind(gold)
+        found.numbers[form] = found.numbers.get(form, 0) + 1
+        examples = found.examples.setdefault(form, [])
+        if len(examples) < MOST_NAMED and gold not in examples:
+            examples.append(gold[:60])
+    return found

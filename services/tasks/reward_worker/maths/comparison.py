@@ -1,0 +1,253 @@
+"""Whether what the policy said is the answer of the row. The decisions by kind: docs/guide/programs.md, "Mathematics"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Final, NamedTuple
+
+from gspo_services.tasks.reward_worker.maths import values
+from gspo_services.tasks.reward_worker.maths.expression import Node, Number, Operation
+from gspo_services.tasks.reward_worker.maths.ranges import is_name, same_ranges
+from gspo_services.tasks.reward_worker.maths.reading import (
+    Bracketed,
+    Matrix,
+    Quantity,
+    Ratio,
+    Reading,
+    Relation,
+    Several,
+    Union,
+    Words,
+    choice_in,
+    is_same_spelling,
+    read_spelled,
+)
+from gspo_services.tasks.reward_worker.maths.spelling import words_of
+
+_EMPTY: Final = frozenset(
+    ["emptyset", "no solution", "no solutions", "no real solution", "no real solutions", "empty set", "the empty set"]
+)
+_NOWHERE: Final = frozenset(["dne", "does not exist"])
+
+
+def same(gold: str, said: str) -> bool:
+    """Whether ``said`` is ``gold``; both are ``spelled``. Raises: Unreadable when one says nothing."""
+    if is_same_spelling(gold, said):
+        return True
+    letter, rest = choice_in(gold)
+    if letter:
+        return _same_choice(letter, rest, said)
+    golds, answers = _readings(gold), _readings(said)
+    return any(_same(one, other) for one in golds for other in answers)
+
+
+def _readings(text: str) -> list[Reading]:
+    """100,200 is a number, and may be a list."""
+    found = [read_spelled(text)]
+    if re.fullmatch(r"\d{1,3}(?:,\d{3})+", text):
+        found.append(Several(tuple(read_spelled(part) for part in text.split(","))))
+    return found
+
+
+def _same_choice(letter: str, rest: str, said: str) -> bool:
+    """``(B)`` is said as B, as (B), and as (B) with what stands beside it."""
+    said = re.sub(r"^\W*(?:option|choice|answer)\b\W*", "", said, flags=re.IGNORECASE)
+    chosen, beside = choice_in(said)
+    if re.search(r"\([A-Z]\)|\"[A-Z]\"", beside):
+        return False
+    if not chosen and re.fullmatch(r"[A-Za-z]", said):
+        chosen = said.upper()
+    return chosen == letter if chosen else bool(rest) and same(rest, said)
+
+
+def _same_set(gold: Reading, said: Reading) -> bool:
+    if isinstance(gold, Union) and isinstance(said, Union) and _in_any_order(gold.items, said.items):
+        return True
+    return same_ranges(gold, said)
+
+
+def _same(gold: Reading, said: Reading) -> bool:
+    if isinstance(gold, Relation) or isinstance(said, Relation):
+        return _same_relation(gold, said)
+    if isinstance(gold, Words) or isinstance(said, Words):
+        return _same_words(gold, said) or _same_set(gold, said)
+    if isinstance(gold, Quantity) and isinstance(said, Quantity):
+        return _same_quantity(gold, said)
+    if isinstance(gold, Matrix) and isinstance(said, Matrix):
+        return len(gold.rows) == len(said.rows) and all(
+            _in_order(one, other) for one, other in zip(gold.rows, said.rows, strict=True)
+        )
+    if isinstance(gold, Ratio) and isinstance(said, Ratio):
+        return _in_order(gold.items, said.items)
+    if isinstance(gold, Union) or isinstance(said, Union):
+        return _same_set(gold, said)
+    return _same_items(gold, said)
+
+
+def _same_items(gold: Reading, said: Reading) -> bool:
+    """Lists, sets, points and intervals."""
+    if isinstance(gold, Several) and isinstance(said, Several):
+        if gold.is_set or said.is_set:
+            return _in_any_order(_distinct(gold.items), _distinct(said.items))
+        if bool(_names_of(gold)) != bool(_names_of(said)):
+            # a=2, b=3 is said in its order where the names are left out.
+            return _in_order(gold.items, said.items)
+        return _in_any_order(gold.items, said.items)
+    if isinstance(gold, Bracketed) and isinstance(said, Bracketed):
+        brackets = (gold.left, gold.right) == (said.left, said.right) or len(gold.items) > 2
+        return brackets and _in_order(gold.items, said.items)
+    for one, other in ((gold, said), (said, gold)):
+        if isinstance(one, Bracketed) and isinstance(other, Several):
+            is_list = (one.left, one.right) == ("(", ")") or len(one.items) > 2
+            return is_list and not other.is_set and _in_order(_items_of(gold), _items_of(said))
+        if isinstance(one, Several) and one.is_set and len(_distinct(one.items)) == 1 and isinstance(other, Quantity):
+            return _same(one.items[0], other) if one is gold else _same(other, one.items[0])
+    return _same_set(gold, said)
+
+
+def _names_of(several: Several) -> set[str]:
+    """The names whose values are listed, if each has a value of its own."""
+    stated = [_stated(item) if isinstance(item, Relation) else None for item in several.items]
+    names = {each.name for each in stated if each is not None and is_name(each.name)}
+    return names if len(names) == len(several.items) else set()
+
+
+def _items_of(reading: Reading) -> tuple[Reading, ...]:
+    """The items of a list or a point."""
+    return reading.items if isinstance(reading, (Several, Bracketed)) else (reading,)
+
+
+def _in_order(gold: Sequence[Reading], said: Sequence[Reading]) -> bool:
+    return len(gold) == len(said) and all(_same(one, other) for one, other in zip(gold, said, strict=True))
+
+
+def _in_any_order(gold: Sequence[Reading], said: Sequence[Reading]) -> bool:
+    if len(gold) != len(said):
+        return False
+    left = list(said)
+    for one in gold:
+        found = next((place for place, other in enumerate(left) if _same(one, other)), None)
+        if found is None:
+            return False
+        del left[found]
+    return True
+
+
+def _distinct(items: Sequence[Reading]) -> list[Reading]:
+    found: list[Reading] = []
+    for item in items:
+        if not any(_same(other, item) for other in found):
+            found.append(item)
+    return found
+
+
+def _same_words(gold: Reading, said: Reading) -> bool:
+    texts = [each.text if isinstance(each, (Words, Quantity)) else "" for each in (gold, said)]
+    one, other = (words_of(text) for text in texts)
+    if not one or not other:
+        return False
+    if one == other:
+        # Signs that are no letters must be the same: 5' is not 5, and -\mathbb{N} is not \mathbb{N}.
+        plain = not any(is_symbolic(text) or re.search(r"\d", text) for text in texts)
+        return plain or is_same_spelling(texts[0].lower(), texts[1].lower())
+    return any(one in group and other in group for group in (_EMPTY, _NOWHERE))
+
+
+def is_symbolic(text: str) -> bool:
+    """Whether ``text`` has signs that words do not have."""
+    return re.search(r"[\\^_+*/=<>|{}]|(?<![A-Za-z])-|-(?![A-Za-z])", text) is not None and "emptyset" not in text
+
+
+def _same_quantity(gold: Quantity, said: Quantity) -> bool:
+    bases = [each.unit.startswith("base ") for each in (gold, said)]
+    if any(bases) and gold.unit != said.unit:
+        return False
+    if "%" in (gold.unit, said.unit):
+        return _same_percentage(gold, said)
+    if gold.unit and said.unit and gold.unit != said.unit:
+        return False
+    return _equal(gold.node, said.node)
+
+
+def _same_percentage(gold: Quantity, said: Quantity) -> bool:
+    """50 % is said as 50 %, as 50 and as 0.5, and says 50 and 0.5."""
+    if any(each.unit not in ("", "%", "a word") for each in (gold, said)):
+        return False
+    if _equal(gold.node, said.node):
+        return True
+    hundredth = Number(Fraction(1, 100))
+    one, other = (Operation("*", (each.node, hundredth)) if each.unit == "%" else each.node for each in (gold, said))
+    return gold.unit != said.unit and _equal(one, other)
+
+
+def _equal(one: Node, other: Node) -> bool:
+    return one == other or values.equal(one, other)
+
+
+def _same_relation(gold: Reading, said: Reading) -> bool:
+    if isinstance(gold, Relation) and isinstance(said, Relation):
+        return _same_relations(gold, said)
+    if isinstance(gold, Relation):
+        stated = _stated(gold)
+        if stated is not None and is_name(stated.name):
+            return _same(stated.value, said)
+        return _same_set(gold, said)
+    assert isinstance(said, Relation)
+    stated = _stated(said)
+    if stated is not None:
+        return (is_name(stated.name) or not _is_nought(stated.value)) and _same(gold, stated.value)
+    return _same_set(gold, said)
+
+
+def _same_relations(gold: Relation, said: Relation) -> bool:
+    one, other = _stated(gold), _stated(said)
+    if one is not None and other is not None and is_name(one.name) and is_name(other.name):
+        names = [re.sub(r"[\s{}\"]", "", each.name) for each in (one, other)]
+        if names[0] == names[1]:
+            return _same(one.value, other.value)
+    if set(gold.signs) == set(said.signs) == {"="} and len(gold.items) == len(said.items) == 2:
+        return _same_equation(gold, said)
+    if gold.signs == said.signs and set(gold.signs) == {"\\ne"}:
+        return _in_order(gold.items, said.items)
+    return _same_set(gold, said)
+
+
+class _Stated(NamedTuple):
+    """``x = 5``."""
+
+    name: str
+    value: Reading
+
+
+def _stated(relation: Relation) -> _Stated | None:
+    """What an equation or a membership states of a name; None for any other, and for one that contradicts itself."""
+    if relation.signs == ("\\in",):
+        return _Stated(relation.texts[0], relation.items[1])
+    if set(relation.signs) != {"="}:
+        return None
+    constants = [each for each in relation.items if isinstance(each, Quantity) and not values.names_in(each.node)]
+    if any(not _equal(constants[0].node, each.node) for each in constants[1:]):
+        return None
+    if len(relation.items) == 2 and is_name(relation.texts[1]) and not is_name(relation.texts[0]):
+        return _Stated(relation.texts[1], relation.items[0])
+    is_equation = len(constants) < len(relation.items) and not is_name(relation.texts[0])
+    if is_equation and (not constants or relation.items[-1] is not constants[-1]):
+        return None
+    return _Stated(relation.texts[0], relation.items[-1])
+
+
+def _is_nought(reading: Reading) -> bool:
+    """0 is on the right of every equation: a problem that is said again would be its own answer."""
+    return isinstance(reading, Quantity) and not values.names_in(reading.node) and _equal(reading.node, Number(Fraction(0)))
+
+
+def _same_equation(gold: Relation, said: Relation) -> bool:
+    sides = [each.node for relation in (gold, said) for each in relation.items if isinstance(each, Quantity)]
+    if len(sides) != 4:
+        return _in_order(gold.items, said.items)
+    one, other = (Operation("+", (left, Operation("-", (right,)))) for left, right in (sides[:2], sides[2:]))
+    if not values.names_in(one) or not values.names_in(other):
+        return False
+    return values.proportional(one, other)

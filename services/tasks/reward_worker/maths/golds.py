@@ -1,0 +1,166 @@
+"""What an answer of a data set is, and why it cannot be graded, without symbolic algebra: files have a hundred thousand."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final, Literal
+
+from gspo_services.tasks.reward_worker.maths import values
+from gspo_services.tasks.reward_worker.maths.comparison import is_symbolic, same
+from gspo_services.tasks.reward_worker.maths.exact import exact
+from gspo_services.tasks.reward_worker.maths.expression import Unreadable
+from gspo_services.tasks.reward_worker.maths.reading import (
+    Bracketed,
+    Matrix,
+    Quantity,
+    Ratio,
+    Reading,
+    Relation,
+    Several,
+    Union,
+    Words,
+    choice_in,
+    read_spelled,
+)
+from gspo_services.tasks.reward_worker.maths.spelling import spelled, squeezed, words_of
+
+GoldKind = Literal["integer", "symbolic"]
+"""integer: a whole number, said in any way but as a percentage. symbolic: whatever a ``Reading`` may be."""
+GoldForm = Literal["number", "expression", "several", "interval", "equation", "matrix", "words", "beyond"]
+"""beyond: this reader does not know it, and math-verify compares it."""
+MAX_ANSWER_CHARS: Final = 2_000
+"""A longer one is no answer: reading it would only take time."""
+_PLACEHOLDERS: Final = frozenset(["proof", "notfound", "not found", "n a", "nan", "null", "todo", "see solution", "unknown"])
+"""What sets have in place of an answer."""
+_PLAIN: Final = re.compile(r"-?\d{1,100}")
+"""Most answers of most sets: there is nothing to find out."""
+
+
+@lru_cache(maxsize=4096)
+def fault_of(gold: str, kind: GoldKind) -> str:
+    """Why no answer can be right for ``gold``, with a way out; "" when one can: itself is."""
+    if _PLAIN.fullmatch(gold):
+        return ""
+    shown = repr(gold if len(gold) <= 100 else gold[:100] + "...")
+    if len(gold) > MAX_ANSWER_CHARS:
+        return f"its answer {shown} has {len(gold):,} characters, and an answer has at most {MAX_ANSWER_CHARS:,}"
+    if not _closes(gold):
+        return f"its answer {shown} has braces that do not match: nobody could put it into a box"
+    if "####" in gold:
+        return f"its answer {shown} has the mark #### in it, and not what follows it alone: name the mark in the options"
+    wanted = spelled(gold)
+    if words_of(wanted) in _PLACEHOLDERS:
+        return (
+            f"its answer {shown} stands for an answer that is not there: leave the row out, or give it a reward of its own"
+        )
+    try:
+        if kind == "integer":
+            if integer_in(gold) is None:
+                return f'its answer is {shown}, not an integer; kind = "symbolic" compares expressions'
+            return ""
+        read_spelled(wanted)
+        if not same(wanted, spelled(wanted)):
+            return f"its answer {shown} is not equal to itself: correct it"
+    except Unreadable:
+        return f"its answer {shown} says nothing: correct it"
+    except (ArithmeticError, RecursionError):
+        return ""
+    return ""
+
+
+def integer_in(text: str) -> int | None:
+    """The integer that ``text`` is; None when it is anything else."""
+    try:
+        reading = read_spelled(spelled(text))
+        if not isinstance(reading, Quantity) or reading.unit == "%" or reading.unit.startswith("base"):
+            return None
+        value = exact(reading.node)
+    except (Unreadable, ArithmeticError, RecursionError):
+        return None
+    return int(value) if value is not None and value.denominator == 1 else None
+
+
+@lru_cache(maxsize=4096)
+def gold_kind(gold: str) -> GoldForm:
+    """What ``gold``, which has no ``fault_of``, is read as."""
+    if _PLAIN.fullmatch(gold):
+        return "number"
+    text = spelled(gold)
+    if choice_in(text)[0]:
+        return "words"
+    try:
+        return _form(read_spelled(text))
+    except (Unreadable, RecursionError):
+        return "beyond"
+
+
+def _form(reading: Reading) -> GoldForm:
+    parts = _parts(reading)
+    if any(_form(part) == "beyond" for part in parts):
+        return "beyond"
+    match reading:
+        case Words():
+            return "beyond" if is_symbolic(reading.text) else "words"
+        case Quantity():
+            return "expression" if values.names_in(reading.node) or re.search(r"\\|\^", reading.text) else "number"
+        case Several() | Ratio():
+            return "several"
+        case Bracketed():
+            return "several" if len(parts) > 2 else "interval"
+        case Union():
+            return "interval"
+        case Relation():
+            return "equation"
+        case Matrix():
+            return "matrix"
+
+
+def _parts(reading: Reading) -> tuple[Reading, ...]:
+    if isinstance(reading, (Several, Bracketed, Ratio, Union, Relation)):
+        return reading.items
+    return tuple(cell for row in reading.rows for cell in row) if isinstance(reading, Matrix) else ()
+
+
+def vote_of(answer: str) -> str:
+    """An answer as a vote: the number that it is, or its spelling without blanks."""
+    said = spelled(answer)
+    try:
+        reading = read_spelled(said)
+        if isinstance(reading, Quantity) and not reading.unit.startswith("base"):
+            value = exact(reading.node)
+            if value is not None:
+                return f"{value}{'%' if reading.unit == '%' else ''}"
+    except (Unreadable, ArithmeticError, RecursionError):
+        pass
+    return squeezed(said)
+
+
+def is_same_vote(one: str, other: str) -> bool:
+    """Whether two votes of one task are for the same answer."""
+    try:
+        return one == other or same(spelled(one), spelled(other)) or same(spelled(other), spelled(one))
+    except (Unreadable, ArithmeticError, RecursionError):
+        return False
+
+
+def is_mathematics(text: str) -> bool:
+    """Whether ``text`` is read as something else than words."""
+    try:
+        return not any(isinstance(each, Words) for each in _leaves(read_spelled(spelled(text))))
+    except (Unreadable, RecursionError):
+        return False
+
+
+def _leaves(reading: Reading) -> list[Reading]:
+    parts = _parts(reading)
+    return [leaf for part in parts for leaf in _leaves(part)] if parts else [reading]
+
+
+def _closes(text: str) -> bool:
+    depth = 0
+    for character in re.sub(r"\\.", "", text, flags=re.DOTALL):
+        depth += (character == "{") - (character == "}")
+        if depth < 0:
+            return False
+    return depth == 0

@@ -1,0 +1,105 @@
+"""The reward of an answer in mathematics: a job of reward workers. What the reader does not know, math-verify compares."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Final, Literal
+
+import mpmath as mpmath  # Without it a rollout is refused before its first answer.
+
+from gspo_services.tasks.reward_worker.maths.comparison import same
+from gspo_services.tasks.reward_worker.maths.expression import Unreadable
+from gspo_services.tasks.reward_worker.maths.golds import GoldKind, fault_of, gold_kind
+from gspo_services.tasks.reward_worker.maths.reading import Words, read_spelled
+from gspo_services.tasks.reward_worker.maths.spelling import spelled
+
+Ending = Literal["right", "wrong", "no_answer", "unreadable", "too_slow"]
+_COMPONENTS: Final = ("right", "no_answer", "unreadable", "too_slow")
+
+
+_LEFT_TO_DO: Final = re.compile(r"\\(?:i*int|oint|sum|prod|lim|max|min|gcd|lcm|det|sup|inf|operatorname)(?![A-Za-z])")
+
+
+class OutOfTime(BaseException):  # not an Exception: parsers catch those and go on
+    """An answer has used the processor time that it may."""
+
+
+def grade_answer(gold: str | list[str], answer: str | None, kind: GoldKind, place: str, cpu_s: float) -> dict[str, float]:
+    """1 in "right" when ``answer`` equals ``gold``, or one of several; all are LaTeX, Markdown or plain text, without their
+    box.
+
+    ``answer`` None: the policy gave none. ``place`` is the row, for errors. ``cpu_s``: processor seconds for reading
+    ``answer`` and comparing it. Raises: ValueError when ``gold`` itself cannot be graded.
+    """
+    golds = [gold] if isinstance(gold, str) else gold
+    for each in golds:
+        if fault := fault_of(each, kind):
+            raise ValueError(f"{place}: {fault}" if place else fault)
+    ending: Ending
+    try:
+        # What an answer may cost is counted in processor time, so that a busy machine costs no right one its reward.
+        with _processor_time(cpu_s):
+            endings = [ending_of(each, answer, kind) for each in golds]
+        ending = "right" if "right" in endings else endings[0]
+    except OutOfTime:
+        ending = "too_slow"
+    return {name: float(name == ending) for name in _COMPONENTS}
+
+
+def ending_of(gold: str, answer: str | None, kind: GoldKind) -> Ending:
+    """How the comparison ends. ``gold`` has no ``fault_of``."""
+    if answer is None:
+        return "no_answer"
+    wanted, said = spelled(gold), spelled(answer)
+    try:
+        if kind == "integer" and "%" in said:
+            return "wrong"
+        if same(wanted, said):
+            return "right"
+        if kind == "symbolic" and gold_kind(gold) == "beyond":
+            return "right" if _same_to_math_verify(wanted, said) else "wrong"
+        return "unreadable" if isinstance(read_spelled(said), Words) else "wrong"
+    except (Unreadable, ArithmeticError, RecursionError, MemoryError):
+        # It says nothing, is too large a number, or is nested too deeply.
+        return "unreadable"
+
+
+def _same_to_math_verify(gold: str, said: str) -> bool:
+    """What math-verify says of two expressions that its parser has read to their ends.
+
+    Its search for mathematics in a text is not used, because it takes fragments. Nor may an answer leave to do what the gold
+    does not.
+    """
+    if set(_LEFT_TO_DO.findall(said)) - set(_LEFT_TO_DO.findall(gold)):
+        return False
+    # Loads symbolic algebra, which takes seconds.
+    from latex2sympy2_extended import NormalizationConfig, latex2sympy
+    from math_verify import verify
+
+    # The parser's own errors have no common class.
+    with suppress(Exception):
+        read = [
+            latex2sympy(text, is_real=True, normalization_config=NormalizationConfig(units=False)) for text in (gold, said)
+        ]
+        return bool(verify(read[0], read[1], timeout_seconds=None))
+    return False
+
+
+@contextmanager
+def _processor_time(seconds: float) -> Iterator[None]:
+    """Raises: OutOfTime inside the block after ``seconds`` of this process's processor time."""
+
+    def ended(number: int, frame: FrameType | None) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGPROF, ended)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
