@@ -188,15 +188,25 @@ class LibraryRenderer:
             # Without tools it is an answer that happens to be JSON.
             content, calls, problem = find_calls(text, self._format, tools) if tools else (text, [], None)
             return Parsed(content=content.strip(), reasoning=reasoning, tool_calls=calls, problem=problem)
-        begins = [attempt.token_span[0] for attempt in answer.tool_calls if attempt.token_span]
-        if begins and self._format != "none":
+        begin = self._first_call(answer.tool_calls, ids)
+        if begin is None:
+            outside, calls, problem = self._attempted(answer.tool_calls, ids)
+        else:
             # The package takes the first closing tag for the end of a call, and leaves out what it does not look for. So
             # it only says where calls begin.
-            outside, calls, problem = find_calls(self.text(ids[min(begins) :]), self._format, tools)
-        else:
-            outside, calls, problem = self._attempted(answer.tool_calls, ids)
+            outside, calls, problem = find_calls(self.text(ids)[begin:], self._format, tools)
         content = "\n".join(text for text in (answer.content, outside) if text.strip()).strip()
         return Parsed(content=content, reasoning=reasoning, tool_calls=calls, problem=problem)
+
+    def _first_call(self, attempts: Sequence[Any], ids: list[int]) -> int | None:
+        """Return where in the text the block of the first call begins; None where the package alone reads the format."""
+        begins = [attempt.token_span[0] for attempt in attempts if attempt.token_span]
+        opens = next(iter(openers_of(self._format)), "")
+        if not begins or not opens:
+            return None
+        # The package's span may begin within the block.
+        place = self.text(ids).rfind(opens, 0, len(self.text(ids[: min(begins)])) + len(opens))
+        return None if place < 0 else place
 
     def _attempted(self, attempts: Sequence[Any], ids: list[int]) -> tuple[str, list[ParsedCall], str | None]:
         """Return the package's calls as ``find_calls`` does."""

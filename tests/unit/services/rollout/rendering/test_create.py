@@ -148,6 +148,22 @@ def test_the_package_reads_what_the_template_writes(tokenizer: ChatTokenizer) ->
         assert renderer.bridge(before, sampled, [USER], TOOLS) == after[len(sampled) :]
 
 
+def test_a_block_is_read_from_its_beginning_where_the_package_names_a_place_within(
+    renderer: LibraryRenderer, package: Package, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renderer, "_format", "kimi")
+    call = '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": "é"}<|tool_call_end|>'
+    section = f"<|tool_calls_section_begin|>{call}<|tool_calls_section_end|>"
+    before, inside = tokenizer.encode("Ü <|tool_calls_section_begin|> is a mark. <|tool_calls_section_begin|>"), section[28:]
+    ids = [*before, *tokenizer.encode(inside)]
+    package.answer = SimpleNamespace(
+        content="Ü", reasoning_content=None, tool_calls=[package.call(token_span=(len(before), len(ids)))]
+    )
+    parsed = renderer.parse(ids)
+    assert [(call.name, call.arguments_json) for call in parsed.tool_calls] == [("f", '{"a": "é"}')]
+    assert (parsed.content, parsed.problem) == ("Ü", None)
+
+
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
