@@ -148,6 +148,22 @@ def test_the_package_reads_what_the_template_writes(tokenizer: ChatTokenizer) ->
         assert renderer.bridge(before, sampled, [USER], TOOLS) == after[len(sampled) :]
 
 
+def test_json_is_a_call_only_with_tools_and_only_where_it_is_one(
+    renderer: LibraryRenderer, package: Package, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package takes any object with a name for a call, without arguments where it finds none."""
+    monkeypatch.setattr(renderer, "_format", "json")
+    for written, num_calls in (('{"name": "Bob", "age": 3}', 0), ('{"name": "f", "parameters": {"a": "x"}}', 1)):
+        ids = tokenizer.encode(written)
+        package.answer = SimpleNamespace(
+            content="", reasoning_content=None, tool_calls=[package.call(token_span=(0, len(ids)))]
+        )
+        assert (renderer.parse(ids).content, renderer.parse(ids).tool_calls) == (written, [])
+        parsed = renderer.parse(ids, TOOLS)
+        assert [call.arguments_json for call in parsed.tool_calls] == ['{"a": "x"}'] * num_calls
+        assert parsed.content == ("" if num_calls else written)
+
+
 def test_a_block_is_read_from_its_beginning_where_the_package_names_a_place_within(
     renderer: LibraryRenderer, package: Package, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
