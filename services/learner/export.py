@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Files of a model directory with weights, or that this module writes itself. The others belong to tokenizer and prompt.
 _NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "config.json")
+# Where a model has its other chat templates.
+_TEMPLATES = "additional_chat_templates"
 
 
 class ExportError(ServiceError):
@@ -173,3 +175,5 @@ def _copy_companions(source: Path, destination: Path) -> None:
     for path in source.iterdir():
         if path.is_file() and path not in skipped and not (destination / path.name).exists():
             shutil.copyfile(path, destination / path.name)
+    if (source / _TEMPLATES).is_dir():
+        shutil.copytree(source / _TEMPLATES, destination / _TEMPLATES, dirs_exist_ok=True)

@@ -131,7 +131,11 @@ async def _generate(
     """Open everything and serve until ``stop`` or the end of the run. Returns whether the run is complete."""
     settings, metrics = arguments.settings, RolloutMetrics(registry)
     try:
-        tokenizer = ChatTokenizer(settings.model.path)
+        tokenizer = ChatTokenizer(
+            settings.model.path,
+            settings.model.template_arguments,
+            show_special_tokens=settings.model.show_special_tokens,
+        )
     except TokenizerError as error:
         raise ConfigurationError(str(error)) from error
     security = Security.load(settings.security, "rollout", arguments.name)

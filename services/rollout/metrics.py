@@ -31,6 +31,10 @@ class RolloutMetrics(MetricTable):
     episodes = counter("episodes_total", "Episodes that ended here, by outcome", "outcome", zeros=OUTCOMES)
     resumed = counter("episodes_resumed_total", "Leases taken with tokens of a former lease")
     tokens = counter("tokens_total", "Tokens, by kind", "kind", zeros=KINDS)
+    unknown_tokens = counter(
+        "unknown_tokens_total",
+        "Sampled tokens that the tokenizer does not have, because the model's vocabulary is larger; they have no text",
+    )
     chunks = counter("chunks_total", "Chunks streamed to the broker")
     unacknowledged = gauge("unacknowledged_messages", "Messages that the broker has not acknowledged")
     policy_version = gauge("policy_version", "Verified policy version that the engine serves")

@@ -2,9 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
 
 from prometheus_client import CollectorRegistry
 
@@ -19,6 +19,7 @@ from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.rendering import Renderer, RenderingError, create_renderer
 from gspo_services.rollout.reward_options import reward_pool_options
 from gspo_services.rollout.sandboxes import open_sandbox
+from gspo_services.rollout.sglang import GenerateRequest, OutputPiece
 from gspo_services.rollout.tokenizer import ChatTokenizer
 from gspo_services.rollout.work import EpisodeFailed, EpisodeIntake, EpisodeRunner, EpisodeWork, PolicyEngine
 from gspo_services.shared.runtime.clock import Clock
@@ -42,6 +43,24 @@ class Policy:
     """Seconds since 1970."""
     watched: Callable[[Renderer], Renderer] = lambda renderer: renderer
     """What agents' conversations are rendered with in place of the renderer, for whoever watches them."""
+
+
+@dataclass(frozen=True)
+class CountedEngine:
+    """A ``PolicyEngine`` whose tokens without text are counted."""
+
+    policy: Policy
+
+    async def stop_generating(self) -> None:
+        """See ``Engine.stop_generating``."""
+        await self.policy.engine.stop_generating()
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[OutputPiece, None]:
+        """See ``Engine.generate``."""
+        async with aclosing(self.policy.engine.generate(request)) as pieces:
+            async for piece in pieces:
+                self.policy.metrics.unknown_tokens.inc(self.policy.tokenizer.num_unknown(piece.token_ids))
+                yield piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,13 +167,14 @@ async def open_episodes(
     Raises: ConfigurationError that names the setting; EndpointError when the agents' endpoint cannot listen.
     """
     limits = trajectory_limits(settings.batch.groups_per_batch * settings.batch.group_size)
+    policy = replace(policy, engine=CountedEngine(policy))
     if isinstance(player, GradedEnvironment):
         yield _environment_loop(settings, policy, player, limits.turns)
         return
     try:
-        renderer = create_renderer(policy.tokenizer, settings.agent.renderer, settings.agent.template_arguments)
+        renderer = create_renderer(policy.tokenizer, settings.agent.renderer)
     except RenderingError as error:
-        raise ConfigurationError(f"agent.renderer or agent.template_arguments: {error}") from error
+        raise ConfigurationError(f"agent.renderer: {error}") from error
     shared = EpisodeShared(
         renderer=policy.watched(renderer),
         engine=policy.engine,

@@ -6,61 +6,66 @@ are decoded for the environment but never encoded again.
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
+import numpy as np
 from tokenizers import Tokenizer, decoders
 
-Messages = Sequence[Mapping[str, object]]
-SENTINEL: Final = "\u0001gspo\u0001"
-"""The content of the assistant's turn when an observation is rendered alone; no template or text contains it."""
+from gspo_services.rollout.chat_template import (
+    NO_ARGUMENTS,
+    SENTINEL,
+    Arguments,
+    ChatTemplate,
+    Continuation,
+    Messages,
+    Rewritten,
+    TokenizerError,
+    Tools,
+    continuation,
+    require_arguments,
+    special_tokens,
+    stop_at,
+)
 
-
-class TokenizerError(ValueError):
-    """The model's tokenizer or chat template cannot be used; the text names the file and the remedy."""
+__all__ = ["SENTINEL", "ChatTokenizer", "Messages", "TokenizerError"]
 
 
 class ChatTokenizer:
     """Tokenizer and chat template of one model directory."""
 
-    def __init__(self, directory: Path) -> None:
-        """Load. Raises: TokenizerError when files are missing or broken, or do not match the model's vocabulary."""
+    def __init__(
+        self, directory: Path, template_arguments: Arguments = NO_ARGUMENTS, *, show_special_tokens: bool = False
+    ) -> None:
+        """Load. ``template_arguments`` and ``show_special_tokens``: those of the section ``[model]``.
+
+        Raises: TokenizerError when files are missing or broken, or do not match the model's vocabulary.
+        """
         config = _read_json(directory / "tokenizer_config.json")
         model_config = _read_json(directory / "config.json")
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise TokenizerError(
-                f"{path}: no such file; save the tokenizer in the fast format: "
-                "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-            )
-        try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        # The tokenizers package raises bare Exception for every malformed file.
-        except Exception as error:
-            raise TokenizerError(f"{path}: not a tokenizer: {error}") from error
-        # A file can configure truncation or padding; a conversation must never get either.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = _read_tokenizer(directory / "tokenizer.json")
         self.directory = directory
-        self._specials = {
-            name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-        }
-        self.template_source = _template_text(directory, config)
-        self._template = _compile_template(self.template_source, directory)
+        specials = special_tokens(_with_special_map(directory, config))
+        self.template = ChatTemplate(directory, config, specials)
+        try:
+            require_arguments(template_arguments)
+        except TokenizerError as error:
+            raise TokenizerError(f"model.template_arguments: {error}") from error
+        self.template_arguments = dict(template_arguments)
+        self._shows_special_tokens = show_special_tokens
         self.vocab_size = _token_count(
             directory, model_config.get("vocab_size", self._tokenizer.get_vocab_size(with_added_tokens=True))
         )
-        largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        known = self._tokenizer.get_vocab(with_added_tokens=True).values()
+        largest = max(known, default=-1)
         if largest >= self.vocab_size:
             raise TokenizerError(
                 f"{directory}: the tokenizer has token id {largest}, the model's vocabulary has {self.vocab_size} tokens: "
                 "they do not belong together"
             )
-        self.stop_ids = self._stop_ids(directory, model_config)
+        self._has_token = np.zeros(largest + 1, dtype=bool)
+        self._has_token[list(known)] = True
+        self.stop_ids = self._stop_ids(directory, model_config, specials.get("eos_token"))
 
     def prompt_ids(self, messages: Messages) -> list[int]:
         """Token ids of a new conversation, ready for the assistant's first turn."""
@@ -70,22 +75,51 @@ class ChatTokenizer:
         """Token ids between an assistant turn that ended with a sampled stop token and the next turn.
 
         They are the template's text after the turn (without its stop token, which the sampled one replaces), ``messages``,
-        and the beginning of the assistant's next turn.
+        and the beginning of the assistant's next turn. Raises: TokenizerError.
         """
-        before: list[Mapping[str, object]] = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
-        text = self.render([*before, *messages])
-        _, found, tail = text.partition(SENTINEL)
-        if not found:
-            raise TokenizerError(
-                f"{self.directory}: the chat template drops the assistant's content: multi-turn episodes cannot be rendered"
-            )
+        after = self.continuation(messages, (), self.template_arguments, called_first=False)
+        ids = self.encode(after.text)
         # Cut off the stop token as a token: cut off as text it would leave the whitespace that belongs to it.
-        ids = self.encode(tail)
-        return ids[1:] if ids and ids[0] in self.stop_ids else ids
+        stop = self.stop_of_answer(after, ids)
+        return ids if stop is None else ids[stop + 1 :]
+
+    def continuation(self, messages: Messages, tools: Tools, arguments: Arguments, *, called_first: bool) -> Continuation:
+        """Return what the template writes after an answer that ``messages`` follow; see ``continuation``.
+
+        Raises: TokenizerError with the model's directory.
+        """
+        try:
+            return continuation(self.template, messages, tools, arguments, called_first=called_first)
+        except TokenizerError as error:
+            named = str(error) if str(self.directory) in str(error) else f"{self.directory}: {error}"
+            raise type(error)(named) from error
+
+    def stop_of_answer(self, after: Continuation, ids: Sequence[int]) -> int | None:
+        """Return which of ``ids``, those of ``after.text``, is the stop token of the answer; None where there is none.
+
+        Raises: Rewritten where the template ends an earlier answer otherwise than the newest one.
+        """
+        stop = stop_at(ids, self.stop_ids)
+        if after.is_after_call or (stop is not None and not self.decode(ids[:stop]).strip()):
+            return stop
+        text = after.closing()
+        closing = self.encode(text)
+        end = stop_at(closing, self.stop_ids)
+        if end is None:
+            # The first stop token is one of a later message.
+            return None
+        if list(ids[: end + 1]) != closing[: end + 1]:
+            raise Rewritten(
+                f"{self.directory}: the chat template ends an earlier answer with other tokens "
+                f"({after.text[:20]!r}) than the newest one ({text[:20]!r}), so that no "
+                "conversation can go on from its sampled tokens: use episodes of one turn, or a template that only appends"
+            )
+        return end
 
     def action_text(self, token_ids: Sequence[int]) -> str:
-        """Return the text of action tokens for the environment, without special tokens."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        """Return the text of action tokens for the environment. It has special tokens with model.show_special_tokens."""
+        known = [token_id for token_id in token_ids if 0 <= token_id < self.vocab_size]
+        return str(self._tokenizer.decode(known, skip_special_tokens=not self._shows_special_tokens))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``, in which special tokens may be written out."""
@@ -107,11 +141,21 @@ class ChatTokenizer:
         token: str | None = self._tokenizer.id_to_token(token_id)
         return token
 
+    def num_unknown(self, token_ids: np.ndarray[Any, Any]) -> int:
+        """Count the ids without a token: a model's vocabulary is often larger than its tokenizer's."""
+        inside = token_ids[(token_ids >= 0) & (token_ids < len(self._has_token))]
+        return len(token_ids) - int(self._has_token[inside].sum())
+
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids that ``action_text`` leaves out."""
+        """Ids of special tokens."""
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @property
+    def hidden_ids(self) -> frozenset[int]:
+        """Ids that ``action_text`` leaves out."""
+        return frozenset() if self._shows_special_tokens else self.special_ids
 
     @property
     def is_byte_level(self) -> bool:
@@ -122,24 +166,18 @@ class ChatTokenizer:
         self,
         messages: Messages,
         *,
-        tools: Sequence[Mapping[str, object]] = (),
-        arguments: Mapping[str, object] | None = None,
+        tools: Tools = (),
+        arguments: Arguments | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Render the template with ``arguments`` as its variables. Raises: TokenizerError when the template refuses."""
-        values: dict[str, Any] = {name: text for name, text in self._specials.items() if text}
-        values |= arguments or {}
-        # As transformers has it: a template asks whether tools are none, not only whether they are defined.
-        values |= {"messages": list(messages), "tools": list(tools) or None, "documents": None}
-        try:
-            return str(self._template.render(add_generation_prompt=add_generation_prompt, **values))
-        # The template is a program of the model's author: it refuses with raise_exception, and may fail in any way.
-        except Exception as error:
-            raise TokenizerError(
-                f"{self.directory}: the chat template refuses the conversation: {type(error).__name__}: {error}"
-            ) from error
+        """Render the template with ``arguments`` as its variables; None: model.template_arguments.
 
-    def _stop_ids(self, directory: Path, model_config: dict[str, Any]) -> frozenset[int]:
+        Raises: TokenizerError when a message is none, or when the template refuses.
+        """
+        values = self.template_arguments if arguments is None else arguments
+        return self.template.render(messages, tools, values, add_generation_prompt=add_generation_prompt)
+
+    def _stop_ids(self, directory: Path, model_config: dict[str, Any], eos: str | None) -> frozenset[int]:
         generation = directory / "generation_config.json"
         ids: set[int] = set()
         # The engine stops at the tokens of either file.
@@ -148,12 +186,36 @@ class ChatTokenizer:
             if configured is not None:
                 for token in configured if isinstance(configured, list) else [configured]:
                     ids.add(_token_id(directory, token))
-        eos = self._specials["eos_token"]
         if eos and (eos_id := self._tokenizer.token_to_id(eos)) is not None:
             ids.add(eos_id)
         if not ids:
             raise TokenizerError(f"{directory}: no eos_token and no eos_token_id: the end of a turn cannot be recognised")
         return frozenset(ids)
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise TokenizerError(
+            f"{path}: no such file; save the tokenizer in the fast format: "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    # The tokenizers package raises bare Exception for every malformed file.
+    except Exception as error:
+        raise TokenizerError(f"{path}: not a tokenizer: {error}") from error
+    # A file can configure truncation or padding; a conversation must never get either.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _with_special_map(directory: Path, config: dict[str, Any]) -> Mapping[str, Any]:
+    """Older models name their special tokens in a file of its own, which counts as it does for transformers."""
+    path = directory / "special_tokens_map.json"
+    if "added_tokens_decoder" in config or not path.is_file():
+        return config
+    return {**config, **_read_json(path)}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -181,43 +243,3 @@ def _token_id(directory: Path, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise TokenizerError(f"{directory}: eos_token_id is {str(value)[:100]}, expected token ids")
     return value
-
-
-def _token_text(value: Any) -> str:
-    """A special token is a string or an object with a ``content``."""
-    if isinstance(value, dict):
-        return str(value.get("content", ""))
-    return value if isinstance(value, str) else ""
-
-
-def _template_text(directory: Path, config: dict[str, Any]) -> str:
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise TokenizerError(f"{path}: cannot be read: {error}") from error
-    template = config.get("chat_template")
-    if not isinstance(template, str):
-        raise TokenizerError(f"{directory}: no chat_template.jinja and no chat_template in tokenizer_config.json")
-    return template
-
-
-def _compile_template(text: str, directory: Path) -> jinja2.Template:
-    def raise_exception(message: str) -> str:
-        raise jinja2.TemplateError(message)
-
-    def strftime_now(pattern: str) -> str:
-        return datetime.now(UTC).strftime(pattern)
-
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-    )
-    # Not jinja's own, which escapes for HTML; templates may ask for ASCII, as with transformers.
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = strftime_now
-    try:
-        return environment.from_string(text)
-    except jinja2.TemplateSyntaxError as error:
-        raise TokenizerError(f"{directory}: chat template line {error.lineno}: {error}") from error

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gspo_services.rollout.rendering import Renderer, create_renderer
-from gspo_services.rollout.rendering.messages import for_template, with_text_arguments
 from tests.parity.chat_families import FAMILIES, make_model
 from tests.support.engines import conversations
 
@@ -64,10 +63,7 @@ def sampled_ids(renderer: Renderer, messages: list[dict[str, Any]], answer: dict
     """What a model samples that gives ``answer`` as the template writes it after the prompt of ``messages``."""
     tokenizer = renderer._answer.tokenizer  # type: ignore[attr-defined]
     prompt = tokenizer.decode(renderer.prompt_ids(messages, tools))
-    plain = for_template([*messages, answer])
-    if "deepseek" in tokenizer.directory.name:
-        plain = with_text_arguments(plain)
-    written = tokenizer.render(plain, tools=tools, add_generation_prompt=False)
+    written = tokenizer.render([*messages, answer], tools=tools, add_generation_prompt=False)
     if written.startswith(prompt):
         rest = written.removeprefix(prompt)
     else:

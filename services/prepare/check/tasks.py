@@ -15,6 +15,7 @@ MOST_SHOWN: Final = 300
 def code_findings(situation: Situation, report: CodeReport) -> Iterator[Finding]:
     """One finding for each thing that the worker has opened, or could not."""
     yield from _tokenizer(situation, report.part("tokenizer"))
+    yield from _template(report.part("template"))
     yield from _tasks(situation, report)
     yield from _lengths(situation, report)
     yield from _episode(situation, report)
@@ -49,19 +50,26 @@ def _tokenizer(situation: Situation, part: Mapping[str, Any] | None) -> Iterator
     yield Finding(
         check="tokenizer", status="ok", text=f"{part['vocabulary']:,} tokens; a turn ends at {stops}", basis="tried"
     )
-    yield from _template(part)
 
 
-def _template(part: Mapping[str, Any]) -> Iterator[Finding]:
-    if not part["keeps_answers"]:
+def _template(part: Mapping[str, Any] | None) -> Iterator[Finding]:
+    if part is None:
+        return
+    if "refuses" in part or not part["keeps_answers"]:
+        text = str(part.get("refuses", "it drops what the assistant said"))
         yield Finding(
-            check="chat template", status="fail", text="it drops what the assistant said", basis="tried",
+            check="chat template", status="fail", text=text, basis="tried",
             way_out="use the template of a chat model: chat_template.jinja in the model's directory",
         )  # fmt: skip
     elif not part["opens_answers"]:
         yield Finding(
             check="chat template", status="fail", text="it ignores add_generation_prompt: a prompt does not open an answer",
             basis="tried", way_out="end the template with the beginning of an assistant's turn if add_generation_prompt",
+        )  # fmt: skip
+    elif "does_not_go_on" in part:
+        yield Finding(
+            check="chat template", status="warn", text=f"an episode has one turn: {part['does_not_go_on']}", basis="tried",
+            way_out="use a template that keeps answers where they were: chat_template.jinja in the model's directory",
         )  # fmt: skip
     elif not part["ends_answers"]:
         stops = ", ".join(part["stops"])

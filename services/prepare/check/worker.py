@@ -64,13 +64,7 @@ def main() -> int:
 
 def open_all(settings: Settings, folder: Path, tell: Tell) -> None:
     """Open everything that is the user's. ``folder``: an empty one for files of the episode."""
-    if (settings.model.path / "config.json").is_file():
-        tell({"part": "begins", "what": "the tokenizer"})
-        try:
-            tell({"part": "tokenizer", **_tokenizer_facts(ChatTokenizer(settings.model.path))})
-        except TokenizerError as error:
-            tell({"part": "tokenizer", "error": str(error)})
-    tokenizer = _tokenizer(settings)
+    tokenizer = _tokenizer(settings, tell) if (settings.model.path / "config.json").is_file() else None
     tell({"part": "begins", "what": f'environment "{settings.environment.name}"'})
     if not _tell_tasks(settings, tokenizer, tell):
         return
@@ -92,27 +86,37 @@ def open_all(settings: Settings, folder: Path, tell: Tell) -> None:
         tell({"part": "code", "error": "\n".join(str(leaf) for leaf in leaves)})
 
 
-def _tokenizer(settings: Settings) -> ChatTokenizer | None:
+def _tokenizer(settings: Settings, tell: Tell) -> ChatTokenizer | None:
+    """Return the tokenizer; None where it, or its template, can render nothing."""
+    tell({"part": "begins", "what": "the tokenizer"})
+    model = settings.model
     try:
-        return ChatTokenizer(settings.model.path)
-    except TokenizerError:
+        loaded = ChatTokenizer(model.path, model.template_arguments, show_special_tokens=model.show_special_tokens)
+    except TokenizerError as error:
+        tell({"part": "tokenizer", "error": str(error)})
         return None
+    stops = [str(loaded.token(token)) for token in sorted(loaded.stop_ids)]
+    tell({"part": "tokenizer", "vocabulary": loaded.vocab_size, "stops": stops})
+    facts = _template_facts(loaded)
+    tell({"part": "template", "stops": stops, **facts})
+    return None if "refuses" in facts else loaded
 
 
-def _tokenizer_facts(tokenizer: ChatTokenizer) -> dict[str, Any]:
-    """Its stop tokens, and whether the template does what training needs of it."""
+def _template_facts(tokenizer: ChatTokenizer) -> dict[str, Any]:
+    """Whether the template does what training needs of it."""
     user = {"role": "user", "content": "Hello."}
-    answered = [user, {"role": "assistant", "content": SENTINEL}]
-    _, found, tail = tokenizer.render([*answered, user]).partition(SENTINEL)
-    after = tokenizer.encode(tail)
-    return {
-        "vocabulary": tokenizer.vocab_size,
-        "stops": [str(tokenizer.token(token)) for token in sorted(tokenizer.stop_ids)],
-        "keeps_answers": bool(found),
-        "ends_answers": bool(after) and after[0] in tokenizer.stop_ids,
-        "opens_answers": tokenizer.render([user]) != tokenizer.render([user], add_generation_prompt=False),
-        "takes_system": _takes_system(tokenizer),
-    }
+    try:
+        opens = tokenizer.render([user]) != tokenizer.render([user], add_generation_prompt=False)
+    except TokenizerError as error:
+        return {"refuses": str(error)}
+    facts: dict[str, Any] = {"opens_answers": opens, "takes_system": _takes_system(tokenizer)}
+    try:
+        said = {"role": "assistant", "content": SENTINEL}
+        facts["keeps_answers"] = SENTINEL in tokenizer.render([user, said], add_generation_prompt=False)
+        after = tokenizer.continuation([user], (), tokenizer.template_arguments, called_first=False)
+        return {**facts, "ends_answers": tokenizer.stop_of_answer(after, tokenizer.encode(after.text)) is not None}
+    except TokenizerError as error:
+        return {"keeps_answers": True, **facts, "does_not_go_on": str(error)}
 
 
 def _takes_system(tokenizer: ChatTokenizer) -> bool:
@@ -215,7 +219,7 @@ async def _open_code(settings: Settings) -> None:
 async def _play_one(settings: Settings) -> dict[str, Any]:
     """Play task 0 with an echo, as ``gspo env try --echo`` does."""
     prompts = Prompts()
-    tokenizer = WatchedTokenizer(settings.model.path, prompts)
+    tokenizer = WatchedTokenizer(settings, prompts)
     engine = TextEngine(tokenizer, prompts, echo)
     async with open_player(settings, tokenizer, prompts, engine, MonotonicClock()) as player:
         (episode,) = await player.play(TaskPicker(settings, "train", 0, 1), _Nobody())

@@ -140,7 +140,7 @@ async def _play(arguments: argparse.Namespace, settings: Settings, output: TextI
     require_directory(settings.model.path)
     prompts, clock, source = Prompts(), MonotonicClock(), _source(arguments)
     try:
-        tokenizer = WatchedTokenizer(settings.model.path, prompts)
+        tokenizer = WatchedTokenizer(settings, prompts)
     except TokenizerError as error:
         raise ConfigurationError(str(error)) from error
     console = PlainConsole(file=output)

@@ -7,7 +7,6 @@ were made of them: to show them, and to answer them without a model.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from gspo_services.rollout.rendering import Arguments, Markers, Messages, Parsed, Renderer, Stream, Tools
 from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError
 from gspo_services.rollout.tokenizer import Messages as PlainMessages
+from gspo_services.shared.settings import Settings
 
 NO_ARGUMENTS: Arguments = {}
 
@@ -60,9 +60,10 @@ class Prompts:
 class WatchedTokenizer(ChatTokenizer):
     """A tokenizer that notes what environments' conversations are rendered from."""
 
-    def __init__(self, directory: Path, prompts: Prompts) -> None:
-        """See ``ChatTokenizer``. Raises: TokenizerError."""
-        super().__init__(directory)
+    def __init__(self, settings: Settings, prompts: Prompts) -> None:
+        """Load the tokenizer of ``[model]``. Raises: TokenizerError."""
+        model = settings.model
+        super().__init__(model.path, model.template_arguments, show_special_tokens=model.show_special_tokens)
         self._prompts = prompts
 
     def prompt_ids(self, messages: PlainMessages) -> list[int]:

@@ -17,9 +17,9 @@ class AnswerText:
         self.tokenizer = tokenizer
         self.markers = markers
         self.stop_ids = stop_ids
-        named = {markers.reasoning_opens, markers.reasoning_closes, *markers.calls_open, *_closing(markers.calls_open)}
+        named = {markers.reasoning_opens, markers.reasoning_closes, *markers.calls_open, *markers.calls_within}
         kept = {tokenizer.token_id(marker) for marker in named if marker}
-        self._silent = (tokenizer.special_ids - kept) | stop_ids
+        self._silent = (tokenizer.hidden_ids - kept) | stop_ids
 
     def ids(self, sampled_ids: Sequence[int]) -> list[int]:
         """Return the ids before the first stop token, without those that the vocabulary does not have."""
@@ -27,7 +27,7 @@ class AnswerText:
         return [token for token in sampled_ids[:end] if 0 <= token < self.tokenizer.vocab_size]
 
     def has_text(self, token_id: int) -> bool:
-        """Return False for stop tokens and for special tokens that are not markers of the format."""
+        """Return False for stop tokens, and for hidden special tokens that are not markers of the format."""
         return token_id not in self._silent and 0 <= token_id < self.tokenizer.vocab_size
 
     def text(self, sampled_ids: Sequence[int]) -> str:
@@ -38,8 +38,3 @@ class AnswerText:
         """Return whether the prompt ends with the marker that opens the reasoning."""
         opens = self.markers.reasoning_opens
         return bool(opens) and self.tokenizer.decode(prompt_ids[-PROMPT_TAIL_TOKENS:]).rstrip().endswith(opens)
-
-
-def _closing(openers: Sequence[str]) -> list[str]:
-    """``<x>`` is closed by ``</x>`` where that is a token at all."""
-    return [f"</{opener[1:]}" for opener in openers if opener.startswith("<")]

@@ -3,7 +3,7 @@
 import structlog
 
 from gspo_services.rollout.rendering.families import find_family, is_installed, named_family
-from gspo_services.rollout.rendering.interface import NO_ARGUMENTS, Arguments, Renderer
+from gspo_services.rollout.rendering.interface import Renderer
 from gspo_services.rollout.rendering.library import LibraryRenderer
 from gspo_services.rollout.rendering.template import TemplateRenderer
 from gspo_services.rollout.tokenizer import ChatTokenizer
@@ -11,16 +11,16 @@ from gspo_services.rollout.tokenizer import ChatTokenizer
 log = structlog.get_logger()
 
 
-def create_renderer(tokenizer: ChatTokenizer, name: str = "auto", template_arguments: Arguments = NO_ARGUMENTS) -> Renderer:
+def create_renderer(tokenizer: ChatTokenizer, name: str = "auto") -> Renderer:
     """Return the renderer called ``name``: ``template`` for the model's own template alone, or a family of ``renderers``.
 
     ``auto`` takes the family whose ids are those of the model's template, and ``template`` where there is none or the
     package is not installed. Raises: RenderingError.
     """
     if name == "template" or (name == "auto" and not is_installed()):
-        return TemplateRenderer(tokenizer, template_arguments)
+        return TemplateRenderer(tokenizer)
     family = find_family(tokenizer) if name == "auto" else named_family(tokenizer, name)
     log.info("renderer", model=str(tokenizer.directory), renderer="template" if family is None else family.name)
     if family is None:
-        return TemplateRenderer(tokenizer, template_arguments)
-    return LibraryRenderer(tokenizer, family, template_arguments)
+        return TemplateRenderer(tokenizer)
+    return LibraryRenderer(tokenizer, family)

@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 import structlog
@@ -70,7 +70,7 @@ def is_installed() -> bool:
 
 def find_family(tokenizer: ChatTokenizer) -> Family | None:
     """Return the family that renders prompts as the model's own chat template does; None when none does."""
-    template = TemplateRenderer(tokenizer)
+    template = TemplateRenderer(tokenizer, NO_ARGUMENTS)
     needed, further = list(_rendered(template, PROBES)), list(_rendered(template, HISTORY))
     best: Family | None = None
     most = -1
@@ -95,7 +95,7 @@ def named_family(tokenizer: ChatTokenizer, name: str) -> Family:
     if name not in (*FAMILIES, "gpt-oss"):
         raise RenderingError(f'there is no renderer {name!r}; there are "auto", "template", {", ".join(FAMILIES)}, gpt-oss')
     family = Family(tokenizer, name)
-    different = _num_different(family, _rendered(TemplateRenderer(tokenizer), PROBES))
+    different = _num_different(family, _rendered(TemplateRenderer(tokenizer, NO_ARGUMENTS), PROBES))
     if different:
         log.warning(
             "renderer_differs", renderer=name, different_probes=different, of=len(PROBES), model=str(tokenizer.directory)
@@ -125,4 +125,5 @@ def _defaults() -> Iterator[Arguments]:
     yield NO_ARGUMENTS
     yield {"enable_thinking": False}
     yield {"enable_thinking": True}
-    yield {"date_string": datetime.now(UTC).strftime("%d %b %Y")}
+    # Without a time zone, as in templates.
+    yield {"date_string": datetime.now().strftime("%d %b %Y")}

@@ -52,6 +52,8 @@ class Markers:
     """Empty where the model's format has no reasoning."""
     calls_open: tuple[str, ...] = ()
     """Text after any of these is not streamed: only the whole answer shows whether it is a tool call."""
+    calls_within: tuple[str, ...] = ()
+    """Other texts of a tool call that may be special tokens."""
     call_is_answer: bool = False
     """A tool call is a whole answer that begins with a brace."""
 

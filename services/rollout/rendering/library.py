@@ -20,10 +20,18 @@ from gspo_services.rollout.rendering.interface import (
     RenderingError,
     Tools,
 )
-from gspo_services.rollout.rendering.messages import check_arguments, for_template
+from gspo_services.rollout.rendering.messages import plain_messages
 from gspo_services.rollout.rendering.stream import AnswerStream
 from gspo_services.rollout.rendering.template import TemplateRenderer
-from gspo_services.rollout.rendering.tool_calls import make_call
+from gspo_services.rollout.rendering.tool_calls import (
+    CALL_IS_ANSWER,
+    find_calls,
+    format_of,
+    has_repeated_key,
+    make_call,
+    marks_of,
+    openers_of,
+)
 from gspo_services.rollout.tokenizer import ChatTokenizer
 
 MAX_VARIANTS: Final = 32
@@ -38,7 +46,7 @@ class LibraryTokenizer:
         self.name_or_path = str(tokenizer.directory)
         self.unk_token_id = None
         self.eos_token_id = min(tokenizer.stop_ids)
-        self.chat_template = tokenizer.template_source
+        self.chat_template = tokenizer.template.source
 
     def encode(self, text: str, *_: object, **__: object) -> list[int]:
         return self._tokenizer.encode(text)
@@ -103,17 +111,17 @@ class Family:
 class LibraryRenderer:
     """Prompts and bridges by the model's template, answers by the family's renderer."""
 
-    def __init__(self, tokenizer: ChatTokenizer, family: Family, template_arguments: Arguments = NO_ARGUMENTS) -> None:
-        """``template_arguments`` hold wherever a call gives no others. Raises: RenderingError."""
-        check_arguments(template_arguments)
+    def __init__(self, tokenizer: ChatTokenizer, family: Family) -> None:
+        """Render with the tokenizer's template arguments wherever a call gives no others."""
         self._family = family
-        self._arguments = dict(template_arguments)
-        self._template = TemplateRenderer(tokenizer, template_arguments)
+        self._arguments = tokenizer.template_arguments
+        self._template = TemplateRenderer(tokenizer)
         self.name = family.name
         known = family.variant(NO_ARGUMENTS).get_stop_token_ids()
         self.stop_ids = tokenizer.stop_ids | frozenset(known)
         self.markers = _markers(tokenizer)
         self._answer = AnswerText(tokenizer, self.markers, self.stop_ids)
+        self._format = format_of(tokenizer.template.source)
 
     def prompt_ids(self, messages: Messages, tools: Tools = (), arguments: Arguments = NO_ARGUMENTS) -> list[int]:
         """See ``Renderer.prompt_ids``."""
@@ -132,7 +140,7 @@ class LibraryRenderer:
         if bridge is not None or (sampled_ids and sampled_ids[-1] in self.stop_ids):
             return bridge
         # An answer that was cut within its reasoning: the template cannot say it, the family knows how to end it.
-        new = for_template(messages)
+        new = plain_messages(messages)
         before = [*prompt_ids, *sampled_ids]
         try:
             renderer = self._family.variant({**self._arguments, **arguments})
@@ -158,7 +166,7 @@ class LibraryRenderer:
             except RenderingError:
                 renderer = self._family.variant(NO_ARGUMENTS)
             answer = renderer.parse_response(ids, tools=list(tools) or None, prompt_ids=list(prompt_ids) or None)
-            return self._parsed(answer, ids)
+            return self._parsed(answer, ids, tools)
         # The parsers meet anything that a model samples: an unreadable answer is text.
         except Exception as error:  # noqa: BLE001
             return Parsed(
@@ -173,21 +181,49 @@ class LibraryRenderer:
         """See ``Renderer.text``."""
         return self._answer.text(sampled_ids)
 
-    def _parsed(self, answer: Any, ids: list[int]) -> Parsed:
+    def _parsed(self, answer: Any, ids: list[int], tools: Tools) -> Parsed:
+        reasoning = None if answer.reasoning_content is None else answer.reasoning_content.strip()
+        if self._format in CALL_IS_ANSWER:
+            text = self.text(ids)
+            # Without tools it is an answer that happens to be JSON.
+            content, calls, problem = find_calls(text, self._format, tools) if tools else (text, [], None)
+            return Parsed(content=content.strip(), reasoning=reasoning, tool_calls=calls, problem=problem)
+        begin = self._first_call(answer.tool_calls, ids)
+        if begin is None:
+            outside, calls, problem = self._attempted(answer.tool_calls, ids)
+        else:
+            # The package takes the first closing tag for the end of a call, and leaves out what it does not look for. So
+            # it only says where calls begin.
+            outside, calls, problem = find_calls(self.text(ids)[begin:], self._format, tools)
+        content = "\n".join(text for text in (answer.content, outside) if text.strip()).strip()
+        return Parsed(content=content, reasoning=reasoning, tool_calls=calls, problem=problem)
+
+    def _first_call(self, attempts: Sequence[Any], ids: list[int]) -> int | None:
+        """Return where in the text the block of the first call begins; None where the package alone reads the format."""
+        begins = [attempt.token_span[0] for attempt in attempts if attempt.token_span]
+        opens = next(iter(openers_of(self._format)), "")
+        if not begins or not opens:
+            return None
+        # The package's span may begin within the block.
+        place = self.text(ids).rfind(opens, 0, len(self.text(ids[: min(begins)])) + len(opens))
+        return None if place < 0 else place
+
+    def _attempted(self, attempts: Sequence[Any], ids: list[int]) -> tuple[str, list[ParsedCall], str | None]:
+        """Return the package's calls as ``find_calls`` does."""
         calls: list[ParsedCall] = []
         unread: list[str] = []
         problem = None
-        for attempt in answer.tool_calls:
+        for attempt in attempts:
             try:
                 if attempt.status != "ok":
                     raise ValueError(str(attempt.status))
+                if has_repeated_key(attempt.raw):
+                    raise ValueError("an object has a key twice")
                 calls.append(make_call(attempt.name, {} if attempt.arguments is None else attempt.arguments))
             except ValueError as error:
                 problem = problem or f"a tool call cannot be read: {error}"
                 unread.append(self.text(ids[slice(*attempt.token_span)]) if attempt.token_span else attempt.raw)
-        content = "\n".join(text for text in (answer.content, *unread) if text).strip()
-        reasoning = None if answer.reasoning_content is None else answer.reasoning_content.strip()
-        return Parsed(content=content, reasoning=reasoning, tool_calls=calls, problem=problem)
+        return "\n".join(unread), calls, problem
 
 
 def _markers(tokenizer: ChatTokenizer) -> Markers:
@@ -197,9 +233,12 @@ def _markers(tokenizer: ChatTokenizer) -> Markers:
         return tuple(text for text in texts if tokenizer.token_id(text) is not None)
 
     thinks = tokenizer.token_id("</think>") is not None
+    written = format_of(tokenizer.template.source)
+    known = held("<tool_call>", "<｜tool▁calls▁begin｜>", "<|tool_calls_section_begin|>", "<|python_tag|>")
     return Markers(
         reasoning_opens="<think>" if thinks else "",
         reasoning_closes="</think>" if thinks else "",
         call_is_answer=tokenizer.token_id("<|python_tag|>") is not None,
-        calls_open=held("<tool_call>", "<｜tool▁calls▁begin｜>", "<|tool_calls_section_begin|>", "<|python_tag|>"),
+        calls_open=tuple(dict.fromkeys((*openers_of(written), *known))),
+        calls_within=("</tool_call>", *marks_of(written)),
     )

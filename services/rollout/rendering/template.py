@@ -1,8 +1,7 @@
 """Renders any model by its own chat template."""
 
-import contextlib
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from gspo_services.rollout.rendering.answers import AnswerText
 from gspo_services.rollout.rendering.interface import (
@@ -14,10 +13,10 @@ from gspo_services.rollout.rendering.interface import (
     RenderingError,
     Tools,
 )
-from gspo_services.rollout.rendering.messages import check_arguments, check_tools, for_template, with_text_arguments
+from gspo_services.rollout.rendering.messages import check_arguments, check_tools, plain_messages
 from gspo_services.rollout.rendering.stream import AnswerStream
-from gspo_services.rollout.rendering.tool_calls import OPEN, find_calls, format_of
-from gspo_services.rollout.tokenizer import SENTINEL, ChatTokenizer, TokenizerError
+from gspo_services.rollout.rendering.tool_calls import CALL_IS_ANSWER, find_calls, format_of, marks_of, openers_of
+from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError
 
 THINK: Final = ("<think>", "</think>")
 
@@ -27,23 +26,21 @@ class TemplateRenderer:
 
     name = "template"
 
-    def __init__(self, tokenizer: ChatTokenizer, template_arguments: Arguments = NO_ARGUMENTS) -> None:
-        """``template_arguments`` hold wherever a call gives no others. Raises: RenderingError."""
-        check_arguments(template_arguments)
+    def __init__(self, tokenizer: ChatTokenizer, template_arguments: Arguments | None = None) -> None:
+        """``template_arguments`` hold wherever a call gives no others; None: those of the tokenizer."""
         self._tokenizer = tokenizer
-        self._arguments = dict(template_arguments)
-        self._format = format_of(tokenizer.template_source)
-        thinks = all(marker in tokenizer.template_source for marker in THINK)
+        self._arguments = tokenizer.template_arguments if template_arguments is None else dict(template_arguments)
+        self._format = format_of(tokenizer.template.source)
+        thinks = all(marker in tokenizer.template.sources for marker in THINK)
         self.stop_ids = tokenizer.stop_ids
         self.markers = Markers(
             reasoning_opens=THINK[0] if thinks else "",
             reasoning_closes=THINK[1] if thinks else "",
-            calls_open=(OPEN,) if self._format == "tags" else (),
-            call_is_answer=self._format == "json",
+            calls_open=openers_of(self._format),
+            calls_within=marks_of(self._format),
+            call_is_answer=self._format in CALL_IS_ANSWER,
         )
         self._answer = AnswerText(tokenizer, self.markers, self.stop_ids)
-        self._arguments_as_text = False
-        self._arguments_as_text = self._takes_only_text()
 
     def prompt_ids(self, messages: Messages, tools: Tools = (), arguments: Arguments = NO_ARGUMENTS) -> list[int]:
         """See ``Renderer.prompt_ids``."""
@@ -51,7 +48,12 @@ class TemplateRenderer:
 
     def prompt_text(self, messages: Messages, tools: Tools = (), arguments: Arguments = NO_ARGUMENTS) -> str:
         """Return the text whose ids ``prompt_ids`` gives. Raises: RenderingError."""
-        return self._render(for_template(messages), tools, arguments)
+        check_arguments(arguments)
+        check_tools(tools)
+        try:
+            return self._tokenizer.render(messages, tools=tools, arguments={**self._arguments, **arguments})
+        except TokenizerError as error:
+            raise RenderingError(str(error)) from error
 
     def bridge(
         self,
@@ -62,20 +64,35 @@ class TemplateRenderer:
         arguments: Arguments = NO_ARGUMENTS,
     ) -> list[int] | None:
         """See ``Renderer.bridge``. Raises: RenderingError for invalid messages."""
-        new = for_template(messages)
+        check_arguments(arguments)
+        check_tools(tools)
+        new = plain_messages(messages)
         if (
             not new
             or any(message["role"] == "assistant" for message in new)
             or self._reasoning_is_open(prompt_ids, sampled_ids)
         ):
             return None
-        tail = self._tail(new, tools, arguments)
-        if tail is None:
+        try:
+            after = self._tokenizer.continuation(new, tools, {**self._arguments, **arguments}, called_first=True)
+            ids = self._tokenizer.encode(after.text)
+            stop = self._tokenizer.stop_of_answer(after, ids)
+        except TokenizerError:
+            # A new sequence will say whether the conversation can be rendered at all.
             return None
+        return None if stop is None else self._joined(ids, stop, sampled_ids, is_answer=not after.is_after_call)
+
+    def _joined(self, ids: list[int], stop: int, sampled_ids: Sequence[int], *, is_answer: bool) -> list[int] | None:
+        """Return what of ``ids`` follows the sampled ones; ``stop``: where among ``ids`` the answer's stop token is.
+
+        None where the model ended its turn otherwise than the format does: no prompt looks like this.
+        """
+        # Some formats have other tokens before the stop token (Cohere), which the model samples as well.
+        begin = 0 if is_answer and self._tokenizer.decode(ids[:stop]).strip() else stop
         if not sampled_ids or sampled_ids[-1] not in self.stop_ids:
-            return tail
-        # Where the model ended its turn with another stop token than the format has there, no prompt looks like this.
-        return tail[1:] if sampled_ids[-1] == tail[0] else None
+            return ids[begin:]
+        closing = ids[begin : stop + 1]
+        return ids[stop + 1 :] if list(sampled_ids[-len(closing) :]) == closing else None
 
     def parse(
         self,
@@ -94,10 +111,10 @@ class TemplateRenderer:
             reasoning = inside.replace(opens, "").strip()
             if not closed:
                 return Parsed(reasoning=reasoning)
-        if self._format == "json" and not tools:
+        if self.markers.call_is_answer and not tools:
             # An answer that happens to be JSON.
             return Parsed(content=text.strip(), reasoning=reasoning)
-        content, calls, problem = find_calls(text, self._format)
+        content, calls, problem = find_calls(text, self._format, tools)
         return Parsed(content=content.strip(), reasoning=reasoning, tool_calls=calls, problem=problem)
 
     def stream(self, stops: Sequence[str] = (), prompt_ids: Sequence[int] = ()) -> AnswerStream:
@@ -107,62 +124,6 @@ class TemplateRenderer:
     def text(self, sampled_ids: Sequence[int]) -> str:
         """See ``Renderer.text``."""
         return self._answer.text(sampled_ids)
-
-    def _render(self, messages: Sequence[dict[str, Any]], tools: Tools, arguments: Arguments) -> str:
-        check_arguments(arguments)
-        check_tools(tools)
-        try:
-            if self._arguments_as_text:
-                messages = with_text_arguments(messages)
-            return self._tokenizer.render(messages, tools=tools, arguments={**self._arguments, **arguments})
-        except TokenizerError as error:
-            raise RenderingError(str(error)) from error
-
-    def _takes_only_text(self) -> bool:
-        """Return whether the template writes call arguments verbatim (DeepSeek), and fails on objects."""
-        call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-        conversation: list[dict[str, Any]] = [
-            {"role": "user", "content": "."},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-        ]
-        try:
-            self._render(conversation, (), NO_ARGUMENTS)
-        except RenderingError:
-            try:
-                self._render(with_text_arguments(conversation), (), NO_ARGUMENTS)
-            except RenderingError:
-                return False
-            return True
-        return False
-
-    def _tail(self, new: list[dict[str, Any]], tools: Tools, arguments: Arguments) -> list[int] | None:
-        """What the template writes from the stop token of an assistant's turn on; None when it writes no stop token."""
-        user = {"role": "user", "content": "."}
-        said: dict[str, Any] = {"role": "assistant", "content": SENTINEL}
-        # A template may close a turn with tool calls in another way, and results of tools only follow such a turn.
-        function = {"name": SENTINEL, "arguments": {}}
-        called = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
-        if new[0]["role"] == "tool":
-            called["tool_calls"][0]["id"] = new[0].get("tool_call_id", "call_0")  # type: ignore[index]
-            turns = [called, said]
-        else:
-            turns = [said]
-        for turn in turns:
-            # A template that knows no tool calls refuses or ignores them; then its ordinary turn counts.
-            with contextlib.suppress(RenderingError):
-                text = self._render([user, turn, *new], tools, arguments)
-                _, found, tail = text.partition(SENTINEL)
-                # Twice means that a message has it as well: somebody tries to move the seam.
-                if found and SENTINEL not in tail:
-                    return self._from_stop(self._tokenizer.encode(tail), said=turn is said)
-        return None
-
-    def _from_stop(self, ids: list[int], *, said: bool) -> list[int] | None:
-        stop = next((index for index, token in enumerate(ids) if token in self.stop_ids), None)
-        # Text between an ordinary answer and the stop token means that this is the stop token of a later message.
-        if stop is None or (said and self._tokenizer.decode(ids[:stop]).strip()):
-            return None
-        return ids[stop:]
 
     def _reasoning_is_open(self, prompt_ids: Sequence[int], sampled_ids: Sequence[int]) -> bool:
         """The turn ended before its reasoning did: the template cannot say so, so it has no text for it."""

@@ -180,8 +180,10 @@ def _score(model: ScoredModel, sets: Sequence[ScoredSet], out: Path) -> list[Set
 
 async def _sample(model: ScoredModel, directory: Path, opened: Sequence[tuple[ScoredSet, SampleFile]], out: Path) -> None:
     clock, console = MonotonicClock(), progress_console()
-    tokenizer = ChatTokenizer(model.directory)
     settings = opened[0][0].settings
+    tokenizer = ChatTokenizer(
+        model.directory, settings.model.template_arguments, show_special_tokens=settings.model.show_special_tokens
+    )
     log_path = out / "logs" / f"{model.folder}-sglang.log"
     console.print(f"{model.label}: SGLang is starting, which takes a minute; its log: {log_path}", soft_wrap=True)
     async with open_served(settings, directory, model.folder, tokenizer.vocab_size) as engine:

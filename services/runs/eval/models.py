@@ -18,7 +18,10 @@ from gspo_services.shared.runtime.lifecycle import module_command
 from gspo_services.shared.settings import Settings
 
 ALL: Final = "all"
-_SMALL: Final = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_SMALL: Final = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,8 @@ class ScoredSet:
         return {
             "set": self.name,
             "dtype": self.settings.model.dtype,
+            "template_arguments": self.settings.model.template_arguments,
+            "show_special_tokens": self.settings.model.show_special_tokens,
             "split": self.terms.split,
             "environment": self.settings.environment.model_dump(mode="json"),
             "sampling": sampling.model_dump(mode="json"),

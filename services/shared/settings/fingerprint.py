@@ -7,7 +7,7 @@ from typing import Final
 
 from gspo_services.shared.settings.sections import Settings
 
-_OF_AGENTS: Final = {"function", "command", "on_deadline", "on_replay", "weights", "renderer", "template_arguments"}
+_OF_AGENTS: Final = {"function", "command", "on_deadline", "on_replay", "weights", "renderer"}
 
 
 def run_fingerprint(settings: Settings) -> str:
@@ -21,6 +21,9 @@ def run_fingerprint(settings: Settings) -> str:
     agreed = {
         "seed": plain["run"]["seed"],
         "model": PurePath(plain["model"]["path"]).name,
+        # What the policy is asked, and what its answers say.
+        "template_arguments": plain["model"]["template_arguments"],
+        "show_special_tokens": plain["model"]["show_special_tokens"],
         "environment": plain["environment"],
         # The members of a group are compared, and different rollouts may grade them.
         "reward": {"on_deadline": plain["reward"]["on_deadline"]},

@@ -34,6 +34,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "lora.loaded": "lora.max_loaded_loras",
     "data.max_left_out": "data.max_filtered",
     "learner.record_tokens": "learner.dump_tokens",
+    "agent.template_arguments": "model.template_arguments",
 }
 """Keys that a release has renamed, section.old to section.new. An old name is an error that says the new one."""
 

@@ -1,7 +1,7 @@
 """The section of agents: users' programs that call the policy themselves."""
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -40,8 +40,6 @@ class AgentSection(Section):
     renderer: str = "auto"
     """How messages become tokens and tokens tool calls. template: the model's own chat template. auto: a family of the
     package ``renderers`` where its tokens are those of the template, else template. Or the name of a family."""
-    template_arguments: dict[str, Any] = Field({})
-    """Variables of the chat template, such as { enable_thinking = false }. An agent's call may replace them."""
     strict: bool = False
     """Refuse calls that ask for sampling other than the run's. false: the run's is used, and a header says so."""
     host: str = "127.0.0.1"

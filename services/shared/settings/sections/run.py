@@ -38,6 +38,12 @@ class Model(Section):
     """Hugging Face model directory (config.json, *.safetensors, tokenizer.json): the starting weights."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The type in which weights are published and served."""
+    template_arguments: dict[str, Any] = Field({})
+    """Variables of the chat template, such as { enable_thinking = false }, for environments and agents. An agent's call may
+    replace them."""
+    show_special_tokens: bool = False
+    """Write the special tokens of an answer, such as <answer> or [THINK], into the text that environments, rewards and
+    agents get. false: leave them out, as skip_special_tokens does. The token that ends a turn is never in the text."""
 
 
 class EnvironmentSection(Section):

@@ -1,13 +1,23 @@
 """Each lease is played by the episodes of its set."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
-from gspo_protocol.messages import GroupSampling, Lease
-from gspo_services.rollout.opening import EpisodesBySet
+from gspo_protocol.messages import GroupSampling, Lease, VersionRun
+from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.opening import EpisodesBySet, Policy, open_all_episodes, open_user_code
+from gspo_services.rollout.sglang import GenerateRequest, OutputPiece, SamplingParameters
+from gspo_services.rollout.tokenizer import ChatTokenizer
 from gspo_services.rollout.work import EpisodeFailed
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.settings import Settings
+from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 
 
 class Runner:
@@ -41,3 +51,49 @@ async def test_a_lease_is_played_by_its_set_and_an_unknown_one_fails_with_the_wa
             await work.run()
     await episodes.stop_generating()
     assert (training.stopped, aime.stopped) == (1, 1)
+
+
+class Engine:
+    """Samples two tokens, of which the tokenizer has one."""
+
+    def __init__(self, known: int, unknown: int) -> None:
+        self.pieces = [
+            OutputPiece(
+                token_ids=np.array([token], dtype=np.int32), logprobs=np.zeros(1, dtype=np.float32),
+                version_runs=[VersionRun(0, 1)], finish_reason=end,
+            )
+            for token, end in ((unknown, None), (known, "stop"))
+        ]  # fmt: skip
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[OutputPiece, None]:
+        for piece in self.pieces:
+            yield piece
+
+    async def stop_generating(self) -> None: ...
+
+
+@pytest.mark.parametrize("agent", [{}, {"function": "tests.support.trying.tried:agent", "workers": 1}])
+async def test_tokens_that_the_tokenizer_does_not_have_are_counted(agent: dict[str, Any], tmp_path: Path) -> None:
+    tokenizer = ChatTokenizer(save_chat_model(tmp_path / "model", chat_tokenizer(TINY_TEMPLATE, "<|end|>")))
+    registry = CollectorRegistry()
+    settings = Settings.model_validate(
+        {"model": {"path": tmp_path / "model"}, "run": {"directory": tmp_path / "run"}, "agent": agent}
+    )
+    engine = Engine(min(tokenizer.stop_ids), tokenizer.vocab_size - 1)
+    policy = Policy(
+        tokenizer=tokenizer, engine=engine, broker=None, may_generate=asyncio.Event(), metrics=RolloutMetrics(registry),  # type: ignore[arg-type]
+        clock=MonotonicClock(), wall_s=lambda: 0.0,
+    )  # fmt: skip
+    (tmp_path / "run").mkdir()
+    request = GenerateRequest(
+        rid="r", input_ids=[1], sampling=SamplingParameters(max_new_tokens=2, stop_token_ids=tuple(tokenizer.stop_ids))
+    )
+    async with (
+        open_user_code(settings, "r", policy.metrics) as player,
+        open_all_episodes(settings, "r", policy, player, CollectorRegistry()) as episodes,
+    ):
+        opened: Any = episodes
+        sampled = opened._shared.engine if agent else opened.engine
+        pieces = [piece async for piece in sampled.generate(request)]
+    assert pieces == engine.pieces
+    assert registry.get_sample_value("gspo_rollout_unknown_tokens_total") == 1

@@ -6,6 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -115,9 +116,22 @@ def test_a_stop_token_other_than_the_tokenizers_eos_is_not_repeated(models: dict
     assert model.ours.prompt_ids([QUESTION]) + action + model.ours.observation_ids([tool]) == whole
 
 
-def test_action_text_has_no_special_tokens(models: dict[str, Model]) -> None:
+def test_action_text_has_no_special_tokens_unless_they_are_asked_for(models: dict[str, Model]) -> None:
     for model in models.values():
-        assert model.ours.action_text(model.action(ANSWER)) == ANSWER
+        ids = model.theirs.encode(f"a<|tool|>{ANSWER}", add_special_tokens=False)
+        assert model.ours.action_text(ids) == f"a{ANSWER}"
+        shown = ChatTokenizer(model.ours.directory, show_special_tokens=True)
+        assert shown.action_text(ids) == f"a<|tool|>{ANSWER}"
+
+
+def test_ids_that_the_tokenizer_does_not_have_are_counted_and_have_no_text(models: dict[str, Model]) -> None:
+    tokenizer = models["tiny"].ours
+    known = tokenizer.encode("abc")
+    largest = max(tokenizer.encode("<|endoftext|>"))
+    ids = [*known, largest, largest + 1, tokenizer.vocab_size - 1, tokenizer.vocab_size, 2**31 - 1, -1]
+    assert tokenizer.num_unknown(np.array(ids, dtype=np.int32)) == 5
+    assert tokenizer.action_text(ids) == "abc"
+    assert tokenizer.num_unknown(np.array([], dtype=np.int32)) == 0
 
 
 def test_a_tokenizer_that_asks_for_truncation_and_padding_does_neither(tmp_path: Path) -> None:
@@ -217,16 +231,6 @@ def test_a_template_that_refuses_or_breaks_is_an_error_with_the_path(
     with pytest.raises(TokenizerError, match=part) as caught:
         tokenizer.prompt_ids([QUESTION])
     assert str(model_directory) in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "written"),
-    [("", '{"a": "é<b>"}'), ("ensure_ascii=False", '{"a": "é<b>"}'), ("indent=1", '{\n "a": "é<b>"\n}')],
-)
-def test_json_is_written_as_transformers_writes_it(options: str, written: str, model_directory: Path) -> None:
-    (model_directory / "chat_template.jinja").write_text("{{ messages[0].content | tojson(" + options + ") }}")
-    tokenizer = ChatTokenizer(model_directory)
-    assert tokenizer.render([{"role": "user", "content": {"a": "é<b>"}}]) == written
 
 
 def test_a_template_that_leaves_out_the_answer_cannot_go_on(model_directory: Path) -> None:

@@ -179,6 +179,14 @@ def template_with_an_error(project: Project) -> None:
     (project.model / "chat_template.jinja").write_text("{% for %}")
 
 
+def template_that_refuses(project: Project) -> None:
+    (project.model / "chat_template.jinja").write_text("{{ raise_exception('not today') }}")
+
+
+def a_variable_of_the_renderer(project: Project) -> None:
+    project.keys["model.template_arguments"] = {"messages": []}
+
+
 def no_file(project: Project) -> None:
     project.option(train_path=str(project.folder / "nowhere.jsonl"))
 
@@ -245,7 +253,14 @@ def a_variable_is_not_set(project: Project) -> None:
         (no_stop_token, "tokenizer", "end of a turn cannot be recognised", "tokenizer"),
         (template_without_the_answer, "chat template", "drops what the assistant said", "chat_template.jinja"),
         (template_that_opens_nothing, "chat template", "does not open an answer", "add_generation_prompt"),
-        (template_with_an_error, "tokenizer", "chat template line 1", "chat template"),
+        (template_with_an_error, "tokenizer", "chat_template.jinja: chat template line 1", "chat template"),
+        (
+            template_that_refuses,
+            "chat template",
+            "refuses the conversation: TemplateError: not today",
+            "chat_template.jinja",
+        ),
+        (a_variable_of_the_renderer, "tokenizer", "model.template_arguments: template argument 'messages'", "tokenizer"),
         (no_file, "train tasks", "there is no file", "environment.options"),
         (no_column, "train tasks", 'no column "prompt": there are answer, question', "file"),
         (bytes_that_are_no_text, "train tasks", "train.jsonl, line 1: not JSON", "file"),
@@ -268,6 +283,20 @@ def test_broken_tasks_and_code_are_found(wrong: Break, check: str, text: str, wa
     assert text in found.text
     assert way_out in found.way_out
     assert found.basis == "tried"
+
+
+def test_a_template_that_ends_earlier_answers_otherwise_is_warned_of(project: Project) -> None:
+    """As gpt-oss does: episodes of one turn can be trained on."""
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.role == 'assistant' and not loop.last %}!{% else %}"
+        "<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    (project.model / "chat_template.jinja").write_text(template)
+    findings = project.findings()
+    (found,) = [finding for finding in findings if finding.check == "chat template"]
+    assert (found.status, failures(findings)) == ("warn", [])
+    assert "an episode has one turn" in found.text
+    assert "ends an earlier answer with other tokens" in found.text
 
 
 def test_a_taken_port_is_found_and_a_port_that_two_have(project: Project) -> None:

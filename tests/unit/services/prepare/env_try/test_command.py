@@ -13,6 +13,7 @@ import pytest
 
 from gspo_services.cli import main as cli
 from gspo_services.prepare.env_try.command import main
+from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 from tests.support.trying.commands import AGENT, Try
 
 ROOT = Path(__file__).parents[5]
@@ -145,6 +146,38 @@ def test_a_template_that_refuses_is_shown_with_what_it_refuses(tries: Try, stric
     failure = out[out.index("\nfailed\n") :]
     assert "the chat template refuses the conversation: TemplateError: roles must alternate user/assistant" in failure
     assert "tool\n    Say\n    train0\n" in failure
+
+
+THINKS = TINY_TEMPLATE.replace(
+    "{{- '<|assistant|>' -}}",
+    "{{- '<|assistant|>' -}}{%- if enable_thinking is defined and enable_thinking is false -%}[off]{%- endif -%}",
+)
+
+
+@pytest.mark.parametrize("keys", [{}, AGENT])
+def test_variables_of_the_template_are_those_of_the_configuration(tries: Try, tmp_path: Path, keys: dict[str, str]) -> None:
+    thinks = save_chat_model(tmp_path / "thinks", chat_tokenizer(THINKS, "<|end|>"))
+    words = ("--answer", "yes", "--json", "--tasks", "1", "--model", str(thinks))
+    (usual,) = tries(*words, **keys).episodes
+    (episode,) = tries(*words, "--set", "model.template_arguments={enable_thinking = false}", **keys).episodes
+    contexts = [run["text"] for run in episode["sequences"][0] if run["use"] == "context"]
+    assert [text.endswith("<|assistant|>[off]") for text in contexts] == [True] * len(contexts)
+    assert [text + "[off]" for text in (run["text"] for run in usual["sequences"][0] if run["use"] == "context")] == contexts
+    status, _, err = tries(*words, "--set", "agent.template_arguments={enable_thinking = false}", **keys)
+    assert status == 2
+    assert "agent.template_arguments is {'enable_thinking': False}: the key is now called model.template_arguments" in err
+
+
+def test_rewards_see_special_tokens_where_they_are_asked_for(tries: Try) -> None:
+    words = ("--answer", "<|tool|>yes", "--json", "--tasks", "1")
+    (hidden,) = tries(*words).episodes
+    (shown,) = tries(*words, "--set", "model.show_special_tokens=true").episodes
+    assert [turn["content"] for turn in hidden["turns"]] == ["yes"] * 2
+    assert [turn["content"] for turn in shown["turns"]] == ["<|tool|>yes"] * 2
+    assert hidden["turn_rewards"] == [len("yes")] * 2
+    assert shown["turn_rewards"] == [len("<|tool|>yes")] * 2
+    (agents,) = tries(*words, "--set", "model.show_special_tokens=true", **AGENT).episodes
+    assert {turn["content"] for turn in agents["turns"]} == {"<|tool|>yes"}
 
 
 def test_a_turn_that_is_cut_off_and_an_overlong_episode_are_said(tries: Try) -> None:

@@ -10,6 +10,7 @@ from gspo_services.prepare.env_try.prompts import Prompt, Prompts, WatchedTokeni
 from gspo_services.prepare.env_try.scripted import TextEngine, TypedAnswers, echo, fixed, stop_id_of
 from gspo_services.rollout.sglang import EngineError, GenerateRequest, SamplingParameters
 from gspo_services.rollout.tokenizer import ChatTokenizer
+from gspo_services.shared.settings import Settings
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 
 
@@ -49,7 +50,7 @@ def test_of_several_stop_tokens_the_one_of_the_template_counts(tmp_path: Path) -
 
 async def test_an_echo_repeats_the_last_message_of_its_own_prompt(chat_model: Path) -> None:
     prompts = Prompts()
-    tokenizer = WatchedTokenizer(chat_model, prompts)
+    tokenizer = WatchedTokenizer(Settings.model_validate({"model": {"path": chat_model}}), prompts)
     first = tokenizer.prompt_ids([{"role": "user", "content": "one"}, {"role": "user", "content": "two"}])
     other = tokenizer.prompt_ids([{"role": "user", "content": "three"}])
     tail = tokenizer.observation_ids([{"role": "user", "content": "four"}])

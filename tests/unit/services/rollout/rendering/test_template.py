@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gspo_services.rollout.rendering import RenderingError, create_renderer
 from gspo_services.rollout.rendering.template import TemplateRenderer
+from gspo_services.rollout.tokenizer import ChatTokenizer
 from tests.support.engines import conversations
 from tests.support.engines.conversations import assistant, beginning, conversation, results
 from tests.unit.services.rollout.rendering.models import BARE, ROLES_STOP, TAGS, make
@@ -166,6 +167,13 @@ def test_special_tokens_within_an_answer_are_no_text(renderers: dict[str, Templa
     assert renderer.stream().feed(sampled).content == "ab<think>c"
 
 
+def test_special_tokens_that_are_asked_for_are_text_for_agents(renderers: dict[str, TemplateRenderer]) -> None:
+    shown = TemplateRenderer(ChatTokenizer(renderers["tags"]._tokenizer.directory, show_special_tokens=True))
+    sampled = ids(shown, "a<|user|>b<think>c<|im_end|>d")
+    assert shown.text(sampled) == shown.parse(sampled).content == "a<|user|>b<think>c"
+    assert shown.stream().feed(sampled).content == "a<|user|>b<think>c"
+
+
 def test_answers_come_back_as_they_were_rendered(renderers: dict[str, TemplateRenderer]) -> None:
     for name, renderer in renderers.items():
         for seed in SEEDS:
@@ -264,8 +272,8 @@ def test_text_in_parts_is_text(renderers: dict[str, TemplateRenderer]) -> None:
     assert renderer.prompt_ids([{"role": "user", "content": parts}]) == renderer.prompt_ids([USER])
 
 
-def test_arguments_of_the_renderer_hold_until_a_call_gives_others(renderers: dict[str, TemplateRenderer]) -> None:
-    tokenizer = renderers["tags"]._tokenizer
-    renderer = create_renderer(tokenizer, "template", {"enable_thinking": False})
+def test_arguments_of_the_configuration_hold_until_a_call_gives_others(renderers: dict[str, TemplateRenderer]) -> None:
+    tokenizer = ChatTokenizer(renderers["tags"]._tokenizer.directory, {"enable_thinking": False})
+    renderer = create_renderer(tokenizer, "template")
     assert renderer.prompt_ids([USER]) == renderers["tags"].prompt_ids([USER], arguments={"enable_thinking": False})
     assert renderer.prompt_ids([USER], arguments={"enable_thinking": True}) == renderers["tags"].prompt_ids([USER])

@@ -17,6 +17,8 @@ def fingerprint(*overrides: str) -> str:
     [
         "run.seed=9",
         "model.path=/models/other",
+        "model.template_arguments={enable_thinking = false}",
+        "model.show_special_tokens=true",
         "environment.name=calculator",
         "environment.options={digits = 3}",
         "reward.on_deadline=zero",
@@ -56,7 +58,6 @@ def test_what_may_differ_or_be_continued_with_does_not(override: str) -> None:
         ("agent.on_replay=restart", True),
         ("agent.on_deadline=zero", True),
         ("agent.weights={right = 2.0}", True),
-        ("agent.template_arguments={enable_thinking = false}", True),
         ("agent.python=/usr/bin/python3", False),
         ("agent.workers=5", False),
         ("agent.deadline_s=60", False),
