@@ -54,8 +54,8 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     task_columns: tuple[str, ...] = ()
     """More columns that a reward of your own gets in its ``task``: text, numbers, truth values, lists and maps."""
     answer_marker: str = "####"
-    """The final answer follows the last marker, in the file and in the policy's text; "" takes the whole text. Without the
-    marker the policy's whole text is judged."""
+    """The final answer follows the last marker, in the file and in the policy's text; "" takes the whole text. Where the
+    policy's text has no marker, the last box counts, and without one what the last line says."""
     system_prompt: str = "Solve the problem step by step. Give the final answer after ####."
     """The system message; "" for none."""
     on_bad_row: OnBadRow = "error"
