@@ -69,7 +69,8 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     else in the last box, else all."""
     answer_marker: str = "auto"
     """What the policy's answer stands behind; "" for none. "auto": what the row's prompt asks for or verl's scorer of its
-    data_source looks for (#### or Answer:), #### where golds have it, else none."""
+    data_source looks for (#### or Answer:), #### where golds have it, else none. Where the text has no marker, the last box
+    counts, and without one what the last line says."""
     system_prompt: str = "auto"
     """The system message; "" for none. "auto": how to state the answer, unless the prompt says it or a reward of your own
     grades."""
