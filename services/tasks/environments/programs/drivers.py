@@ -56,8 +56,9 @@ if rules == "prime" and arguments and isinstance(arguments[0], dict):
 if "np" in text or "numpy" in text:
     NAMES += "try:\\n    import numpy, numpy as np\\nexcept ImportError:\\n    pass\\n" if rules == "prime" else ""
 module = types.ModuleType("tmp_sol")
-exec(compile(NAMES, "names", "exec", dont_inherit=True), vars(module))
-exec(compile(text, "solution.py", "exec", dont_inherit=True), vars(module))
+# Theirs is one text, in which an import from the future stands too late.
+for part in (NAMES, text) if rules == "own" else (NAMES + "\\n\\n" + text,):
+    exec(compile(part, "solution.py", "exec", dont_inherit=True), vars(module))
 holder = vars(module)["Solution"]() if "class Solution" in text else module
 if rules != "livecodebench" and not hasattr(holder, name):
     holder = module

@@ -33,7 +33,7 @@ def _gxx(standard: str) -> list[str]:
 
 
 # As judges do: recursion is bounded by the memory of the problem, and not by a smaller stack.
-_ON_A_LARGE_STACK: Final = "ulimit -s unlimited 2>/dev/null || ulimit -s $(ulimit -H -s); exec /sandbox/solution"
+_ON_A_LARGE_STACK: Final = 'ulimit -s unlimited 2>/dev/null || ulimit -s $(ulimit -H -s); exec /sandbox/solution "$@"'
 
 TOOLCHAINS: Mapping[str, Toolchain] = MappingProxyType(
     {
@@ -45,7 +45,7 @@ TOOLCHAINS: Mapping[str, Toolchain] = MappingProxyType(
             compile=_gxx("c++20"),
             # C++20 has taken some names that older programs have for their own.
             compile_again=_gxx("c++17"),
-            run=["sh", "-c", _ON_A_LARGE_STACK],
+            run=["sh", "-c", _ON_A_LARGE_STACK, "sh"],
             probe='#include <cstdio>\nint main() { puts("7"); }\n',
             tags=["c++", "cc", "cxx", "c++11", "c++14", "c++17", "c++20", "cpp17", "cpp20"],
         ),

@@ -154,6 +154,21 @@ def test_a_prompt_of_the_set_is_asked_as_it_is_and_for_its_language(tmp_path: Pa
     assert (job.arguments["source"], job.arguments["language"]) == ("right\n", "cpp")
 
 
+def test_a_file_as_codeforces_publishes_it_keeps_the_rows_that_can_be_scored(tmp_path: Path) -> None:
+    rows = [
+        FORCES, {**FORCES, "id": "2/A", "rating": None}, {**FORCES, "interaction_format": "ask"},
+        {**FORCES, "input_mode": "file"}, {**FORCES, "official_tests": [], "official_tests_complete": False},
+        {**FORCES, "id": "3/A", "examples": None}, {**FORCES, "id": "4/A", "time_limit": None},
+        {**FORCES, "official_tests": None, "generated_tests": 0}, {**FORCES, "executable": False},
+    ]  # fmt: skip
+    path = tmp_path / "train-00000-of-00001.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    source = create_environment("contest", {"eval_path": str(path), "on_bad_row": "skip"}).tasks("eval")
+    tasks: list[dict[str, Any]] = [source.task(index) for index in range(source.num_tasks or 0)]
+    assert [task["name"] for task in tasks] == ["1/A", "2/A", "3/A", "4/A"]
+    assert "Time limit per test" not in tasks[3]["prompt"]
+
+
 def test_a_row_of_code_contests() -> None:
     assert program_row(CONTESTS, "") == ProgramRow(
         statement="Time limit per test: 1.5 seconds\nMemory limit per test: 244.141 megabytes\n\nAdd two numbers.",
