@@ -36,7 +36,7 @@ def program_task(
         packed=packed,
         in_file=in_file,
         generated=generated,
-        judge=row.judge,
+        owner=row.owner,
         function=row.function,
         checker=row.checker,
         time_limit_s=row.time_limit_s,
@@ -49,7 +49,7 @@ def program_task(
     if row.starter_code.strip():
         prompt += f"\n\n```python\n{row.starter_code.rstrip()}\n```"
     task: Task = {
-        "prompt": list(row.messages) or prompt,
+        "prompt": msgspec.to_builtins(row.messages) or prompt,
         "place": f"{path}, {place}",
         "problem": msgspec.to_builtins(problem),
     }

@@ -35,7 +35,7 @@ def apps_row(record: Mapping[str, Any]) -> ProgramRow:
         tests=tests,
         starter_code=text_in(record, "starter_code", needed=False),
         function=function,
-        judge="prime",
+        owner="prime",
         time_limit_s=TEST_S,
         total_s=total_of(TEST_S, len(tests)),
         solution=_solution(record),

@@ -45,7 +45,7 @@ def code_contests_row(record: Mapping[str, Any]) -> ProgramRow:
     return ProgramRow(
         statement=_statement(record, test_s, memory),
         tests=tests,
-        judge="code_contests",
+        owner="code_contests",
         time_limit_s=test_s or DEFAULT_TEST_S,
         memory_bytes=None if memory is None else int(memory),
         total_s=total_of(test_s or DEFAULT_TEST_S, len(tests)),

@@ -60,7 +60,7 @@ def codeforces_row(record: Mapping[str, Any]) -> ProgramRow:
         tests=tests,
         num_generated=num_generated,
         is_incomplete=record.get("official_tests_complete", True) is not True and not _merged(record),
-        judge="codeforces",
+        owner="codeforces",
         checker=CheckerProgram(source=checker, language="python", kind="prints") if checker.strip() else None,
         time_limit_s=test_s,
         memory_bytes=None if memory is None else round(memory * (1 << 20)),

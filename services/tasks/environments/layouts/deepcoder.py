@@ -32,7 +32,7 @@ def deepcoder_row(record: Mapping[str, Any]) -> ProgramRow:
         tests=tests,
         starter_code=text_in(record, "starter_code", needed=False),
         function=function,
-        judge="livecodebench" if by_livecodebench else "prime",
+        owner="livecodebench" if by_livecodebench else "prime",
         time_limit_s=TEST_S,
         memory_bytes=MEMORY_BYTES,
         total_s=total_of(TEST_S, len(tests)),

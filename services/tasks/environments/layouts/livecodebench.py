@@ -49,7 +49,7 @@ def livecodebench_row(record: Mapping[str, Any]) -> ProgramRow:
         tests=tests,
         starter_code=text_in(record, "starter_code", needed=False),
         function=str(function),
-        judge="livecodebench",
+        owner="livecodebench",
         time_limit_s=TEST_S,
         memory_bytes=MEMORY_BYTES,
         total_s=total_of(TEST_S, len(tests)),

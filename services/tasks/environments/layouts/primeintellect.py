@@ -27,7 +27,7 @@ def primeintellect_row(record: Mapping[str, Any]) -> ProgramRow:
         statement=text_in(record, "problem_statement" if "problem_statement" in record else "prompt"),
         tests=tests,
         function=function,
-        judge="prime",
+        owner="prime",
         language=language,
         time_limit_s=TEST_S,
         total_s=total_of(TEST_S, len(tests)),

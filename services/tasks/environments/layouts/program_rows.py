@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gspo.tasks.environments import ChatMessage
-from gspo_services.tasks.environments.programs import CheckerProgram, JudgeName, ProgramTest
+from gspo_services.tasks.environments.programs import CheckerProgram, OwnerName, ProgramTest
 
 
 class ProgramRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class ProgramRow(msgspec.Struct, frozen=True, kw_only=True):
     """More tests, in a file of their own (open-r1/codeforces), which is found by ``name``."""
     is_incomplete: bool = False
     """Without those a wrong program may pass."""
-    judge: JudgeName = ""
+    owner: OwnerName = ""
     """Whose rules programs are run and compared by."""
     language: str = ""
     """The one that is asked for; "" for any that the environment allows."""

@@ -48,7 +48,7 @@ def verl_row(record: Mapping[str, Any]) -> ProgramRow:
         messages=chat_messages("prompt", prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]),
         tests=tests,
         function=function,
-        judge="prime",
+        owner="prime",
         time_limit_s=TEST_S,
         total_s=total_of(TEST_S, len(tests)),
         name="" if index is None else f"{record.get('data_source', '')}/{index}".lstrip("/"),

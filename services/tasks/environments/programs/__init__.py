@@ -3,7 +3,7 @@
 from gspo_services.tasks.environments.programs.extraction import AnsweredProgram, program_in
 from gspo_services.tasks.environments.programs.grader import ProgramGrader
 from gspo_services.tasks.environments.programs.jobs import SandboxedJobs
-from gspo_services.tasks.environments.programs.judges import JudgeName
+from gspo_services.tasks.environments.programs.owners import OwnerName
 from gspo_services.tasks.environments.programs.problems import (
     PACKED_TESTS_BYTES,
     CheckerProgram,
@@ -27,7 +27,7 @@ __all__ = [
     "CheckerProgram",
     "FiledTests",
     "GeneratedTests",
-    "JudgeName",
+    "OwnerName",
     "Problem",
     "ProgramGrader",
     "ProgramRules",

@@ -53,8 +53,8 @@ if rules == "prime" and arguments and isinstance(arguments[0], dict):
         arguments = [{int(key): value for key, value in arguments[0].items()}]
     except ValueError:
         pass
-if "np" in text or "numpy" in text:
-    NAMES += "try:\\n    import numpy, numpy as np\\nexcept ImportError:\\n    pass\\n" if rules == "prime" else ""
+if rules == "prime" and ("np" in text or "numpy" in text):
+    NAMES += "try:\\n    import numpy, numpy as np\\nexcept ImportError:\\n    pass\\n"
 module = types.ModuleType("tmp_sol")
 # Theirs is one text, in which an import from the future stands too late.
 for part in (NAMES, text) if rules == "own" else (NAMES + "\\n\\n" + text,):
@@ -110,7 +110,7 @@ LIVECODEBENCH_DRIVER: Final = (
     _BEGIN
     + _HIDDEN_OUTPUT
     + """\
-import ast, builtins, io, shutil, subprocess
+import ast, builtins, io
 given = sys.stdin.buffer.read().decode("utf-8", "replace")
 
 
@@ -166,7 +166,11 @@ for name in (
     "fchmod fchown chmod chown chroot lchown getcwd chdir"
 ).split():
     setattr(os, name, None)
-shutil.rmtree = shutil.move = shutil.chown = subprocess.Popen = builtins.quit = None
+builtins.quit = None
+if "shutil" in text or "subprocess" in text:
+    import shutil, subprocess
+
+    shutil.rmtree = shutil.move = shutil.chown = subprocess.Popen = None
 for name in ("ipdb", "joblib", "resource", "psutil", "tkinter"):
     sys.modules[name] = None
 code = as_function(inlined(text))
@@ -199,7 +203,19 @@ if "np" in text or "numpy" in text:
 module = sys.modules["__main__"] = types.ModuleType("__main__")
 exec(compile(NAMES, "names", "exec", dont_inherit=True), vars(module))
 try:
-    exec(compile(text, "solution.py", "exec", dont_inherit=True), vars(module))
+    code = compile(text, "solution.py", "exec", dont_inherit=True)
+except SyntaxError:
+    import ast
+
+    # Theirs is the body of a function, and may return.
+    tree = ast.parse(text)
+    none = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+    body = ast.FunctionDef(name="main_program", args=none, body=tree.body, decorator_list=[])
+    call = ast.Expr(ast.Call(ast.Name("main_program", ast.Load()), [], []))
+    tree.body = [body, call]
+    code = compile(ast.fix_missing_locations(tree), "solution.py", "exec", dont_inherit=True)
+try:
+    exec(code, vars(module))
 except SystemExit:
     pass
 """

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from gspo_services.tasks.environments.programs.judges import JudgeName
+from gspo_services.tasks.environments.programs.owners import OwnerName
 
 PLAIN_TESTS_BYTES: Final = 16 << 10
 """Tests of so many bytes travel with their task as they are, more of them compressed."""
@@ -71,7 +71,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """In place of both, for many megabytes of tests; whoever scores needs the file."""
     generated: GeneratedTests | None = None
     """Beside them; whoever scores needs that file, too."""
-    judge: JudgeName = ""
+    owner: OwnerName = ""
     """Whose rules the program is run and compared by; "" for a row of your own."""
     function: str = ""
     """The function, or the method of a class Solution, that is called; "" for a program that reads and prints."""

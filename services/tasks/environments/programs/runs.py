@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gspo_services.tasks.environments.programs.judges import JUDGES
+from gspo_services.tasks.environments.programs.owners import OWNERS
 from gspo_services.tasks.environments.programs.problems import Problem, ProgramTest, TaskFault
 from gspo_services.tasks.environments.programs.results import read_result
 from gspo_services.tasks.environments.programs.rules import ProgramRules
@@ -51,7 +51,7 @@ class TestRuns:
         self._problem = problem
         self._rules = rules
         self._tests = tests
-        self._judge = JUDGES[problem.judge]
+        self._owner = OWNERS[problem.owner]
         self._total_s = problem.total_s or rules.total_s
         self._left_s = self._total_s
 
@@ -116,16 +116,16 @@ class TestRuns:
     def _is_right(self, run: TestRun) -> bool:
         said, expected = run.output.decode("utf-8", "replace"), run.test.output
         if not self._problem.function:
-            return self._judge.same_output(expected, said, self._rules.tolerance)
+            return self._owner.same_output(expected, said, self._rules.tolerance)
         try:
             wanted = json.loads(expected)
         except (ValueError, RecursionError) as error:
             raise TaskFault(f"the output of test {run.number} is the result of a function, and not JSON: {error}") from error
         try:
-            result = read_result(said, as_json=self._judge.results_as_json)
+            result = read_result(said, as_json=self._owner.results_as_json)
         except ValueError:
             return False
-        return self._judge.same_result(wanted, result, self._rules.tolerance)
+        return self._owner.same_result(wanted, result, self._rules.tolerance)
 
     def _out_of_time(self) -> tuple[Ending, str]:
         return "limit_total", f"all tests together took more than {self._total_s:g} s"

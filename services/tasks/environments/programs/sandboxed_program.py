@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from gspo_services.tasks.environments.programs.drivers import DRIVER_FILE, FUNCTION_DRIVER, SOLUTION_MODULE
-from gspo_services.tasks.environments.programs.judges import JUDGES
+from gspo_services.tasks.environments.programs.owners import OWNERS
 from gspo_services.tasks.environments.programs.problems import Problem, TaskFault
 from gspo_services.tasks.environments.programs.toolchains import Toolchain
 from gspo_services.tasks.environments.programs.verdict import LIMIT_ENDINGS, Ending, ProgramVerdict
@@ -42,15 +42,15 @@ async def put_program(
 
     Raises: TaskFault for a function in another language than Python; SandboxError, also for a compiler that is not there.
     """
-    function, judge = ("", "") if problem is None else (problem.function, problem.judge)
+    function, owner = ("", "") if problem is None else (problem.function, problem.owner)
     is_python = toolchain.file == SOLUTION_MODULE
     if function and not is_python:
         raise TaskFault(f"it calls the function {function}, and functions are called in Python alone, not in {language}")
     files, command = {toolchain.file: source.encode("utf-8", "replace")}, toolchain.run
-    driver = FUNCTION_DRIVER if function else JUDGES[judge].driver if is_python else ""
+    driver = FUNCTION_DRIVER if function else OWNERS[owner].driver if is_python else ""
     if driver:
         files[DRIVER_FILE] = driver.encode()
-        command = ["python", DRIVER_FILE, *([function, judge or "own"] if function else [])]
+        command = ["python", DRIVER_FILE, *([function, owner or "own"] if function else [])]
     try:
         await sandbox.put(files)
     except ProgramRefused as error:

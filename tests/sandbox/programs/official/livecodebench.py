@@ -39,6 +39,15 @@ ROWS: Final[Mapping[str, dict[str, Any]]] = {
     "two": row(("[1, 2]\n3", "6"), function="total"),
 }
 
+
+def asked_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The tests of a row as APPS has them: inputs, outputs and fn_name."""
+    tests = [*json.loads(row["public_test_cases"]), *json.loads(row["private_test_cases"])]
+    asked: dict[str, Any] = {name: [test[name.removesuffix("s")] for test in tests] for name in ("inputs", "outputs")}
+    function = json.loads(row["metadata"]).get("func_name")
+    return {**asked, "fn_name": function} if function else asked
+
+
 CASES: Final = read_cases("programs_livecodebench.txt")
 
 EXPLAINED: Final[Mapping[str, str]] = {

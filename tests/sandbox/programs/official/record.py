@@ -72,11 +72,7 @@ def python_runner(setup: str) -> Callable[[Path, Case, Mapping[str, Any]], bool]
     """Asks a runner in Python that takes APPS' form of tests."""
 
     def ask(folder: Path, case: Case, row: Mapping[str, Any]) -> bool:
-        tests = [*json.loads(row["public_test_cases"]), *json.loads(row["private_test_cases"])]
-        asked = {"inputs": [test["input"] for test in tests], "outputs": [test["output"] for test in tests]}
-        function = json.loads(row["metadata"]).get("func_name")
-        if function:
-            asked["fn_name"] = function
+        asked = livecodebench.asked_of(row)
         text = ASK.format(setup=setup)
         try:
             done = subprocess.run(
@@ -136,7 +132,8 @@ def unpacked(clone: Path, paths: list[str], folder: Path) -> str:
         for path in sorted((folder / inner).glob("*")):
             path.rename(folder / path.name)
     (folder / "pyext.py").write_text(PYEXT)
-    (folder / "metrics").mkdir(exist_ok=True)
+    if (folder / "metrics").is_dir():
+        (folder / "metrics/pyext2.py").write_text(PYEXT)
     return subprocess.run(
         ["git", "-C", clone, "log", "-1", "--format=%H %as"], capture_output=True, check=True, text=True
     ).stdout.strip()

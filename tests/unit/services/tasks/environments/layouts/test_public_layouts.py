@@ -81,7 +81,7 @@ def test_a_row_of_livecodebench_with_packed_private_tests() -> None:
     assert program_row(LIVE, "") == ProgramRow(
         statement="Add two numbers.",
         tests=[ProgramTest(input="1 2\n", output="3\n", public=True), ProgramTest(input="4 5\n", output="9\n")],
-        judge="livecodebench",
+        owner="livecodebench",
         time_limit_s=6.0,
         memory_bytes=4 << 30,
         total_s=19.0,
@@ -102,7 +102,7 @@ def test_rows_of_apps_and_taco() -> None:
     assert program_row(APPS, "") == ProgramRow(
         statement="Add two numbers.",
         tests=[ProgramTest(input="1 2\n", output="3\n"), ProgramTest(input="4\n5", output="9")],
-        judge="prime",
+        owner="prime",
         time_limit_s=4.0,
         total_s=15.0,
         solution="print(3)",
@@ -114,7 +114,7 @@ def test_rows_of_apps_and_taco() -> None:
         tests=[ProgramTest(input="[1, 2]\n3", output="[6]")],
         function="total",
         starter_code="def total(a, b):\n\t",
-        judge="prime",
+        owner="prime",
         time_limit_s=4.0,
         total_s=10.0,
         name="SUM",
@@ -130,7 +130,7 @@ def test_a_row_of_codeforces_with_its_checker() -> None:
         "## Example 1\nInput:\n6\nOutput:\n2 3",
         tests=[ProgramTest(input="6\n", output="2 3\n", public=True), ProgramTest(input="4\n", output="2 2\n")],
         num_generated=12,
-        judge="codeforces",
+        owner="codeforces",
         checker=CheckerProgram(source="print(1)", language="python", kind="prints"),
         time_limit_s=1.0,
         memory_bytes=64 << 20,
@@ -177,7 +177,7 @@ def test_a_row_of_code_contests() -> None:
             ProgramTest(input="4 5\n", output="9\n"),
             ProgramTest(input="7 8\n", output="15\n"),
         ],
-        judge="code_contests",
+        owner="code_contests",
         time_limit_s=1.5,
         memory_bytes=256_000_000,
         total_s=12.5,
@@ -189,20 +189,20 @@ def test_a_row_of_code_contests() -> None:
 
 def test_rows_of_deepcoder_in_each_form_of_its_tests() -> None:
     plain = program_row({**DEEP, "tests": json.dumps(STDIN_TESTS)}, "")
-    assert (plain.judge, plain.function, plain.tests) == ("livecodebench", "", [ProgramTest(input="1 2\n", output="3\n")])
+    assert (plain.owner, plain.function, plain.tests) == ("livecodebench", "", [ProgramTest(input="1 2\n", output="3\n")])
     call = program_row({**DEEP, "tests": [CALL], "metadata": {"func_name": "total"}}, "")
-    assert (call.judge, call.function, call.tests) == (
+    assert (call.owner, call.function, call.tests) == (
         "livecodebench",
         "total",
         [ProgramTest(input="[1, 2]\n3", output="6")],
     )
     taco = program_row({**DEEP, "tests": json.dumps({"inputs": [["1 2", "3"]], "outputs": [["3"]]})}, "")
-    assert (taco.judge, taco.tests) == ("livecodebench", [ProgramTest(input="1 2\n3", output="3")])
+    assert (taco.owner, taco.tests) == ("livecodebench", [ProgramTest(input="1 2\n3", output="3")])
     named = program_row({**DEEP, "tests": json.dumps({"fn_name": "f", "inputs": [[1, "a"]], "outputs": [["b"]]})}, "")
-    assert (named.judge, named.function, named.tests) == ("prime", "f", [ProgramTest(input='1\n"a"', output='["b"]')])
+    assert (named.owner, named.function, named.tests) == ("prime", "f", [ProgramTest(input='1\n"a"', output='["b"]')])
     typed = [{"type": "function_call", "fn_name": "f", "input": [1], "output": [2]}]
     prime = program_row({**DEEP, "tests": typed}, "")
-    assert (prime.judge, prime.function, prime.tests) == ("prime", "f", [ProgramTest(input="1", output="[2]")])
+    assert (prime.owner, prime.function, prime.tests) == ("prime", "f", [ProgramTest(input="1", output="[2]")])
 
 
 def test_rows_of_verl_bring_their_own_prompt(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_rows_of_verl_bring_their_own_prompt(tmp_path: Path) -> None:
     environment = create_environment("code", {"train_path": str(path)})
     task: dict[str, Any] = environment.tasks("train").task(0)
     assert environment.start(task, 0).messages == VERL["prompt"]
-    assert (task["name"], task["problem"]["judge"]) == ("taco/5", "prime")
+    assert (task["name"], task["problem"]["owner"]) == ("taco/5", "prime")
     assert task["problem"]["tests"] == [{"input": "1 2\n", "output": "3\n"}]
     call = {"fn_name": "f", "inputs": ["[1, 2]\n3"], "outputs": ["6"]}
     row = program_row({**VERL, "reward_model": {"ground_truth": json.dumps(call)}}, "")
@@ -221,7 +221,7 @@ def test_rows_of_verl_bring_their_own_prompt(tmp_path: Path) -> None:
 def test_a_row_of_primeintellect_and_of_its_copies() -> None:
     for info in (PRIME["verification_info"], json.dumps(PRIME["verification_info"])):
         row = program_row({**PRIME, "verification_info": info}, "")
-        assert (row.statement, row.language, row.judge, row.name) == ("Add two numbers.", "python", "prime", "vcp_1")
+        assert (row.statement, row.language, row.owner, row.name) == ("Add two numbers.", "python", "prime", "vcp_1")
         assert row.tests == [ProgramTest(input="1 2\n", output="3\n")]
 
 

@@ -18,7 +18,7 @@ from gspo_services.tasks.environments.programs.public_rules import (
     prime_result,
 )
 
-JudgeName = Literal["", "livecodebench", "codeforces", "prime", "code_contests"]
+OwnerName = Literal["", "livecodebench", "codeforces", "prime", "code_contests"]
 """"" for rows of your own; the others are the owners of public sets."""
 
 Comparison = Callable[[Any, Any, float], bool]
@@ -26,7 +26,7 @@ Comparison = Callable[[Any, Any, float], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judge:
+class OwnersRules:
     """The rules of one owner."""
 
     same_output: Comparison
@@ -43,23 +43,23 @@ def _exactly(compare: Callable[[Any, Any], bool]) -> Comparison:
     return lambda expected, said, _tolerance: compare(expected, said)
 
 
-JUDGES: Final[Mapping[str, Judge]] = MappingProxyType(
+OWNERS: Final[Mapping[str, OwnersRules]] = MappingProxyType(
     {
-        "": Judge(same_output=same_output),
-        "livecodebench": Judge(
+        "": OwnersRules(same_output=same_output),
+        "livecodebench": OwnersRules(
             same_output=_exactly(livecodebench_output),
             same_result=_exactly(livecodebench_result),
             results_as_json=False,
             driver=LIVECODEBENCH_DRIVER,
         ),
-        "codeforces": Judge(same_output=_exactly(codeforces_output)),
-        "prime": Judge(
+        "codeforces": OwnersRules(same_output=_exactly(codeforces_output)),
+        "prime": OwnersRules(
             same_output=_exactly(prime_output),
             same_result=_exactly(prime_result),
             results_as_json=False,
             driver=NAMED_DRIVER,
         ),
-        "code_contests": Judge(same_output=_exactly(code_contests_output)),
+        "code_contests": OwnersRules(same_output=_exactly(code_contests_output)),
     }
 )
-"""By ``JudgeName``."""
+"""By ``OwnerName``."""
