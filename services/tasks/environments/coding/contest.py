@@ -8,7 +8,7 @@ from gspo_services.tasks.environments.coding.options import CodeOptions
 from gspo_services.tasks.environments.layouts import ProgramRow
 
 CONTEST_PROMPT = (
-    "Solve the problem with a program that reads standard input and writes standard output, in Python or C++17. Think first "
+    "Solve the problem with a program that reads standard input and writes standard output, in Python or C++20. Think first "
     "if you like, and give the whole program in one block between ```python or ```cpp and ```."
 )
 

@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 
 from gspo.tasks.environments import ChatMessage, Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
+from gspo_services.tasks.environments.coding.generated_tests import generated_tests_of
 from gspo_services.tasks.environments.coding.options import CodeOptions
 from gspo_services.tasks.environments.coding.tasks import content_of_program_task, program_task
 from gspo_services.tasks.environments.layouts import ProgramRow, program_row, recognised
-from gspo_services.tasks.environments.programs import Problem, ProgramTest, Toolchain, language_of, program_in
-from gspo_services.tasks.environments.sources import RowPlace, TaskReading, tasks_of_split
+from gspo_services.tasks.environments.programs import Problem, ProgramTest, Toolchain, program_in
+from gspo_services.tasks.environments.rows import num_characters
+from gspo_services.tasks.environments.sources import RowPlace, TaskReading, chat_messages, tasks_of_split
 
 
 class ProgramEnvironment(Environment):
@@ -54,7 +56,11 @@ class ProgramEnvironment(Environment):
     """The options that leave problems out."""
 
     def start(self, task: Task, seed: int) -> Start:
-        """Say the problem; nothing in this environment is random."""
+        """Say the problem, by the row's own messages where it has some; nothing in this environment is random."""
+        state: State = {"language": task["language"]} if "language" in task else {}
+        prompt = task["prompt"]
+        if isinstance(prompt, list):
+            return Start(state=state, messages=chat_messages("prompt", prompt))
         messages: list[ChatMessage] = []
         options = self._options
         problem = task["problem"]
@@ -62,15 +68,17 @@ class ProgramEnvironment(Environment):
         system = options.function_prompt if problem.get("function") else options.system_prompt
         if system:
             messages.append({"role": "system", "content": system})
-        messages.append({"role": "user", "content": str(task["prompt"])})
-        return Start(state={}, messages=messages)
+        messages.append({"role": "user", "content": str(prompt)})
+        return Start(state=state, messages=messages)
 
     def step(self, state: State, action: str) -> Step:
         """Have the program scored; the episode is over."""
-        found = program_in(action, unfenced=self._options.unfenced)
-        language = None if found is None else language_of(found.tag, self._allowed)
-        source = None if found is None or language is None else found.source
-        return Step(state=state, messages=[], reward=self._job(source, language or self._options.languages[0]), done=True)
+        asked = str(state.get("language", ""))
+        found = program_in(
+            action, {asked: self._allowed[asked]} if asked else self._allowed, unfenced=self._options.unfenced
+        )
+        job = self._job(None, self._options.languages[0]) if found is None else self._job(found.source, found.language)
+        return Step(state=state, messages=[], reward=job, done=True)
 
     def testlib(self) -> str:
         """The text of testlib.h; "" where no checker needs it."""
@@ -85,13 +93,17 @@ class ProgramEnvironment(Environment):
         return in_window(row, options)
 
     def _read(self, record: dict[str, Any], where: RowPlace) -> tuple[Task, int] | None:
-        row = program_row(record, self._options.layout)
-        if not row.tests:
+        options = self._options
+        row = program_row(record, options.layout)
+        if not row.tests and not row.num_generated:
             raise ValueError("it has no tests, so that no program could be scored")
+        if row.language and row.language not in self._allowed:
+            raise ValueError(f'it asks for a program in "{row.language}": add that to languages, or leave the row out')
         if not self.keeps(row):
             return None
-        task = program_task(row, str(where.file), where.place, self._options.layout)
-        return task, len(str(task["prompt"]))
+        generated = generated_tests_of(row, where.file, options.generated_tests_path)
+        task = program_task(row, str(where.file), where.place, options.layout, generated)
+        return task, num_characters(task["prompt"])
 
     def _job(self, source: str | None, language: str) -> RewardJob:
         toolchains: Mapping[str, Any] = msgspec.to_builtins(self._options.all_toolchains())

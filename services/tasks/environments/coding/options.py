@@ -33,6 +33,8 @@ class CodeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """In place of train_path: several, as {path, weight, name}. They are sampled in proportion to their weights."""
     layout: LayoutName = ""
     """How rows are laid out; "" recognises it by the columns."""
+    generated_tests_path: str = ""
+    """The folder of open-r1/codeforces' generated tests; "": generated_tests beside the file of the rows or its folder."""
     on_bad_row: OnBadRow = "error"
     """A row that cannot be used stops the run, or is counted and left out."""
     id_column: str = ""
@@ -56,15 +58,17 @@ class CodeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     partial_credit: bool = False
     """The reward is the share of tests that are passed, and all are run. Otherwise it is 1 for all of them, or 0."""
     test_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 10.0
-    """Processor seconds of one test, and a third of its seconds by the clock; a row's own limit comes first."""
+    """Processor seconds of one test, and a third of its seconds by the clock; a row's own limit and that of a public set's
+    owners come first."""
     total_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 60.0
     """Of all tests of a program, likewise."""
     memory_bytes: Annotated[int, msgspec.Meta(ge=16 << 20)] = 512 << 20
-    """Memory of one test; a row's own limit comes first."""
+    """Memory of one test, likewise."""
     output_bytes: Annotated[int, msgspec.Meta(ge=1024)] = 1 << 20
     """What a test may print; twice the expected output is always allowed."""
     tolerance: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1e-6
-    """How far a number with a fraction or an exponent may be off, absolutely or relative to it."""
+    """How far a number with a fraction or an exponent may be off, absolutely or relative to it, in rows of your own; public
+    sets have their owners' rules."""
     try_solutions: bool = True
     """Try a row's own solution on its tests before the first program is scored by them: tests that it fails score nobody."""
 

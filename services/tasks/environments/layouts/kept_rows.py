@@ -10,8 +10,15 @@ from typing import Any, Final, get_args
 
 import msgspec
 
+from gspo_services.tasks.environments.layouts.codeforces import with_unix_lines
 from gspo_services.tasks.environments.layouts.recognition import LayoutName, program_row
-from gspo_services.tasks.environments.programs import FiledTests, ProgramTest, digest_of
+from gspo_services.tasks.environments.programs import (
+    FiledTests,
+    GeneratedTests,
+    ProgramTest,
+    TestsElsewhere,
+    digest_of,
+)
 from gspo_services.tasks.environments.sources import UTF8_MARK, row_at
 
 KEPT_BYTES: Final = 256 << 20
@@ -26,15 +33,19 @@ class KeptRows:
         self._lines: dict[tuple[str, int, int], array[int]] = {}
         self._kept: OrderedDict[str, tuple[list[ProgramTest], int]] = OrderedDict()
 
-    def tests(self, asked: FiledTests) -> list[ProgramTest]:
-        """The tests of the row. Raises: ValueError for a file that is not there, and for a row that was changed."""
+    def tests(self, asked: TestsElsewhere) -> list[ProgramTest]:
+        """The tests of a row, or those that were generated for it.
+
+        Raises: ValueError for a file that is not there or is damaged, and for a row that was changed.
+        """
+        key = asked.digest if isinstance(asked, FiledTests) else f"{asked.path}:{asked.problem}"
         with self._lock:
-            kept = self._kept.get(asked.digest)
+            kept = self._kept.get(key)
             if kept is not None:
-                self._kept.move_to_end(asked.digest)
+                self._kept.move_to_end(key)
                 return kept[0]
-            tests = self._read(asked)
-            self._keep(asked.digest, tests)
+            tests = self._read(asked) if isinstance(asked, FiledTests) else _generated(asked)
+            self._keep(key, tests)
             return tests
 
     def _read(self, asked: FiledTests) -> list[ProgramTest]:
@@ -73,10 +84,34 @@ class KeptRows:
         except msgspec.DecodeError as error:
             raise ValueError(f"{path}, line {number}: not a JSON object ({error})") from error
 
-    def _keep(self, digest: str, tests: list[ProgramTest]) -> None:
-        self._kept[digest] = (tests, sum(len(test.input) + len(test.output) for test in tests))
+    def _keep(self, key: str, tests: list[ProgramTest]) -> None:
+        self._kept[key] = (tests, sum(len(test.input) + len(test.output) for test in tests))
         while len(self._kept) > 1 and sum(size for _, size in self._kept.values()) > KEPT_BYTES:
             self._kept.popitem(last=False)
+
+
+def _generated(asked: GeneratedTests) -> list[ProgramTest]:
+    import pyarrow
+    import pyarrow.parquet
+
+    path = Path(asked.path)
+    if not path.is_file():
+        raise ValueError(
+            f"there is no file {path.absolute()} where programs are scored: rollouts need it, too; mount it there"
+        )
+    try:
+        table = pyarrow.parquet.read_table(
+            path, columns=["input", "output"], filters=[("problem_id", "=", asked.problem)], partitioning=None
+        )
+        tests = [with_unix_lines(ProgramTest(**row)) for row in table.to_pylist()]
+    except (pyarrow.ArrowException, OSError, TypeError) as error:
+        raise ValueError(f"{path} is no Parquet file with the columns problem_id, input and output: {error}") from error
+    if len(tests) < asked.num_tests:
+        raise ValueError(
+            f"{path} has {len(tests)} tests of problem {asked.problem}, and its row says {asked.num_tests}: fetch the file "
+            "again"
+        )
+    return tests
 
 
 def _parquet_row(path: Path, number: int) -> dict[str, Any]:

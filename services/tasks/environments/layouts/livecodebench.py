@@ -16,9 +16,20 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gspo_services.tasks.environments.layouts.pickled_text import pickled_text
-from gspo_services.tasks.environments.layouts.program_rows import ProgramRow, column, date_in, json_in, read_tests, text_in
+from gspo_services.tasks.environments.layouts.program_rows import (
+    ProgramRow,
+    column,
+    date_in,
+    json_in,
+    read_tests,
+    text_in,
+    total_of,
+)
 from gspo_services.tasks.environments.programs import unzipped
 
+TEST_S: Final = 6.0
+MEMORY_BYTES: Final = 4 << 30
+"""As its runner has them: the default of run_test, and what reliability_guard says and does not enforce."""
 LIVECODEBENCH_COLUMNS: Final = frozenset({"question_content", "public_test_cases", "private_test_cases"})
 
 
@@ -38,6 +49,10 @@ def livecodebench_row(record: Mapping[str, Any]) -> ProgramRow:
         tests=tests,
         starter_code=text_in(record, "starter_code", needed=False),
         function=str(function),
+        owner="livecodebench",
+        time_limit_s=TEST_S,
+        memory_bytes=MEMORY_BYTES,
+        total_s=total_of(TEST_S, len(tests)),
         name=text_in(record, "question_id", needed=False),
         difficulty=text_in(record, "difficulty", needed=False),
         date=date_in(record, "contest_date"),

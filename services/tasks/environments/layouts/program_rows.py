@@ -10,20 +10,33 @@ from typing import Any
 
 import msgspec
 
-from gspo_services.tasks.environments.programs import CheckerProgram, ProgramTest
+from gspo.tasks.environments import ChatMessage
+from gspo_services.tasks.environments.programs import CheckerProgram, OwnerName, ProgramTest
 
 
 class ProgramRow(msgspec.Struct, frozen=True, kw_only=True):
     """What a row says of one problem."""
 
     statement: str
+    """The question; "" where ``messages`` ask it."""
     tests: list[ProgramTest]
+    messages: list[ChatMessage] = []
+    """The question as the set's owners ask it, with nothing of ours before it."""
+    num_generated: int = 0
+    """More tests, in a file of their own (open-r1/codeforces), which is found by ``name``."""
+    is_incomplete: bool = False
+    """Without those a wrong program may pass."""
+    owner: OwnerName = ""
+    """Whose rules programs are run and compared by."""
+    language: str = ""
+    """The one that is asked for; "" for any that the environment allows."""
     starter_code: str = ""
     function: str = ""
     """What is called; "" for a program that reads and prints."""
     checker: CheckerProgram | None = None
     time_limit_s: float | None = None
     memory_bytes: int | None = None
+    total_s: float | None = None
     solution: str = ""
     solution_language: str = "python"
     name: str = ""
@@ -32,6 +45,11 @@ class ProgramRow(msgspec.Struct, frozen=True, kw_only=True):
     difficulty: str = ""
     date: date | None = None
     """When it was published."""
+
+
+def total_of(test_s: float, num_tests: int) -> float:
+    """Seconds for all tests, where the owners of a set limit each of them only: one more for each, and five."""
+    return (test_s + 1) * num_tests + 5
 
 
 def column(record: Mapping[str, Any], name: str) -> Any:

@@ -8,12 +8,18 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from gspo_services.tasks.environments.layouts.apps import APPS_COLUMNS, apps_row
+from gspo_services.tasks.environments.layouts.code_contests import CODE_CONTESTS_COLUMNS, code_contests_row
 from gspo_services.tasks.environments.layouts.codeforces import CODEFORCES_COLUMNS, codeforces_row
+from gspo_services.tasks.environments.layouts.deepcoder import DEEPCODER_COLUMNS, deepcoder_row
 from gspo_services.tasks.environments.layouts.livecodebench import LIVECODEBENCH_COLUMNS, livecodebench_row
 from gspo_services.tasks.environments.layouts.plain import OWN_COLUMNS, own_row
+from gspo_services.tasks.environments.layouts.primeintellect import PRIMEINTELLECT_COLUMNS, primeintellect_row
 from gspo_services.tasks.environments.layouts.program_rows import ProgramRow
+from gspo_services.tasks.environments.layouts.verl import VERL_COLUMNS, verl_row
 
-LayoutName = Literal["", "own", "livecodebench", "apps", "codeforces"]
+LayoutName = Literal[
+    "", "own", "livecodebench", "apps", "codeforces", "code_contests", "deepcoder", "primeintellect", "verl"
+]
 """How rows are laid out; "" recognises them by their columns."""
 
 
@@ -31,6 +37,10 @@ LAYOUTS: Mapping[LayoutName, ProgramLayout] = MappingProxyType(
         "livecodebench": ProgramLayout(columns=LIVECODEBENCH_COLUMNS, read=livecodebench_row),
         "apps": ProgramLayout(columns=APPS_COLUMNS, read=apps_row),
         "codeforces": ProgramLayout(columns=CODEFORCES_COLUMNS, read=codeforces_row),
+        "code_contests": ProgramLayout(columns=CODE_CONTESTS_COLUMNS, read=code_contests_row),
+        "deepcoder": ProgramLayout(columns=DEEPCODER_COLUMNS, read=deepcoder_row),
+        "primeintellect": ProgramLayout(columns=PRIMEINTELLECT_COLUMNS, read=primeintellect_row),
+        "verl": ProgramLayout(columns=VERL_COLUMNS, read=verl_row),
     }
 )
 

@@ -3,13 +3,16 @@
 from gspo_services.tasks.environments.programs.extraction import AnsweredProgram, program_in
 from gspo_services.tasks.environments.programs.grader import ProgramGrader
 from gspo_services.tasks.environments.programs.jobs import SandboxedJobs
+from gspo_services.tasks.environments.programs.owners import OwnerName
 from gspo_services.tasks.environments.programs.problems import (
     PACKED_TESTS_BYTES,
     CheckerProgram,
     FiledTests,
+    GeneratedTests,
     Problem,
     ProgramTest,
     TaskFault,
+    TestsElsewhere,
     digest_of,
     packed_tests,
     unzipped,
@@ -23,12 +26,15 @@ __all__ = [
     "AnsweredProgram",
     "CheckerProgram",
     "FiledTests",
+    "GeneratedTests",
+    "OwnerName",
     "Problem",
     "ProgramGrader",
     "ProgramRules",
     "ProgramTest",
     "SandboxedJobs",
     "TaskFault",
+    "TestsElsewhere",
     "Toolchain",
     "digest_of",
     "language_of",

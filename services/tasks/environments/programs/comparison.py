@@ -1,9 +1,12 @@
-"""Whether a program's output is the expected one: by trimmed lines, then by tokens, then by numbers with a tolerance."""
+"""Whether a program's output is the expected one: by trimmed lines, then by tokens, then by numbers with a tolerance.
+
+So are rows of your own compared. How the owners of public sets compare theirs is in public_rules.py.
+"""
 
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Final
 
 _NUMBER: Final = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,6})?")
@@ -15,8 +18,7 @@ def same_output(expected: str, actual: str, tolerance: float) -> bool:
 
     Blanks at the ends of lines and of the whole do not matter, nor how tokens are spread over lines. A token that is a
     number may be written otherwise (1.50 and 1.5). One that is expected with a fraction or an exponent may differ by
-    ``tolerance``, absolutely or relative to it; whole numbers must be equal. LiveCodeBench compares decimals likewise,
-    without a tolerance (LiveCodeBench/LiveCodeBench: lcb_runner/evaluation/testing_util.py, grade_stdio).
+    ``tolerance``, absolutely or relative to it; whole numbers must be equal.
     """
     if _lines(expected) == _lines(actual):
         return True
@@ -27,7 +29,8 @@ def same_output(expected: str, actual: str, tolerance: float) -> bool:
 
 
 def same_value(expected: object, actual: object, tolerance: float) -> bool:
-    """Whether a function's result, read from JSON, is the expected one; a fraction may differ by ``tolerance``."""
+    """Whether a function's result is the expected one: a number may differ by ``tolerance`` where a fraction is expected,
+    and a truth value is no number."""
     if isinstance(expected, list) and isinstance(actual, list):
         return len(expected) == len(actual) and all(
             same_value(one, other, tolerance) for one, other in zip(expected, actual, strict=True)
@@ -36,9 +39,22 @@ def same_value(expected: object, actual: object, tolerance: float) -> bool:
         return expected.keys() == actual.keys() and all(
             same_value(value, actual[key], tolerance) for key, value in expected.items()
         )
-    if isinstance(expected, float) and isinstance(actual, (int, float)) and not isinstance(actual, bool):
-        return expected == actual or abs(expected - actual) <= tolerance * max(1.0, abs(expected))
+    if _is_number(expected) and _is_number(actual):
+        return expected == actual or (isinstance(expected, float) and _is_close(expected, actual, tolerance))
     return type(expected) is type(actual) and expected == actual
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_close(expected: float, actual: object, tolerance: float) -> bool:
+    assert isinstance(actual, (int, float))
+    try:
+        return abs(expected - actual) <= tolerance * max(1.0, abs(expected))
+    except OverflowError:
+        # An integer beyond every float is close to none.
+        return False
 
 
 def _lines(text: str) -> list[str]:
@@ -55,5 +71,6 @@ def _same_number(expected: str, actual: str, tolerance: float) -> bool:
         if expected.lstrip("+-").isdigit():
             return False
         return abs(wanted - said) <= Decimal(tolerance) * max(Decimal(1), abs(wanted))
-    except InvalidOperation:
+    except ArithmeticError:
+        # Such as 9e999999, which decimals can hold and not add.
         return False

@@ -5,26 +5,28 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
 
-from gspo_services.tasks.environments.programs.checkers import check_outputs
-from gspo_services.tasks.environments.programs.problems import FiledTests, Problem, ProgramTest, TaskFault
+from gspo_services.tasks.environments.programs.checkers import Checker
+from gspo_services.tasks.environments.programs.problems import Problem, ProgramTest, TaskFault, TestsElsewhere
 from gspo_services.tasks.environments.programs.rules import ProgramRules
 from gspo_services.tasks.environments.programs.runs import TestRuns
 from gspo_services.tasks.environments.programs.sandboxed_program import put_program
 from gspo_services.tasks.environments.programs.toolchains import Toolchain
 from gspo_services.tasks.environments.programs.verdict import ProgramVerdict
-from gspo_services.tasks.sandbox import SandboxError, Sandboxes
+from gspo_services.tasks.sandbox import Sandbox, SandboxError, Sandboxes
 
 log = structlog.get_logger(__name__)
 
+Result = TypeVar("Result")
+
 KEPT_TRIALS: Final = 10_000
-"""Problems whose own solution was tried, with what came of it."""
+"""Problems that were tried, with what came of it."""
 
 
 class GradedProgram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,22 +46,22 @@ class GradedProgram(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 @dataclass(kw_only=True)
-class SolutionTrial:
-    """A problem's own solution: whether it was tried, and why its tests cannot be right."""
+class ProblemTrial:
+    """A problem's checker and its own solution: whether they were tried, and why nobody can be scored by them."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     fault: str | None = None
-    """None: not tried yet. "": it passes."""
+    """None: not tried yet. "": there is none."""
 
 
 class ProgramGrader:
     """Scores programs, as many at a time as there may be sandboxes."""
 
-    def __init__(self, sandboxes: Sandboxes, read_tests: Callable[[FiledTests], list[ProgramTest]]) -> None:
+    def __init__(self, sandboxes: Sandboxes, read_tests: Callable[[TestsElsewhere], list[ProgramTest]]) -> None:
         """``read_tests`` reads those that did not travel with their task; it raises ValueError where it cannot."""
         self._sandboxes = sandboxes
         self._read_tests = read_tests
-        self._trials: OrderedDict[bytes, SolutionTrial] = OrderedDict()
+        self._trials: OrderedDict[bytes, ProblemTrial] = OrderedDict()
 
     async def grade(self, arguments: Mapping[str, object]) -> dict[str, float]:
         """The components of the reward (``ProgramVerdict.components``).
@@ -82,66 +84,104 @@ class ProgramGrader:
         tests = await self._tests_of(problem)
         if not tests:
             raise TaskFault("it has no tests: add them, or leave the row out")
-        if asked.rules.try_solution and problem.solution:
-            await self._try_solution(asked, problem, tests)
+        await self._try_problem(asked, problem, tests)
         if asked.source is None:
             return ProgramVerdict(ending="no_program", num_tests=len(tests))
         return await self._score(asked.source, asked.language, asked, problem, tests)
 
     async def _tests_of(self, problem: Problem) -> list[ProgramTest]:
-        if problem.in_file is not None:
-            try:
-                # Megabytes of a file, while other episodes go on.
-                return await asyncio.to_thread(self._read_tests, problem.in_file)
-            except ValueError as error:
-                raise TaskFault(f"its tests are too large for a task and stay in their file: {error}") from error
         try:
-            return problem.carried_tests()
+            tests = await self._read(problem.in_file) if problem.in_file is not None else problem.carried_tests()
         except ValueError as error:
-            raise TaskFault(f"its tests do not unpack: {error}") from error
+            what = "do not unpack" if problem.in_file is None else "are too large for a task and stay in their file"
+            raise TaskFault(f"its tests {what}: {error}") from error
+        if problem.generated is None:
+            return tests
+        try:
+            return [*tests, *await self._read(problem.generated)]
+        except ValueError as error:
+            raise TaskFault(f"its generated tests lie in a file of their own: {error}") from error
 
-    async def _try_solution(self, asked: GradedProgram, problem: Problem, tests: Sequence[ProgramTest]) -> None:
-        """Raises: TaskFault when the problem's own solution fails; it is tried once."""
+    async def _read(self, asked: TestsElsewhere) -> list[ProgramTest]:
+        # Megabytes of a file, while other episodes go on.
+        return await asyncio.to_thread(self._read_tests, asked)
+
+    async def _try_problem(self, asked: GradedProgram, problem: Problem, tests: Sequence[ProgramTest]) -> None:
+        """Raises: TaskFault when the checker rejects an expected output, or the problem's own solution fails.
+
+        Both are tried once, and before the first answer, so that a fault does not depend on what the policy says.
+        """
+        solution = problem.solution if asked.rules.try_solution else ""
+        if problem.checker is None and not solution:
+            return
         key = hashlib.blake2b(msgspec.json.encode(problem), digest_size=16).digest()
-        trial = self._trials.setdefault(key, SolutionTrial())
+        trial = self._trials.setdefault(key, ProblemTrial())
         while len(self._trials) > KEPT_TRIALS:
             self._trials.popitem(last=False)
         async with trial.lock:
             if trial.fault is None:
-                verdict = await self._score(problem.solution, problem.solution_language, asked, problem, tests)
-                if verdict.ending in ("limit_wall", "limit_total"):
-                    # The machine may have been too busy. The next program asks again.
-                    raise TaskFault(_fault_of(verdict))
-                trial.fault = "" if verdict.ending == "solved" else _fault_of(verdict)
+                trial.fault = await self._fault_of_checker(asked, problem, tests)
+                if not trial.fault and solution:
+                    verdict = await self._score(solution, problem.solution_language, asked, problem, tests)
+                    if verdict.ending in ("limit_wall", "limit_total"):
+                        # The machine may have been too busy. The next program asks again.
+                        trial.fault = None
+                        raise TaskFault(_fault_of(verdict))
+                    trial.fault = "" if verdict.ending == "solved" else _fault_of(verdict)
         if trial.fault:
             raise TaskFault(trial.fault)
+
+    async def _fault_of_checker(self, asked: GradedProgram, problem: Problem, tests: Sequence[ProgramTest]) -> str:
+        """What is wrong with the checker of the problem; "" for nothing, and where there is none."""
+        if problem.checker is None:
+            return ""
+        return await self._sandboxed(asked, lambda sandbox: _require_checker(sandbox, asked, problem, tests))
 
     async def _score(
         self, source: str, language: str, asked: GradedProgram, problem: Problem, tests: Sequence[ProgramTest]
     ) -> ProgramVerdict:
-        """Run the tests, then the checker. A sandbox that fails meanwhile is asked a second time."""
+        """Run the tests, then the checker."""
         toolchain = _toolchain(asked, language, "solution")
-        for is_last in (False, True):
+
+        async def run(sandbox: Sandbox) -> TestRuns | ProgramVerdict:
+            program = await put_program(sandbox, source, language, toolchain, problem)
+            if isinstance(program, ProgramVerdict):
+                return replace(program, num_tests=len(tests))
             runs = TestRuns(problem, asked.rules, tests)
-            try:
-                async with self._sandboxes.acquire() as sandbox:
-                    program = await put_program(sandbox, source, language, toolchain, problem.function)
-                    if isinstance(program, ProgramVerdict):
-                        return replace(program, num_tests=len(tests))
-                    await runs.run(program)
-                # A sandbox of its own, which no program of the policy has been in.
-                if problem.checker is not None:
-                    checker = problem.checker
-                    async with self._sandboxes.acquire() as sandbox:
-                        await check_outputs(
-                            sandbox, checker, _toolchain(asked, checker.language, "checker"), asked.rules.testlib, runs
-                        )
-                return runs.verdict()
-            except SandboxError as error:
-                if is_last:
-                    raise
-                log.warning("sandbox_failed", place=asked.place, error=str(error))
-        raise AssertionError("the second try returns or raises")
+            await runs.run(program)
+            return runs
+
+        runs = await self._sandboxed(asked, run)
+        if isinstance(runs, ProgramVerdict):
+            return runs
+        if problem.checker is not None and any(run.failure is None for run in runs.ran):
+            # In a sandbox of its own, which no program of the policy has been in.
+            await self._sandboxed(asked, lambda sandbox: _check(sandbox, asked, problem, runs))
+        return runs.verdict()
+
+    async def _sandboxed(self, asked: GradedProgram, act: Callable[[Sandbox], Awaitable[Result]]) -> Result:
+        """What ``act`` makes of a sandbox. One that fails meanwhile is replaced once. Raises: SandboxError; TaskFault."""
+        try:
+            async with self._sandboxes.acquire() as sandbox:
+                return await act(sandbox)
+        except SandboxError as error:
+            log.warning("sandbox_failed", place=asked.place, error=str(error))
+        async with self._sandboxes.acquire() as sandbox:
+            return await act(sandbox)
+
+
+async def _put_checker(sandbox: Sandbox, asked: GradedProgram, problem: Problem) -> Checker:
+    checker = problem.checker
+    assert checker is not None
+    return await Checker.put(sandbox, checker, _toolchain(asked, checker.language, "checker"), asked.rules.testlib)
+
+
+async def _require_checker(sandbox: Sandbox, asked: GradedProgram, problem: Problem, tests: Sequence[ProgramTest]) -> str:
+    return await (await _put_checker(sandbox, asked, problem)).require_right(tests)
+
+
+async def _check(sandbox: Sandbox, asked: GradedProgram, problem: Problem, runs: TestRuns) -> None:
+    await (await _put_checker(sandbox, asked, problem)).check(runs)
 
 
 def _toolchain(asked: GradedProgram, language: str, whose: str) -> Toolchain:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gspo.tasks.environments import RewardJob
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.tasks.environments.programs.grader import ProgramGrader
-from gspo_services.tasks.environments.programs.problems import FiledTests, ProgramTest, TaskFault
+from gspo_services.tasks.environments.programs.problems import ProgramTest, TaskFault, TestsElsewhere
 from gspo_services.tasks.environments.reward_results import RewardResult, no_reward
 from gspo_services.tasks.environments.scoring import score_of
 from gspo_services.tasks.sandbox import SandboxError, Sandboxes
@@ -17,7 +17,7 @@ from gspo_services.tasks.worker.reward_value import UnscoredError
 class SandboxedJobs:
     """Computes rewards by running programs; without a sandbox it says of each that it cannot."""
 
-    def __init__(self, sandboxes: Sandboxes | None, read_tests: Callable[[FiledTests], list[ProgramTest]]) -> None:
+    def __init__(self, sandboxes: Sandboxes | None, read_tests: Callable[[TestsElsewhere], list[ProgramTest]]) -> None:
         """``read_tests``: see ``ProgramGrader``."""
         self._grader = None if sandboxes is None else ProgramGrader(sandboxes, read_tests)
 

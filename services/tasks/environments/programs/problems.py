@@ -10,6 +10,8 @@ from typing import Annotated, Final
 
 import msgspec
 
+from gspo_services.tasks.environments.programs.owners import OwnerName
+
 PLAIN_TESTS_BYTES: Final = 16 << 10
 """Tests of so many bytes travel with their task as they are, more of them compressed."""
 PACKED_TESTS_BYTES: Final = 128 << 10
@@ -25,8 +27,6 @@ class ProgramTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Standard input; for a function one argument a line, each as JSON."""
     output: str
     """What it must print; for a function its result as JSON."""
-    or_first: bool = False
-    """For a function: the result may also be the first element of ``output`` (rows of APPS wrap some results in a list)."""
     public: bool = False
     """The policy may know it from the question."""
 
@@ -51,6 +51,16 @@ class FiledTests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Of the tests, so that a row that was changed meanwhile scores nobody."""
 
 
+class GeneratedTests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """More tests, in a file of open-r1/codeforces that has those of a whole contest (columns problem_id, input, output)."""
+
+    path: str
+    problem: str
+    """Its problem_id."""
+    num_tests: int
+    """How many the row says there are; a file with fewer scores nobody."""
+
+
 class Problem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Everything that grading a program needs, as a part of a task."""
 
@@ -59,12 +69,19 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """In place of ``tests``: their JSON, compressed by zlib and in base64."""
     in_file: FiledTests | None = None
     """In place of both, for many megabytes of tests; whoever scores needs the file."""
+    generated: GeneratedTests | None = None
+    """Beside them; whoever scores needs that file, too."""
+    owner: OwnerName = ""
+    """Whose rules the program is run and compared by; "" for a row of your own."""
     function: str = ""
     """The function, or the method of a class Solution, that is called; "" for a program that reads and prints."""
     checker: CheckerProgram | None = None
     time_limit_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """For one test, where the row says it; the environment's otherwise."""
     memory_bytes: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    """Likewise."""
+    total_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """For all tests, likewise."""
     solution: str = ""
     """A program that is known to be right, to find tests that are wrong; "" where there is none."""
     solution_language: str = "python"
@@ -78,6 +95,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 class TaskFault(Exception):
     """The task is wrong, and no program can be scored by it. The text names its file and row and the way out."""
+
+
+TestsElsewhere = FiledTests | GeneratedTests
+"""Tests that do not travel with their task."""
 
 
 def digest_of(tests: Sequence[ProgramTest]) -> str:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gspo_services.tasks.environments.programs.comparison import same_output, same_value
+from gspo_services.tasks.environments.programs.owners import OWNERS
 from gspo_services.tasks.environments.programs.problems import Problem, ProgramTest, TaskFault
+from gspo_services.tasks.environments.programs.results import read_result
 from gspo_services.tasks.environments.programs.rules import ProgramRules
 from gspo_services.tasks.environments.programs.sandboxed_program import SandboxedProgram, failure_of, limits_for
 from gspo_services.tasks.environments.programs.verdict import Ending, ProgramVerdict
@@ -20,6 +21,7 @@ LARGE_OUTPUT_BYTES: Final = 64 << 10
 WALL_S_PER_CPU_S: Final = 3.0
 """Time limits are processor time, so that a busy machine costs no program its reward. What waits ends after three times as
 long."""
+RESULT_GROWTH: Final = 8
 PATIENCE: Final = 4.0
 """A run that the clock has ended waited for nothing, or for a processor: it gets a second run with so many times the time,
 and only what waits in that one, too, goes over its limit."""
@@ -49,7 +51,9 @@ class TestRuns:
         self._problem = problem
         self._rules = rules
         self._tests = tests
-        self._left_s = rules.total_s
+        self._owner = OWNERS[problem.owner]
+        self._total_s = problem.total_s or rules.total_s
+        self._left_s = self._total_s
 
     async def run(self, program: SandboxedProgram) -> None:
         """Run and compare. Raises: TaskFault; SandboxError."""
@@ -93,7 +97,9 @@ class TestRuns:
             output_bytes=rules.output_bytes,
         )
         expected = run.test.output.encode("utf-8", "replace")
-        given, limits = run.test.input.encode("utf-8", "replace"), limits_for(limits, len(expected))
+        # A result comes with the kinds that JSON has not.
+        num_expected = len(expected) * (RESULT_GROWTH if self._problem.function else 1)
+        given, limits = run.test.input.encode("utf-8", "replace"), limits_for(limits, num_expected)
         outcome = await program.run(given, limits)
         if outcome.limit == "wall":
             outcome = await program.run(given, replace(limits, wall_s=PATIENCE * limits.wall_s))
@@ -110,19 +116,16 @@ class TestRuns:
     def _is_right(self, run: TestRun) -> bool:
         said, expected = run.output.decode("utf-8", "replace"), run.test.output
         if not self._problem.function:
-            return same_output(expected, said, self._rules.tolerance)
+            return self._owner.same_output(expected, said, self._rules.tolerance)
         try:
             wanted = json.loads(expected)
         except (ValueError, RecursionError) as error:
             raise TaskFault(f"the output of test {run.number} is the result of a function, and not JSON: {error}") from error
         try:
-            result = json.loads(said)
-        except (ValueError, RecursionError):
+            result = read_result(said, as_json=self._owner.results_as_json)
+        except ValueError:
             return False
-        if same_value(wanted, result, self._rules.tolerance):
-            return True
-        first = run.test.or_first and isinstance(wanted, list) and bool(wanted)
-        return first and same_value(wanted[0], result, self._rules.tolerance)
+        return self._owner.same_result(wanted, result, self._rules.tolerance)
 
     def _out_of_time(self) -> tuple[Ending, str]:
-        return "limit_total", f"all tests together took more than {self._rules.total_s:g} s"
+        return "limit_total", f"all tests together took more than {self._total_s:g} s"

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from gspo_services.tasks.environments.programs.function_driver import DRIVER, DRIVER_FILE, SOLUTION_MODULE
-from gspo_services.tasks.environments.programs.problems import TaskFault
+from gspo_services.tasks.environments.programs.drivers import DRIVER_FILE, FUNCTION_DRIVER, SOLUTION_MODULE
+from gspo_services.tasks.environments.programs.owners import OWNERS
+from gspo_services.tasks.environments.programs.problems import Problem, TaskFault
 from gspo_services.tasks.environments.programs.toolchains import Toolchain
 from gspo_services.tasks.environments.programs.verdict import LIMIT_ENDINGS, Ending, ProgramVerdict
 from gspo_services.tasks.sandbox import ProgramRefused, RunOutcome, Sandbox, SandboxError, SandboxLimits
@@ -35,34 +36,47 @@ class SandboxedProgram:
 
 
 async def put_program(
-    sandbox: Sandbox, source: str, name: str, toolchain: Toolchain, function: str = ""
+    sandbox: Sandbox, source: str, language: str, toolchain: Toolchain, problem: Problem | None = None
 ) -> SandboxedProgram | ProgramVerdict:
-    """The program, ready to run; or the verdict on one that cannot be compiled.
+    """The program, ready to run by the rules of its problem; or the verdict on one that cannot be compiled.
 
-    ``name`` is its language. With ``function`` that function is called, in Python. Raises: SandboxError, also for a compiler
-    that is not there.
+    Raises: TaskFault for a function in another language than Python; SandboxError, also for a compiler that is not there.
     """
-    if function and toolchain.file != SOLUTION_MODULE:
-        raise TaskFault(f"it calls the function {function}, and functions are called in Python alone, not in {name}")
-    files = {toolchain.file: source.encode("utf-8", "replace")}
-    if function:
-        files[DRIVER_FILE] = DRIVER.encode()
+    function, owner = ("", "") if problem is None else (problem.function, problem.owner)
+    is_python = toolchain.file == SOLUTION_MODULE
+    if function and not is_python:
+        raise TaskFault(f"it calls the function {function}, and functions are called in Python alone, not in {language}")
+    files, command = {toolchain.file: source.encode("utf-8", "replace")}, toolchain.run
+    driver = FUNCTION_DRIVER if function else OWNERS[owner].driver if is_python else ""
+    if driver:
+        files[DRIVER_FILE] = driver.encode()
+        command = ["python", DRIVER_FILE, *([function, owner or "own"] if function else [])]
     try:
         await sandbox.put(files)
     except ProgramRefused as error:
         return ProgramVerdict(ending="not_compiled", detail=str(error))
-    if toolchain.compile:
-        made = await sandbox.prepare(toolchain.compile, COMPILE_LIMITS)
+    refused = await _compiled(sandbox, language, toolchain)
+    return SandboxedProgram(sandbox, command) if refused is None else refused
+
+
+async def _compiled(sandbox: Sandbox, language: str, toolchain: Toolchain) -> ProgramVerdict | None:
+    """The verdict on a program that no compiler takes. Raises: SandboxError."""
+    refused: ProgramVerdict | None = None
+    for command in (toolchain.compile, toolchain.compile_again):
+        if not command:
+            continue
+        made = await sandbox.prepare(command, COMPILE_LIMITS)
         if made.exit_code == NOT_FOUND:
             raise SandboxError(
-                f"{toolchain.compile[0]} is not there, which compiles {name}: install it where the sandbox runs, or name "
-                f"another compiler in environment.options.toolchains.{name}"
+                f"{command[0]} is not there, which compiles {language}: install it where the sandbox runs, or name "
+                f"another compiler in environment.options.toolchains.{language}"
             )
+        if made.succeeded:
+            return None
         if made.limit is not None:
             return ProgramVerdict(ending=LIMIT_ENDINGS[made.limit], detail=f"compiling went over the limit {made.limit}")
-        if not made.succeeded:
-            return ProgramVerdict(ending="not_compiled", detail=last_words(made))
-    return SandboxedProgram(sandbox, ["python", DRIVER_FILE, function] if function else toolchain.run)
+        refused = refused or ProgramVerdict(ending="not_compiled", detail=last_words(made))
+    return refused
 
 
 def limits_for(limits: SandboxLimits, num_expected_bytes: int) -> SandboxLimits:

@@ -8,10 +8,11 @@ from typing import Final, Literal, get_args
 from gspo_services.tasks.sandbox import LimitName
 
 Ending = Literal[
-    "solved", "no_program", "not_compiled", "wrong_answer", "crashed",
+    "solved", "no_program", "not_compiled", "wrong_answer", "checker_failed", "crashed",
     "limit_wall", "limit_cpu", "limit_memory", "limit_output", "limit_file", "limit_total",
 ]  # fmt: skip
 """What became of it: all tests passed; no program in the answer; what the first test that was not passed ended with.
+checker_failed: the problem's checker takes the expected output, and crashed or said nothing on this one.
 limit_total: all its tests together took too long."""
 
 LIMIT_ENDINGS: Final[dict[LimitName, Ending]] = {

@@ -24,7 +24,7 @@ from gspo_services.prepare.tiny_models.tiny import PROGRAMS, make_tiny_model
 from gspo_services.prepare.tiny_models.tokenizer import build_tokenizer
 from gspo_services.tasks.environments import create_environment
 from gspo_services.tasks.environments.generated import split_of
-from gspo_services.tasks.environments.programs import program_in
+from gspo_services.tasks.environments.programs import TOOLCHAINS, program_in
 
 
 def printed(program: str, given: str) -> str:
@@ -90,7 +90,7 @@ def test_what_every_program_has_is_one_token_each() -> None:
     ids = tokenizer.encode(answer, add_special_tokens=False)
     assert tokenizer.decode(ids) == answer
     assert len(ids) == 3 + len("c=a+b\nc=c+2\nc=c*c\n") + len("```")
-    program = program_in(answer)
+    program = program_in(answer, TOOLCHAINS)
     assert program is not None
     assert program.source == right_program("sum, plus 2, squared")
 
