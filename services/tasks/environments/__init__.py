@@ -11,7 +11,15 @@ from gspo_services.tasks.environments.registry import (
 )
 from gspo_services.tasks.environments.reward_pool import FailureReason, RewardPool, RewardPoolOptions
 from gspo_services.tasks.environments.reward_results import RewardPart
-from gspo_services.tasks.environments.scoring import Score, score_of
+from gspo_services.tasks.environments.scoring import (
+    DoorReason,
+    Score,
+    reason_of,
+    require_takeable,
+    score_of,
+    sum_of,
+    through_the_door,
+)
 from gspo_services.tasks.environments.shop import TOOLS, Shop, ShopOptions, tool_result
 from gspo_services.tasks.environments.sources import MixedTasks
 
@@ -19,6 +27,7 @@ __all__ = [
     "ENVIRONMENTS",
     "TASK_SETS",
     "TOOLS",
+    "DoorReason",
     "FailureReason",
     "MixedTasks",
     "RewardPart",
@@ -32,6 +41,10 @@ __all__ = [
     "draw_problem",
     "find_environment",
     "find_task_set",
+    "reason_of",
+    "require_takeable",
     "score_of",
+    "sum_of",
+    "through_the_door",
     "tool_result",
 ]
