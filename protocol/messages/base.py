@@ -94,8 +94,9 @@ class TrainingValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def shortened(text: str) -> str:
-    """``text`` as a Reason: its beginning, where it is too long for one."""
+    """``text`` as a Reason: in valid Unicode, and its beginning, where it is too long for one."""
     most = limits.MAX_REASON_CHARS
+    text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= most else text[: most - 3] + "..."
 
 

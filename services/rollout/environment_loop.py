@@ -2,30 +2,32 @@
 
 import asyncio
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn, TypeVar
 
 import msgpack
 import msgspec
 import structlog
 
-from gspo.tasks.environments import Environment, RewardJob, Step
+from gspo.tasks.environments import ChatMessage, Environment, RewardJob, Start, Step
 from gspo_protocol.codec import Array
 from gspo_protocol.errors import ProtocolError
 from gspo_protocol.limits import MAX_STATE_BYTES
 from gspo_protocol.messages import Finish, Lease, Plain
-from gspo_protocol.messages.base import require_components, require_plain, require_rewards
+from gspo_protocol.messages.base import require_plain
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.sglang import EngineError, EngineRefused, GenerateRequest, SamplingParameters
 from gspo_services.rollout.tokenizer import ChatTokenizer, Messages, TokenizerError
 from gspo_services.rollout.trajectory import Trajectory
 from gspo_services.rollout.work import EpisodeFailed, EpisodeIntake, PolicyEngine
-from gspo_services.tasks.environments import RewardPool
-from gspo_services.tasks.worker.reward_value import UnscoredError, UnscoredReason, number_of, require_count
+from gspo_services.tasks.environments import DoorReason, RewardPool, require_takeable, through_the_door
+from gspo_services.tasks.worker.failures import described, is_a, kind_of, said
+from gspo_services.tasks.worker.reward_value import number_of
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +60,13 @@ class EnvironmentLoop:
         await self.engine.stop_generating()
 
     async def run(self, lease: Lease, trajectory: Trajectory) -> None:
-        """Run the episode to its end.
+        """Run the episode to its end, whatever the environment and its rewards do.
 
         Raises: EpisodeFailed; EngineError. After a cancellation ``trajectory`` has the tokens that were not sent yet.
         """
+        await through_the_door(self._run(lease, trajectory), self._refused, (EpisodeFailed, EngineError))
+
+    async def _run(self, lease: Lease, trajectory: Trajectory) -> None:
         if trajectory.state is None:
             self._start(lease, trajectory)
         while True:
@@ -107,15 +112,14 @@ class EnvironmentLoop:
         self.metrics.episodes.labels(outcome=reason).inc()
 
     def _start(self, lease: Lease, trajectory: Trajectory) -> None:
-        with _user_code("start", trajectory):
-            start = self.environment.start(lease.task, lease.seed)
+        start = self._by_user("start", trajectory, lambda: _plain_start(self.environment.start(lease.task, lease.seed)))
         prompt = self._encoded(self.tokenizer.prompt_ids, start.messages)
         if len(prompt) >= lease.sampling.max_tokens:
             raise EpisodeFailed(
                 f"the prompt has {len(prompt)} tokens, sampling.max_tokens is {lease.sampling.max_tokens}: raise it or "
                 "leave such prompts out"
             )
-        trajectory.state = _as_it_travels(start.state)
+        trajectory.state = start.state
         trajectory.observe(prompt)
         self.metrics.tokens.labels(kind="observation").inc(len(prompt))
 
@@ -160,56 +164,29 @@ class EnvironmentLoop:
         assert trajectory.state is not None
         stop_ids = self.tokenizer.stop_ids
         text = self.tokenizer.action_text([token for token in trajectory.action_ids if token not in stop_ids])
-        with _user_code("step", trajectory):
-            # A copy: chunks under way share the state, and a rollout that repeats the step must begin with the same state.
-            step = self.environment.step(copy.deepcopy(trajectory.state), text)
-        step = msgspec.structs.replace(step, state=_as_it_travels(step.state))
-        if isinstance(step.reward, RewardJob):
-            result = await self.rewards.grade(step.reward.for_task(lease.task))
-            if result.failure is not None:
-                # Also counted where it is worth 0 (reward.on_deadline).
-                self.metrics.reward_failures.labels(failure=result.failure).inc()
-            if result.reward is None:
-                raise EpisodeFailed(f"no reward: {result.failure}: {result.detail}")
-            if result.components:
-                await self._keep_components(trajectory, result.components)
-            return step, self._within_limits(trajectory, result.reward)
-        with _user_code("step", trajectory):
-            reward = self._read(step.reward)
-        return step, self._within_limits(trajectory, reward)
+        # A copy: chunks under way share the state, and a rollout that repeats the step must begin with the same state.
+        state = copy.deepcopy(trajectory.state)
+        step = self._by_user("step", trajectory, lambda: _plain_step(self.environment.step(state, text)))
+        if not isinstance(step.reward, RewardJob):
+            reward = number_of(step.reward, "the reward of the environment's step")
+            require_takeable([*trajectory.turn_rewards, reward], {})
+            return step, reward
+        result = await self.rewards.grade(step.reward.for_task(lease.task))
+        if result.failure is not None:
+            # Also counted where it is worth 0 (reward.on_deadline).
+            self.metrics.reward_failures.labels(failure=result.failure).inc()
+        if result.reward is None:
+            raise EpisodeFailed(f"no reward: {result.failure}: {result.detail}")
+        journal = trajectory.graded(result.components) if result.components else None
+        require_takeable([*trajectory.turn_rewards, result.reward], trajectory.components)
+        if journal is not None:
+            await self.broker.send(journal)
+        return step, result.reward
 
-    async def _keep_components(self, trajectory: Trajectory, components: Mapping[str, float]) -> None:
-        """Raises: EpisodeFailed when the components of all turns together are too many, or too large."""
-        journal = trajectory.graded(components)
-        total = trajectory.components
-        try:
-            require_count(len(total))
-            require_components("components", total)
-        except UnscoredError as error:
-            raise self._unscored(error.reason, error) from error
-        except ValueError as error:
-            raise self._unscored("not_finite", error) from error
-        await self.broker.send(journal)
-
-    def _read(self, reward: object) -> float:
-        """Read the reward that the environment's step returned. Raises: EpisodeFailed when it is not one."""
-        try:
-            return number_of(reward, "the reward of the environment's step")
-        except UnscoredError as error:
-            raise self._unscored(error.reason, error) from error
-
-    def _within_limits(self, trajectory: Trajectory, reward: float) -> float:
-        """The turn's reward. Raises: EpisodeFailed when the broker will not take it after those of the turns before."""
-        try:
-            require_rewards("turn_rewards", [*trajectory.turn_rewards, reward])
-        except ValueError as error:
-            raise self._unscored("not_finite", error) from error
-        return reward
-
-    def _unscored(self, reason: UnscoredReason, error: ValueError) -> EpisodeFailed:
-        """Count an episode without a reward, and return its failure."""
+    def _refused(self, reason: DoorReason, detail: str) -> NoReturn:
+        """Count an episode without a reward, and end it."""
         self.metrics.reward_failures.labels(failure=reason).inc()
-        return EpisodeFailed(f"no reward: {error}")
+        raise EpisodeFailed(f"no reward: {detail}")
 
     def _observation(self, lease: Lease, trajectory: Trajectory, step: Step) -> list[int]:
         """Return the tokens of the environment's messages; empty if there is no room for them and an answer."""
@@ -223,9 +200,25 @@ class EnvironmentLoop:
             tokens = encode(messages)
         except TokenizerError as error:
             raise EpisodeFailed(str(error)) from error
+        # Not text, or not Unicode.
+        except Exception as error:
+            raise EpisodeFailed(f"the environment's messages have no tokens: {described(error)}") from error
         if not tokens:
             raise EpisodeFailed(f"the chat template renders {len(messages)} messages to 0 tokens")
         return tokens
+
+    def _by_user(self, what: str, trajectory: Trajectory, call: Callable[[], T]) -> T:
+        """What the user's environment code returns: whatever is raised in it fails this episode and is reported with it."""
+        try:
+            return call()
+        except EpisodeFailed:
+            raise
+        # Also what would end a process or a task: nobody but the user's code raises it here.
+        except BaseException as error:
+            log.warning("environment_failed", call=what, trajectory_id=trajectory.trajectory_id, error=described(error))
+            reason: DoorReason = "memory" if is_a(error, MemoryError) else "raised"
+            self.metrics.reward_failures.labels(failure=reason).inc()
+            raise EpisodeFailed(f"environment {what} failed: {said(error)}") from error
 
 
 class EnvironmentEpisode:
@@ -251,23 +244,32 @@ class EnvironmentEpisode:
         await self._loop.send_chunk(self._trajectory)
 
 
-@contextmanager
-def _user_code(what: str, trajectory: Trajectory) -> Iterator[None]:
-    """Run the user's environment code: any error in it fails this episode and is reported with it."""
-    try:
-        yield
-    except EpisodeFailed:
-        raise
-    except Exception as error:
-        log.exception("environment_failed", call=what, trajectory_id=trajectory.trajectory_id)
-        raise EpisodeFailed(f"environment {what} failed: {type(error).__name__}: {error}") from error
+def _plain_start(start: object) -> Start:
+    if not isinstance(start, Start):
+        raise TypeError(f"it returned an object of type {kind_of(start)}: expected a Start of gspo.tasks.environments")
+    return Start(state=_as_it_travels(start.state), messages=_listed(start.messages))
+
+
+def _plain_step(step: object) -> Step:
+    """What the environment's step returned, with no code of the user's left in it, except in the reward and in messages."""
+    if not isinstance(step, Step):
+        raise TypeError(f"it returned an object of type {kind_of(step)}: expected a Step of gspo.tasks.environments")
+    return Step(state=_as_it_travels(step.state), messages=_listed(step.messages), reward=step.reward, done=bool(step.done))
+
+
+def _listed(messages: object) -> list[ChatMessage]:
+    if not isinstance(messages, list | tuple):
+        raise TypeError(f"its messages are an object of type {kind_of(messages)}: expected a list")
+    # Past what a class of the user's may do when it is iterated over.
+    whole = list.__iter__(messages) if isinstance(messages, list) else tuple.__iter__(messages)
+    return list(whole)
 
 
 def _as_it_travels(state: Plain) -> Plain:
     """Return ``state`` as another rollout receives it with the lease. Raises: EpisodeFailed when it does not fit a chunk."""
     try:
         packed = msgpack.packb(state, use_bin_type=True)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise EpisodeFailed(f"the environment's state is not plain data: {error}") from error
     if len(packed) > MAX_STATE_BYTES:
         raise EpisodeFailed(f"the environment's state has {len(packed)} bytes, {MAX_STATE_BYTES} allowed (MAX_STATE_BYTES)")

@@ -32,6 +32,7 @@ from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.runtime.lifecycle import until_stopped
 from gspo_services.shared.runtime.telemetry import Health
 from gspo_services.shared.settings import Rollout
+from gspo_services.tasks.environments import reason_of
 
 log = structlog.get_logger()
 
@@ -202,8 +203,11 @@ class RolloutService:
             former.task.cancel("a newer lease")
         try:
             work = self._episodes.begin(lease, delivered.arrays, tasks)
-        except EpisodeFailed as error:
-            self._late.append(tasks.create_task(self._release(lease, str(error), failed=True), name=name))
+        # Nothing of a lease that cannot even be read ends the rollout.
+        except Exception as error:  # noqa: BLE001
+            reason = str(error) if isinstance(error, EpisodeFailed) else reason_of(error)[1]
+            self._metrics.episodes.labels(outcome="failed").inc()
+            self._late.append(tasks.create_task(self._release(lease, reason, failed=True), name=name))
             return
         task = tasks.create_task(self._episode(lease, work), name=name)
         self._running[lease.trajectory_id] = HeldLease(lease=lease, work=work, task=task)
@@ -245,9 +249,12 @@ class RolloutService:
                 await self._hand_back(lease, work)
                 return
             self._metrics.episodes.labels(outcome="engine_error").inc()
-            await work.send_rest()
-            await self._release(lease, f"engine: {error}", failed=False)
+            await self._send_rest(lease, work)
             self._on_engine_error(error)
+            # An engine that has died ends this rollout meanwhile. Then its leases are lost, and not handed back: the broker
+            # counts how often that happens to a trajectory.
+            await asyncio.sleep(ENGINE_PAUSE_S)
+            await self._release(lease, f"engine: {error}", failed=False)
         finally:
             # While draining, the episode stays on the list: its unsent tokens are still to be handed back.
             if not self._draining:
@@ -315,11 +322,14 @@ class RolloutService:
             if is_here and self._brokers.of(trajectory_id) == broker:
                 await self._hand_back(episode.lease, episode.work)
 
-    async def _hand_back(self, lease: Lease, work: EpisodeWork) -> None:
+    async def _send_rest(self, lease: Lease, work: EpisodeWork) -> None:
         try:
             await work.send_rest()
         except EpisodeFailed as error:
             log.warning("not_handed_back", trajectory_id=lease.trajectory_id, reason=str(error))
+
+    async def _hand_back(self, lease: Lease, work: EpisodeWork) -> None:
+        await self._send_rest(lease, work)
         await self._release(lease, "draining", failed=False)
         self._metrics.episodes.labels(outcome="handed_back").inc()
         self._forget(lease)

@@ -1,7 +1,6 @@
 """A trajectory's tokens as they grow: kind, turn, sequence, log-prob and version of each; how many are sent; how they are
 resumed."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from gspo_protocol.messages.journal import entries_in
 from gspo_protocol.messages.pieces import pieces_in
 from gspo_services.rollout.sglang import OutputPiece
 from gspo_services.rollout.tokens import Logprobs, Runs, TokenArrays, TokenIds
+from gspo_services.tasks.environments import sum_of
 
 OBSERVATION_VERSION: Final = -1
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -148,9 +148,9 @@ class Trajectory(TokenLog):
 
     @property
     def components(self) -> dict[str, float]:
-        """The sum of each component over the turns."""
+        """The sum of each component over the turns; NaN where no float holds it."""
         names = sorted({name for each in self._components.values() for name in each})
-        return {name: math.fsum(each.get(name, 0.0) for each in self._components.values()) for name in names}
+        return {name: sum_of(each.get(name, 0.0) for each in self._components.values()) for name in names}
 
     def graded(self, components: Mapping[str, float]) -> Journal:
         """The current turn's reward has these components. Returns the entry that keeps them for whoever continues."""

@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
 
 from gspo_protocol.codec import Array
 from gspo_protocol.messages import Lease
 from gspo_services.rollout.episodes import EpisodeCalls, EpisodeRegistry, EpisodeShared
+from gspo_services.rollout.sglang import EngineError
 from gspo_services.rollout.work import EpisodeFailed
 from gspo_services.shared.runtime.errors import ConfigurationError
-from gspo_services.tasks.agents import AgentResult, AgentTask, StepJournal
+from gspo_services.tasks.agents import AgentFailure, AgentResult, AgentTask, StepJournal
+from gspo_services.tasks.environments import through_the_door
 
 Solve = Callable[[AgentTask, StepJournal], Awaitable[AgentResult]]
 """Runs the user's agent. A cancellation ends the agent."""
@@ -56,7 +58,10 @@ class AgentEpisodes:
         await self._shared.engine.stop_generating()
 
     async def run(self, lease: Lease, calls: EpisodeCalls) -> None:
-        """See ``EpisodeRunner.run``."""
+        """See ``EpisodeWork.run``."""
+        await through_the_door(self._run(lease, calls), self._refused, (EpisodeFailed, EngineError))
+
+    async def _run(self, lease: Lease, calls: EpisodeCalls) -> None:
         if self._shared.on_replay == "fail" and (lease.num_tokens or lease.num_entries):
             raise EpisodeFailed('the episode was cut off, and agent.on_replay is "fail"')
         key = self._registry.add(calls)
@@ -79,14 +84,22 @@ class AgentEpisodes:
         if result.reward is not None:
             await calls.finish(result.reward, components=result.components)
             return
-        self._shared.metrics.agent_failures.labels(failure=result.failure).inc()
         if result.failure == "unknown_function":
+            self._count(result.failure)
             # The fault affects every episode: trying them all would only drop every group.
             raise ConfigurationError(f"agent.function: {result.detail}")
         if result.failure == "deadline" and self._terms.on_deadline == "zero":
+            self._count(result.failure)
             await calls.finish(0.0, "length")
             return
-        raise EpisodeFailed(f"agent: {result.failure}: {result.detail}")
+        self._refused(result.failure, result.detail)
+
+    def _refused(self, reason: AgentFailure | None, detail: str) -> NoReturn:
+        self._count(reason)
+        raise EpisodeFailed(f"agent: {reason}: {detail}")
+
+    def _count(self, reason: AgentFailure | None) -> None:
+        self._shared.metrics.agent_failures.labels(failure=reason).inc()
 
 
 class AgentEpisode:

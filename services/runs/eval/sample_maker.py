@@ -28,6 +28,7 @@ from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.runtime.errors import ServiceError, flatten
 from gspo_services.shared.schedules import sampling_of
 from gspo_services.shared.settings import Settings
+from gspo_services.tasks.worker.failures import kind_of, said
 
 NAME: Final = "eval"
 LEASE_S: Final = 1.0
@@ -153,13 +154,10 @@ class SampleMaker:
         answer = None
         if finish is not None and turns and self.chosen.environment is not None:
             try:
-                answer = self.chosen.environment.answer(task.task, turns[-1])
-            # The user's own code: an error fails only this sample.
-            except Exception as error:  # noqa: BLE001
-                finish, failure = (
-                    None,
-                    "\n".join([f"environment answer failed: {type(error).__name__}: {error}", *places_of(error)]),
-                )
+                answer = _vote(self.chosen.environment.answer(task.task, turns[-1]))
+            # The user's own code, in which nobody else ends this task: whatever it raises fails only this sample.
+            except BaseException as error:  # noqa: BLE001
+                finish, failure = None, "\n".join([f"environment answer failed: {said(error)}", *places_of(error)])
         return ScoredSample(
             task=task.index,
             sample=number,
@@ -181,6 +179,15 @@ class SampleMaker:
     def _texts(self, turns: list[list[int]]) -> list[str]:
         stop_ids = self.tokenizer.stop_ids
         return [self.tokenizer.action_text([token for token in ids if token not in stop_ids]) for ids in turns]
+
+
+def _vote(answer: object) -> str | None:
+    """An environment's answer as its samples keep it. Raises: TypeError, UnicodeEncodeError for what no file holds."""
+    if answer is None:
+        return None
+    if not isinstance(answer, str):
+        raise TypeError(f"it returned an object of type {kind_of(answer)}: expected text, or None for no vote")
+    return answer.encode().decode()
 
 
 @asynccontextmanager

@@ -24,7 +24,11 @@ _MOST_FRAMES: Final = 6
 
 def places_of(error: BaseException) -> list[str]:
     """Where in the user's files ``error`` came from, the innermost place last; empty when it is not from there."""
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_NOT_THE_USERS)]
+    try:
+        trace = traceback.extract_tb(error.__traceback__)
+    except BaseException:  # noqa: BLE001 - the error's class is the user's own code, too
+        return []
+    frames = [each for each in trace if not each.filename.startswith(_NOT_THE_USERS)]
     if len(frames) > _MOST_FRAMES:
         # The user's own ones and those of the error: between them may be many of a library.
         frames = [*frames[: _MOST_FRAMES // 2], *frames[-_MOST_FRAMES // 2 :]]

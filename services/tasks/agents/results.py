@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from gspo.tasks.environments import Task
-from gspo_services.tasks.environments import score_of
-from gspo_services.tasks.worker.reward_value import UnscoredError, UnscoredReason
+from gspo_services.tasks.environments import reason_of, require_takeable, score_of
+from gspo_services.tasks.worker.reward_value import UnscoredReason
 
 AgentFailure = Literal[
     UnscoredReason, "deadline", "raised", "memory", "hung", "crashed", "unknown_function", "not_started", "too_large",
@@ -54,6 +54,7 @@ def scored(value: float | dict[str, float], weights: Mapping[str, float] | None)
     """The result of an episode with this reward or these components."""
     try:
         score = score_of(value, weights)
-    except UnscoredError as error:
-        return failed(error.reason, str(error))
+        require_takeable([score.reward], score.components)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with the value, it is the agent's
+        return failed(*reason_of(error))
     return AgentResult(reward=score.reward, components=score.components)

@@ -20,7 +20,15 @@ from gspo_services.tasks.environments.registry import (
 )
 from gspo_services.tasks.environments.reward_pool import FailureReason, RewardPool, RewardPoolOptions
 from gspo_services.tasks.environments.reward_results import RewardPart
-from gspo_services.tasks.environments.scoring import Score, score_of
+from gspo_services.tasks.environments.scoring import (
+    DoorReason,
+    Score,
+    reason_of,
+    require_takeable,
+    score_of,
+    sum_of,
+    through_the_door,
+)
 from gspo_services.tasks.environments.shop import TOOLS, Shop, ShopOptions, tool_result
 from gspo_services.tasks.environments.sources import MixedTasks, as_mapping, files_of, rows_of
 
@@ -32,6 +40,7 @@ __all__ = [
     "AnswerForms",
     "Columns",
     "ComparesAnswers",
+    "DoorReason",
     "FailureReason",
     "MixedTasks",
     "RewardPart",
@@ -49,8 +58,12 @@ __all__ = [
     "find_task_set",
     "forms_of",
     "layout_of",
+    "reason_of",
+    "require_takeable",
     "rows_of",
     "score_of",
+    "sum_of",
+    "through_the_door",
     "tool_result",
     "value_at",
 ]

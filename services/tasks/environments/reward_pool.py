@@ -31,10 +31,10 @@ from gspo_services.tasks.environments.reward_results import (
     RewardResult,
     no_reward,
 )
-from gspo_services.tasks.environments.scoring import score_of
+from gspo_services.tasks.environments.scoring import score_of, through_the_door
 from gspo_services.tasks.reward_worker.worker import MAX_MESSAGE_BYTES
 from gspo_services.tasks.sandbox import Sandboxes
-from gspo_services.tasks.worker.reward_value import UnscoredError
+from gspo_services.tasks.worker.failures import kind_of
 
 if TYPE_CHECKING:
     from gspo_services.tasks.environments.reward_service import RewardService
@@ -107,18 +107,21 @@ class RewardPool:
                       sandbox
         unblocked by: another job's end; the deadline, which kills; a program's limits; close
         """
-        result = await (self._by_service(job) if job.url else self._by_grader(job) if job.grader else self._by_worker(job))
+        result = await through_the_door(self._result(job), no_reward)
         if self._closed and result.failure in ("crashed", "unreachable", "sandbox"):
             return no_reward("closed", "the reward pool was closed during the job")
         if result.failure is not None:
             log.warning(
                 "reward_failed",
-                by=job.function or job.url or job.grader,
+                by=_who_graded(job),
                 reason=result.failure,
                 reward=result.reward,
                 detail=result.detail,
             )
         return result
+
+    async def _result(self, job: RewardJob) -> RewardResult:
+        return await (self._by_service(job) if job.url else self._by_grader(job) if job.grader else self._by_worker(job))
 
     async def _by_service(self, job: RewardJob) -> RewardResult:
         if self._closed:
@@ -183,11 +186,7 @@ class RewardPool:
             return RewardResult(reward=0.0, failure=answer.failure, detail=answer.detail)
         if answer.failure is not None:
             return no_reward(answer.failure, answer.detail)
-        try:
-            assert answer.value is not None
-            score = score_of(answer.value, job.weights)
-        except UnscoredError as error:
-            return no_reward(error.reason, str(error))
+        score = score_of(answer.value, job.weights)
         return RewardResult(reward=score.reward, components=score.components)
 
     @asynccontextmanager
@@ -201,3 +200,11 @@ class RewardPool:
             yield folder
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _who_graded(job: RewardJob) -> str:
+    try:
+        return f"{job.function or job.url or job.grader}"
+    # Nobody has checked the fields: a job is made by the user's code.
+    except BaseException:  # noqa: BLE001
+        return kind_of(job)

@@ -16,10 +16,10 @@ _NOT_THE_USERS: Final = (_OURS, os.path.dirname(asyncio.__file__), os.path.dirna
 
 def described(error: BaseException) -> str:
     """The error's type and text, and where in the user's files it came from, the innermost place last."""
-    return failures.described(error.with_traceback(_users_part(error.__traceback__)))
+    return failures.described(BaseException.with_traceback(error, _users_part(error.__traceback__)))
 
 
-def import_failure(error: Exception) -> str:
+def import_failure(error: BaseException) -> str:
     """Why a module cannot be imported."""
     return str(error) if isinstance(error, ModuleNotFoundError) else described(error)
 

@@ -59,7 +59,8 @@ def find_function(path: str) -> Callable[..., Any]:
         raise ValueError(f'"{path}" is not of the form "package.module:function"')
     try:
         found = vars(import_named(module_name)).get(function_name)
-    except Exception as error:
+    # Importing runs the user's code, which may also leave.
+    except BaseException as error:
         raise ValueError(f'cannot import "{module_name}": {import_failure(error)}') from error
     if not callable(found):
         raise ValueError(f'"{module_name}" has no function called "{function_name}"')
@@ -78,8 +79,8 @@ def grade(function: Callable[..., Any], arguments: dict[str, Any], loop: asyncio
         return outcome_of(value)
     except MemoryError:
         return {"failure": "memory", "detail": "the job needed more memory than a worker may have"}
-    # This is the user's code, and its failure is data: also one that leaves, or cancels itself.
-    except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
+    # This is the user's code, and its failure is data: also one that leaves, interrupts or cancels itself.
+    except BaseException as error:  # noqa: BLE001
         return {"failure": "raised", "detail": described(error)}
 
 

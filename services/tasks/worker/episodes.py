@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .failures import described
+from .failures import described, is_a
 from .frames import FrameSocket
 from .reward_value import outcome_of
 
@@ -114,7 +114,7 @@ class RunningEpisode:
         def settle(value: Any, error: "BaseException | None") -> None:
             if result.done():
                 return
-            if isinstance(error, (StopIteration, SystemExit, KeyboardInterrupt)):
+            if error is not None and is_a(error, (StopIteration, SystemExit, KeyboardInterrupt)):
                 # A future cannot hold the first, and the others would end the loop.
                 error = RuntimeError(described(error))
             if error is None:

@@ -12,9 +12,10 @@ import math
 import re
 import reprlib
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Literal
 
-from .failures import cut, described
+from .failures import cut, described, kind_of
 
 UnscoredReason = Literal["not_finite", "missing_component", "bad_component"]
 """not_finite: not a finite number. bad_component: too many components, or a name that no metric can have.
@@ -28,6 +29,8 @@ COMPONENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 NUMBER = "expected a finite number"
 NUMBER_OR_COMPONENTS = "expected a finite number, or a dict of named ones"
 MAX_SHOWN_CHARS = 100
+MAX_DIMENSIONS = 64
+"""More no array has."""
 
 _NEVER_NUMBERS = (str, bytes, bytearray, complex, list, tuple, set, frozenset)
 """Some subclasses of these have ``__float__``: ``numpy.str_``, for one."""
@@ -46,17 +49,31 @@ class UnscoredError(ValueError):
 def value_of(value: Any) -> "float | dict[str, float]":
     """The reward that user code returned: a float, or its components by name.
 
-    Raises: UnscoredError with the value, its type and what was expected.
+    Raises: UnscoredError with the value, its type and what was expected, whatever the value's own code raises; MemoryError,
+    which is not about the value.
     """
+    try:
+        return _read(value)
+    except (UnscoredError, MemoryError):
+        raise
+    # A mapping's own code runs here, and even the question what type a value has may be answered by it.
+    except BaseException as error:
+        text = f"the reward is an object of type {kind_of(value)}, and reading it raised {described(error)}"
+        raise UnscoredError("not_finite", text) from error
+
+
+def _read(value: Any) -> "float | dict[str, float]":
     if not isinstance(value, Mapping):
         return number_of(value, "the reward", NUMBER_OR_COMPONENTS)
-    if not value:
-        raise UnscoredError("missing_component", "the reward has no components: return a dict with at least one number")
-    require_count(len(value))
-    components = {}
-    for given, part in value.items():
+    components: dict[str, float] = {}
+    # Not its length, which may be a lie: no more is read than there may be.
+    for num_before, (given, part) in enumerate(value.items()):
+        if num_before >= MAX_COMPONENTS:
+            require_count(max(len(value), num_before + 1))
         name = _name_of(given)
         components[name] = number_of(part, f'component "{name}" of the reward')
+    if not components:
+        raise UnscoredError("missing_component", "the reward has no components: return a dict with at least one number")
     return components
 
 
@@ -73,14 +90,14 @@ def outcome_of(value: Any) -> "dict[str, Any]":
 def number_of(value: Any, what: str, expected: str = NUMBER) -> float:
     """``value`` as a finite float. ``what`` it is and what was ``expected`` are for the error.
 
-    Raises: UnscoredError; KeyboardInterrupt and MemoryError of the value's own code, which are not about the value.
+    Raises: UnscoredError; MemoryError of the value's own code, which is not about the value.
     """
     advice = ""
     try:
         refusal = _refusal(value)
         number = float(value) if refusal is None else math.nan
         advice = refusal or ""
-    except (KeyboardInterrupt, MemoryError):
+    except MemoryError:
         raise
     except OverflowError:
         number, advice = math.inf, "a float holds up to 1.8e308"
@@ -115,8 +132,9 @@ def _refusal(value: Any) -> "str | None":
     """Why ``float`` must not read the value: advice, or "" where there is none. None: it may."""
     shape = getattr(value, "shape", None)
     if shape is not None:
-        if tuple(shape) != ():
-            return f"it has shape {tuple(shape)}, so return one number of it, such as x.mean() or x[0]"
+        sizes = tuple(islice(shape, MAX_DIMENSIONS))
+        if sizes != ():
+            return f"it has shape {sizes}, so return one number of it, such as x.mean() or x[0]"
         # float() would take an array of text, or drop an imaginary part. So look at the element.
         value = value.item() if hasattr(value, "item") else value
     is_number = hasattr(type(value), "__float__") and not isinstance(value, _NEVER_NUMBERS)
@@ -129,10 +147,10 @@ def _refused(what: str, value: Any, expected: str, advice: str) -> UnscoredError
 
 def _shown(value: Any) -> str:
     """The value in few characters, with its type: "nan (float)"."""
-    kind = type(value).__name__[:MAX_SHOWN_CHARS]
+    kind = kind_of(value)
     try:
         text = " ".join(_SHORT.repr(value).split())
-    except (KeyboardInterrupt, MemoryError):
+    except MemoryError:
         raise
     # The user's repr may raise anything, and an int can have more digits than Python prints.
     except BaseException:  # noqa: BLE001

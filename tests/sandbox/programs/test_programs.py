@@ -121,3 +121,21 @@ print(found)
     result = await scoring.score(tmp_path, row, fenced(spy.replace('"secret-9271"', '"secret-" + "9271"')))
     assert (result.reward, ending(result)) == (0.0, "wrong_answer")
     assert result.components["tests_passed"] == 0.5
+
+
+@pytest.mark.parametrize("said", ["99e999999", "-99e999999", "1e-999999", "9" * 300 + "e9999", "nan", "inf", "1e1000000"])
+async def test_a_number_that_overflows_is_a_wrong_answer(scoring: Scoring, tmp_path: Path, said: str) -> None:
+    row = {"prompt": "Halve three.", "tests": [{"input": "", "output": "1.5"}]}
+    result = await scoring.score(tmp_path, row, fenced(f"print({said!r})"))
+    assert (result.reward, ending(result)) == (0.0, "wrong_answer")
+
+
+@pytest.mark.parametrize(
+    "returned", ["10**400", "-10**400", "1e308 * 10", "float('nan')", "deep", "[1.5]", "{'1.5': 1.5}", "'1.5'", "None"]
+)
+async def test_a_result_that_overflows_is_a_wrong_answer(scoring: Scoring, tmp_path: Path, returned: str) -> None:
+    row = {"prompt": "Halve.", "function": "f", "tests": [{"input": "3", "output": "1.5"}]}
+    program = f"deep = [1]\nfor _ in range(900): deep = [deep]\ndef f(x):\n    return {returned}"
+    result = await scoring.score(tmp_path, row, fenced(program))
+    assert (result.reward, result.failure) == (0.0, None)
+    assert ending(result) in ("wrong_answer", "crashed")

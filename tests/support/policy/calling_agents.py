@@ -6,6 +6,7 @@ from typing import Any
 from openai import APIError, AsyncOpenAI, OpenAI
 
 from gspo.tasks.agents import Episode
+from tests.support.rewards.anything import made
 
 
 def client_of(episode: Episode) -> AsyncOpenAI:
@@ -79,3 +80,10 @@ async def misbehaves(episode: Episode) -> Any:
                 except APIError as error:
                     return {"refused": float("n" in str(error))}
     return 0.0
+
+
+async def asks_and_acts(episode: Episode) -> Any:
+    """It has an answer, and returns or raises what the task's recipe says."""
+    async with client_of(episode) as client:
+        await said(client, episode, "hi")
+    return made(episode.task["recipe"])

@@ -79,6 +79,7 @@ WRONG: dict[str, tuple[Any, str, str]] = {
     "array of None": (np.array(None), "not_finite", "(ndarray)"),
     "raises": (Hostile(ZeroDivisionError("mine")), "not_finite", "named ones; reading it raised ZeroDivisionError: mine"),
     "exits": (Hostile(SystemExit(3)), "not_finite", "SystemExit: 3"),
+    "interrupts": (Hostile(KeyboardInterrupt()), "not_finite", "KeyboardInterrupt"),
     "leaves a generator": (Hostile(GeneratorExit()), "not_finite", "GeneratorExit"),
     "returns text": (Hostile("1"), "not_finite", "non-float"),
     "returns nan": (Hostile(float("nan")), "not_finite", "type Hostile"),
