@@ -14,7 +14,18 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gspo.tasks.environments import ChatMessage, Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
+from gspo.tasks.environments import (
+    ChatMessage,
+    Environment,
+    RewardForm,
+    RewardJob,
+    Split,
+    Start,
+    State,
+    Step,
+    Task,
+    TaskSource,
+)
 from gspo_services.tasks.environments.rows import num_characters, plain_task, usable_rows
 from gspo_services.tasks.environments.sources import (
     OnBadRow,
@@ -28,6 +39,8 @@ from gspo_services.tasks.environments.sources import (
 )
 
 VERIFY_ANSWER = "gspo_services.tasks.reward_worker.mathematics:verify_answer"
+VERL_COLUMNS = ("data_source", "extra_info", "reward_model")
+"""Columns of verl's rows, from which its reward functions get their arguments."""
 
 
 class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +60,7 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_column: str = "question"
     """Text, or a conversation: a list of {role, content}. "a.b" is column b inside column a."""
     answer_column: str = "answer"
-    """"": the rows have no answer, and a reward of your own grades."""
+    """"": the rows have no answer, and a reward of your own or the reward model grades."""
     task_columns: tuple[str, ...] = ()
     """More columns that a reward of your own gets in its ``task``: text, numbers, truth values, lists and maps."""
     answer_marker: str = "####"
@@ -59,6 +72,10 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A row without a usable question or answer stops the run, or is counted and left out."""
     reward: str = ""
     """A function "package.module:function" of (completion, task) that grades; "": math-verify compares the answers."""
+    reward_form: RewardForm = ""
+    """How that function is called. "": as (completion, task). "verl": as verl's compute_score; columns data_source,
+    extra_info and reward_model are read where rows have them. "trl": as a reward function of TRL, which gets task_columns
+    and the answer as lists of one, and texts or messages, as the row's prompt is. "trl_chat": the same, always messages."""
     reward_url: str = ""
     """In place of a function: a service that gets {"completion", "task"} by POST and answers {"reward": ...}."""
     reward_weights: dict[str, float] | None = None
@@ -88,9 +105,16 @@ class Dataset(Environment):
         self._options = options
 
     @property
-    def reward_functions(self) -> Sequence[str]:
-        """The function that grades; none for a service."""
-        return () if self._options.reward_url else (self._options.reward or VERIFY_ANSWER,)
+    def reward_functions(self) -> Sequence[str | RewardJob]:
+        """The function that grades, and what it gets; none for a service."""
+        options = self._options
+        if not options.reward:
+            return () if options.reward_url or self.needs_reward_model else (VERIFY_ANSWER,)
+        columns = ("prompt", *(["answer"] if options.answer_column else []), *options.task_columns)
+        if options.reward_form == "verl":
+            columns = (*columns, *VERL_COLUMNS)
+        task: Task = {column: {"ground_truth": ""} if column == "reward_model" else None for column in columns}
+        return (self._own_reward("").for_task(task).for_turn([]),)
 
     def tasks(self, split: Split) -> TaskSource:
         """The rows of the split's files, in their order. Raises: ValueError that names the file and line of a bad row."""
@@ -112,12 +136,20 @@ class Dataset(Environment):
         if self._options.system_prompt and asked[0]["role"] != "system":
             messages.append({"role": "system", "content": self._options.system_prompt})
         messages += asked
-        return Start(state={} if self._options.has_own_reward else {"answer": str(task["answer"])}, messages=messages)
+        compares = not (self._options.has_own_reward or self.needs_reward_model)
+        return Start(state={"answer": str(task["answer"])} if compares else {}, messages=messages)
 
     def step(self, state: State, action: str) -> Step:
         """Have the answer graded; the episode is over."""
+        if self.needs_reward_model:
+            return Step(state=state, messages=[], reward=0.0, done=True)
         job = self._own_reward(action) if self._options.has_own_reward else self._comparison(state, action)
         return Step(state=state, messages=[], reward=job, done=True)
+
+    @property
+    def needs_reward_model(self) -> bool:
+        """Without an answer and a reward of its own."""
+        return not (self._options.has_own_reward or self._options.answer_column)
 
     def answer(self, task: Task, action: str) -> str | None:
         """The final answer, without blanks; a text without the marker has none."""
@@ -125,13 +157,15 @@ class Dataset(Environment):
         return "".join(said.split()) or None if said is not None else None
 
     def _own_reward(self, action: str) -> RewardJob:
+        options = self._options
         return RewardJob(
-            function=self._options.reward,
-            url=self._options.reward_url,
+            function=options.reward,
+            form=options.reward_form,
+            url=options.reward_url,
             arguments={"completion": action},
             with_task=True,
-            deadline_s=self._options.reward_deadline_s,
-            weights=self._options.reward_weights,
+            deadline_s=options.reward_deadline_s,
+            weights=options.reward_weights,
         )
 
     def _comparison(self, state: State, action: str) -> RewardJob:
@@ -154,13 +188,17 @@ def _require_reward(options: DatasetOptions) -> None:
         raise ValueError(
             f'reward is "{options.reward}": expected "package.module:function"; a service is named by reward_url'
         )
+    if options.reward_form and not options.reward:
+        raise ValueError(
+            f'reward_form is "{options.reward_form}" and reward names no function: name it, or leave the form out'
+        )
+    if options.reward_form and options.reward_weights is not None:
+        raise ValueError(
+            f'reward_form is "{options.reward_form}", whose functions say themselves what an answer is worth: leave '
+            "reward_weights out"
+        )
     if options.reward_url and not _is_http(options.reward_url):
         raise ValueError(f'reward_url is "{options.reward_url}": expected a URL such as "http://rewards:8080/grade"')
-    if not options.has_own_reward and not options.answer_column:
-        raise ValueError(
-            'answer_column is "", and without an answer there is nothing to compare: set reward or reward_url, or name the '
-            "column"
-        )
     if not options.has_own_reward and options.reward_weights is not None:
         raise ValueError("reward_weights are for a reward with named components, and math-verify has none: set reward")
     if options.reward_weights is not None and not options.reward_weights:
@@ -203,6 +241,8 @@ def _row(record: dict[str, Any], options: DatasetOptions) -> Task:
         if not answer:
             raise ValueError(f'no answer after "{options.answer_marker}" in column "{options.answer_column}"')
         task["answer"] = answer
+    if options.reward_form == "verl":
+        task |= {column: record[column] for column in VERL_COLUMNS if column in record}
     return plain_task(task | {column: column_of(record, column, "task_columns says") for column in options.task_columns})
 
 
