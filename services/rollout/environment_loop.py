@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -18,11 +18,12 @@ from gspo_protocol.limits import MAX_STATE_BYTES
 from gspo_protocol.messages import Finish, Lease, Plain
 from gspo_protocol.messages.base import require_components, require_plain, require_rewards
 from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.model_reward import ModelReward, conversation
 from gspo_services.rollout.sglang import EngineError, EngineRefused, GenerateRequest, SamplingParameters
 from gspo_services.rollout.tokenizer import ChatTokenizer, Messages, TokenizerError
 from gspo_services.rollout.trajectory import Trajectory
 from gspo_services.rollout.work import EpisodeFailed, EpisodeIntake, PolicyEngine
-from gspo_services.tasks.environments import RewardPool
+from gspo_services.tasks.environments import RewardPool, Score
 from gspo_services.tasks.worker.reward_value import UnscoredError, UnscoredReason, number_of, require_count
 
 log = structlog.get_logger()
@@ -41,6 +42,8 @@ class EnvironmentLoop:
     tokenizer: ChatTokenizer
     engine: PolicyEngine
     rewards: RewardPool
+    model: ModelReward | None = None
+    """Scores each episode when it ends."""
     broker: EpisodeIntake
     may_generate: asyncio.Event
     """Cleared while the engine's weights are replaced: a new request waits, a request under way continues afterwards."""
@@ -70,15 +73,17 @@ class EnvironmentLoop:
             # Send before the step: a rollout that resumes from here repeats the step and gets the same result.
             await self.send_chunk(trajectory)
             cut = int(trajectory.token_ids[-1]) not in self.tokenizer.stop_ids
-            step, reward = await self._step(lease, trajectory)
+            step, score = await self._step(lease, trajectory)
             observation = [] if step.done or cut else self._observation(lease, trajectory, step)
             if not observation:
                 break
-            trajectory.end_turn(reward)
+            trajectory.end_turn(score.reward)
             trajectory.state = step.state
             trajectory.observe(observation)
             self.metrics.tokens.labels(kind="observation").inc(len(observation))
-        trajectory.end_turn(reward)
+        if self.model is not None:
+            score = await self._scored_by_model(self.model, lease, trajectory, score)
+        trajectory.end_turn(score.reward)
         await self._finish(trajectory, "done" if step.done and not cut else "length")
 
     async def send_chunk(self, trajectory: Trajectory) -> None:
@@ -155,28 +160,51 @@ class EnvironmentLoop:
             # The fault is in this request: another engine would refuse it as well.
             raise EpisodeFailed(f"the engine refused the request: {error}") from error
 
-    async def _step(self, lease: Lease, trajectory: Trajectory) -> tuple[Step, float]:
+    async def _step(self, lease: Lease, trajectory: Trajectory) -> tuple[Step, Score]:
         """The environment's answer to the finished turn, with its reward. ``trajectory`` does not change."""
         assert trajectory.state is not None
-        stop_ids = self.tokenizer.stop_ids
-        text = self.tokenizer.action_text([token for token in trajectory.action_ids if token not in stop_ids])
+        text = self._text(trajectory.action_ids)
         with _user_code("step", trajectory):
             # A copy: chunks under way share the state, and a rollout that repeats the step must begin with the same state.
             step = self.environment.step(copy.deepcopy(trajectory.state), text)
         step = msgspec.structs.replace(step, state=_as_it_travels(step.state))
         if isinstance(step.reward, RewardJob):
-            result = await self.rewards.grade(step.reward.for_task(lease.task))
+            result = await self.rewards.grade(step.reward.for_task(lease.task).for_turn(trajectory.action_ids))
             if result.failure is not None:
                 # Also counted where it is worth 0 (reward.on_deadline).
                 self.metrics.reward_failures.labels(failure=result.failure).inc()
-            if result.reward is None:
+            if result.reward is None and not (result.failure == "no_reward" and self.model is not None):
                 raise EpisodeFailed(f"no reward: {result.failure}: {result.detail}")
             if result.components:
                 await self._keep_components(trajectory, result.components)
-            return step, self._within_limits(trajectory, result.reward)
+            return step, Score(self._within_limits(trajectory, result.reward or 0.0), result.components)
         with _user_code("step", trajectory):
             reward = self._read(step.reward)
-        return step, self._within_limits(trajectory, reward)
+        return step, Score(self._within_limits(trajectory, reward), {})
+
+    def _text(self, action_ids: Sequence[int]) -> str:
+        """What the policy said, without stop tokens."""
+        stop_ids = self.tokenizer.stop_ids
+        return self.tokenizer.action_text([token for token in action_ids if token not in stop_ids])
+
+    async def _scored_by_model(self, model: ModelReward, lease: Lease, trajectory: Trajectory, own: Score) -> Score:
+        """The last turn's reward with the model's score of the whole conversation. Raises: EpisodeFailed."""
+        with _user_code("step", trajectory):
+            start = self.environment.start(lease.task, lease.seed)
+            actions = [self._text(trajectory.action_of(turn)) for turn in range(trajectory.turn + 1)]
+            messages = conversation(self.environment, start, actions, _as_it_travels)
+        said = await model.score(messages)
+        if said.is_cut:
+            self.metrics.reward_failures.labels(failure="truncated").inc()
+        if said.score is None:
+            self.metrics.reward_failures.labels(failure=said.failure).inc()
+            raise EpisodeFailed(f"no reward of the reward model: {said.failure}: {said.detail}")
+        try:
+            score = model.added(own, trajectory.turn_rewards, trajectory.components, said.score)
+        except ValueError as error:
+            raise self._unscored("bad_component", error) from error
+        await self._keep_components(trajectory, score.components)
+        return Score(self._within_limits(trajectory, score.reward), score.components)
 
     async def _keep_components(self, trajectory: Trajectory, components: Mapping[str, float]) -> None:
         """Raises: EpisodeFailed when the components of all turns together are too many, or too large."""
