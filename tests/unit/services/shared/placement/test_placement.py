@@ -57,10 +57,11 @@ def test_what_is_named_is_kept_and_the_other_side_gets_the_rest(
 def test_the_reward_models_gpu_is_nobody_elses_unless_it_is_named_or_the_only_one() -> None:
     chosen = "reward.model_device=cuda:1"
     assert gpus_of(placed("rollout.num_servers=2", chosen, gpus=4)) == (("0",), [("2",), ("3",)])
-    assert gpus_of(placed(chosen, "rollout.gpus=[1]", gpus=4)) == (("0",), [("1",)])
-    assert gpus_of(placed("reward.model_device=cuda:0", SHARE, gpus=1)) == (("0",), [("0",)])
+    one = "rollout.num_servers=1"
+    assert gpus_of(placed(chosen, one, "rollout.gpus=[1]", gpus=4)) == (("0",), [("1",)])
+    assert gpus_of(placed("reward.model_device=cuda:0", one, SHARE, gpus=1)) == (("0",), [("0",)])
     with pytest.raises(ConfigurationError, match=r"1 of this machine's 2 GPUs are free"):
-        placed(chosen, gpus=2)
+        placed(chosen, one, gpus=2)
 
 
 def test_a_server_of_several_ranks_has_as_many_gpus() -> None:
