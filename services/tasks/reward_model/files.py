@@ -44,11 +44,10 @@ def require_classifier(path: Path) -> None:
 
 def num_outputs(config: dict[str, Any]) -> int:
     """The outputs of the classifier that a config.json describes."""
-    for key, count in (("id2label", len), ("num_labels", int)):
-        value = config.get(key)
-        if isinstance(value, dict if key == "id2label" else int):
-            return count(value)
-    return _UNSAID_OUTPUTS
+    labels, number = config.get("id2label"), config.get("num_labels")
+    if isinstance(labels, dict):
+        return len(labels)
+    return number if isinstance(number, int) else _UNSAID_OUTPUTS
 
 
 def weight_bytes(path: Path) -> int:

@@ -26,15 +26,14 @@ def address_of(options: RewardModelOptions) -> str:
 
 def require_own(peer: socket.socket) -> None:
     """Raises: ConnectionError when the other end is another user's: an abstract socket has no permissions."""
-    packed = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    _, uid, _ = _PEER.unpack(packed)
+    _, uid, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     if uid != os.getuid():
         raise ConnectionAbortedError(f"the other end of the socket belongs to user {uid}")
 
 
 def packed(message: dict[str, Any]) -> bytes:
     """One message. Raises: TypeError, ValueError or OverflowError for what is not plain data."""
-    body = msgpack.packb(message)
+    body: bytes = msgpack.packb(message)
     return LENGTH.pack(len(body)) + body
 
 
