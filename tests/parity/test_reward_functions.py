@@ -16,6 +16,7 @@ PROMPT = [{"role": "user", "content": "What is a third?"}]
 ANSWERS = (
     r"<think>1/3</think> \boxed{\frac{1}{3}}",
     r"So it is $\frac{1}{2}$.",
+    r"\boxed{\frac{1}{3}}",
     r"<think>1/3",
     "",
 )

@@ -52,10 +52,8 @@ class VerlForm(Form):
             "data_source": task.get("data_source", ""),
             "solution_str": given["completion"],
             "ground_truth": of_row.get("ground_truth", task.get("answer")),
-            "extra_info": {
-                **(task.get("extra_info") or {}), "num_turns": _TURNS, "rollout_reward_scores": {}, "tool_extra_fields": {},
-            },
-        }  # fmt: skip
+            "extra_info": {**(task.get("extra_info") or {}), "num_turns": _TURNS, "rollout_reward_scores": {}},
+        }
 
     def returned(self, value: Any) -> Any:
         """``score`` of a dict, or the number itself. What else the dict has is reported, as far as a metric can hold it."""
@@ -115,6 +113,20 @@ class TrlForm(Form):
 FORMS: Final[Mapping[str, Form]] = {"": Form(), "verl": VerlForm(), "trl": TrlForm(), "trl_chat": TrlForm(is_chat=True)}
 
 
+def called_with(function: Callable[..., Any], form: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a function of a form is called with; what another trainer's does not take is left out. Raises: ValueError."""
+    arguments = FORMS[form].arguments(given)
+    if not form:
+        return arguments
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return arguments
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return arguments
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
 def require_fitting(function: Callable[..., Any], form: str, sample: Mapping[str, Any]) -> None:
     """Check that a function can be called as its form says; ``sample``: the arguments of a job, of which only names count.
 
@@ -125,7 +137,7 @@ def require_fitting(function: Callable[..., Any], form: str, sample: Mapping[str
     except (TypeError, ValueError):
         return  # a function without a signature, such as one of C
     try:
-        signature.bind(**FORMS[form].arguments(sample))
+        signature.bind(**called_with(function, form, sample))
     except (TypeError, ValueError) as error:
         raise ValueError(f"it cannot be called: {error}. {_way_out(signature, form, sample)}") from error
 

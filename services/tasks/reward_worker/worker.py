@@ -29,7 +29,7 @@ import msgpack
 
 from gspo_services.shared.runtime.user_modules import import_named
 from gspo_services.tasks.reward_worker.failures import described, import_failure
-from gspo_services.tasks.reward_worker.forms import FORMS, Form, NoRewardError, require_fitting
+from gspo_services.tasks.reward_worker.forms import FORMS, NoRewardError, called_with, require_fitting
 from gspo_services.tasks.reward_worker.isolation import isolate
 from gspo_services.tasks.worker.reward_value import UnscoredError, outcome_of
 
@@ -60,7 +60,8 @@ def find_function(path: str) -> Callable[..., Any]:
     if not (module_name and colon and function_name):
         raise ValueError(f'"{path}" is not of the form "package.module:function"')
     try:
-        found = vars(import_named(module_name)).get(function_name)
+        # Not from its dictionary: a package such as trl.rewards imports what is asked of it.
+        found = getattr(import_named(module_name), function_name, None)
     except Exception as error:
         raise ValueError(f'cannot import "{module_name}": {import_failure(error)}') from error
     if not callable(found):
@@ -68,18 +69,16 @@ def find_function(path: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def grade(
-    function: Callable[..., Any], arguments: dict[str, Any], loop: asyncio.Runner, form: Form = FORMS[""]
-) -> dict[str, Any]:
+def grade(function: Callable[..., Any], arguments: dict[str, Any], loop: asyncio.Runner, form: str = "") -> dict[str, Any]:
     """Call ``function`` as its ``form`` says; an async one runs in ``loop``.
 
     Returns what ``outcome_of`` makes of its value, or {"failure": reason, "detail": text}.
     """
     try:
-        value = function(**form.arguments(arguments))
+        value = function(**called_with(function, form, arguments))
         if inspect.isawaitable(value):
             value = loop.run(_awaited(value), context=contextvars.copy_context())
-        return outcome_of(form.returned(value))
+        return outcome_of(FORMS[form].returned(value))
     except UnscoredError as error:
         return {"failure": error.reason, "detail": str(error)}
     except NoRewardError as error:
@@ -168,4 +167,4 @@ def main(memory_bytes: int, cpu_s: int, *, network: bool, file_bytes: int) -> No
         limit_cpu_of_next_job(cpu_s)
         if job["scratch"]:
             use_scratch(job["scratch"])
-        write_message(results, grade(function, job["arguments"], loop, FORMS[job["form"]]))
+        write_message(results, grade(function, job["arguments"], loop, job["form"]))

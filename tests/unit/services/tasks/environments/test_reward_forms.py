@@ -62,8 +62,9 @@ async def test_a_score_of_one_with_an_accuracy_is_worth_one(pool: RewardPool, tm
 
 async def test_rows_of_other_layouts_have_their_answer_as_ground_truth(pool: RewardPool, tmp_path: Path) -> None:
     row = {"question": "2 + 2?", "answer": "so #### 4"}
-    result = await graded(pool, tmp_path, row, "number_of_verl", {"reward_form": "verl"}, "4")
-    assert (result.reward, result.components) == (0.25, {"score": 0.25})
+    for function, reward in (("number_of_verl", 0.25), ("of_two", 1.0)):
+        result = await graded(pool, tmp_path, row, function, {"reward_form": "verl"}, "4")
+        assert (result.reward, result.components) == (reward, {"score": reward})
 
 
 async def test_a_dict_without_verls_score_is_a_failure_that_names_its_keys(pool: RewardPool, tmp_path: Path) -> None:
