@@ -24,6 +24,7 @@ Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | 
 Task: TypeAlias = dict[str, Plain]
 State: TypeAlias = dict[str, Plain]
 Split = Literal["train", "eval"]
+RewardForm = Literal["", "verl", "trl", "trl_chat"]
 
 
 class ChatMessage(TypedDict):
@@ -50,6 +51,9 @@ class RewardJob(msgspec.Struct, frozen=True, kw_only=True):
 
     function: str = ""
     """The function's path: "package.module:function"."""
+    form: RewardForm = ""
+    """How the function is called. "": with the arguments as they are. "verl", "trl", "trl_chat": as those trainers call
+    their reward functions. The only argument is then ``completion``; graders add the task, in TRL's with a ``prompt``."""
     url: str = ""
     """In place of a function: a service that gets the arguments as JSON by POST and answers {"reward": ...}."""
     grader: str = ""
@@ -69,6 +73,8 @@ class RewardJob(msgspec.Struct, frozen=True, kw_only=True):
                 f"a reward job needs exactly one of function, url and grader: function is {self.function!r}, url is "
                 f"{self.url!r}, grader is {self.grader!r}"
             )
+        if self.form and not self.function:
+            raise ValueError(f'form is "{self.form}", which only a function has: name one, or leave form out')
         if not 0 < self.deadline_s < math.inf:
             raise ValueError(f"deadline_s of a reward job is {self.deadline_s}: expected seconds, above 0")
         for name, weight in (self.weights or {}).items():
@@ -77,9 +83,20 @@ class RewardJob(msgspec.Struct, frozen=True, kw_only=True):
 
     def for_task(self, task: Task) -> RewardJob:
         """Return the job with ``task`` among its arguments if it asks for it. Graders call this."""
-        if not self.with_task:
+        if not (self.with_task or self.form):
             return self
         return msgspec.structs.replace(self, arguments={**self.arguments, "task": task}, with_task=False)
+
+    def for_turn(self, token_ids: Sequence[int]) -> RewardJob:
+        """Return the job with the policy's tokens among its arguments if its form has them. Graders call this."""
+        if not self.form.startswith("trl"):
+            return self
+        return msgspec.structs.replace(self, arguments={**self.arguments, "completion_ids": list(token_ids)})
+
+    @property
+    def counted(self) -> dict[str, float] | None:
+        """``weights``; of verl's form the score alone counts."""
+        return {"score": 1.0} if self.form == "verl" and self.weights is None else self.weights
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,8 +147,11 @@ class TaskSet(ABC):
         """Build from checked options, an ``options_type``. A class without options leaves this as it is."""
 
     @property
-    def reward_functions(self) -> Sequence[str]:
-        """Functions of its reward jobs, "package.module:function" each: a rollout starts only when they can be imported."""
+    def reward_functions(self) -> Sequence[str | RewardJob]:
+        """Functions of its reward jobs, "package.module:function" each: a rollout starts only when they can be imported.
+
+        A job in place of a function: also only when the function takes arguments with the names of that job's.
+        """
         return ()
 
     @property
@@ -169,6 +189,11 @@ class Environment(TaskSet):
     def is_same_answer(self, task: Task, one: str, other: str) -> bool:
         """Whether two different texts of ``answer`` are votes for the same, such as 1/2 and 2/4. It must return at once."""
         return one == other
+
+    @property
+    def needs_reward_model(self) -> bool:
+        """Whether its episodes have no reward but the score of ``reward.model``: a rollout starts only with one."""
+        return False
 
     @property
     def has_answers(self) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal, NoReturn, TypeVar
@@ -18,11 +18,12 @@ from gspo_protocol.limits import MAX_STATE_BYTES
 from gspo_protocol.messages import Finish, Lease, Plain
 from gspo_protocol.messages.base import require_plain
 from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.model_reward import ModelReward, conversation
 from gspo_services.rollout.sglang import EngineError, EngineRefused, GenerateRequest, SamplingParameters
 from gspo_services.rollout.tokenizer import ChatTokenizer, Messages, TokenizerError
 from gspo_services.rollout.trajectory import Trajectory
 from gspo_services.rollout.work import EpisodeFailed, EpisodeIntake, PolicyEngine
-from gspo_services.tasks.environments import DoorReason, RewardPool, require_takeable, through_the_door
+from gspo_services.tasks.environments import DoorReason, RewardPool, Score, require_takeable, through_the_door
 from gspo_services.tasks.worker.failures import described, is_a, kind_of, said
 from gspo_services.tasks.worker.reward_value import number_of
 
@@ -43,6 +44,8 @@ class EnvironmentLoop:
     tokenizer: ChatTokenizer
     engine: PolicyEngine
     rewards: RewardPool
+    model: ModelReward | None = None
+    """Scores each episode when it ends."""
     broker: EpisodeIntake
     may_generate: asyncio.Event
     """Cleared while the engine's weights are replaced: a new request waits, a request under way continues afterwards."""
@@ -75,15 +78,17 @@ class EnvironmentLoop:
             # Send before the step: a rollout that resumes from here repeats the step and gets the same result.
             await self.send_chunk(trajectory)
             cut = int(trajectory.token_ids[-1]) not in self.tokenizer.stop_ids
-            step, reward = await self._step(lease, trajectory)
+            step, score = await self._step(lease, trajectory)
             observation = [] if step.done or cut else self._observation(lease, trajectory, step)
             if not observation:
                 break
-            trajectory.end_turn(reward)
+            trajectory.end_turn(score.reward)
             trajectory.state = step.state
             trajectory.observe(observation)
             self.metrics.tokens.labels(kind="observation").inc(len(observation))
-        trajectory.end_turn(reward)
+        if self.model is not None:
+            score = await self._scored_by_model(self.model, lease, trajectory, score)
+        trajectory.end_turn(score.reward)
         await self._finish(trajectory, "done" if step.done and not cut else "length")
 
     async def send_chunk(self, trajectory: Trajectory) -> None:
@@ -159,29 +164,56 @@ class EnvironmentLoop:
             # The fault is in this request: another engine would refuse it as well.
             raise EpisodeFailed(f"the engine refused the request: {error}") from error
 
-    async def _step(self, lease: Lease, trajectory: Trajectory) -> tuple[Step, float]:
+    async def _step(self, lease: Lease, trajectory: Trajectory) -> tuple[Step, Score]:
         """The environment's answer to the finished turn, with its reward. ``trajectory`` does not change."""
         assert trajectory.state is not None
-        stop_ids = self.tokenizer.stop_ids
-        text = self.tokenizer.action_text([token for token in trajectory.action_ids if token not in stop_ids])
+        text = self._text(trajectory.action_ids)
         # A copy: chunks under way share the state, and a rollout that repeats the step must begin with the same state.
         state = copy.deepcopy(trajectory.state)
         step = self._by_user("step", trajectory, lambda: _plain_step(self.environment.step(state, text)))
         if not isinstance(step.reward, RewardJob):
             reward = number_of(step.reward, "the reward of the environment's step")
             require_takeable([*trajectory.turn_rewards, reward], {})
-            return step, reward
-        result = await self.rewards.grade(step.reward.for_task(lease.task))
+            return step, Score(reward, {})
+        result = await self.rewards.grade(step.reward.for_task(lease.task).for_turn(trajectory.action_ids))
         if result.failure is not None:
             # Also counted where it is worth 0 (reward.on_deadline).
             self.metrics.reward_failures.labels(failure=result.failure).inc()
-        if result.reward is None:
+        if result.reward is None and not (result.failure == "no_reward" and self.model is not None):
             raise EpisodeFailed(f"no reward: {result.failure}: {result.detail}")
-        journal = trajectory.graded(result.components) if result.components else None
-        require_takeable([*trajectory.turn_rewards, result.reward], trajectory.components)
+        score = Score(result.reward or 0.0, result.components)
+        await self._keep(trajectory, score)
+        return step, score
+
+    async def _keep(self, trajectory: Trajectory, score: Score) -> None:
+        """Send the components of the turn's reward, once the broker is sure to take them."""
+        journal = trajectory.graded(score.components) if score.components else None
+        require_takeable([*trajectory.turn_rewards, score.reward], trajectory.components)
         if journal is not None:
             await self.broker.send(journal)
-        return step, result.reward
+
+    def _text(self, action_ids: Sequence[int]) -> str:
+        """What the policy said, without stop tokens."""
+        stop_ids = self.tokenizer.stop_ids
+        return self.tokenizer.action_text([token for token in action_ids if token not in stop_ids])
+
+    async def _scored_by_model(self, model: ModelReward, lease: Lease, trajectory: Trajectory, own: Score) -> Score:
+        """The last turn's reward with the model's score of the whole conversation. Raises: EpisodeFailed."""
+        actions = [self._text(trajectory.action_of(turn)) for turn in range(trajectory.turn + 1)]
+
+        def played() -> list[ChatMessage]:
+            start = _plain_start(self.environment.start(lease.task, lease.seed))
+            return conversation(start, actions, lambda state, action: _plain_step(self.environment.step(state, action)))
+
+        verdict = await model.score(self._by_user("step", trajectory, played))
+        if verdict.is_cut:
+            self.metrics.reward_failures.labels(failure="truncated").inc()
+        if verdict.score is None:
+            self.metrics.reward_failures.labels(failure=verdict.failure).inc()
+            raise EpisodeFailed(f"no reward of the reward model: {verdict.failure}: {verdict.detail}")
+        score = model.added(own, trajectory.turn_rewards, trajectory.components, verdict.score)
+        await self._keep(trajectory, score)
+        return score
 
     def _refused(self, reason: DoorReason, detail: str) -> NoReturn:
         """Count an episode without a reward, and end it."""

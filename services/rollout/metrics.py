@@ -79,7 +79,7 @@ class RolloutMetrics(MetricTable):
     )
     reward_seconds = histogram(
         "reward_seconds",
-        "Time of a reward: wait is for a free worker (reward.workers), work is the rest",
+        "Time of a reward: wait is for a free worker (reward.workers), model for the reward model, work is the rest",
         "part",
         buckets=REWARD_BUCKETS,
         zeros=get_args(RewardPart),

@@ -16,6 +16,7 @@ from gspo_services.rollout.agents import Solve, open_agents, open_solver
 from gspo_services.rollout.environment_loop import EnvironmentLoop
 from gspo_services.rollout.episodes import EpisodeShared
 from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.model_reward import ModelReward, ModelUse, open_model_reward
 from gspo_services.rollout.rendering import Renderer, RenderingError, create_renderer
 from gspo_services.rollout.reward_options import reward_pool_options
 from gspo_services.rollout.sandboxes import open_sandbox
@@ -65,16 +66,20 @@ class CountedEngine:
 
 @dataclass(frozen=True, kw_only=True)
 class GradedEnvironment:
-    """An environment and the pool for its slow rewards."""
+    """An environment, the pool for its slow rewards, and perhaps a reward model."""
 
     environment: Environment
     rewards: RewardPool
+    model: ModelReward | None = None
 
 
 @asynccontextmanager
-async def open_user_code(settings: Settings, name: str, metrics: RolloutMetrics) -> AsyncIterator[Solve | GradedEnvironment]:
+async def open_user_code(
+    settings: Settings, name: str, metrics: RolloutMetrics, *, model: ModelUse = "always"
+) -> AsyncIterator[Solve | GradedEnvironment]:
     """Open the user's code that plays the episodes of rollout ``name``: an agent, or an environment with rewards.
 
+    ``model``: which of them the reward model scores.
     Raises: ConfigurationError that names the setting, or the function that cannot be imported; ServiceError.
     """
     if settings.agent.is_used:
@@ -91,8 +96,9 @@ async def open_user_code(settings: Settings, name: str, metrics: RolloutMetrics)
         RewardPool(
             options, environment.reward_functions, metrics.reward_took, sandboxes=sandboxes, probes=environment.reward_probes
         ) as rewards,
+        open_model_reward(settings, environment, model, metrics.reward_took) as scores,
     ):
-        yield GradedEnvironment(environment=environment, rewards=rewards)
+        yield GradedEnvironment(environment=environment, rewards=rewards, model=scores)
 
 
 class EpisodesBySet:
@@ -151,7 +157,7 @@ async def open_all_episodes(
                 of_set = of_set.model_copy(update={"agent": of_set.agent.model_copy(update={"port": 0})})
             of_player = player
             if of_set.environment != settings.environment and isinstance(player, GradedEnvironment):
-                of_player = await stack.enter_async_context(open_user_code(of_set, name, policy.metrics))
+                of_player = await stack.enter_async_context(open_user_code(of_set, name, policy.metrics, model="needed"))
             # Its own registry: the metrics of agents' endpoints have one name each.
             opened = open_episodes(of_set, policy, of_player, CollectorRegistry())
             by_set[set_name] = await stack.enter_async_context(opened)
@@ -196,6 +202,7 @@ def _environment_loop(settings: Settings, policy: Policy, player: GradedEnvironm
         tokenizer=policy.tokenizer,
         engine=policy.engine,
         rewards=player.rewards,
+        model=player.model,
         broker=policy.broker,
         may_generate=policy.may_generate,
         max_turns=max_turns,

@@ -129,7 +129,11 @@ class Trajectory(TokenLog):
     @property
     def action_ids(self) -> list[int]:
         """Token ids of the current turn's action so far."""
-        mark, ids = ("action", self.turn, 0), self.token_ids
+        return self.action_of(self.turn)
+
+    def action_of(self, turn: int) -> list[int]:
+        """Token ids of the action of a turn."""
+        mark, ids = ("action", turn, 0), self.token_ids
         return [token for each, begin, end in self._marks if each == mark for token in ids[begin:end].tolist()]
 
     def observe(self, token_ids: Sequence[int]) -> None:

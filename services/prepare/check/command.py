@@ -18,6 +18,7 @@ from gspo_services.prepare.check.memory import memory_findings
 from gspo_services.prepare.check.model import model_findings, read_model
 from gspo_services.prepare.check.objective import objective_findings
 from gspo_services.prepare.check.report import as_json, show
+from gspo_services.prepare.check.reward_model import reward_model_findings
 from gspo_services.prepare.check.sampling import sampling_findings
 from gspo_services.prepare.check.situation import ReadModel, Situation, is_for_several_hosts
 from gspo_services.prepare.check.speed import speed_findings
@@ -199,6 +200,7 @@ def all_findings(situation: Situation, report: Callable[[], CodeReport] | None) 
     model, findings = read_model(situation)
     findings += model_findings(situation, model)
     findings += objective_findings(situation, model)
+    findings += reward_model_findings(situation)
     said = None if report is None else report()
     mean = None
     if said is not None:

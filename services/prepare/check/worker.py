@@ -206,13 +206,14 @@ def _prompts(settings: Settings, source: TaskSource, tokenizer: ChatTokenizer) -
 
 
 def _may_play(settings: Settings) -> bool:
-    """An echo is graded where that reaches nobody: no judge is paid, no service is asked, no agent is started."""
-    return not (settings.agent.is_used or settings.reward.network or settings.environment.options.get("reward_url"))
+    """An echo is graded where that reaches nobody: no judge is paid, no service is asked, no agent or model is started."""
+    reward = settings.reward
+    return not (settings.agent.is_used or reward.network or reward.model or settings.environment.options.get("reward_url"))
 
 
 async def _open_code(settings: Settings) -> None:
     """Import the reward functions, or the agent, in the processes in which a rollout runs them."""
-    async with open_user_code(settings, "check", RolloutMetrics(CollectorRegistry())):
+    async with open_user_code(settings, "check", RolloutMetrics(CollectorRegistry()), model="never"):
         pass
 
 

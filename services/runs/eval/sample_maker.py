@@ -16,6 +16,7 @@ from gspo_protocol.messages.journal import journal_array
 from gspo_protocol.messages.pieces import NO_PIECES, piece_arrays
 from gspo_services.broker.ledger import trajectory_seed
 from gspo_services.rollout.metrics import RolloutMetrics
+from gspo_services.rollout.model_reward import ModelUse
 from gspo_services.rollout.opening import Policy, open_episodes, open_user_code
 from gspo_services.rollout.sglang import EngineError, GenerateRequest, OutputPiece
 from gspo_services.rollout.tokenizer import ChatTokenizer
@@ -210,7 +211,9 @@ async def open_maker(
         clock=clock, wall_s=lambda: datetime.now(tz=UTC).timestamp(),
     )  # fmt: skip
     async with AsyncExitStack() as stack:
-        user_code = await stack.enter_async_context(open_user_code(chosen.settings, NAME, policy.metrics))
+        # A set with tasks of its own is measured by their own reward, where they have one.
+        model: ModelUse = "needed" if chosen.terms.environment or chosen.terms.options else "always"
+        user_code = await stack.enter_async_context(open_user_code(chosen.settings, NAME, policy.metrics, model=model))
         runner = await stack.enter_async_context(open_episodes(chosen.settings, policy, user_code, registry))
         yield SampleMaker(chosen=chosen, runner=runner, intake=intake, engine=busy, tokenizer=tokenizer, clock=clock)
 

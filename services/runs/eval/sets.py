@@ -52,6 +52,7 @@ class ScoredSet:
             "environment": self.settings.environment.model_dump(mode="json"),
             "sampling": sampling.model_dump(mode="json"),
             "agent": agent.model_dump(mode="json", exclude={"port", "host"}) if agent.is_used else None,
+            "reward_model": self.settings.reward.model or None,
             "seed": self.settings.run.seed,
         }
 

@@ -111,7 +111,9 @@ def _gpus(settings: Settings, machine: Machine) -> tuple[tuple[str, ...] | None,
         )
     wanted = (0 if for_ranks else ranks, 0 if for_servers else own_servers * each)
     if machine.gpus and any(wanted):
-        free = _free(machine, (*for_ranks, *for_servers), wanted, each)
+        # The reward model's GPU has no name in its setting that CUDA_VISIBLE_DEVICES could change.
+        of_model = settings.reward.model_device.removeprefix("cuda:")
+        free = _free(machine, (*for_ranks, *for_servers, of_model), wanted, each)
         for_ranks = for_ranks or tuple(free[: wanted[0]])
         for_servers = for_servers or tuple(dict.fromkeys(free[wanted[0] :][: wanted[1]]))
     if not (own_servers and for_servers):

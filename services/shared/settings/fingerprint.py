@@ -9,6 +9,8 @@ from gspo_services.shared.settings.sections import Settings
 
 _OF_AGENTS: Final = {"function", "command", "on_deadline", "on_replay", "weights", "renderer"}
 
+_OF_REWARDS: Final = ("on_deadline", "model_weight", "model_input", "model_max_tokens", "model_too_long")
+
 
 def run_fingerprint(settings: Settings) -> str:
     """Digest tasks, batches, seed and the model's directory name; 32 hexadecimal characters.
@@ -26,7 +28,7 @@ def run_fingerprint(settings: Settings) -> str:
         "show_special_tokens": plain["model"]["show_special_tokens"],
         "environment": plain["environment"],
         # The members of a group are compared, and different rollouts may grade them.
-        "reward": {"on_deadline": plain["reward"]["on_deadline"]},
+        "reward": {name: plain["reward"][name] for name in _OF_REWARDS} | {"model": PurePath(plain["reward"]["model"]).name},
         "batch": plain["batch"],
         "num_brokers": plain["broker"]["num_brokers"],
     }

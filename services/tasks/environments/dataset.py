@@ -12,7 +12,18 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gspo.tasks.environments import ChatMessage, Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
+from gspo.tasks.environments import (
+    ChatMessage,
+    Environment,
+    RewardForm,
+    RewardJob,
+    Split,
+    Start,
+    State,
+    Step,
+    Task,
+    TaskSource,
+)
 from gspo_services.tasks.environments.maths import (
     AUTO,
     GSM8K_MARKER,
@@ -42,6 +53,8 @@ from gspo_services.tasks.reward_worker.maths import GRADE_ANSWER, is_same_vote, 
 
 COMPARISON_CPU_S: Final = 5.0
 """Processor seconds for comparing one answer."""
+VERL_COLUMNS = ("data_source", "extra_info", "reward_model")
+"""Columns of verl's rows, from which its reward functions get their arguments."""
 
 
 class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,8 +73,9 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Training rows to leave out: {min_chars, max_chars, pass_rate_column, min_pass_rate, max_pass_rate}."""
     prompt_column: str = ""
     """Text, or a conversation: a list of {role, content}. "a.b" is column b inside column a; "" recognises the layout."""
-    answer_column: str = ""
-    """The gold, or a list of answers that are all right; "" recognises the layout. A reward of your own needs none."""
+    answer_column: str = "auto"
+    """The gold, or a list of answers that are all right. "auto" recognises the layout; a reward of your own needs no answer.
+    "": the rows have none, and a reward of your own or the reward model grades."""
     task_columns: tuple[str, ...] = ()
     """More columns that a reward of your own gets in its ``task``: text, numbers, truth values, lists and maps."""
     gold_marker: str = "auto"
@@ -78,6 +92,10 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A row without a usable question or answer stops the run, or is counted and left out."""
     reward: str = ""
     """A function "package.module:function" of (completion, task) that grades; "": answers are compared as mathematics."""
+    reward_form: RewardForm = ""
+    """How that function is called. "": as (completion, task). "verl": as verl's compute_score; columns data_source,
+    extra_info and reward_model are read where rows have them. "trl": as a reward function of TRL, which gets task_columns
+    and the answer as lists of one, and texts or messages, as the row's prompt is. "trl_chat": the same, always messages."""
     reward_url: str = ""
     """In place of a function: a service that gets {"completion", "task"} by POST and answers {"reward": ...}."""
     reward_weights: dict[str, float] | None = None
@@ -90,11 +108,15 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return bool(self.reward or self.reward_url)
 
     @property
+    def compares(self) -> bool:
+        """Whether answers are compared with the rows'."""
+        return bool(self.answer_column) and not self.has_own_reward
+
+    @property
     def columns(self) -> Columns:
         """What is said about the rows."""
-        return Columns(
-            self.prompt_column, self.answer_column, gold_marker=self.gold_marker, needs_answer=not self.has_own_reward
-        )
+        answer = "" if self.answer_column == AUTO else self.answer_column
+        return Columns(self.prompt_column, answer, gold_marker=self.gold_marker, needs_answer=self.compares)
 
 
 class DatasetState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,9 +137,16 @@ class Dataset(Environment):
         self._options = options
 
     @property
-    def reward_functions(self) -> Sequence[str]:
-        """The function that grades; none for a service."""
-        return () if self._options.reward_url else (self._options.reward or GRADE_ANSWER,)
+    def reward_functions(self) -> Sequence[str | RewardJob]:
+        """The function that grades, and what it gets; none for a service."""
+        options = self._options
+        if not options.reward:
+            return () if options.reward_url or self.needs_reward_model else (GRADE_ANSWER,)
+        columns = ("prompt", *(["answer"] if options.answer_column else []), *options.task_columns)
+        if options.reward_form == "verl":
+            columns = (*columns, *VERL_COLUMNS)
+        task: Task = {column: {"ground_truth": ""} if column == "reward_model" else None for column in columns}
+        return (self._own_reward("").for_task(task).for_turn([]),)
 
     def tasks(self, split: Split) -> TaskSource:
         """The rows of the split's files, in their order. Raises: ValueError that names the file and line of a bad row."""
@@ -126,7 +155,7 @@ class Dataset(Environment):
 
         def task_of(record: dict[str, Any], where: RowPlace) -> tuple[Task, int]:
             task = _row(record, options)
-            if not options.has_own_reward:
+            if options.compares:
                 golds.require(task["answer"], where)
             return task, num_characters(task["prompt"])
 
@@ -140,11 +169,11 @@ class Dataset(Environment):
 
     def golds(self, tasks: TaskSource) -> Iterator[str]:
         """The answers of ``tasks`` that are compared as mathematics; none beside a reward of your own."""
-        return iter(()) if self._options.has_own_reward else golds_of(tasks)
+        return golds_of(tasks) if self._options.compares else iter(())
 
     def _answered(self, task: Task) -> Answered | None:
         # What a reward of the user's own makes of two answers to one prompt is its own affair.
-        return None if self._options.has_own_reward else Answered(task["prompt"], task["answer"])
+        return Answered(task["prompt"], task["answer"]) if self._options.compares else None
 
     def start(self, task: Task, seed: int) -> Start:
         """Ask the question; nothing in this environment is random."""
@@ -157,7 +186,7 @@ class Dataset(Environment):
         if system_prompt and asked[0]["role"] != "system":
             messages.append({"role": "system", "content": system_prompt})
         messages += asked
-        state: State = {} if self._options.has_own_reward else {"answer": task["answer"], "marker": self._marker(task)}
+        state: State = {"answer": task["answer"], "marker": self._marker(task)} if self._options.compares else {}
         return Start(state=state, messages=messages)
 
     def _marker(self, task: Task) -> str:
@@ -169,12 +198,19 @@ class Dataset(Environment):
         option = self._options.system_prompt
         if option != AUTO:
             return option
-        return "" if self._options.has_own_reward else system_prompt_of(task["prompt"], self._marker(task))
+        return system_prompt_of(task["prompt"], self._marker(task)) if self._options.compares else ""
 
     def step(self, state: State, action: str) -> Step:
         """Have the answer graded; the episode is over."""
+        if self.needs_reward_model:
+            return Step(state=state, messages=[], reward=0.0, done=True)
         job = self._own_reward(action) if self._options.has_own_reward else self._comparison(state, action)
         return Step(state=state, messages=[], reward=job, done=True)
+
+    @property
+    def needs_reward_model(self) -> bool:
+        """Without an answer and a reward of its own."""
+        return not (self._options.has_own_reward or self._options.answer_column)
 
     def answer(self, task: Task, action: str) -> str | None:
         """The final answer, in one spelling."""
@@ -186,13 +222,15 @@ class Dataset(Environment):
         return is_same_vote(one, other)
 
     def _own_reward(self, action: str) -> RewardJob:
+        options = self._options
         return RewardJob(
-            function=self._options.reward,
-            url=self._options.reward_url,
+            function=options.reward,
+            form=options.reward_form,
+            url=options.reward_url,
             arguments={"completion": action},
             with_task=True,
-            deadline_s=self._options.reward_deadline_s,
-            weights=self._options.reward_weights,
+            deadline_s=options.reward_deadline_s,
+            weights=options.reward_weights,
         )
 
     def _comparison(self, state: State, action: str) -> RewardJob:
@@ -214,13 +252,24 @@ def _require_reward(options: DatasetOptions) -> None:
         raise ValueError(
             f'reward is "{options.reward}": expected "package.module:function"; a service is named by reward_url'
         )
+    if options.reward_form and not options.reward:
+        raise ValueError(
+            f'reward_form is "{options.reward_form}" and reward names no function: name it, or leave the form out'
+        )
+    if options.reward_form and options.reward_weights is not None:
+        raise ValueError(
+            f'reward_form is "{options.reward_form}", whose functions say themselves what an answer is worth: leave '
+            "reward_weights out"
+        )
     if options.reward_url and not _is_http(options.reward_url):
         raise ValueError(f'reward_url is "{options.reward_url}": expected a URL such as "http://rewards:8080/grade"')
     if not options.has_own_reward and options.reward_weights is not None:
         raise ValueError("reward_weights are for a reward of your own, and there is none: set reward")
     if options.reward_weights is not None and not options.reward_weights:
         raise ValueError("reward_weights is empty, so that every reward would be 0: name components, or leave it out")
-    own = {"prompt", "answer_marker"} | ({"answer"} if options.answer_column or not options.has_own_reward else set())
+    own = {"prompt", "answer_marker"} | (
+        {"answer"} if options.compares or options.answer_column not in ("", AUTO) else set()
+    )
     taken = own & set(options.task_columns)
     if taken:
         raise ValueError(f"task_columns has {', '.join(sorted(taken))}, which the task holds already: leave it out")
@@ -236,11 +285,13 @@ def _is_http(url: str) -> bool:
 
 def _row(record: dict[str, Any], options: DatasetOptions) -> Task:
     """The row in ``record``. Raises: ValueError with what is wrong."""
-    question = read_question(record, options.columns, compared=not options.has_own_reward)
+    question = read_question(record, options.columns, compared=options.compares)
     task: Task = {"prompt": question.prompt}
     if question.gold is not None and "answer" not in options.task_columns:
         task["answer"] = question.gold
     marker = question.marker if question.marker is not None else GSM8K_MARKER if question.gold_is_marked else ""
-    if marker and options.answer_marker == AUTO and not options.has_own_reward:
+    if marker and options.answer_marker == AUTO and options.compares:
         task["answer_marker"] = marker
+    if options.reward_form == "verl":
+        task |= {column: record[column] for column in VERL_COLUMNS if column in record}
     return plain_task(task | {column: column_of(record, column, "task_columns says") for column in options.task_columns})

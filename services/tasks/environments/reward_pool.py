@@ -54,13 +54,13 @@ class RewardPool:
     def __init__(
         self,
         options: RewardPoolOptions | None = None,
-        functions: Sequence[str] = (),
+        functions: Sequence[str | RewardJob] = (),
         took: Callable[[RewardPart, float], None] = lambda part, seconds: None,
         *,
         sandboxes: Sandboxes | None = None,
         probes: Sequence[RewardJob] = (),
     ) -> None:
-        """``functions``: those that must be there before the pool opens, "package.module:function" each. ``took`` hears how
+        """``functions``: those that must be there before the pool opens (``TaskSet.reward_functions``). ``took`` hears how
         many seconds each part of each reward took. ``sandbox`` is for jobs with a grader; ``probes`` must be worth 1 before
         the pool opens."""
         self._options = RewardPoolOptions() if options is None else options
@@ -157,20 +157,26 @@ class RewardPool:
         yield
         self._took(part, clock() - begin)
 
-    async def _require(self, function: str) -> None:
+    async def _require(self, wanted: str | RewardJob) -> None:
         worker = self._idle[-1]  # the one that the first job gets
-        answer = await worker.grade(msgpack.packb({"function": function, "arguments": None}), None)
+        function, form, arguments = (
+            (wanted, "", None) if isinstance(wanted, str) else (wanted.function, wanted.form, wanted.arguments)
+        )
+        request = {"function": function, "form": form, "arguments": arguments, "only_find": True}
+        answer = await worker.grade(msgpack.packb(request), None)
         if answer.failure is not None:
             # A slow start may have been this machine's doing, and go well the next time.
             error = ServiceError if answer.failure == "deadline" else ConfigurationError
-            raise error(
-                f'the reward function "{function}" cannot be used: {answer.detail}\nIt needs its package installed, or its '
-                "module in the working directory; it is imported with the limits of [reward]"
+            needs = (
+                "\nIt needs its package installed, or its module in the working directory; it is imported with the limits of"
             )
+            advice = "" if answer.failure == "bad_job" else f"{needs} [reward]"
+            raise error(f'the reward function "{function}" cannot be used: {answer.detail}{advice}')
 
     async def _graded(self, job: RewardJob, folder: str) -> RewardResult:
         try:
-            request = msgpack.packb({"function": job.function, "arguments": job.arguments, "scratch": folder})
+            fields = {"function": job.function, "form": job.form, "arguments": job.arguments, "only_find": False}
+            request = msgpack.packb({**fields, "scratch": folder})
         except (TypeError, ValueError, OverflowError) as error:
             return no_reward("bad_job", f"the job's arguments are not plain data: {error}")
         if len(request) > MAX_MESSAGE_BYTES:
@@ -186,7 +192,7 @@ class RewardPool:
             return RewardResult(reward=0.0, failure=answer.failure, detail=answer.detail)
         if answer.failure is not None:
             return no_reward(answer.failure, answer.detail)
-        score = score_of(answer.value, job.weights)
+        score = score_of(answer.value, job.counted)
         return RewardResult(reward=score.reward, components=score.components)
 
     @asynccontextmanager

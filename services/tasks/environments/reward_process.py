@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import shutil
 import signal
+import tempfile
 from typing import Any, Final, get_args
 
 import msgpack
@@ -23,7 +25,7 @@ from gspo_services.tasks.worker.reward_value import UnscoredReason
 log = structlog.get_logger(__name__)
 
 _LAST_MOMENT_S: Final = 1.0
-_ENDED_AS_IT_SHOULD: Final = (None, "raised", "unknown_function", *get_args(UnscoredReason))
+_ENDED_AS_IT_SHOULD: Final = (None, "raised", "unknown_function", "no_reward", *get_args(UnscoredReason))
 """Failures of a job after which its worker takes the next one."""
 
 
@@ -56,6 +58,7 @@ class RewardProcess:
         self._options = options
         self._process: asyncio.subprocess.Process | None = None
         self._mark = ""
+        self._folder = ""
         self._num_jobs = 0
         self._closed = False
         self._said_not_isolated = False
@@ -82,8 +85,15 @@ class RewardProcess:
     async def kill(self) -> None:
         """End the process and everything that it started; does nothing when there is none."""
         process, self._process, self._num_jobs = self._process, None, 0
-        if process is None:
-            return
+        folder, self._folder = self._folder, ""
+        try:
+            if process is not None:
+                await self._end(process)
+        finally:
+            if folder:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
         try:
             # The worker leads a process group of its own, so the processes that it started end with it.
             os.killpg(process.pid, signal.SIGKILL)
@@ -143,6 +153,7 @@ class RewardProcess:
         if self._process is None:
             options = self._options
             self._mark = new_mark()
+            self._folder = tempfile.mkdtemp(prefix="gspo-reward-")
             file_bytes = options.scratch_file_bytes if options.scratch else MAX_FILE_BYTES
             self._process = await asyncio.create_subprocess_exec(
                 *module_command(
@@ -152,7 +163,7 @@ class RewardProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
-                env={**worker_environment(os.environ), **options.environment, MARK: self._mark},
+                env={**worker_environment(os.environ, self._folder), **options.environment, MARK: self._mark},
                 start_new_session=True,
             )  # fmt: skip
             assert self._process.stdout is not None

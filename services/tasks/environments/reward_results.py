@@ -10,15 +10,17 @@ from gspo_services.tasks.worker.reward_value import UnscoredReason
 
 FailureReason = Literal[
     UnscoredReason, "deadline", "cpu_time", "memory", "crashed", "raised", "unknown_function", "bad_job", "too_large",
-    "no_result", "unreachable", "refused", "closed", "bad_task", "sandbox",
+    "no_result", "unreachable", "refused", "closed", "bad_task", "sandbox", "no_reward", "truncated",
 ]  # fmt: skip
 """Why a job has no reward. unknown_function: it cannot be imported. bad_job: its arguments are not plain data. no_result,
 unreachable, refused: a service answered with no JSON, could not be reached, or answered with an error. bad_task: the task's
-tests or its checker are wrong. sandbox: no program could be run, or a compiler is missing."""
+tests or its checker are wrong. sandbox: no program could be run, or a compiler is missing. no_reward: a function of TRL's
+form returned None. truncated: the reward model read the beginning alone; there is a reward."""
 
 
-RewardPart = Literal["wait", "work"]
-"""Of a reward's time: until a worker is free, and then until the result. Services have no wait."""
+RewardPart = Literal["wait", "work", "model"]
+"""Of a reward's time: until a worker is free, and then until the result; services have no wait. model: the reward model's
+score, with its wait."""
 
 
 class RewardResult(msgspec.Struct, frozen=True, kw_only=True):

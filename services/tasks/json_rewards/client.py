@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Final, Literal
 
 import aiohttp
@@ -10,6 +12,7 @@ from gspo_services.tasks.json_rewards.reading import MAX_ANSWER_BYTES
 
 _CONNECT_S: Final = 10.0
 _SHOWN_CHARS: Final = 500
+_LONGEST_WAIT_S: Final = 86_400.0
 
 UnansweredReason = Literal["unreachable", "refused"]
 
@@ -17,12 +20,16 @@ UnansweredReason = Literal["unreachable", "refused"]
 class UnansweredError(Exception):
     """A service gave no answer that could hold a reward."""
 
-    def __init__(self, reason: UnansweredReason, text: str, status: int | None = None) -> None:
+    def __init__(
+        self, reason: UnansweredReason, text: str, status: int | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(text)
         self.reason: UnansweredReason = reason
         """unreachable: the connection failed. refused: the service answered with an error, or the URL is none."""
         self.status = status
         """The HTTP status, where there is one."""
+        self.retry_after_s = retry_after_s
+        """How long the service wants to be left alone (Retry-After), where it says so."""
 
 
 class JsonClient:
@@ -79,5 +86,19 @@ class JsonClient:
                 raise UnansweredError("refused", text, response.status)
             if response.status != 200:
                 shown = answer[:_SHOWN_CHARS].decode(errors="replace")
-                raise UnansweredError("refused", f"{url} answered {response.status}: {shown}", response.status)
+                wait_s = seconds_to_wait(response.headers.get("Retry-After", ""))
+                raise UnansweredError("refused", f"{url} answered {response.status}: {shown}", response.status, wait_s)
             return bytes(answer[: MAX_ANSWER_BYTES + 1])
+
+
+def seconds_to_wait(retry_after: str) -> float | None:
+    """The seconds that a Retry-After header asks for, as a number or a date (RFC 9110, 10.2.3). None: it says nothing."""
+    text = retry_after.strip()
+    if text.isascii() and text.isdigit():
+        return min(float(text), _LONGEST_WAIT_S)
+    try:
+        date = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    until = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
+    return min(max(0.0, (until - datetime.now(tz=UTC)).total_seconds()), _LONGEST_WAIT_S)

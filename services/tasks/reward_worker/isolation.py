@@ -27,10 +27,15 @@ KEPT_VARIABLES: Final = (
 )  # fmt: skip
 
 
-def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """A reward worker's environment: the variables that an interpreter needs, and no token, key or address of ours."""
+def worker_environment(environment: Mapping[str, str], folder: str = "") -> dict[str, str]:
+    """A worker's environment: the variables that an interpreter needs, and no token, key or address of ours.
+
+    ``folder`` is its home and the place of its temporary files: torch, for one, makes folders there when it is imported.
+    "": it has neither.
+    """
     kept = {name: environment[name] for name in KEPT_VARIABLES if name in environment}
-    return {**kept, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+    places = {"HOME": folder, "TMPDIR": folder} if folder else {"HOME": "/nonexistent"}
+    return {**kept, **places, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def isolate(memory_bytes: int, *, network: bool = False, file_bytes: int = MAX_FILE_BYTES) -> str:

@@ -2,8 +2,8 @@
 
 Each message is a 4-byte big-endian length and that many bytes of msgpack. First the worker reports whether it is cut off
 from the network. It answers each job twice: when it has found the function (its import may take seconds, once), and with the
-result of the call. A job whose arguments are null only asks for the first answer. The process itself limits memory, files
-and CPU time; the parent enforces the wall-clock limit by a kill.
+result of the call. A job with ``only_find`` asks for the first answer alone, and whether the function takes such arguments.
+The process itself limits memory, files and CPU time; the parent enforces the wall-clock limit by a kill.
 
 All async functions run in one event loop, one after the other, so that a client of a judge can keep its connections.
 """
@@ -17,6 +17,7 @@ import math
 import os
 import queue
 import resource
+import shutil
 import struct
 import sys
 import tempfile
@@ -28,8 +29,9 @@ import msgpack
 
 from gspo_services.shared.runtime.user_modules import import_named
 from gspo_services.tasks.reward_worker.failures import described, import_failure
+from gspo_services.tasks.reward_worker.forms import FORMS, NoRewardError, called_with, require_fitting
 from gspo_services.tasks.reward_worker.isolation import isolate
-from gspo_services.tasks.worker.reward_value import outcome_of
+from gspo_services.tasks.worker.reward_value import UnscoredError, outcome_of
 
 LENGTH = struct.Struct(">I")
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -58,7 +60,8 @@ def find_function(path: str) -> Callable[..., Any]:
     if not (module_name and colon and function_name):
         raise ValueError(f'"{path}" is not of the form "package.module:function"')
     try:
-        found = vars(import_named(module_name)).get(function_name)
+        # Not from its dictionary: a package such as trl.rewards imports what is asked of it.
+        found = getattr(import_named(module_name), function_name, None)
     # Importing runs the user's code, which may also leave.
     except BaseException as error:
         raise ValueError(f'cannot import "{module_name}": {import_failure(error)}') from error
@@ -67,16 +70,20 @@ def find_function(path: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def grade(function: Callable[..., Any], arguments: dict[str, Any], loop: asyncio.Runner) -> dict[str, Any]:
-    """Call ``function``; an async one runs in ``loop``.
+def grade(function: Callable[..., Any], arguments: dict[str, Any], loop: asyncio.Runner, form: str = "") -> dict[str, Any]:
+    """Call ``function`` as its ``form`` says; an async one runs in ``loop``.
 
     Returns what ``outcome_of`` makes of its value, or {"failure": reason, "detail": text}.
     """
     try:
-        value = function(**arguments)
+        value = function(**called_with(function, form, arguments))
         if inspect.isawaitable(value):
             value = loop.run(_awaited(value), context=contextvars.copy_context())
-        return outcome_of(value)
+        return outcome_of(FORMS[form].returned(value))
+    except UnscoredError as error:
+        return {"failure": error.reason, "detail": str(error)}
+    except NoRewardError as error:
+        return {"failure": "no_reward", "detail": str(error)}
     except MemoryError:
         return {"failure": "memory", "detail": "the job needed more memory than a worker may have"}
     # This is the user's code, and its failure is data: also one that leaves, interrupts or cancels itself.
@@ -122,11 +129,12 @@ def _take_stdout() -> BinaryIO:
     return results
 
 
-def _read_jobs(jobs: queue.Queue[dict[str, Any]]) -> None:
-    """Pass on jobs; end the process when the parent is gone, even during a job that hangs."""
+def _read_jobs(jobs: queue.Queue[dict[str, Any]], folder: str) -> None:
+    """Pass on jobs; end the process, and its folder, when the parent is gone, even during a job that hangs."""
     while True:
         job = read_message(sys.stdin.buffer)
         if job is None:
+            shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
         jobs.put(job)
 
@@ -134,9 +142,11 @@ def _read_jobs(jobs: queue.Queue[dict[str, Any]]) -> None:
 def main(memory_bytes: int, cpu_s: int, *, network: bool, file_bytes: int) -> None:
     """Serve jobs until the parent goes away."""
     results = _take_stdout()
+    # Python would look for a place by writing a file, and perhaps no file may grow.
+    tempfile.tempdir = os.environ["TMPDIR"]
     write_message(results, {"not_isolated": isolate(memory_bytes, network=network, file_bytes=file_bytes)})
     jobs: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=1)
-    threading.Thread(target=_read_jobs, args=(jobs,), name="read-jobs", daemon=True).start()
+    threading.Thread(target=_read_jobs, args=(jobs, tempfile.tempdir), name="read-jobs", daemon=True).start()
     # Jobs run in the main thread: math-verify's own time limit is a signal, which no other thread receives.
     loop = asyncio.Runner()
     while True:
@@ -146,10 +156,16 @@ def main(memory_bytes: int, cpu_s: int, *, network: bool, file_bytes: int) -> No
         except ValueError as error:
             write_message(results, {"failure": "unknown_function", "detail": str(error)})
             continue
+        try:
+            if job["only_find"] and job["arguments"] is not None:
+                require_fitting(function, job["form"], job["arguments"])
+        except ValueError as error:
+            write_message(results, {"failure": "bad_job", "detail": str(error)})
+            continue
         write_message(results, {"found": True})
-        if job["arguments"] is None:
+        if job["only_find"]:
             continue
         limit_cpu_of_next_job(cpu_s)
         if job["scratch"]:
             use_scratch(job["scratch"])
-        write_message(results, grade(function, job["arguments"], loop))
+        write_message(results, grade(function, job["arguments"], loop, job["form"]))

@@ -86,7 +86,7 @@ async def test_code_of_the_policy_is_run(tmp_path: Path, monkeypatch: pytest.Mon
 async def test_a_judge_grades(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_judge.py").write_text(block("# my_judge.py", "# in the configuration"))
-    configured = Settings.model_validate(tomllib.loads(block("[reward]"))).reward
+    configured = Settings.model_validate(tomllib.loads(block("# in the configuration"))).reward
     assert (configured.workers, configured.network, configured.scratch) == (32, True, True)
     environment = environment_of("my_judge:grade", tmp_path, reward_deadline_s=60)
     async with judged() as (fake, url):
@@ -99,6 +99,16 @@ async def test_a_judge_grades(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [result.reward for result in results] == [0.7, 0.7], results
     assert len(fake.requests) == 2, "the answer is kept"
     assert fake.requests[0]["messages"][1]["content"] == "Question: 2 + 2?\n\nAnswer: It is 4."
+
+
+def test_a_reward_model_and_a_function_of_verl_are_named_as_shown(tmp_path: Path) -> None:
+    shown = Settings.model_validate(tomllib.loads("[environment.options]\n" + block('train_path = "data/prompts.jsonl"')))
+    assert create_environment("dataset", shown.environment.options).needs_reward_model
+    assert (shown.reward.model, shown.reward.model_device) == ("models/reward-model", "cuda:7")
+    of_verl = tomllib.loads(block('train_path = "data/train.parquet"'))
+    (sample,) = create_environment("dataset", of_verl).reward_functions
+    assert isinstance(sample, RewardJob)
+    assert (sample.function, sample.counted) == ("my_scores:compute_score", {"score": 1.0})
 
 
 async def test_a_service_grades(tmp_path: Path) -> None:

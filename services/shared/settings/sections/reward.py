@@ -32,9 +32,40 @@ class RewardSection(Section):
     scratch: bool = False
     """Let reward code write files, of at most 256 MiB each. Each job has a folder of its own, as TMPDIR and GSPO_SCRATCH,
     which is removed after it. Without it no file can grow. The limit is on sizes, not on places."""
+    model: str = ""
+    """The directory of a reward model: a sequence classifier of transformers with one output, which scores each episode's
+    conversation. Its logit is the component "model", and is added to what the environment itself gives. One process on each
+    machine serves all rollouts of the run. "": there is none."""
+    model_weight: float = 1.0
+    """What the logit counts in the sum."""
+    model_device: str = "cpu"
+    """"cpu", or "cuda:N": GPU N of the machine, counted as nvidia-smi does. `gspo run` gives that GPU to nobody else, unless
+    it is the only one."""
+    model_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """The numbers in which it computes. auto: those of its files."""
+    model_input: Literal["chat", "text", "pair"] = "chat"
+    """What it reads. chat: the conversation in its own chat template. text: the messages' texts, the answer right after the
+    last. pair: prompt and answer as two texts, for encoders that were trained so."""
+    model_max_tokens: int = Field(0, ge=0)
+    """The longest conversation that it reads, in its own tokens. 0: as long as the model takes."""
+    model_too_long: Literal["fail", "truncate"] = "fail"
+    """A longer conversation. fail: no reward, the attempt fails. truncate: the beginning is scored, and counted as the
+    failure "truncated"."""
+    model_batch_tokens: int = Field(16_384, ge=1)
+    """Tokens of one batch, padding included. A longer conversation is a batch of its own."""
+    model_deadline_s: float = Field(300.0, gt=0)
+    """Seconds for one score: the wait behind others, and perhaps the start of a new process."""
     variables: list[str] = Field([])
     """Names of the rollout's environment variables that reward code gets, such as ["OPENAI_API_KEY"]. It gets no others,
     except ten that an interpreter needs. The values stay out of configuration, logs and ledger."""
+
+    @model_validator(mode="after")
+    def _model_has_a_device(self) -> "RewardSection":
+        if not re.fullmatch(r"cpu|cuda:[0-9]{1,3}", self.model_device):
+            raise ValueError(
+                f'reward.model_device is {self.model_device[:100]!r}: expected "cpu", or a GPU such as "cuda:0"'
+            )
+        return self
 
     @model_validator(mode="after")
     def _variables_are_names(self) -> "RewardSection":

@@ -200,6 +200,15 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _reward_model_has_environments(self) -> "Settings":
+        if self.agent.is_used and self.reward.model:
+            raise ValueError(
+                f"reward.model is {self.reward.model!r} and an agent plays, which returns its reward itself: leave the "
+                "model out, and let the agent ask a service that serves the model"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _agents_stay_on_this_host(self) -> "Settings":
         private = is_private(f"http://[{self.agent.host}]:1" if ":" in self.agent.host else f"http://{self.agent.host}:1")
         if self.agent.is_used and not (private or self.security.keys or self.security.allow_plaintext):

@@ -54,6 +54,16 @@ def test_what_is_named_is_kept_and_the_other_side_gets_the_rest(
     assert gpus_of(placed("rollout.num_servers=2", *overrides, gpus=4)) == (learner, [(name,) for name in servers])
 
 
+def test_the_reward_models_gpu_is_nobody_elses_unless_it_is_named_or_the_only_one() -> None:
+    chosen = "reward.model_device=cuda:1"
+    assert gpus_of(placed("rollout.num_servers=2", chosen, gpus=4)) == (("0",), [("2",), ("3",)])
+    one = "rollout.num_servers=1"
+    assert gpus_of(placed(chosen, one, "rollout.gpus=[1]", gpus=4)) == (("0",), [("1",)])
+    assert gpus_of(placed("reward.model_device=cuda:0", one, SHARE, gpus=1)) == (("0",), [("0",)])
+    with pytest.raises(ConfigurationError, match=r"1 of this machine's 2 GPUs are free"):
+        placed(chosen, one, gpus=2)
+
+
 def test_a_server_of_several_ranks_has_as_many_gpus() -> None:
     placement = placed(TWO, "rollout.num_servers=2", gpus=8)
     assert gpus_of(placement) == (("0",), [("1", "2"), ("3", "4")])

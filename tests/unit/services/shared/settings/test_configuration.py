@@ -319,6 +319,13 @@ def test_a_name_that_was_never_renamed_is_an_unknown_key(tmp_path: Path) -> None
         ('on_deadline = "drop"', "reward.on_deadline is 'drop'"),
         ("workers = 0", "reward.workers is 0"),
         ("memory_bytes = 1000", "reward.memory_bytes is 1000"),
+        ('model_device = "cuda"', 'reward.model_device is \'cuda\': expected "cpu", or a GPU such as "cuda:0"'),
+        ("model_weight = nan", "reward.model_weight is nan"),
+        ('model_input = "ids"', "reward.model_input is 'ids'"),
+        (
+            'model = "rm"\n[agent]\nfunction = "my:solve"',
+            "reward.model is 'rm' and an agent plays, which returns its reward",
+        ),
     ],
 )
 def test_a_wrong_setting_of_the_rewards_is_named_with_its_value(tmp_path: Path, table: str, text: str) -> None:

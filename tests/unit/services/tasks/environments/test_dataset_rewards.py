@@ -53,7 +53,9 @@ def test_the_deadline_and_the_service_reach_the_job() -> None:
     assert (job.url, job.function, job.deadline_s, job.with_task) == ("http://rewards:8080/grade", "", 77.0, True)
     assert environment.reward_functions == ()
     assert create_environment("dataset", {}).reward_functions == (GRADE_ANSWER,)
-    assert create_environment("dataset", {"reward": OWN}).reward_functions == (OWN,)
+    (sample,) = create_environment("dataset", {"reward": OWN, "task_columns": ["level"]}).reward_functions
+    assert isinstance(sample, RewardJob)
+    assert (sample.function, sample.arguments["task"]) == (OWN, {"prompt": None, "answer": None, "level": None})
 
 
 def test_rows_need_no_answer_when_a_reward_of_ones_own_grades(tmp_path: Path) -> None:
@@ -116,6 +118,17 @@ def test_options_of_a_reward_that_do_not_fit_together_are_refused(options: dict[
     with pytest.raises(ValueError) as refusal:
         create_environment("dataset", options)
     assert text in str(refusal.value)
+
+
+def test_rows_without_an_answer_and_a_reward_are_for_a_reward_model(tmp_path: Path) -> None:
+    options = {"train_path": rows_file(tmp_path, {"question": "x"}), "answer_column": ""}
+    environment = create_environment("dataset", options)
+    assert (environment.needs_reward_model, environment.reward_functions) == (True, ())
+    task = environment.tasks("train").task(0)
+    state = environment.start(task, seed=0).state
+    assert (task, state, environment.step(state, "four").reward) == ({"prompt": "x"}, {}, 0.0)
+    assert not create_environment("dataset", {}).needs_reward_model
+    assert not create_environment("dataset", {"answer_column": "", "reward": OWN}).needs_reward_model
 
 
 async def test_a_reward_that_cannot_be_imported_is_said_before_anything_is_sampled() -> None:

@@ -141,7 +141,7 @@ async def test_each_job_has_a_scratch_folder_of_its_own_which_is_gone_after_it()
         for _ in range(2):
             result = await pool.grade(job("write_in_scratch", num_bytes=100))
             assert result.components == {"found": 0.0, "written": 100.0, "named": 1.0}, result
-            assert set(os.listdir(tempfile.gettempdir())) == before
+            assert len(set(os.listdir(tempfile.gettempdir())) - before) == 1, "the worker's own"
         assert (await pool.grade(job("write_in_scratch", num_bytes=200))).components["written"] == 100.0
         assert (await pool.grade(job("hang", deadline_s=0.1))).failure == "deadline"
     assert set(os.listdir(tempfile.gettempdir())) == before

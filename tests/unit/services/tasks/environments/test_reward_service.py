@@ -3,6 +3,8 @@
 import asyncio
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from aiohttp import web
 
 from gspo.tasks.environments import RewardJob
 from gspo_services.tasks.environments.reward_pool import RewardPool, RewardPoolOptions, RewardResult
+from gspo_services.tasks.json_rewards.client import seconds_to_wait
 from gspo_services.tasks.reward_worker.worker import MAX_MESSAGE_BYTES
 from tests.support.rewards.services import Handler, served
 
@@ -61,7 +64,7 @@ async def test_a_service_gets_the_arguments_and_its_components_are_weighted() ->
         (201, '{"reward": 1}', "refused", "answered 201"),
         (307, "", "refused", "answered 307 and points to /elsewhere: name that place"),
         (400, "no such task", "refused", "answered 400: no such task"),
-        (500, '{"reward": 1.0}', "refused", "answered 500"),
+        (404, '{"reward": 1.0}', "refused", "answered 404"),
     ],
 )
 async def test_an_answer_without_a_reward_is_a_failure_with_its_reason(
@@ -72,8 +75,8 @@ async def test_an_answer_without_a_reward_is_a_failure_with_its_reason(
     assert (result.reward, result.failure, detail in result.detail) == (None, reason, True), result
 
 
-@pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
-async def test_a_busy_service_is_asked_again(status: int) -> None:
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 529])
+async def test_a_service_that_is_busy_or_fails_is_asked_again(status: int) -> None:
     result = await graded(answering((status, ""), (200, "1.5")))
     assert (result.reward, result.failure) == (1.5, None)
 
@@ -99,6 +102,79 @@ async def test_a_service_that_stays_away_is_named_with_its_last_error() -> None:
     async with RewardPool() as pool:
         gone = await pool.grade(RewardJob(url=url, arguments={}, deadline_s=0.3))
     assert (gone.failure, url in gone.detail) == ("unreachable", True), gone
+
+
+@pytest.mark.parametrize("as_date", [False, True])
+async def test_a_service_is_left_alone_for_as_long_as_it_says(as_date: bool) -> None:
+    clock = asyncio.get_running_loop().time
+    asked: list[float] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        asked.append(clock())
+        if len(asked) > 1:
+            return web.json_response(1)
+        # A date has whole seconds: this one is between 2 and 3 away.
+        until = format_datetime(datetime.now(tz=UTC) + timedelta(seconds=3), usegmt=True)
+        return web.Response(status=429, headers={"Retry-After": until if as_date else "2"})
+
+    assert (await graded(handle)).reward == 1.0
+    assert 1.9 <= asked[1] - asked[0] < 10
+
+
+async def test_a_service_that_wants_to_be_left_alone_for_longer_than_the_deadline_is_not_asked_again() -> None:
+    asked: list[int] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        asked.append(1)
+        return web.Response(status=503, headers={"Retry-After": "600"})
+
+    result = await graded(handle, deadline_s=1.0)
+    assert (result.failure, len(asked), "wants to be left alone for 600 s" in result.detail) == ("refused", 1, True), result
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("120", 120.0), (" 0 ", 0.0), ("9" * 400, 86_400.0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0), ("", None),
+     ("soon", None), ("-3", None), ("1.5", None), ("nan", None), ("\u0663", None)],
+)  # fmt: skip
+def test_what_a_retry_after_says(header: str, seconds: float | None) -> None:
+    assert seconds_to_wait(header) == seconds
+
+
+async def test_one_hung_request_costs_a_second_one_and_not_the_attempt() -> None:
+    asked: list[int] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        asked.append(1)
+        if len(asked) == 1:
+            await asyncio.Event().wait()
+        return web.json_response({"reward": 1})
+
+    result = await graded(handle, deadline_s=4.0)
+    assert (result.reward, len(asked)) == (1.0, 2)
+
+
+async def test_a_service_that_is_just_slow_is_waited_for() -> None:
+    """It answers late in its deadline, and its answer to the repeated request would come after that."""
+
+    async def handle(request: web.Request) -> web.Response:
+        await asyncio.sleep(3)
+        return web.json_response({"reward": 1})
+
+    assert (await graded(handle, deadline_s=5.0)).reward == 1.0
+
+
+async def test_a_hung_request_whose_repetition_fails_is_still_waited_for() -> None:
+    asked: list[int] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        asked.append(1)
+        if len(asked) > 1:
+            return web.Response(status=500)
+        await asyncio.sleep(3)
+        return web.json_response({"reward": 1})
+
+    assert (await graded(handle, deadline_s=5.0)).reward == 1.0
 
 
 async def test_a_url_that_is_none_is_refused_at_once() -> None:
