@@ -37,6 +37,8 @@ Reply = Callable[[CallRequest], CallAnswer | CallRefused]
 class Dialogue:
     """The calls of one episode; each is answered by a function of its request."""
 
+    temperature = 1.0
+
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
         self.requests: list[CallRequest] = []
