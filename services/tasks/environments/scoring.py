@@ -47,9 +47,10 @@ async def through_the_door(
     Nothing else comes out, whatever ``making`` raises, except an end of this task that somebody else has asked for, errors
     that concern the whole process, a full disk among them, and ``passes``.
     """
+    let_out: tuple[type[BaseException], ...] = (GeneratorExit, *_OF_THE_PROCESS, *passes)
     try:
         return await making
-    except (GeneratorExit, *_OF_THE_PROCESS, *passes):
+    except let_out:
         raise
     except BaseException as error:
         if is_a(error, asyncio.CancelledError) and _is_asked_to_end():

@@ -38,6 +38,11 @@ def said(body: bytes) -> str:
     return base64.b64encode(body).decode()
 
 
+ENDINGS = (
+    "SystemExit", "KeyboardInterrupt", "GeneratorExit", "CancelledError", "StopIteration", "StopAsyncIteration",
+    "RecursionError", "BaseExceptionGroup", "surrogates", "in itself",
+)  # fmt: skip
+"""Errors that end more than a call."""
 CATALOGUE = [*({"return": name} for name in sorted(VALUES)), *({"raise": name} for name in sorted(ERRORS))]
 CONTROL = {"by": "reward", "recipe": {"return": "one"}}
 few = settings(max_examples=2, deadline=None, suppress_health_check=[*HealthCheck])
@@ -117,7 +122,7 @@ async def require_goes_on(run: Running, task: dict[str, Any]) -> None:
     assert isinstance(end, Finish), end
 
 
-@pytest.mark.parametrize("by", ["step", "reward", "function", "async function", "start"])
+@pytest.mark.parametrize("by", ["step", "reward", "function", "start"])
 async def test_every_value_and_every_error(hostile: Hostile, by: str) -> None:
     async with hostile() as run:
         tasks = [{"by": by, "recipe": recipe} for recipe in CATALOGUE]
@@ -134,7 +139,7 @@ async def test_every_value_and_every_error(hostile: Hostile, by: str) -> None:
 
 
 @few
-@given(st.lists(st.tuples(st.sampled_from(["start", *STEP_PARTS]), recipes), min_size=40, max_size=60))
+@given(st.lists(st.tuples(st.sampled_from(["start", *STEP_PARTS]), recipes), min_size=20, max_size=30))
 async def test_any_part_of_a_step(hostile: Hostile, made: list[tuple[str, Any]]) -> None:
     async with hostile() as run:
         await ends_of(run, [{"by": by, "recipe": recipe} for by, recipe in made], "reward_failures")
@@ -173,21 +178,22 @@ async def test_any_output_of_a_program_is_a_score(hostile: Hostile, made: list[t
         await require_goes_on(run, {"by": "program", "body": said(b"1.50"), "expected": "1.5", "function": ""})
 
 
-async def test_every_value_and_every_error_of_an_agent(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
-    agents = agents_starter(tokenizer, tmp_path)
-    async with agents(function="tests.support.policy.calling_agents:asks_and_acts", deadline_s=120.0) as run:
-        ends = await ends_of(run, [{"recipe": recipe} for recipe in CATALOGUE], "agent_failures")
-        scored = {recipe["return"] for recipe, end in zip(CATALOGUE, ends, strict=True) if isinstance(end, Finish)}
-        assert scored >= {"true", "one", "half", "a million", "numpy number"}
-        assert not scored & {"none", "nan", "largest", "text", "int that no float holds", "signalling nan"}
+AGENTS = "tests.support.policy.calling_agents:asks_and_acts"
+
+
+async def test_every_error_and_some_values_of_an_agent(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    made = [{"raise": name} for name in ("ValueError", *ENDINGS)] + [{"return": name} for name in ("half", "nan", "largest")]
+    async with agents_starter(tokenizer, tmp_path)(function=AGENTS, deadline_s=120.0) as run:
+        ends = await ends_of(run, [{"recipe": recipe} for recipe in made], "agent_failures")
+        assert [type(end) for end in ends] == [Release] * (1 + len(ENDINGS)) + [Finish, Release, Release]
         await require_goes_on(run, {"recipe": {"return": "one"}})
 
 
 @few
-@given(st.lists(recipes, min_size=10, max_size=20))
+@given(st.lists(recipes, min_size=8, max_size=12))
 async def test_any_agent(tokenizer: ChatTokenizer, tmp_path_factory: pytest.TempPathFactory, made: list[Any]) -> None:
     agents = agents_starter(tokenizer, tmp_path_factory.mktemp("run"))
-    async with agents(function="tests.support.policy.calling_agents:asks_and_acts", deadline_s=120.0) as run:
+    async with agents(function=AGENTS, deadline_s=120.0) as run:
         await ends_of(run, [{"recipe": recipe} for recipe in made], "agent_failures")
         await require_goes_on(run, {"recipe": {"return": "one"}})
 
@@ -268,5 +274,5 @@ async def test_where_the_agents_door_is_open_one_score_ends_the_rollout(tokenize
         for bug in bugs:
             stack.enter_context(planted(bug))
         with pytest.raises(BaseExceptionGroup):
-            async with agents(function="tests.support.policy.calling_agents:asks_and_acts") as run:
+            async with agents(function=AGENTS) as run:
                 await ends_of(run, [{"recipe": {"return": "huge components"}}], "agent_failures")

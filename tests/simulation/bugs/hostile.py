@@ -72,10 +72,10 @@ HOSTILE = (
         weather=_engines_lie(),
     ),
     Bug(
-        name="a rollout does not check what an environment rewards",
+        name="what a rollout makes of an absurd reward does not go through the door",
         module="gspo_services.rollout.environment_loop",
-        old='            require_rewards("turn_rewards", [*trajectory.turn_rewards, reward])\n',
-        new="            pass\n",
+        old="await through_the_door(self._run(lease, trajectory), self._refused, (EpisodeFailed, EngineError))",
+        new="await self._run(lease, trajectory)",
         invariants=("no process ends by itself", "no error", "no peer"),
         weather=tuple(Event(at=at, kind="rewards_fail", seconds=8.0, amount=0.5) for at in (0.5, 10.0)),
         seed=1,

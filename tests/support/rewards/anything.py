@@ -237,7 +237,9 @@ def step_of(part: str, recipe: Any, action: str) -> Any:
     fields: dict[str, Any] = {"state": {}, "messages": [], "reward": 1.0, "done": True}
     if part.startswith("job."):
         part = part.removeprefix("job.")
+        # Short, because a service at any address is asked until then.
         job: dict[str, Any] = {
+            "deadline_s": 1.0,
             "function": "tests.support.rewards.anything:grade",
             "arguments": {"recipe": {"return": "one"}},
         }
