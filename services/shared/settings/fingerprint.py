@@ -23,7 +23,7 @@ def run_fingerprint(settings: Settings) -> str:
         "model": PurePath(plain["model"]["path"]).name,
         "environment": plain["environment"],
         # The members of a group are compared, and different rollouts may grade them.
-        "reward": {"on_deadline": plain["reward"]["on_deadline"]},
+        "reward": {key: plain["reward"][key] for key in ("on_deadline", "group", "group_weights")},
         "batch": plain["batch"],
         "num_brokers": plain["broker"]["num_brokers"],
     }

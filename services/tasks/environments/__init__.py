@@ -10,7 +10,7 @@ from gspo_services.tasks.environments.registry import (
     find_task_set,
 )
 from gspo_services.tasks.environments.reward_pool import FailureReason, RewardPool, RewardPoolOptions
-from gspo_services.tasks.environments.reward_results import RewardPart
+from gspo_services.tasks.environments.reward_results import RewardPart, RewardResult
 from gspo_services.tasks.environments.scoring import Score, score_of
 from gspo_services.tasks.environments.shop import TOOLS, Shop, ShopOptions, tool_result
 from gspo_services.tasks.environments.sources import MixedTasks
@@ -24,6 +24,7 @@ __all__ = [
     "RewardPart",
     "RewardPool",
     "RewardPoolOptions",
+    "RewardResult",
     "Score",
     "Shop",
     "ShopOptions",

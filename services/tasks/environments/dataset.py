@@ -61,6 +61,9 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A function "package.module:function" of (completion, task) that grades; "": math-verify compares the answers."""
     reward_url: str = ""
     """In place of a function: a service that gets {"completion", "task"} by POST and answers {"reward": ...}."""
+    graded_alone: bool = True
+    """False: an answer alone is worth 0, because reward.group compares all answers of a group. Then there are no
+    evaluations, which grade each answer alone."""
     reward_weights: dict[str, float] | None = None
     """What each named component of a reward of your own counts; each must be there. Left out: the sum of all."""
     reward_deadline_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 10.0
@@ -89,12 +92,17 @@ class Dataset(Environment):
 
     @property
     def reward_functions(self) -> Sequence[str]:
-        """The function that grades; none for a service."""
-        return () if self._options.reward_url else (self._options.reward or VERIFY_ANSWER,)
+        """The function that grades; none for a service, and where nothing grades an answer alone."""
+        return () if self._options.reward_url or not self._options.graded_alone else (self._options.reward or VERIFY_ANSWER,)
 
     def tasks(self, split: Split) -> TaskSource:
         """The rows of the split's files, in their order. Raises: ValueError that names the file and line of a bad row."""
         options = self._options
+        if split == "eval" and not options.graded_alone:
+            raise ValueError(
+                "graded_alone is false, and evaluations grade each answer alone: set reward or reward_url, or switch them "
+                "off (evaluation.every_batches = 0)"
+            )
         reading = TaskReading(self._task_of_row, options.on_bad_row, options.id_column, options.filter)
         return tasks_of_split("dataset environment", split, options, reading)
 
@@ -112,10 +120,13 @@ class Dataset(Environment):
         if self._options.system_prompt and asked[0]["role"] != "system":
             messages.append({"role": "system", "content": self._options.system_prompt})
         messages += asked
-        return Start(state={} if self._options.has_own_reward else {"answer": str(task["answer"])}, messages=messages)
+        compares = self._options.graded_alone and not self._options.has_own_reward
+        return Start(state={"answer": str(task["answer"])} if compares else {}, messages=messages)
 
     def step(self, state: State, action: str) -> Step:
         """Have the answer graded; the episode is over."""
+        if not self._options.graded_alone:
+            return Step(state=state, messages=[], reward=0.0, done=True)
         job = self._own_reward(action) if self._options.has_own_reward else self._comparison(state, action)
         return Step(state=state, messages=[], reward=job, done=True)
 
@@ -156,10 +167,15 @@ def _require_reward(options: DatasetOptions) -> None:
         )
     if options.reward_url and not _is_http(options.reward_url):
         raise ValueError(f'reward_url is "{options.reward_url}": expected a URL such as "http://rewards:8080/grade"')
-    if not options.has_own_reward and not options.answer_column:
+    if options.has_own_reward and not options.graded_alone:
+        raise ValueError(
+            f'graded_alone is false and reward is "{options.reward or options.reward_url}": it grades answers alone; leave '
+            "one of them out"
+        )
+    if options.graded_alone and not options.has_own_reward and not options.answer_column:
         raise ValueError(
             'answer_column is "", and without an answer there is nothing to compare: set reward or reward_url, or name the '
-            "column"
+            "column; where reward.group is the only reward, set graded_alone = false"
         )
     if not options.has_own_reward and options.reward_weights is not None:
         raise ValueError("reward_weights are for a reward with named components, and math-verify has none: set reward")

@@ -79,7 +79,7 @@ class RewardPool:
         ServiceError when an import takes longer than start_timeout_s."""
         try:
             for function in self._functions:
-                await self._require(function)
+                await self._require({"function": function})
             for probe in self._probes:
                 await self._sandboxed.require(probe)
         except BaseException:
@@ -92,6 +92,10 @@ class RewardPool:
     ) -> None:
         await self.close()
 
+    async def require_group(self, function: str) -> None:
+        """Raises: as ``__aenter__``, for a function that compares the answers of a group."""
+        await self._require({"function": function, "size": 0})
+
     async def close(self) -> None:
         """Kill every worker; jobs in progress and jobs that wait end with the failure "closed"."""
         self._closed = True
@@ -100,14 +104,21 @@ class RewardPool:
         for worker in self._workers:
             await worker.close()
 
-    async def grade(self, job: RewardJob) -> RewardResult:
+    async def grade(self, job: RewardJob, group_size: int | None = None) -> RewardResult:
         """The reward of ``job``, or why there is none. It never raises because of the job or its worker.
+
+        ``group_size``: its function compares so many answers, and the result has a reward for each; None: one answer.
 
         waits for:    a free worker, then at most start_timeout_s + job.deadline_s; a service, at most job.deadline_s; the
                       sandbox
         unblocked by: another job's end; the deadline, which kills; a program's limits; close
         """
-        result = await (self._by_service(job) if job.url else self._by_grader(job) if job.grader else self._by_worker(job))
+        if job.url:
+            result = await self._by_service(job)
+        elif job.grader:
+            result = await self._by_grader(job)
+        else:
+            result = await self._by_worker(job, group_size)
         if self._closed and result.failure in ("crashed", "unreachable", "sandbox"):
             return no_reward("closed", "the reward pool was closed during the job")
         if result.failure is not None:
@@ -135,7 +146,7 @@ class RewardPool:
         with self._timed("work"):
             return await self._sandboxed.result(job)
 
-    async def _by_worker(self, job: RewardJob) -> RewardResult:
+    async def _by_worker(self, job: RewardJob, group_size: int | None) -> RewardResult:
         with self._timed("wait"):
             await self._free.acquire()
         try:
@@ -143,7 +154,7 @@ class RewardPool:
                 return no_reward("closed", "the reward pool is closed")
             with self._timed("work"):
                 async with self._scratch() as folder:
-                    return await self._graded(job, folder)
+                    return await self._graded(job, folder, group_size)
         finally:
             self._free.release()
 
@@ -154,20 +165,22 @@ class RewardPool:
         yield
         self._took(part, clock() - begin)
 
-    async def _require(self, function: str) -> None:
+    async def _require(self, request: dict[str, str | int]) -> None:
         worker = self._idle[-1]  # the one that the first job gets
-        answer = await worker.grade(msgpack.packb({"function": function, "arguments": None}), None)
+        answer = await worker.grade(msgpack.packb({**request, "arguments": None}), None)
         if answer.failure is not None:
             # A slow start may have been this machine's doing, and go well the next time.
             error = ServiceError if answer.failure == "deadline" else ConfigurationError
             raise error(
-                f'the reward function "{function}" cannot be used: {answer.detail}\nIt needs its package installed, or its '
-                "module in the working directory; it is imported with the limits of [reward]"
+                f'the reward function "{request["function"]}" cannot be used: {answer.detail}\nIt needs its package '
+                "installed, or its module in the working directory; it is imported with the limits of [reward]"
             )
 
-    async def _graded(self, job: RewardJob, folder: str) -> RewardResult:
+    async def _graded(self, job: RewardJob, folder: str, group_size: int | None) -> RewardResult:
         try:
-            request = msgpack.packb({"function": job.function, "arguments": job.arguments, "scratch": folder})
+            request = msgpack.packb(
+                {"function": job.function, "arguments": job.arguments, "scratch": folder, "size": group_size}
+            )
         except (TypeError, ValueError, OverflowError) as error:
             return no_reward("bad_job", f"the job's arguments are not plain data: {error}")
         if len(request) > MAX_MESSAGE_BYTES:
@@ -179,16 +192,18 @@ class RewardPool:
         finally:
             self._idle.append(worker)
         # Only of a job that had begun: a worker that starts too slowly is not the policy's doing.
-        if answer.failure in ("deadline", "cpu_time") and answer.found and self._options.on_deadline == "zero":
+        is_slow = answer.failure in ("deadline", "cpu_time") and answer.found
+        if is_slow and group_size is None and self._options.on_deadline == "zero":
             return RewardResult(reward=0.0, failure=answer.failure, detail=answer.detail)
         if answer.failure is not None:
             return no_reward(answer.failure, answer.detail)
         try:
+            if group_size is not None:
+                return RewardResult(reward=None, of_answers=[_scored(each, job) for each in answer.rewards or []])
             assert answer.value is not None
-            score = score_of(answer.value, job.weights)
+            return _scored(answer.value, job)
         except UnscoredError as error:
             return no_reward(error.reason, str(error))
-        return RewardResult(reward=score.reward, components=score.components)
 
     @asynccontextmanager
     async def _scratch(self) -> AsyncIterator[str]:
@@ -201,3 +216,9 @@ class RewardPool:
             yield folder
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _scored(value: float | dict[str, float], job: RewardJob) -> RewardResult:
+    """Raises: UnscoredError."""
+    score = score_of(value, job.weights)
+    return RewardResult(reward=score.reward, components=score.components)

@@ -23,7 +23,7 @@ from gspo_services.tasks.worker.reward_value import UnscoredReason
 log = structlog.get_logger(__name__)
 
 _LAST_MOMENT_S: Final = 1.0
-_ENDED_AS_IT_SHOULD: Final = (None, "raised", "unknown_function", *get_args(UnscoredReason))
+_ENDED_AS_IT_SHOULD: Final = (None, "raised", "unknown_function", "wrong_length", *get_args(UnscoredReason))
 """Failures of a job after which its worker takes the next one."""
 
 
@@ -34,14 +34,17 @@ class RewardAnswer(msgspec.Struct, forbid_unknown_fields=True):
     found: bool | None = None
     reward: float | None = None
     components: Components | None = None
+    rewards: list[float | Components] | None = None
+    """Of each answer of a group."""
     failure: FailureReason | None = None
     detail: str = ""
 
     def __post_init__(self) -> None:
         """Raises: ValueError for a number that no worker sends. Unlike JSON, msgpack has NaN and infinities."""
-        for number in (self.reward or 0.0, *(self.components or {}).values()):
-            if not math.isfinite(number):
-                raise ValueError(f"a reward is {number}")
+        for value in (self.reward or 0.0, self.components or {}, *(self.rewards or [])):
+            for number in value.values() if isinstance(value, dict) else (value,):
+                if not math.isfinite(number):
+                    raise ValueError(f"a reward is {number}")
 
     @property
     def value(self) -> float | dict[str, float] | None:
@@ -120,7 +123,7 @@ class RewardProcess:
         except (ConnectionError, asyncio.IncompleteReadError):
             return await self._ended_during_job(process)
         self._num_jobs += 1
-        if answer.value is None and answer.failure is None:
+        if answer.value is None and answer.rewards is None and answer.failure is None:
             return _failed("crashed", "the worker answered neither with a reward nor with a failure")
         return answer
 

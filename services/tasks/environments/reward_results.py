@@ -9,12 +9,13 @@ import msgspec
 from gspo_services.tasks.worker.reward_value import UnscoredReason
 
 FailureReason = Literal[
-    UnscoredReason, "deadline", "cpu_time", "memory", "crashed", "raised", "unknown_function", "bad_job", "too_large",
-    "no_result", "unreachable", "refused", "closed", "bad_task", "sandbox",
+    UnscoredReason, "wrong_length", "deadline", "cpu_time", "memory", "crashed", "raised", "unknown_function", "bad_job",
+    "too_large", "no_result", "unreachable", "refused", "closed", "bad_task", "sandbox",
 ]  # fmt: skip
-"""Why a job has no reward. unknown_function: it cannot be imported. bad_job: its arguments are not plain data. no_result,
-unreachable, refused: a service answered with no JSON, could not be reached, or answered with an error. bad_task: the task's
-tests or its checker are wrong. sandbox: no program could be run, or a compiler is missing."""
+"""Why a job has no reward. wrong_length: a group's rewards are not one for each answer. unknown_function: it cannot be
+imported. bad_job: its arguments are not plain data. no_result, unreachable, refused: a service answered with no JSON, could
+not be reached, or answered with an error. bad_task: the task's tests or its checker are wrong. sandbox: no program could be
+run, or a compiler is missing."""
 
 
 RewardPart = Literal["wait", "work"]
@@ -28,6 +29,8 @@ class RewardResult(msgspec.Struct, frozen=True, kw_only=True):
     """Finite; None when there is none."""
     components: dict[str, float] = {}
     """The parts of the reward by name, without their weights; empty for a function that returns one number."""
+    of_answers: list[RewardResult] = []
+    """Of a job that compares the answers of a group: what each is worth. Then ``reward`` is None."""
     failure: FailureReason | None = None
     """Why there is no reward, or why it is 0 (``RewardPoolOptions.on_deadline``)."""
     detail: str = ""

@@ -28,6 +28,7 @@ import msgpack
 
 from gspo_services.shared.runtime.user_modules import import_named
 from gspo_services.tasks.reward_worker.failures import described, import_failure
+from gspo_services.tasks.reward_worker.groups import arguments_of, group_outcome, require_comparison
 from gspo_services.tasks.reward_worker.isolation import isolate
 from gspo_services.tasks.worker.reward_value import outcome_of
 
@@ -66,16 +67,18 @@ def find_function(path: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def grade(function: Callable[..., Any], arguments: dict[str, Any], loop: asyncio.Runner) -> dict[str, Any]:
-    """Call ``function``; an async one runs in ``loop``.
+def grade(
+    function: Callable[..., Any], arguments: dict[str, Any], loop: asyncio.Runner, size: int | None = None
+) -> dict[str, Any]:
+    """Call ``function``; an async one runs in ``loop``. ``size``: of the group that it compares; None: it grades one answer.
 
-    Returns what ``outcome_of`` makes of its value, or {"failure": reason, "detail": text}.
+    Returns what ``outcome_of`` or ``group_outcome`` makes of its value, or {"failure": reason, "detail": text}.
     """
     try:
-        value = function(**arguments)
+        value = function(**(arguments if size is None else arguments_of(function, arguments)))
         if inspect.isawaitable(value):
             value = loop.run(_awaited(value), context=contextvars.copy_context())
-        return outcome_of(value)
+        return outcome_of(value) if size is None else group_outcome(value, size)
     except MemoryError:
         return {"failure": "memory", "detail": "the job needed more memory than a worker may have"}
     # This is the user's code, and its failure is data: also one that leaves, or cancels itself.
@@ -141,7 +144,9 @@ def main(memory_bytes: int, cpu_s: int, *, network: bool, file_bytes: int) -> No
     while True:
         job = jobs.get()
         try:
-            function = find_function(job["function"])
+            function, size = find_function(job["function"]), job.get("size")
+            if size is not None:
+                require_comparison(job["function"], function)
         except ValueError as error:
             write_message(results, {"failure": "unknown_function", "detail": str(error)})
             continue
@@ -151,4 +156,4 @@ def main(memory_bytes: int, cpu_s: int, *, network: bool, file_bytes: int) -> No
         limit_cpu_of_next_job(cpu_s)
         if job["scratch"]:
             use_scratch(job["scratch"])
-        write_message(results, grade(function, job["arguments"], loop))
+        write_message(results, grade(function, job["arguments"], loop, size))

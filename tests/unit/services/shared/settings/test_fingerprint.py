@@ -20,6 +20,7 @@ def fingerprint(*overrides: str) -> str:
         "environment.name=calculator",
         "environment.options={digits = 3}",
         "reward.on_deadline=zero",
+        "reward.group=my_rewards:rank",
         "batch.group_size=3",
         "batch.max_lag=7",
         "broker.num_brokers=2",
