@@ -64,4 +64,5 @@ def _of_turn(payload: Payload, turn: int) -> Array:
     """The tokens that the policy sampled for one turn, int32 [T]."""
     marks = [segment.kind == "action" and segment.turn == turn for segment in payload.segments]
     is_its = np.repeat(marks, [segment.num_tokens for segment in payload.segments])
-    return payload.token_ids[is_its]
+    tokens: Array = payload.token_ids[is_its]
+    return tokens

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gspo.tasks.environments import RewardJob
 from gspo_protocol.codec import Array
 from gspo_protocol.errors import ProtocolError
-from gspo_protocol.messages import Grade, Graded, GroupMember
+from gspo_protocol.messages import Grade, Graded, GroupMember, Plain
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.work import EpisodeFailed, EpisodeIntake
 from gspo_services.shared.settings import RewardSection
@@ -18,6 +19,9 @@ from gspo_services.tasks.worker.reward_value import UnscoredError, require_count
 
 if TYPE_CHECKING:
     from gspo_services.rollout.tokenizer import ChatTokenizer
+
+LONG_TOKENS: Final = 16_384
+"""Above this many tokens a thread decodes: it takes some 20 ms, which would stall every episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +39,18 @@ class GroupRewards:
     broker: EpisodeIntake
     metrics: RolloutMetrics
 
-    def begin(self, grade: Grade, arrays: Mapping[str, Array]) -> Comparison:
+    def begin(self, grade: Grade, arrays: Mapping[str, Array]) -> GroupComparison:
         """Make the work of a Grade. Nothing happens before ``run``."""
-        return Comparison(self, grade, arrays["token_ids"])
+        return GroupComparison(self, grade, arrays["token_ids"])
 
     async def run(self, grade: Grade, token_ids: Array) -> None:
         """Compare and answer. Raises: EpisodeFailed."""
-        task = grade.task
-        arguments = {
-            "completions": self._texts(grade, token_ids), "task": task, "rewards": [each.reward for each in grade.members],
-        }  # fmt: skip
+        if grade.num_tokens > LONG_TOKENS:
+            completions = await asyncio.to_thread(self._texts, grade, token_ids)
+        else:
+            completions = self._texts(grade, token_ids)
+        rewards = [each.reward for each in grade.members]
+        arguments: Plain = {"completions": completions, "task": grade.task, "rewards": rewards}
         job = RewardJob(
             function=self.settings.group,
             arguments=arguments,
@@ -83,7 +89,7 @@ class GroupRewards:
         return EpisodeFailed(f"no rewards of the group: {reason}: {detail}")
 
 
-class Comparison:
+class GroupComparison:
     """The ``EpisodeWork`` of one Grade."""
 
     num_tokens = 0

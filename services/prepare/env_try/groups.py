@@ -20,7 +20,7 @@ def played_of_each(settings: Settings, split: Split) -> int:
 
 
 @dataclass(kw_only=True)
-class Answers:
+class PlayedAnswers:
     """What the episodes of one task have said, and what each is worth alone."""
 
     members: list[GroupMember] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Answers:
         self.token_ids.append(answer)
 
 
-async def compared(groups: GroupRewards, intake: LocalIntake, task: Task, answers: Answers) -> Graded | str:
+async def compared(groups: GroupRewards, intake: LocalIntake, task: Task, answers: PlayedAnswers) -> Graded | str:
     """The rewards of the answers beside each other, or why there are none."""
     grade = Grade(trajectory_id=0, epoch=1, group_id=0, task=task, members=answers.members)
     try:

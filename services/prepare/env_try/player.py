@@ -19,7 +19,7 @@ from gspo_protocol.messages.base import require_plain
 from gspo_protocol.messages.journal import journal_array
 from gspo_protocol.messages.pieces import NO_PIECES, piece_arrays
 from gspo_services.broker.ledger import trajectory_seed
-from gspo_services.prepare.env_try.groups import Answers, compared, played_of_each
+from gspo_services.prepare.env_try.groups import PlayedAnswers, compared, played_of_each
 from gspo_services.prepare.env_try.prompts import Prompts, WatchedTokenizer
 from gspo_services.prepare.env_try.watcher import EpisodeWatch, PlayedTurn, TurnWatcher
 from gspo_services.rollout.group_rewards import GroupRewards
@@ -142,7 +142,7 @@ class EpisodePlayer:
         """
         played: list[PlayedEpisode] = []
         for index in tasks.indices:
-            answers = Answers()
+            answers = PlayedAnswers()
             group = [await self._one_of(tasks, index, number, answers, audience) for number in range(tasks.played_of_each)]
             if self._groups is not None and tasks.played_of_each > 1:
                 await self._compare(self._groups, group, answers)
@@ -151,7 +151,7 @@ class EpisodePlayer:
         return played
 
     async def _one_of(
-        self, tasks: TaskPicker, index: int, number: int, answers: Answers, audience: Audience
+        self, tasks: TaskPicker, index: int, number: int, answers: PlayedAnswers, audience: Audience
     ) -> PlayedEpisode:
         """Play a task for the ``number``-th time."""
         trajectory = index * tasks.played_of_each + number
@@ -172,7 +172,7 @@ class EpisodePlayer:
         audience.ended(episode)
         return episode
 
-    async def _compare(self, groups: GroupRewards, group: list[PlayedEpisode], answers: Answers) -> None:
+    async def _compare(self, groups: GroupRewards, group: list[PlayedEpisode], answers: PlayedAnswers) -> None:
         """Give each episode its reward beside the others; none has one if they cannot be compared."""
         failed = sum(episode.reward is None for episode in group)
         found: Graded | str = f"{failed} of its {len(group)} episodes failed, so that they are not compared"

@@ -140,6 +140,30 @@ def test_a_grade_whose_holder_is_silent_goes_to_another_and_the_first_is_told() 
     assert group_of(world, group_id)[1] == [("finished", 1.0), ("finished", 2.0)], "a late result changes nothing"
 
 
+def test_nobody_grades_a_group_that_another_has() -> None:
+    world = comparing(groups_per_batch=1)
+    group_id = ended_group(world, 0.0, 0.0)
+    lease = to_grade(world, R1)
+    for epoch in (lease.epoch, lease.epoch + 1, lease.epoch - 1):
+        assert replies(world.send(R2, answer(lease, 9.0, 9.0, epoch=epoch)), LeaseEnded)
+    other = Graded(trajectory_id=10**6, epoch=1, rewards=[9.0, 9.0], components=[{}, {}])
+    assert replies(world.send(R2, other), LeaseEnded)
+    assert group_of(world, group_id) == ("open", [("ended", 0.0), ("leased", 0.0)])
+    world.send(R1, answer(lease, 1.0, 2.0))
+    assert group_of(world, group_id)[0] == "complete"
+
+
+def test_a_grade_of_a_group_that_was_dropped_changes_nothing() -> None:
+    world = comparing(groups_per_batch=1)
+    group_id = ended_group(world, 0.0, 0.0)
+    lease = to_grade(world)
+    actions = world.publish(5, 0)
+    assert [ended.epoch for ended in replies(actions, LeaseEnded)] == [lease.epoch]
+    assert group_of(world, group_id)[0] == "dropped"
+    assert replies(world.send(R2, answer(lease, 1.0, 2.0)), LeaseEnded)
+    assert group_of(world, group_id) == ("dropped", [("ended", 0.0), ("leased", 0.0)])
+
+
 def test_a_grade_is_renewed_by_heartbeats() -> None:
     world = comparing()
     ended_group(world, 0.0, 0.0)
