@@ -237,3 +237,7 @@ def hang_together(completions: list[str], task: dict) -> list[float]:
 
 def too_few(completions: list[str], task: dict) -> list[float]:
     return [0.0 for _ in completions[1:]]
+
+
+def answer_together(completions: list[str], task: dict) -> list[float]:
+    return [answer_falsely(task["body"])]

@@ -188,7 +188,7 @@ class RewardPool:
         # The worker that became free last, so that only as many interpreters start as the load needs.
         worker = self._idle.pop()
         try:
-            answer = await worker.grade(request, job.deadline_s)
+            answer = await worker.grade(request, job.deadline_s, group_size)
         finally:
             self._idle.append(worker)
         # Only of a job that had begun: a worker that starts too slowly is not the policy's doing.

@@ -68,14 +68,15 @@ class RewardProcess:
         self._closed = True
         await self.kill()
 
-    async def grade(self, request: bytes, deadline_s: float | None) -> RewardAnswer:
+    async def grade(self, request: bytes, deadline_s: float | None, group_size: int | None = None) -> RewardAnswer:
         """Let the worker grade ``request``. An early end kills the process, so no pipe stays half read.
 
-        Without a deadline the request is only to find its function, and so is the answer.
+        Without a deadline the request is only to find its function, and so is the answer. ``group_size``: the rewards that
+        the answer must have; None: one.
         """
         finished = False
         try:
-            answer = await self._answer(request, deadline_s)
+            answer = await self._answer(request, deadline_s, group_size)
             finished = answer.failure in _ENDED_AS_IT_SHOULD
             return answer
         finally:
@@ -95,7 +96,7 @@ class RewardProcess:
         await process.wait()
         await asyncio.to_thread(kill_marked, self._mark, process.pid)
 
-    async def _answer(self, request: bytes, deadline_s: float | None) -> RewardAnswer:
+    async def _answer(self, request: bytes, deadline_s: float | None, group_size: int | None) -> RewardAnswer:
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
                 process = await self._running_process()
@@ -123,7 +124,9 @@ class RewardProcess:
         except (ConnectionError, asyncio.IncompleteReadError):
             return await self._ended_during_job(process)
         self._num_jobs += 1
-        if answer.value is None and answer.rewards is None and answer.failure is None:
+        num_rewards = None if answer.rewards is None else len(answer.rewards)
+        is_missing = num_rewards != group_size or (group_size is None and answer.value is None)
+        if answer.failure is None and is_missing:
             return _failed("crashed", "the worker answered neither with a reward nor with a failure")
         return answer
 

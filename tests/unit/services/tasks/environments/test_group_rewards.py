@@ -2,11 +2,40 @@
 
 from typing import Any
 
+import msgpack
 import pytest
 
 from gspo.tasks.environments import RewardJob
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.tasks.environments import RewardPool, RewardPoolOptions, RewardResult
+from gspo_services.tasks.reward_worker.worker import LENGTH
+
+TAKEN = {
+    "[1, 2.5]": [1.0, 2.5],
+    "(True, False)": [1.0, 0.0],
+    "__import__('numpy').array([0.25, 4])": [0.25, 4.0],
+    "(x / 2 for x in (1, 2))": [0.5, 1.0],
+}
+"""What a function returns for two answers, as Python, and their rewards."""
+REFUSED = {
+    "[1.0]": ("wrong_length", "returned 1 rewards: expected a list of 2, one for each answer"),
+    "[1.0, 2.0, 3.0]": ("wrong_length", "returned 3 rewards: expected a list of 2"),
+    "[]": ("wrong_length", "returned 0 rewards"),
+    "1.0": ("wrong_length", "returned a value of type float: expected a list of 2"),
+    "None": ("wrong_length", "type NoneType"),
+    "'ab'": ("wrong_length", "type str"),
+    "{1.0, 2.0}": ("wrong_length", "type set"),
+    "{'a': 1, 'b': 2}": ("wrong_length", "type dict"),
+    "[1.0, float('nan')]": ("not_finite", "answer 1 of 2: the reward is nan (float)"),
+    "[1.0, 10**400]": ("not_finite", "answer 1 of 2"),
+    "['1', 1.0]": ("not_finite", "answer 0 of 2: the reward is '1' (str)"),
+    "__import__('numpy').ones((2, 1))": ("not_finite", "answer 0 of 2"),
+    "[{}, 1.0]": ("missing_component", "answer 0 of 2"),
+    "[1.0, {'a b': 1.0}]": ("bad_component", "answer 1 of 2"),
+    "1 / 0": ("raised", "ZeroDivisionError"),
+    "__import__('sys').exit(3)": ("raised", "SystemExit"),
+}
+"""The same, with the failure and a part of its detail."""
 
 
 def path(name: str) -> str:
@@ -43,45 +72,16 @@ async def test_a_function_gets_what_answers_are_worth_alone_only_if_it_asks() ->
     assert [each.reward for each in later.of_answers] == [2.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("value", "rewards"),
-    [
-        ("[1, 2.5]", [1.0, 2.5]),
-        ("(True, False)", [1.0, 0.0]),
-        ("__import__('numpy').array([0.25, 4])", [0.25, 4.0]),
-        ("(x / 2 for x in (1, 2))", [0.5, 1.0]),
-    ],
-)
-async def test_any_ordered_numbers_are_taken(value: str, rewards: list[float]) -> None:
-    result = await compared(job("as_it_says", value, ""))
-    assert [each.reward for each in result.of_answers] == rewards, result
-
-
-@pytest.mark.parametrize(
-    ("value", "reason", "detail"),
-    [
-        ("[1.0]", "wrong_length", "returned 1 rewards: expected a list of 2, one for each answer"),
-        ("[1.0, 2.0, 3.0]", "wrong_length", "returned 3 rewards: expected a list of 2"),
-        ("[]", "wrong_length", "returned 0 rewards"),
-        ("1.0", "wrong_length", "returned a value of type float: expected a list of 2"),
-        ("None", "wrong_length", "type NoneType"),
-        ("'ab'", "wrong_length", "type str"),
-        ("{1.0, 2.0}", "wrong_length", "type set"),
-        ("{'a': 1, 'b': 2}", "wrong_length", "type dict"),
-        ("[1.0, float('nan')]", "not_finite", "answer 1 of 2: the reward is nan (float)"),
-        ("[1.0, 10**400]", "not_finite", "answer 1 of 2"),
-        ("['1', 1.0]", "not_finite", "answer 0 of 2: the reward is '1' (str)"),
-        ("__import__('numpy').ones((2, 1))", "not_finite", "answer 0 of 2"),
-        ("[{}, 1.0]", "missing_component", "answer 0 of 2"),
-        ("[1.0, {'a b': 1.0}]", "bad_component", "answer 1 of 2"),
-        ("1 / 0", "raised", "ZeroDivisionError"),
-        ("__import__('sys').exit(3)", "raised", "SystemExit"),
-    ],
-)
-async def test_anything_else_is_a_failure_with_its_reason(value: str, reason: str, detail: str) -> None:
-    result = await compared(job("as_it_says", value, ""))
-    assert (result.reward, result.of_answers, result.failure) == (None, [], reason)
-    assert detail in result.detail
+async def test_any_ordered_numbers_are_taken_and_anything_else_is_a_failure_with_its_reason() -> None:
+    found = {}
+    async with RewardPool(RewardPoolOptions(num_workers=1)) as pool:
+        for value in (*TAKEN, *REFUSED):
+            found[value] = await pool.grade(job("as_it_says", value, ""), 2)
+    assert {value: [each.reward for each in found[value].of_answers] for value in TAKEN} == TAKEN
+    for value, (reason, detail) in REFUSED.items():
+        result = found[value]
+        assert (result.reward, result.of_answers, result.failure) == (None, [], reason), value
+        assert detail in result.detail, value
 
 
 async def test_a_weight_needs_its_component_in_every_answer() -> None:
@@ -113,3 +113,13 @@ async def test_a_function_that_cannot_compare_is_found_at_the_start(name: str, t
         with pytest.raises(ConfigurationError) as raised:
             await pool.require_group(path(name))
     assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("false", [{"reward": 1.0}, {"rewards": [1.0, {"a": "1"}]}, {"rewards": [{}] * 3}])
+async def test_what_reward_code_writes_into_the_pipe_is_checked(false: dict[str, Any]) -> None:
+    body = msgpack.packb(false)
+    lying = job("answer_together", "a", "b", task={"body": LENGTH.pack(len(body)) + body})
+    async with RewardPool(RewardPoolOptions(num_workers=1)) as pool:
+        result = await pool.grade(lying, 2)
+        assert (result.of_answers, result.failure) == ([], "crashed"), result
+        assert [each.reward for each in (await pool.grade(job("rank", "b", "a"), 2)).of_answers] == [1.0, 0.0]
