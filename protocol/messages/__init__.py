@@ -56,6 +56,9 @@ from gspo_protocol.messages.weights import (
 from gspo_protocol.messages.work import (
     Chunk,
     Finish,
+    Grade,
+    Graded,
+    GroupMember,
     Heartbeat,
     Lease,
     LeaseEnded,
@@ -68,13 +71,14 @@ from gspo_protocol.messages.work import (
 
 AnyMessage = (
     Hello | Goodbye | Welcome | Refused | Ack
-    | LeaseRequest | Lease | NoLease | Chunk | Chunks | Journal | Finish | Release | LeaseEnded | Heartbeat | Pulse
+    | LeaseRequest | Lease | NoLease | Chunk | Chunks | Journal | Finish | Grade | Graded | Release | LeaseEnded | Heartbeat
+    | Pulse
     | BatchRequest | BatchPending | Batch | BatchPartRequest | BatchPart | SkipBatch | EndOfRun | Evaluated
     | Published | Trained | BatchFailed | Checkpointed | Resume
     | ManifestRequest | Manifest | WeightRequest | WeightChunk | WeightGone | Loaded
     | StatusRequest | Status | StopRequest | RequeueRequest
 )  # fmt: skip
-SEQUENCED = (Chunk, Chunks, Journal, Finish, Release, Published, Trained, BatchFailed, Checkpointed)
+SEQUENCED = (Chunk, Chunks, Journal, Finish, Graded, Release, Published, Trained, BatchFailed, Checkpointed)
 """Messages that must arrive: sent with a sequence number, kept by the sender until acknowledged."""
 
 FOR_ONE_LIFE = (Welcome, Ack, Refused)
@@ -106,6 +110,9 @@ __all__ = [
     "Evaluated",
     "Finish",
     "Goodbye",
+    "Grade",
+    "Graded",
+    "GroupMember",
     "GroupSampling",
     "Heartbeat",
     "Hello",

@@ -85,6 +85,64 @@ class Lease(Message, frozen=True, tag="lease"):
         check_journal(arrays, self.num_entries)
 
 
+class GroupMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """One answer of a group, for whoever compares them."""
+
+    num_tokens: Count
+    """Of its last turn."""
+    reward: float
+    """What it is worth alone."""
+    components: Components = {}
+    """What that reward is made of."""
+
+
+class Grade(Message, frozen=True, tag="grade"):
+    """Broker -> rollout, in place of a Lease: all episodes of a group have ended; say what each is worth beside the others.
+
+    It is a lease of one of the group's trajectories: renewed, handed back and taken back like any other, and answered with
+    Graded. Array: the action tokens of each member's last turn, one member after another.
+    """
+
+    ARRAYS: ClassVar[dict[str, str]] = {"token_ids": "int32"}
+
+    trajectory_id: Count
+    epoch: Count
+    group_id: Count
+    task: Plain
+    members: Annotated[list[GroupMember], Meta(min_length=1)]
+    """By trajectory id."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all members."""
+        return sum(member.num_tokens for member in self.members)
+
+    def check_plain(self) -> None:
+        require_plain("task", self.task, limits.MAX_TASK_BYTES)
+
+    def check_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        shape = arrays["token_ids"].shape
+        if shape != (self.num_tokens,):
+            raise ValueError(f"array token_ids has shape {shape}, the members have {self.num_tokens} tokens")
+
+
+class Graded(Message, frozen=True, tag="graded"):
+    """Rollout -> broker: the answer to a Grade, with one for each member, in its order; acknowledged once durable."""
+
+    trajectory_id: Count
+    epoch: Count
+    rewards: list[float]
+    """What each member is trained with, in place of what it was worth alone."""
+    components: list[Components]
+    """What each reward is made of, without weights."""
+
+    def __post_init__(self) -> None:
+        for index, reward in enumerate(self.rewards):
+            require_rewards(f"rewards[{index}]", [reward])
+        for index, components in enumerate(self.components):
+            require_components(f"components[{index}]", components)
+
+
 class NoLease(Message, frozen=True, tag="no_lease"):
     """Broker -> rollout: the answer to a LeaseRequest that could not be filled now; ask again after ``retry_s``."""
 

@@ -14,7 +14,9 @@ GroupStatus = Literal[
 """filtered: its rewards were all equal, and another prompt took its place (dynamic sampling); quarantined: its batch ended
 the learner again and again; requeued: an operator requeued its batch, and it waits for room; resampled: it was too old by
 then, and another group has its prompt."""
-TrajectoryStatus = Literal["free", "leased", "finished", "failed"]
+TrajectoryStatus = Literal["free", "leased", "ended", "finished", "failed"]
+"""ended: its episode has ended, and its group is not graded yet (``reward.group``). The member that ended last is free or
+leased instead: whoever leases it grades the group."""
 DropReason = Literal["stale", "failed"]
 NO_TURN: Final = -1
 
@@ -86,8 +88,10 @@ class TrajectoryRow(Row, frozen=True, kw_only=True):
     reward_size: float = 0.0
     """Sum of the absolute rewards of the turns that chunks have completed."""
     finish_reason: Literal["done", "length"] | None = None
+    """How its episode ended; None before."""
     turn_rewards: tuple[float, ...] = ()
-    """Rewards of the finished episode's turns; empty before."""
+    """Rewards of the ended episode's turns; empty before. With ``reward.group`` they are what it is worth alone until it is
+    finished; then the last turn has its reward beside the others, and the other turns have 0."""
     discarded_turns: tuple[int, ...] = ()
     """Turns of the finished episode that are not trained on."""
     components: dict[str, float] = {}
@@ -96,6 +100,16 @@ class TrajectoryRow(Row, frozen=True, kw_only=True):
     @property
     def reward(self) -> float:
         return sum(self.turn_rewards)
+
+    @property
+    def awaits_grade(self) -> bool:
+        """Whether it is leased, or can be, to grade its group."""
+        return self.finish_reason is not None and self.status in ("free", "leased")
+
+    @property
+    def last_turn(self) -> int:
+        """The last turn of the ended episode that is trained on."""
+        return max(set(range(self.num_turns)) - set(self.discarded_turns))
 
     @property
     def sequence_states(self) -> tuple[tuple[int, int], ...]:

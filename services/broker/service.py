@@ -5,6 +5,7 @@ meanwhile.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -36,14 +37,14 @@ from gspo_services.broker.ledger import (
 )
 from gspo_services.broker.metrics import BrokerMetrics
 from gspo_services.broker.metrics_file import MetricsFile
-from gspo_services.broker.outgoing import NO_TOKENS, lease_message
+from gspo_services.broker.outgoing import NO_TOKENS, grade_message, lease_message
 from gspo_services.broker.refresh import Refresh
 from gspo_services.broker.retention import Retention
 from gspo_services.broker.rounds import Committer, DecidedRound, NextRound
 from gspo_services.broker.rows import AdditionRow, CheckpointedRow, TrajectoryRow
 from gspo_services.broker.sending import BatchSender
 from gspo_services.broker.sessions import Answer, Arrival, Sessions
-from gspo_services.broker.store import RowChanges, Store, StoreCorrupt, stored_chunk, stored_chunks
+from gspo_services.broker.store import Payload, RowChanges, Store, StoreCorrupt, stored_chunk, stored_chunks
 from gspo_services.shared.net import FairQueue, RouterChannel
 from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.runtime.logs import OccasionalLog
@@ -358,10 +359,12 @@ class BrokerService:
                 log.debug("peer_unreachable", peer=shown_identity(identity), type=message_type(message))
 
     async def _send_lease(self, grant: GrantLease) -> None:
-        payload, journal = NO_TOKENS, list[bytes]()
+        payload, journal, answers = NO_TOKENS, list[bytes](), list[Payload]()
         try:
             if grant.num_tokens or grant.num_entries:
                 payload, journal = await self._in_thread(lambda: self._store.resumable(grant.trajectory_id))
+            for member in grant.members:
+                answers.append(await self._in_thread(partial(self._store.payload, member.trajectory_id)))
         except StoreCorrupt as error:
             return self._give_up_lease(grant, error)
         try:
@@ -372,8 +375,13 @@ class BrokerService:
             log.exception("task_failed", source=grant.source, task_index=grant.task_index)
             self._give_up_lease(grant, error)
             return
-        message, arrays = lease_message(grant, task, payload, journal, self._ledger.state.config.lease_s)
+        lease_s = self._ledger.state.config.lease_s
         try:
+            message: Message
+            if grant.members:
+                message, arrays = grade_message(grant, task, answers)
+            else:
+                message, arrays = lease_message(grant, task, payload, journal, lease_s)
             sent = await self._send(grant.to, message, arrays)
         except (TypeError, ValueError, OverflowError) as error:  # not plain data, or too large for a message
             self._give_up_lease(grant, error)

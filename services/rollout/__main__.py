@@ -18,7 +18,7 @@ from gspo_protocol.sessions import new_session
 from gspo_services.rollout.broker import Brokers, open_broker
 from gspo_services.rollout.colocate import TimeSharing
 from gspo_services.rollout.metrics import RolloutMetrics
-from gspo_services.rollout.opening import Policy, open_all_episodes, open_user_code
+from gspo_services.rollout.opening import Policy, group_rewards, open_all_episodes, open_comparing, open_user_code
 from gspo_services.rollout.service import RolloutService
 from gspo_services.rollout.sglang import (
     Engine,
@@ -144,6 +144,7 @@ async def _generate(
         async with AsyncExitStack() as stack:
             # Before SGLang, which takes a minute: a mistake in the user's code shows at once.
             player = await stack.enter_async_context(open_user_code(settings, arguments.name, metrics))
+            comparing = await stack.enter_async_context(open_comparing(settings, player, metrics))
             lock = await stack.enter_async_context(_first_hold(settings, arguments.name, clock, metrics))
             engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size, registry, lock))
             opened = _open_brokers(settings, context, name=arguments.name, clock=clock, security=security)
@@ -186,6 +187,7 @@ async def _generate(
                 health=health,
                 metrics=metrics,
                 sharing=None if lock is None else TimeSharing(sync, asks_of=lambda: brokers.there),
+                groups=group_rewards(settings, policy, comparing),
             )
             started.set()
             health.opened()

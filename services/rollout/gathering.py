@@ -21,7 +21,7 @@ from gspo_protocol.limits import (
     MAX_STATE_BYTES,
     MAX_TURNS,
 )
-from gspo_protocol.messages import SEQUENCED, Ack, Chunk, Finish, Journal, Message, Release
+from gspo_protocol.messages import SEQUENCED, Ack, Chunk, Finish, Graded, Journal, Message, Release
 from gspo_protocol.messages.gathered import gather
 from gspo_services.shared.net import PeerClient
 from gspo_services.shared.runtime.lifecycle import until_stopped
@@ -31,7 +31,7 @@ GATHER_S: Final = 0.01
 MAX_WAITING: Final = MAX_CHUNKS_PER_MESSAGE
 """Messages that may wait to be gathered; senders of more wait."""
 _MOST: Final = (MAX_CHUNKS_PER_MESSAGE, MAX_GATHERED_TOKENS, MAX_SEGMENTS, MAX_RUNS, MAX_TURNS, MAX_STATE_BYTES)
-Gatherable = Chunk | Journal | Finish | Release
+Gatherable = Chunk | Journal | Finish | Graded | Release
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

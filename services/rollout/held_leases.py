@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gspo_protocol.messages import Lease, LeaseKey
+from gspo_protocol.messages import Grade, Lease, LeaseKey
 from gspo_services.rollout.broker import Brokers
 from gspo_services.rollout.work import EpisodeWork
 
@@ -13,7 +13,7 @@ from gspo_services.rollout.work import EpisodeWork
 class HeldLease:
     """A lease, and the task that works on it."""
 
-    lease: Lease
+    lease: Lease | Grade
     work: EpisodeWork
     task: asyncio.Task[None]
 

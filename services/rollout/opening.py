@@ -15,6 +15,7 @@ from gspo_protocol.messages import Lease
 from gspo_services.rollout.agents import Solve, open_agents, open_solver
 from gspo_services.rollout.environment_loop import EnvironmentLoop
 from gspo_services.rollout.episodes import EpisodeShared
+from gspo_services.rollout.group_rewards import GroupRewards
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.model_reward import ModelReward, ModelUse, open_model_reward
 from gspo_services.rollout.rendering import Renderer, RenderingError, create_renderer
@@ -99,6 +100,36 @@ async def open_user_code(
         open_model_reward(settings, environment, model, metrics.reward_took) as scores,
     ):
         yield GradedEnvironment(environment=environment, rewards=rewards, model=scores)
+
+
+@asynccontextmanager
+async def open_comparing(
+    settings: Settings, player: Solve | GradedEnvironment, metrics: RolloutMetrics
+) -> AsyncIterator[RewardPool | None]:
+    """Open the pool that runs ``reward.group``: the environment's own, or one beside an agent. None: it is not set.
+
+    Raises: as ``open_user_code``.
+    """
+    if not settings.reward.group:
+        yield None
+        return
+    async with AsyncExitStack() as stack:
+        if isinstance(player, GradedEnvironment):
+            rewards = player.rewards
+        else:
+            own = RewardPool(reward_pool_options(settings.reward, os.environ), (), metrics.reward_took)
+            rewards = await stack.enter_async_context(own)
+        await rewards.require_group(settings.reward.group)
+        yield rewards
+
+
+def group_rewards(settings: Settings, policy: Policy, pool: RewardPool | None) -> GroupRewards | None:
+    """What compares the answers of groups with the workers of ``pool``; None without a pool."""
+    if pool is None:
+        return None
+    return GroupRewards(
+        settings=settings.reward, rewards=pool, tokenizer=policy.tokenizer, broker=policy.broker, metrics=policy.metrics
+    )
 
 
 class EpisodesBySet:

@@ -8,6 +8,7 @@ from typing import Final
 import structlog
 
 from gspo_protocol.messages import (
+    Grade,
     Heartbeat,
     Lease,
     LeaseEnded,
@@ -21,6 +22,7 @@ from gspo_protocol.messages.base import shortened
 from gspo_protocol.messages.work import RolloutStatus
 from gspo_services.rollout.broker import Brokers, LeaseRequests
 from gspo_services.rollout.colocate import TimeSharing
+from gspo_services.rollout.group_rewards import GroupRewards
 from gspo_services.rollout.held_leases import HeldLease, WorkSeen, keys_by_broker, num_by_broker
 from gspo_services.rollout.metrics import STATUSES, RolloutMetrics
 from gspo_services.rollout.sglang import EngineError
@@ -61,8 +63,10 @@ class RolloutService:
         health: Health,
         metrics: RolloutMetrics,
         sharing: TimeSharing | None = None,
+        groups: GroupRewards | None = None,
     ) -> None:
-        """``sharing``: of the engine's device; None: it is the engine's alone."""
+        """``sharing``: of the engine's device; None: it is the engine's alone. ``groups``: compares answers; None: nothing
+        does (``reward.group``)."""
         self._episodes = episodes
         self._brokers = brokers
         self._sync = sync
@@ -72,6 +76,7 @@ class RolloutService:
         self._metrics = metrics
         self._beats = brokers.beats
         self._sharing = sharing
+        self._groups = groups
         self._running: dict[int, HeldLease] = {}
         self._late: list[asyncio.Task[None]] = []
         self._seen = WorkSeen()
@@ -171,7 +176,7 @@ class RolloutService:
             self._stopping[broker] = message.stopping
             if all(self._stopping):
                 self._all_stopping.set()
-        elif isinstance(message, Lease):
+        elif isinstance(message, Lease | Grade):
             self._requests.leased(broker)
             self._start_episode(message, delivered, tasks)
         elif isinstance(message, NoLease):
@@ -186,7 +191,7 @@ class RolloutService:
         self._versions.announced(broker, message.policy_version, message.weights_endpoint)
         self._sync.announce(*self._versions.common)
 
-    def _start_episode(self, lease: Lease, delivered: Delivered, tasks: asyncio.TaskGroup) -> None:
+    def _start_episode(self, lease: Lease | Grade, delivered: Delivered, tasks: asyncio.TaskGroup) -> None:
         name = f"trajectory-{lease.trajectory_id}-{lease.epoch}"
         if self._draining:
             self._late.append(tasks.create_task(self._release(lease, "draining", failed=False), name=name))
@@ -202,7 +207,7 @@ class RolloutService:
                 return
             former.task.cancel("a newer lease")
         try:
-            work = self._episodes.begin(lease, delivered.arrays, tasks)
+            work = self._begun(lease, delivered, tasks)
         # Nothing of a lease that cannot even be read ends the rollout.
         except Exception as error:  # noqa: BLE001
             reason = str(error) if isinstance(error, EpisodeFailed) else reason_of(error)[1]
@@ -214,9 +219,17 @@ class RolloutService:
         if self._sharing is not None:
             self._sharing.leased()
         self._metrics.episodes_running.set(len(self._running))
-        if lease.num_tokens:
+        if isinstance(lease, Lease) and lease.num_tokens:
             self._metrics.resumed.inc()
             log.info("trajectory_resumed", trajectory_id=lease.trajectory_id, epoch=lease.epoch, num_tokens=lease.num_tokens)
+
+    def _begun(self, lease: Lease | Grade, delivered: Delivered, tasks: asyncio.TaskGroup) -> EpisodeWork:
+        """Raises: EpisodeFailed."""
+        if isinstance(lease, Lease):
+            return self._episodes.begin(lease, delivered.arrays, tasks)
+        if self._groups is None:
+            raise EpisodeFailed("this rollout has no reward.group, but the broker has: start both with one configuration")
+        return self._groups.begin(lease, delivered.arrays)
 
     def _end_episode(self, ended: LeaseEnded) -> None:
         running = self._running.get(ended.trajectory_id)
@@ -228,14 +241,16 @@ class RolloutService:
 
     # --- episodes ----------------------------------------------------------------------------------------------------
 
-    async def _episode(self, lease: Lease, work: EpisodeWork) -> None:
+    async def _episode(self, lease: Lease | Grade, work: EpisodeWork) -> None:
         begin = self._clock.now()
+        is_sampled = isinstance(lease, Lease)
         try:
-            if self._sharing is not None:
+            if self._sharing is not None and is_sampled:
                 # An agent's deadline begins with its episode, and must not pass while the learner has the device.
                 await self._sync.may_generate.wait()
             await work.run()
-            self._engine_failures = 0
+            if is_sampled:
+                self._engine_failures = 0
         except EpisodeFailed as error:
             if self._draining:
                 # An agent fails when its calls are refused; its own fault recurs wherever it continues.
@@ -262,13 +277,13 @@ class RolloutService:
             self._metrics.episode_seconds.observe(self._clock.now() - begin)
             self._wake.set()
 
-    def _forget(self, lease: Lease) -> None:
+    def _forget(self, lease: Lease | Grade) -> None:
         running = self._running.get(lease.trajectory_id)
         if running is not None and running.lease.epoch == lease.epoch:
             del self._running[lease.trajectory_id]
         self._metrics.episodes_running.set(len(self._running))
 
-    async def _release(self, lease: Lease, reason: str, *, failed: bool) -> None:
+    async def _release(self, lease: Lease | Grade, reason: str, *, failed: bool) -> None:
         await self._brokers.send(
             Release(trajectory_id=lease.trajectory_id, epoch=lease.epoch, reason=shortened(reason), failed=failed)
         )
@@ -322,13 +337,13 @@ class RolloutService:
             if is_here and self._brokers.of(trajectory_id) == broker:
                 await self._hand_back(episode.lease, episode.work)
 
-    async def _send_rest(self, lease: Lease, work: EpisodeWork) -> None:
+    async def _send_rest(self, lease: Lease | Grade, work: EpisodeWork) -> None:
         try:
             await work.send_rest()
         except EpisodeFailed as error:
             log.warning("not_handed_back", trajectory_id=lease.trajectory_id, reason=str(error))
 
-    async def _hand_back(self, lease: Lease, work: EpisodeWork) -> None:
+    async def _hand_back(self, lease: Lease | Grade, work: EpisodeWork) -> None:
         await self._send_rest(lease, work)
         await self._release(lease, "draining", failed=False)
         self._metrics.episodes.labels(outcome="handed_back").inc()

@@ -15,9 +15,19 @@ from gspo_services.rollout.sglang.client import EngineError
 from gspo_services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
 from gspo_services.shared.weights import ABILITY
 from gspo_services.shared.weights.checksums import sha256_checksum
-from gspo_services.tasks.environments.reward_pool import RewardResult
+from gspo_services.tasks.environments import RewardResult, score_of
 from tests.simulation.audit.audit import Audit
-from tests.simulation.episodes import FIRST_WORD, NUM_WORDS, STEPS, STOP, VOCABULARY, components_of, logprob_of, reward_of
+from tests.simulation.episodes import (
+    FIRST_WORD,
+    NUM_WORDS,
+    STEPS,
+    STOP,
+    VOCABULARY,
+    compared,
+    components_of,
+    logprob_of,
+    reward_of,
+)
 from tests.simulation.loop import Process
 from tests.support.engines.scripted_engine import Loaded, patched, read_directory
 
@@ -222,15 +232,27 @@ class SimRewards:
         self.failing = 0.0
         self._num_failed = 0
 
-    async def grade(self, job: RewardJob) -> RewardResult:
+    async def grade(self, job: RewardJob, group_size: int | None = None) -> RewardResult:
         await asyncio.sleep(self._rng.uniform(0.05, 0.5))
         if self._rng.random() < self.failing:
             self._audit.happened["reward failed"] += 1
             self._num_failed += 1
             if self._num_failed % 2:
                 self._audit.happened["reward absurd"] += 1
-                return RewardResult(reward=1e300)
+                return RewardResult(reward=1e300, of_answers=[RewardResult(reward=1e300)] * (group_size or 0))
             return RewardResult(reward=None, failure="deadline", detail="simulated")
+        if group_size is not None:
+            self._audit.happened["group compared"] += 1
+            completions, rewards = job.arguments["completions"], job.arguments["rewards"]
+            assert isinstance(completions, list)
+            assert isinstance(rewards, list)
+            found = compared([str(each) for each in completions], [float(str(each)) for each in rewards])
+            return RewardResult(reward=None, of_answers=[_scored(each) for each in found])
         total = job.arguments["sum"]
         assert isinstance(total, int)
         return RewardResult(reward=reward_of(total), components=components_of(total))
+
+
+def _scored(value: float | dict[str, float]) -> RewardResult:
+    score = score_of(value, None)
+    return RewardResult(reward=score.reward, components=score.components)

@@ -82,6 +82,17 @@ def components_of(total: int) -> dict[str, float]:
     return {"eighths": float(total % 8), "jobs": 1.0} if total % 4 == 3 else {}
 
 
+def compared(texts: Sequence[str], rewards: Sequence[float]) -> list[float | dict[str, float]]:
+    """Rewards of answers beside each other: each depends on all of them, on their order and on what they are worth alone.
+    Some are numbers, and others come as named components."""
+    found: list[float | dict[str, float]] = []
+    for place, (text, alone) in enumerate(zip(texts, rewards, strict=True)):
+        digest = hashlib.blake2b(repr((place, text, *texts)).encode(), digest_size=1).digest()[0]
+        worth = digest % 4 / 4 + alone
+        found.append(worth if digest % 8 < 4 else {"beside": worth - 1.0, "one": 1.0})
+    return found
+
+
 def expected_components(rewards: Sequence[float], options: SimOptions) -> dict[str, float]:
     """The components of an episode with these rewards of its turns."""
     found: Counter[str] = Counter()

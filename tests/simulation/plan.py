@@ -61,6 +61,8 @@ Point = Literal[
     "chunk received",
     "committed",
     "lease sent",
+    "grade sent",
+    "graded received",
     "batch sent",
     "part sent",
     "acknowledged",
@@ -135,6 +137,8 @@ class Plan:
     """Whether rollouts fetch weights from each other."""
     agents: Agents = ""
     """Whether agents play the episodes; then, what becomes of what they have asked before (``agent.on_replay``)."""
+    compares: bool = False
+    """Whether ``reward.group`` compares the answers of each group."""
     reads_clock: bool = False
     """Whether agents do something else when they run again."""
     schedules: bool = False

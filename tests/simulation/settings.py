@@ -11,6 +11,7 @@ from gspo_services.shared.settings.sections import (
     Evaluation,
     Learner,
     Model,
+    RewardSection,
     Rollout,
     Run,
     Sampling,
@@ -43,6 +44,7 @@ def rules_of(plan: Plan, seed: int, options: SimOptions) -> Rules:
         agents=bool(plan.agents),
         reads_clock=plan.reads_clock,
         replays=plan.agents == "replay",
+        compares=plan.compares,
         num_brokers=plan.num_brokers,
     )
 
@@ -57,6 +59,7 @@ def settings_of(plan: Plan, directory: Path) -> Settings:
         sampling=_sampling(plan),
         schedule=_schedule(plan),
         agent=_agent(plan),
+        reward=RewardSection(group="tests.simulation.episodes:compared" if plan.compares else ""),
         batch=BatchSection(
             group_size=plan.group_size, groups_per_batch=plan.groups_per_batch, mini_batches=1, max_lag=plan.max_lag
         ),

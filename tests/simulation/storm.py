@@ -247,7 +247,7 @@ class Storm(DiskStorm):
 
         fail(event.amount)
         self._later(event.seconds, lambda: fail(0.0), "rewards work again")
-        return self.plan.slow_rewards or bool(self.plan.agents)
+        return self.plan.slow_rewards or bool(self.plan.agents) or self.plan.compares
 
     def _on_engine_fails(self, event: Event) -> bool:
         return self._of_engine(event, "fails")

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.simulation.audit.agents import ANSWERS, COUNTED, GOES_ON, SAMPLED_ONCE, SEEN, STEP_DURABLE, STEP_ONCE
-from tests.simulation.audit.books import SAME_CONTEXT
+from tests.simulation.audit.books import COMPARED, SAME_CONTEXT
 from tests.simulation.audit.learners import BROKER_0_FIRST
 from tests.simulation.audit.schedules import ALIKE, RECORDED
 from tests.simulation.brokers.lines import LINES
@@ -31,6 +31,7 @@ PROMISES = (
     "retention",
     "restore",
     SAME_CONTEXT,
+    COMPARED,
     SAMPLED_ONCE,
     ANSWERS,
     GOES_ON,

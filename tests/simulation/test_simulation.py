@@ -43,7 +43,8 @@ CONSEQUENCES = (
     "quarantined: unreadable", "batch skipped", "prompt sampled again", "group archived",
     "restored whole", "restored to an earlier batch",
     "engine lied: token", "engine lied: logprob", "engine lied: version", "reward absurd",
-    "components trained", "journal resumed", "group filtered out", "filter limit", "task passed over",
+    "components trained", "group compared", "compared group trained",
+    "journal resumed", "group filtered out", "filter limit", "task passed over",
     "task rests", "all tasks rest",
     "call asked again", "call replayed", "call continued", "step replayed", "step diverged", "turns discarded",
     "several sequences trained",
@@ -110,7 +111,8 @@ def test_a_process_was_killed_at_each_of_the_worst_moments(happened: Counter[str
     assert struck >= {
         f"killed when {point}"
         for point in (
-            "chunk received", "committed", "acknowledged", "lease sent", "batch sent", "part sent", "publishing", "saving",
+            "chunk received", "committed", "acknowledged", "lease sent", "grade sent", "graded received",
+            "batch sent", "part sent", "publishing", "saving",
             "loading", "archive written", "archived", "batch failed",
         )
     }  # fmt: skip

@@ -77,6 +77,8 @@ def plan_of(seed: int, *, may_have_agents: bool = True, num_brokers: int | None 
     if may_have_agents:
         plan, kills = _agents(random.Random(f"agents play {seed}"), plan, storm_s)
         more += kills
+    plan, kills = _compares(random.Random(f"compares {seed}"), plan, storm_s)
+    more += kills
     plan = replace(plan, schedules=random.Random(f"schedules {seed}").random() < 0.5)
     plan = _sampling(random.Random(f"sampling {seed}"), plan)
     plan, strikes = _parts(random.Random(f"parts {seed}"), plan, storm_s)
@@ -146,6 +148,25 @@ def _agents(rng: random.Random, plan: Plan, storm_s: float) -> tuple[Plan, list[
         for _ in range(rng.randint(1, 4))
     ]
     return plan, kills
+
+
+def _compares(rng: random.Random, plan: Plan, storm_s: float) -> tuple[Plan, list[Event]]:
+    """In a quarter of the runs groups are graded together; there processes die when one is about to be, or just was."""
+    if rng.random() < 0.75:
+        return plan, []
+    points: list[Point] = ["grade sent", "graded received", "graded received"]
+    kills = [
+        Event(
+            at=rng.uniform(0.0, storm_s),
+            kind="kill_when",
+            target=(rng.choice(["broker", *(f"rollout-{number}" for number in range(plan.num_rollouts))]),),
+            seconds=rng.uniform(0.2, 3.0),
+            amount=rng.choice([0.0, 0.001, 0.1]),
+            point=rng.choice(points),
+        )
+        for _ in range(rng.randint(1, 4))
+    ]
+    return replace(plan, compares=True), kills
 
 
 def _parts(rng: random.Random, plan: Plan, storm_s: float) -> tuple[Plan, list[Event]]:

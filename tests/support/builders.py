@@ -23,6 +23,9 @@ from gspo_protocol.messages import (
     Evaluated,
     Finish,
     Goodbye,
+    Grade,
+    Graded,
+    GroupMember,
     GroupSampling,
     Heartbeat,
     Hello,
@@ -205,6 +208,23 @@ def one_of_each() -> list[tuple[Message, Arrays]]:
             Finish(
                 trajectory_id=7, epoch=2, num_tokens=5, reason="done", turn_rewards=[0.5, 1.0], components={"format": 0.5}
             ),
+            {},
+        ),
+        (
+            Grade(
+                trajectory_id=7,
+                epoch=3,
+                group_id=3,
+                task={"question": "2 + 2?"},
+                members=[
+                    GroupMember(num_tokens=2, reward=0.5, components={"format": 0.5}),
+                    GroupMember(num_tokens=1, reward=1),
+                ],
+            ),
+            {"token_ids": np.array([5, 6, 7], np.int32)},
+        ),
+        (
+            Graded(trajectory_id=7, epoch=3, rewards=[1.0, -1.0], components=[{"format": 0.5, "rank": 1.0}, {"rank": 2.0}]),
             {},
         ),
         (Release(trajectory_id=7, epoch=2, reason="draining", failed=False), {}),

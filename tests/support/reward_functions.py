@@ -199,3 +199,45 @@ def answer_falsely(body: bytes) -> float:
         with suppress(OSError):
             os.write(descriptor, body)
     return hang()
+
+
+def beside(completions: list[str], task: dict, rewards: list[float]) -> list[dict[str, float]]:
+    """What an answer is worth alone, and how many others are longer; ``task`` may ask for something else."""
+    assert len(completions) == len(rewards)
+    found = [
+        {"alone": alone, "shorter": float(sum(len(other) > len(text) for other in completions))}
+        for text, alone in zip(completions, rewards, strict=True)
+    ]
+    return found[: task.get("most", len(found))]
+
+
+def rank(completions: list[str], task: dict) -> list[int]:
+    """The place of each answer in the order of the alphabet."""
+    order = sorted(completions)
+    return [order.index(text) for text in completions]
+
+
+async def rank_later(completions: list[str], **more: object) -> list[int]:
+    await asyncio.sleep(0)
+    return [len(completions), *[0] * (len(completions) - 1)] if sorted(more) == ["rewards", "task"] else []
+
+
+def as_it_says(completions: list[str], task: dict) -> object:
+    """Return what the first answer is in Python."""
+    return eval(completions[0])
+
+
+def of_others(texts: list[str]) -> list[float]:
+    return [0.0 for _ in texts]
+
+
+def hang_together(completions: list[str], task: dict) -> list[float]:
+    return [hang() for _ in completions]
+
+
+def too_few(completions: list[str], task: dict) -> list[float]:
+    return [0.0 for _ in completions[1:]]
+
+
+def answer_together(completions: list[str], task: dict) -> list[float]:
+    return [answer_falsely(task["body"])]

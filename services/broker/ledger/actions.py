@@ -83,6 +83,8 @@ class GrantLease(Action, frozen=True, kw_only=True):
     """Entries of the journal."""
     source: str = "train"
     """The task's source: "train", "eval", or "eval/" and the name of a set."""
+    members: tuple[TrajectoryRow, ...] = ()
+    """The group whose answers are to be compared: a Grade is sent. Empty for a Lease."""
 
 
 class DeliverBatch(Action, frozen=True, kw_only=True):

@@ -34,6 +34,8 @@ class LedgerConfig:
     """This broker's share, if there are several."""
     max_lag: int
     schedules: Schedules
+    grades_groups: bool = False
+    """Whether a group of training is complete only when its answers were compared (``reward.group``)."""
     lease_s: float
     idle_lease_s: float
     max_attempts: int

@@ -64,7 +64,8 @@ class Extensions:
         """Give a trajectory a slot, if it has none, is leased, and may continue an action."""
         if row.trajectory_id in self._slots:
             return
-        goes_on = row.status == "leased" and not row.sequences and row.last_version >= 1
+        is_under_way = row.status == "leased" and row.finish_reason is None
+        goes_on = is_under_way and not row.sequences and row.last_version >= 1
         if not goes_on or row.num_segments > limits.segments or row.num_turns > limits.turns:
             return
         slot = self._new_slot(row)

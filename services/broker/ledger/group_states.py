@@ -8,7 +8,7 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from gspo_protocol.limits import TrajectoryLimits
-from gspo_protocol.messages import Chunk, Finish, GroupSampling, LeaseKey, Split
+from gspo_protocol.messages import Chunk, Finish, Graded, GroupSampling, LeaseKey, Split
 from gspo_protocol.messages.stretches import StretchColumns
 from gspo_services.broker.ledger.actions import SessionKey
 from gspo_services.broker.ledger.admission import Outstanding
@@ -19,7 +19,7 @@ from gspo_services.broker.ledger.sampling import WHOLE, Share
 from gspo_services.broker.rows import DropReason, GroupRow, LedgerContents, Row, TrajectoryRow, VersionRow
 
 _GrantOrder = tuple[bool, bool, int, int]
-"""Not held out, nothing generated, oldest version of the group, trajectory id."""
+"""Not held out, nothing generated, oldest version of the group (0: only its grade is missing), trajectory id."""
 _FIRST_FOR_TRAINING: Final = (True, False, 0, 0)
 
 
@@ -189,7 +189,10 @@ class Groups:
         return group
 
     def grant(self, trajectory_id: int, sender: SessionKey, engine_version: int) -> TrajectoryRow:
-        """Lease the trajectory under its next epoch: a fencing number, which shuts out all former holders."""
+        """Lease the trajectory under its next epoch: a fencing number, which shuts out all former holders.
+
+        Who only compares the group's answers adds no token: the bounds of its versions stay.
+        """
         row = self._row(trajectory_id)
         assert row.status == "free", row
         return self._put(
@@ -199,7 +202,7 @@ class Groups:
                 epoch=row.epoch + 1,
                 holder_peer=sender.peer,
                 holder_session=sender.session,
-                lease_version=engine_version,
+                lease_version=row.min_version if row.awaits_grade else engine_version,
                 lease_start=row.num_tokens,
             )
         )
@@ -225,19 +228,32 @@ class Groups:
         row = self._row(trajectory_id)
         return self._put(replace(row, num_entries=row.num_entries + 1, journal_bytes=row.journal_bytes + num_bytes))
 
-    def finish(self, finish: Finish) -> list[Row]:
-        """Finish the episode; the last one completes its group."""
-        row = self._end_lease(
-            replace(
-                self._row(finish.trajectory_id),
-                finish_reason=finish.reason,
-                turn_rewards=tuple(finish.turn_rewards),
-                discarded_turns=tuple(finish.discarded_turns),
-                components=finish.components,
-            ),
-            "finished",
+    def finish(self, finish: Finish, *, grades: bool = False) -> list[Row]:
+        """Finish the episode; the last one completes its group. ``grades``: the last one is leased again, to grade it."""
+        row = replace(
+            self._row(finish.trajectory_id),
+            finish_reason=finish.reason,
+            turn_rewards=tuple(finish.turn_rewards),
+            discarded_turns=tuple(finish.discarded_turns),
+            components=finish.components,
         )
+        if grades:
+            others = (each for each in self._members[row.group_id] if each != row.trajectory_id)
+            is_last = not any(map(self._is_under_way, others))
+            return [self._end_lease(row, "free", attempts=0) if is_last else self._end_lease(row, "ended")]
+        row = self._end_lease(row, "finished")
         return [row, *self._complete_if_all_done(row.group_id)]
+
+    def grade(self, graded: Graded, group_id: int) -> list[Row]:
+        """Give each member its reward beside the others, in place of its own; the group is complete."""
+        rows = []
+        for row, reward, components in zip(self.members(group_id), graded.rewards, graded.components, strict=True):
+            rewards = [0.0] * row.num_turns
+            rewards[row.last_turn] = reward
+            new = replace(row, turn_rewards=tuple(rewards), components=components)
+            is_leased = new.status == "leased"
+            rows.append(self._end_lease(new, "finished") if is_leased else self._put(replace(new, status="finished")))
+        return [*rows, *self._complete_if_all_done(group_id)]
 
     def release(self, trajectory_id: int, *, failed: bool) -> TrajectoryRow:
         """End the lease, so that the trajectory can resume elsewhere."""
@@ -284,7 +300,7 @@ class Groups:
     def _end_lease(
         self,
         row: TrajectoryRow,
-        status: Literal["free", "finished", "failed"],
+        status: Literal["free", "ended", "finished", "failed"],
         *,
         attempts: int | None = None,
     ) -> TrajectoryRow:
@@ -302,11 +318,14 @@ class Groups:
         )
 
     def _complete_if_all_done(self, group_id: int) -> list[Row]:
-        if any(row.status in ("free", "leased") for row in self.members(group_id)):
+        if any(self._is_under_way(trajectory_id) for trajectory_id in self._members[group_id]):
             return []
         self._groups[group_id] = replace(self._groups[group_id], status="complete")
         self._note_complete(self._groups[group_id])
         return [self._groups[group_id]]
+
+    def _is_under_way(self, trajectory_id: int) -> bool:
+        return self._trajectories[trajectory_id].status in ("free", "leased")
 
     def _put(self, row: TrajectoryRow) -> TrajectoryRow:
         former = self._row(row.trajectory_id)
@@ -374,7 +393,7 @@ class Groups:
         # A group not seen before counts as one without tokens.
         oldest_version = self._oldest_versions.get(row.group_id, 0)
         is_eval = self._groups[row.group_id].split == "eval"
-        order = (not is_eval, not oldest_version, oldest_version, row.trajectory_id)
+        order = (not is_eval, not oldest_version, 0 if row.awaits_grade else oldest_version, row.trajectory_id)
         self._orders[row.trajectory_id] = order
         insort(self._free, order)
 

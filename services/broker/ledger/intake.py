@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gspo_protocol.endpoints import require_endpoint
 from gspo_protocol.limits import MAX_ENTRIES, MAX_JOURNAL_BYTES, MAX_VERSION_STEP, TrajectoryLimits
-from gspo_protocol.messages import Chunk, Finish, GroupSampling, Journal, Published, Trained
+from gspo_protocol.messages import Chunk, Finish, Graded, GroupSampling, Journal, Published, Trained
 from gspo_protocol.messages.base import require_rewards
 from gspo_protocol.messages.journal import pack_entry
 from gspo_services.broker.rows import NO_TURN, JournalRow, TrajectoryRow, VersionRow
@@ -68,6 +68,7 @@ def growth(
 
     Raises: ValueError with the field, the value and the limit when it must not be taken.
     """
+    require_under_way(row)
     if facts.largest_token_id >= newest.vocabulary:
         raise ValueError(
             f"token_ids hold {facts.largest_token_id}: the model's vocabulary has {newest.vocabulary} tokens, from 0 on"
@@ -213,6 +214,7 @@ def _require_version(version: int, oldest: int, newest: int) -> None:
 
 def journal_entry(row: TrajectoryRow, message: Journal) -> JournalRow:
     """The entry as it is kept. Raises: ValueError with the value and the limit when it must not be taken."""
+    require_under_way(row)
     if message.place != row.num_entries:
         raise ValueError(f"gap: place is {message.place}, {row.num_entries} entries are acknowledged")
     if row.num_entries >= MAX_ENTRIES:
@@ -226,8 +228,24 @@ def journal_entry(row: TrajectoryRow, message: Journal) -> JournalRow:
     return JournalRow(trajectory_id=row.trajectory_id, place=message.place, entry=entry)
 
 
+def require_under_way(row: TrajectoryRow) -> None:
+    """Raises: ValueError when the episode has ended."""
+    if row.finish_reason is not None:
+        raise ValueError("its episode has ended: only Graded can follow")
+
+
+def check_graded(graded: Graded, members: Sequence[TrajectoryRow]) -> None:
+    """Raises: ValueError with the value when these are not the rewards of these ``members``."""
+    for field, found in (("rewards", len(graded.rewards)), ("components", len(graded.components))):
+        if found != len(members):
+            raise ValueError(f"{found} {field} for the {len(members)} trajectories of the group")
+    if unfinished := [each.trajectory_id for each in members if each.finish_reason is None]:
+        raise ValueError(f"trajectory {unfinished[0]} of its group has not ended: there is nothing to compare yet")
+
+
 def check_finish(row: TrajectoryRow, finish: Finish) -> None:
     """Raises: ValueError with the field and the value when the episode cannot end like this."""
+    require_under_way(row)
     if finish.num_tokens != row.num_tokens:
         raise ValueError(f"num_tokens is {finish.num_tokens}, {row.num_tokens} tokens are acknowledged")
     if row.num_action_tokens == 0:

@@ -24,6 +24,7 @@ from gspo_protocol.messages import (
     Chunk,
     Finish,
     Goodbye,
+    Graded,
     Heartbeat,
     Hello,
     Journal,
@@ -75,7 +76,7 @@ FORGIVE_EVERY_S: Final = 1.0
 ATTEMPTS_SHARE: Final = 4
 """One rollout may use up this share of the failed attempts that end a run; further ones say nothing about the run."""
 ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
-    "rollout": (LeaseRequest, Chunk, Chunks, Journal, Finish, Release, Heartbeat, Goodbye),
+    "rollout": (LeaseRequest, Chunk, Chunks, Journal, Finish, Graded, Release, Heartbeat, Goodbye),
     "learner": (
         BatchRequest, BatchPartRequest, Published, Trained, BatchFailed, Checkpointed, Resume, StopRequest, Heartbeat,
         Goodbye,
@@ -121,8 +122,9 @@ class Ledger:
             # Before it has a session: another run's process must not take the place of one of this run's.
             reason = (
                 f"hello: this broker's run has other settings (fingerprint {self.state.config.fingerprint}, sent was "
-                f"{hello.fingerprint}): run.seed, the model directory's name, [environment], reward.on_deadline, [agent], "
-                "[batch] and broker.num_brokers must be the same everywhere; or is this another run's broker on this port?"
+                f"{hello.fingerprint}): run.seed, the model directory's name, [environment], reward.on_deadline, "
+                "reward.group, [agent], [batch] and broker.num_brokers must be the same everywhere; or is this another "
+                "run's broker on this port?"
             )
             return [refused(sender, reason, "hello", fatal=True)]
         is_new = self.peers.get(sender) is None
@@ -274,8 +276,8 @@ class Ledger:
                 return self.holders.on_tokens(sender, message, facts, now)
             case Journal():
                 return self.holders.on_journal(sender, message, now)
-            case Finish():
-                return self.holders.on_finish(sender, message, now)
+            case Finish() | Graded():
+                return self.holders.on_end(sender, message, now)
             case Release():
                 return self.holders.on_release(sender, message)
             case Heartbeat() if peer.role == "learner":

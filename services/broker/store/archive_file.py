@@ -302,7 +302,7 @@ def _plain(group: GroupRow, row: TrajectoryRow, chunks: Sequence[StoredChunk]) -
         "num_tokens": row.num_tokens,
         "num_action_tokens": row.num_action_tokens,
         "num_turns": row.num_turns,
-        "reward": row.reward if row.finish_reason is not None else None,
+        "reward": row.reward if row.status == "finished" else None,
         "turn_rewards": list(row.turn_rewards),
         "segments": [msgspec.structs.asdict(segment) for segment in payload.segments],
         "version_runs": [msgspec.structs.asdict(run) for run in payload.version_runs],

@@ -69,9 +69,11 @@ def _rules(situation: Situation) -> Iterator[tuple[list[str], str]]:
         yield ["evaluation.num_tasks"], "evaluation.every_batches is 0"
     of_agents = [key for key in situation.sources if key.startswith("agent.")]
     of_rewards = [key for key in situation.sources if key.startswith("reward.")]
-    if settings.agent.is_used:
+    if not settings.reward.group:
+        yield ["reward.group_deadline_s", "reward.group_weights"], "reward.group is not set"
+    if settings.agent.is_used and not settings.reward.group:
         yield of_rewards, "an agent returns its reward itself"
-    else:
+    if not settings.agent.is_used:
         yield of_agents, "no agent.function, agent.command or agent.url"
     yield from _rules_of_processes(situation)
 

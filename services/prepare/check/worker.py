@@ -26,7 +26,7 @@ from gspo_services.prepare.env_try.prompts import Prompts, WatchedTokenizer
 from gspo_services.prepare.env_try.scripted import TextEngine, echo
 from gspo_services.prepare.env_try.watcher import PlayedTurn
 from gspo_services.rollout.metrics import RolloutMetrics
-from gspo_services.rollout.opening import open_user_code
+from gspo_services.rollout.opening import open_comparing, open_user_code
 from gspo_services.rollout.tokenizer import SENTINEL, ChatTokenizer, TokenizerError
 from gspo_services.runs.eval.sets import open_set
 from gspo_services.runs.local_play import of_the_configuration, places_of
@@ -213,17 +213,22 @@ def _may_play(settings: Settings) -> bool:
 
 async def _open_code(settings: Settings) -> None:
     """Import the reward functions, or the agent, in the processes in which a rollout runs them."""
-    async with open_user_code(settings, "check", RolloutMetrics(CollectorRegistry()), model="never"):
+    metrics = RolloutMetrics(CollectorRegistry())
+    async with (
+        open_user_code(settings, "check", metrics, model="never") as player,
+        open_comparing(settings, player, metrics),
+    ):
         pass
 
 
 async def _play_one(settings: Settings) -> dict[str, Any]:
-    """Play task 0 with an echo, as ``gspo env try --echo`` does."""
+    """Play task 0 with an echo, as ``gspo env try --echo`` does; twice, if its answers are compared."""
+    settings = settings.model_copy(update={"batch": settings.batch.model_copy(update={"group_size": 2})})
     prompts = Prompts()
     tokenizer = WatchedTokenizer(settings, prompts)
     engine = TextEngine(tokenizer, prompts, echo)
     async with open_player(settings, tokenizer, prompts, engine, MonotonicClock()) as player:
-        (episode,) = await player.play(TaskPicker(settings, "train", 0, 1), _Nobody())
+        episode, *_ = await player.play(TaskPicker(settings, "train", 0, 1), _Nobody())
     return {
         "reward": episode.reward,
         "components": episode.components,
@@ -240,6 +245,8 @@ class _Nobody:
     def begins(self, episode: PlayedEpisode) -> None: ...
 
     def ended(self, episode: PlayedEpisode) -> None: ...
+
+    def compared(self, group: list[PlayedEpisode]) -> None: ...
 
     def asked(self, turn: PlayedTurn) -> None: ...
 

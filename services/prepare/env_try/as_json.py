@@ -11,9 +11,11 @@ from gspo_services.runs.local_play import TokenRun
 
 
 class JsonReport:
-    """The ``Audience`` that writes each episode when it has ended."""
+    """The ``Audience`` that writes each episode when its reward is known."""
 
-    def __init__(self, output: TextIO, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, output: TextIO, tokenizer: ChatTokenizer, played_of_each: int = 1) -> None:
+        """``played_of_each``: the episodes of a task; several are compared at their end."""
+        self._played_of_each = played_of_each
         self._output = output
         self._tokenizer = tokenizer
 
@@ -28,6 +30,15 @@ class JsonReport:
 
     def ended(self, episode: PlayedEpisode) -> None:
         """See ``Audience``."""
+        if self._played_of_each == 1:
+            self._write(episode)
+
+    def compared(self, group: Sequence[PlayedEpisode]) -> None:
+        """See ``Audience``."""
+        for episode in group:
+            self._write(episode)
+
+    def _write(self, episode: PlayedEpisode) -> None:
         # Escaped, so that nothing that a model says acts on a terminal.
         self._output.write(json.dumps(plain(episode, self._tokenizer), default=str) + "\n")
         self._output.flush()
@@ -45,6 +56,7 @@ def plain(episode: PlayedEpisode, tokenizer: ChatTokenizer) -> Mapping[str, Any]
         "task": episode.task,
         "end": episode.end,
         "reward": episode.reward,
+        "reward_alone": episode.alone,
         "turn_rewards": episode.turn_rewards,
         "components": episode.components,
         "failure": episode.failure or None,

@@ -12,6 +12,7 @@ from typing import Final, TextIO
 
 from gspo_services.prepare.env_try.answer_source import AnswerSource, open_engine, require_directory
 from gspo_services.prepare.env_try.as_json import JsonReport
+from gspo_services.prepare.env_try.groups import played_of_each
 from gspo_services.prepare.env_try.player import PlayedEpisode, TaskPicker, open_player
 from gspo_services.prepare.env_try.prompts import Prompts, WatchedTokenizer
 from gspo_services.prepare.env_try.report import TerminalReport
@@ -95,7 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--type", dest="typed", action="store_true", help="type the answers")
     parser.add_argument("--split", choices=["train", "eval"], default="train", help="which tasks (default: %(default)s)")
     parser.add_argument("--index", type=_at_least(0), metavar="N", help="begin at task N; without --tasks, only that one")
-    parser.add_argument("--tasks", type=_at_least(1), metavar="N", help=f"how many tasks (default: {TASKS})")
+    many = f"how many tasks (default: {TASKS}; 1 where reward.group compares the batch.group_size answers of each)"
+    parser.add_argument("--tasks", type=_at_least(1), metavar="N", help=many)
     parser.add_argument("--tokens", action="store_true", help="show each sampled token with its id and log-prob")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each episode, with all its tokens")
     return parser
@@ -135,7 +137,9 @@ def _try(arguments: argparse.Namespace) -> int:
 
 
 async def _play(arguments: argparse.Namespace, settings: Settings, output: TextIO) -> list[PlayedEpisode]:
-    first, most = arguments.index or 0, arguments.tasks or (TASKS if arguments.index is None else 1)
+    compares = played_of_each(settings, arguments.split) > 1
+    few = 1 if compares or arguments.index is not None else TASKS
+    first, most = arguments.index or 0, arguments.tasks or few
     tasks = TaskPicker(settings, arguments.split, first, most)
     require_directory(settings.model.path)
     prompts, clock, source = Prompts(), MonotonicClock(), _source(arguments)
@@ -145,10 +149,10 @@ async def _play(arguments: argparse.Namespace, settings: Settings, output: TextI
         raise ConfigurationError(str(error)) from error
     console = PlainConsole(file=output)
     report = (
-        JsonReport(output, tokenizer)
+        JsonReport(output, tokenizer, tasks.played_of_each)
         if arguments.json
         else TerminalReport(
-            console, tokenizer, num_episodes=len(tasks.indices), with_tokens=arguments.tokens,
+            console, tokenizer, num_episodes=tasks.num_episodes, compares=compares, with_tokens=arguments.tokens,
             with_logprobs=source.has_logprobs,
         )
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Plays episodes of a configuration in this process, through the same code as a rollout, one after the other."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,15 +14,17 @@ from prometheus_client import CollectorRegistry
 from gspo.tasks.environments import Split, Task, TaskSource
 from gspo_protocol.codec import Array, decode, encode
 from gspo_protocol.limits import MAX_TASK_BYTES
-from gspo_protocol.messages import Finish, GroupSampling, Lease
+from gspo_protocol.messages import Finish, Graded, GroupSampling, Lease
 from gspo_protocol.messages.base import require_plain
 from gspo_protocol.messages.journal import journal_array
 from gspo_protocol.messages.pieces import NO_PIECES, piece_arrays
 from gspo_services.broker.ledger import trajectory_seed
+from gspo_services.prepare.env_try.groups import PlayedAnswers, compared, played_of_each
 from gspo_services.prepare.env_try.prompts import Prompts, WatchedTokenizer
 from gspo_services.prepare.env_try.watcher import EpisodeWatch, PlayedTurn, TurnWatcher
+from gspo_services.rollout.group_rewards import GroupRewards
 from gspo_services.rollout.metrics import RolloutMetrics
-from gspo_services.rollout.opening import Policy, open_episodes, open_user_code
+from gspo_services.rollout.opening import Policy, group_rewards, open_comparing, open_episodes, open_user_code
 from gspo_services.rollout.sglang import EngineError
 from gspo_services.rollout.work import EpisodeFailed, EpisodeRunner, PolicyEngine
 from gspo_services.runs.local_play import LocalIntake, Mask, mask_of, of_the_configuration, places_of, told
@@ -50,6 +52,8 @@ class PlayedEpisode:
     mask: Mask = field(default_factory=lambda: Mask(sequences=[]))
     turn_rewards: list[float] = field(default_factory=list)
     components: dict[str, float] = field(default_factory=dict)
+    alone: float | None = None
+    """What it is worth alone, if its group was compared after that (reward.group)."""
     end: Literal["done", "length", "failed"] = "failed"
     failure: str = ""
     """Why there is no reward, with the places of the user's error."""
@@ -76,6 +80,9 @@ class Audience(TurnWatcher, Protocol):
 
     def ended(self, episode: PlayedEpisode) -> None: ...
 
+    def compared(self, group: list[PlayedEpisode]) -> None:
+        """All episodes of a task have ended, and reward.group has compared them."""
+
 
 class TaskPicker:
     """Some tasks of a split."""
@@ -83,6 +90,7 @@ class TaskPicker:
     def __init__(self, settings: Settings, split: Split, first: int, most: int) -> None:
         """``most`` tasks, or as many as there are from ``first`` on. Raises: ConfigurationError."""
         self.split = split
+        self.played_of_each = played_of_each(settings, split)
         name = settings.environment.name
         with of_the_configuration(f'environment "{name}"'):
             create = create_task_set if settings.agent.is_used else create_environment
@@ -91,7 +99,12 @@ class TaskPicker:
         if num_tasks is not None and first >= num_tasks:
             have = f"tasks 0 to {num_tasks - 1}" if num_tasks else "no task"
             raise ConfigurationError(f'--index is {first}: environment "{name}" has {have} in the split "{split}"')
-        self.indices = range(first, first + most if num_tasks is None else min(first + most, num_tasks))
+        self.indices: Sequence[int] = range(first, first + most if num_tasks is None else min(first + most, num_tasks))
+
+    @property
+    def num_episodes(self) -> int:
+        """How many episodes are played of all of them."""
+        return len(self.indices) * self.played_of_each
 
     def task(self, index: int) -> Task:
         """The task as a broker takes it. Raises: ValueError for what is none; whatever the user's code raises."""
@@ -111,33 +124,66 @@ class EpisodePlayer:
         watch: EpisodeWatch,
         printed: "Printed",
         clock: Clock,
+        groups: GroupRewards | None = None,
     ) -> None:
+        """``groups``: compares the episodes of a task; None: nothing does."""
         self._settings = settings
         self._runner = runner
         self._intake = intake
         self._watch = watch
         self._printed = printed
         self._clock = clock
+        self._groups = groups
 
     async def play(self, tasks: TaskPicker, audience: Audience) -> list[PlayedEpisode]:
-        """Play each task once. Raises: ConfigurationError for what concerns every episode; ServiceError of the engine."""
-        played = []
+        """Play each task once, or a group of it where that is compared.
+
+        Raises: ConfigurationError for what concerns every episode; ServiceError of the engine.
+        """
+        played: list[PlayedEpisode] = []
         for index in tasks.indices:
-            episode = PlayedEpisode(split=tasks.split, index=index, seed=trajectory_seed(self._settings.run.seed, index))
-            try:
-                episode.task = tasks.task(index)
-                lease, arrays = _lease(episode, sampling_of(self._settings.sampling))
-            # The user's own code: whatever it raises concerns this task only.
-            except Exception as error:  # noqa: BLE001
-                text = f"task {index} ({tasks.split}) cannot be leased: {type(error).__name__}: {error}"
-                episode.failure = "\n".join([text, *places_of(error)])
-                audience.begins(episode)
-            else:
-                audience.begins(episode)
-                await self._play(episode, lease, arrays, audience)
-            audience.ended(episode)
-            played.append(episode)
+            answers = PlayedAnswers()
+            group = [await self._one_of(tasks, index, number, answers, audience) for number in range(tasks.played_of_each)]
+            if self._groups is not None and tasks.played_of_each > 1:
+                await self._compare(self._groups, group, answers)
+                audience.compared(group)
+            played += group
         return played
+
+    async def _one_of(
+        self, tasks: TaskPicker, index: int, number: int, answers: PlayedAnswers, audience: Audience
+    ) -> PlayedEpisode:
+        """Play a task for the ``number``-th time."""
+        trajectory = index * tasks.played_of_each + number
+        episode = PlayedEpisode(split=tasks.split, index=index, seed=trajectory_seed(self._settings.run.seed, trajectory))
+        try:
+            episode.task = tasks.task(index)
+            lease, arrays = _lease(episode, sampling_of(self._settings.sampling))
+        # The user's own code: whatever it raises concerns this task only.
+        except Exception as error:  # noqa: BLE001
+            text = f"task {index} ({tasks.split}) cannot be leased: {type(error).__name__}: {error}"
+            episode.failure = "\n".join([text, *places_of(error)])
+            audience.begins(episode)
+        else:
+            audience.begins(episode)
+            await self._play(episode, lease, arrays, audience)
+        if episode.reward is not None:
+            answers.add(self._intake)
+        audience.ended(episode)
+        return episode
+
+    async def _compare(self, groups: GroupRewards, group: list[PlayedEpisode], answers: PlayedAnswers) -> None:
+        """Give each episode its reward beside the others; none has one if they cannot be compared."""
+        failed = sum(episode.reward is None for episode in group)
+        found: Graded | str = f"{failed} of its {len(group)} episodes failed, so that they are not compared"
+        if not failed:
+            found = await compared(groups, self._intake, group[0].task, answers)
+        for place, episode in enumerate(group):
+            episode.alone = episode.reward
+            if isinstance(found, str):
+                episode.end, episode.failure = "failed", episode.failure or found
+            else:
+                episode.turn_rewards, episode.components = [found.rewards[place]], found.components[place]
 
     async def _play(self, episode: PlayedEpisode, lease: Lease, arrays: Mapping[str, Array], audience: Audience) -> None:
         self._intake.begin(lease)
@@ -210,8 +256,10 @@ async def open_player(
     printed = Printed(settings.run.directory)
     async with AsyncExitStack() as stack:
         user_code = await stack.enter_async_context(open_user_code(settings, NAME, policy.metrics))
+        comparing = await stack.enter_async_context(open_comparing(settings, user_code, policy.metrics))
         runner = await stack.enter_async_context(open_episodes(settings, policy, user_code, registry))
-        yield EpisodePlayer(settings, runner, intake, watch, printed, clock)
+        groups = group_rewards(settings, policy, comparing)
+        yield EpisodePlayer(settings, runner, intake, watch, printed, clock, groups)
 
 
 def _lease(episode: PlayedEpisode, sampling: GroupSampling) -> tuple[Lease, Mapping[str, Array]]:

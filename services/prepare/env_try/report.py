@@ -35,13 +35,16 @@ class TerminalReport:
         tokenizer: ChatTokenizer,
         *,
         num_episodes: int,
+        compares: bool = False,
         with_tokens: bool,
         with_logprobs: bool,
     ) -> None:
-        """``with_tokens``: show each sampled token. ``with_logprobs``: they were drawn from a distribution."""
+        """``compares``: the reward of an episode is what it is worth alone, and its group is compared later.
+        ``with_tokens``: show each sampled token. ``with_logprobs``: they were drawn from a distribution."""
         self._console = console
         self._tokenizer = tokenizer
         self._num_episodes = num_episodes
+        self._compares = compares
         self._with_tokens = with_tokens
         self._with_logprobs = with_logprobs
         self._num_begun = 0
@@ -97,9 +100,19 @@ class TerminalReport:
             for message in episode.refused:
                 self._message(message)
         else:
-            self._field("reward", _reward_text(episode), style="bold")
+            self._field("alone" if self._compares else "reward", _reward_text(episode), style="bold")
         user_s = max(0.0, episode.seconds - episode.model_s)
         self._field("time", f"{episode.seconds:.2f} s: {episode.model_s:.2f} in the model, {user_s:.2f} in your code")
+
+    def compared(self, group: Sequence[PlayedEpisode]) -> None:
+        """See ``Audience``."""
+        self._say("")
+        self._say(f"task {group[0].index}: reward.group compares its {len(group)} episodes", style="bold")
+        for number, episode in enumerate(group, start=self._num_begun - len(group) + 1):
+            if episode.reward is None:
+                self._field("failed", f"episode {number}: {episode.failure}", style=FAILURE)
+            else:
+                self._field("reward", f"episode {number}: {_reward_text(episode)}; alone {episode.alone:.6g}", style="bold")
 
     def summary(self, episodes: Sequence[PlayedEpisode]) -> None:
         """The last line."""

@@ -146,6 +146,7 @@ def _rules(directory: Path) -> tuple[Rules, list[str]]:
         broker=broker.number,
         num_brokers=broker.num_brokers,
         max_lag=batch.max_lag,
+        grades_groups=bool(settings.reward.group),
     )
     return rules, []
 

@@ -33,6 +33,8 @@ class Rules:
     broker: int = 0
     num_brokers: int = 1
     max_lag: int | None = None
+    grades_groups: bool | None = None
+    """Whether groups of training are complete only when their answers were compared (reward.group)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -193,7 +193,9 @@ class TokenAudit:
         self._num_resumed += seen.epochs > 1
         if not group_exists:
             self._findings.add("trajectory of no group", f"{where} belongs to group {group_id}, which does not exist")
-        if (status == "finished") != (finish_reason is not None):
+        has_end = finish_reason is not None
+        may_await_grade = self._rules.grades_groups is not False and has_end and group_status in ("open", "dropped")
+        if (status == "finished") != has_end and not may_await_grade:
             self._findings.add("trajectory without an end", f"{where} is {status}, but its finish reason is {finish_reason}")
         if group_status == "batched":
             if status != "finished":

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Final
 
+import numpy as np
 from msgspec.structs import replace
 
 from gspo_protocol.codec import Array, decode, encode
 from gspo_protocol.limits import trajectory_limits
-from gspo_protocol.messages import Chunk, Finish, Journal, Lease, Message
+from gspo_protocol.messages import Chunk, Finish, Graded, Journal, Lease, Message
 from gspo_services.broker.ledger import TokenFacts, check_finish, grown_row, growth, journal_entry
 from gspo_services.broker.rows import TrajectoryRow, VersionRow
 from gspo_services.rollout.work import EpisodeFailed
@@ -33,6 +34,8 @@ class LocalIntake:
         """The chunks of the episode that began last, in order."""
         self.finish: Finish | None = None
         """Its end; None until it has ended, or if it never does."""
+        self.graded: Graded | None = None
+        """The rewards of the group that was compared last."""
 
     def begin(self, lease: Lease) -> None:
         """Start another episode; everything about the one before is forgotten."""
@@ -56,6 +59,18 @@ class LocalIntake:
             self._take(received.message, received.arrays)
         except ValueError as error:
             raise EpisodeFailed(f"a run's broker would refuse this {type(message).__name__}: {error}") from error
+
+    @property
+    def last_answer(self) -> Array:
+        """The tokens that the policy sampled for the last turn of the finished episode, int32 [T]."""
+        assert self._row is not None
+        assert self.finish is not None
+        turn = replace(self._row, discarded_turns=tuple(self.finish.discarded_turns)).last_turn
+        found = [np.zeros(0, "<i4")]
+        for chunk, arrays in self.chunks:
+            marks = [segment.kind == "action" and segment.turn == turn for segment in chunk.segments]
+            found.append(arrays["token_ids"][np.repeat(marks, [segment.num_tokens for segment in chunk.segments])])
+        return np.concatenate(found)
 
     async def acknowledged(self, trajectory_id: int) -> None:
         """Return at once: everything sent was taken."""
@@ -84,5 +99,7 @@ class LocalIntake:
             case Finish():
                 check_finish(self._row, message)
                 self.finish = message
+            case Graded():
+                self.graded = message
             case _:
                 raise AssertionError(f"no episode sends a {type(message).__name__}")

@@ -66,9 +66,9 @@ class RecordedTrajectory:
     group_id: int
     status: TrajectoryStatus
     finish_reason: str | None
-    """done or length; None while it has not finished."""
+    """done or length; None while its episode has not ended."""
     reward: float | None
-    """Sum over turns; None while it has not finished."""
+    """Sum over turns; None while it has not finished, or its group is not graded yet."""
     turn_rewards: tuple[float, ...]
     components: Mapping[str, float]
     """What the reward is made of, without weights."""

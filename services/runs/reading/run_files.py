@@ -239,7 +239,7 @@ def _trajectory(row: TrajectoryRow, batch_version: int | None) -> RecordedTrajec
         group_id=row.group_id,
         status=row.status,
         finish_reason=row.finish_reason,
-        reward=row.reward if row.finish_reason is not None else None,
+        reward=row.reward if row.status == "finished" else None,
         turn_rewards=row.turn_rewards,
         components=row.components,
         discarded_turns=row.discarded_turns,

@@ -9,7 +9,9 @@ from gspo_services.shared.settings.sections import Settings
 
 _OF_AGENTS: Final = {"function", "command", "on_deadline", "on_replay", "weights", "renderer"}
 
-_OF_REWARDS: Final = ("on_deadline", "model_weight", "model_input", "model_max_tokens", "model_too_long")
+_OF_REWARDS: Final = (
+    "on_deadline", "group", "group_weights", "model_weight", "model_input", "model_max_tokens", "model_too_long",
+)  # fmt: skip
 
 
 def run_fingerprint(settings: Settings) -> str:

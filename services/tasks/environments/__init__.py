@@ -19,7 +19,7 @@ from gspo_services.tasks.environments.registry import (
     find_task_set,
 )
 from gspo_services.tasks.environments.reward_pool import FailureReason, RewardPool, RewardPoolOptions
-from gspo_services.tasks.environments.reward_results import RewardPart
+from gspo_services.tasks.environments.reward_results import RewardPart, RewardResult
 from gspo_services.tasks.environments.scoring import (
     DoorReason,
     Score,
@@ -46,6 +46,7 @@ __all__ = [
     "RewardPart",
     "RewardPool",
     "RewardPoolOptions",
+    "RewardResult",
     "Score",
     "Shop",
     "ShopOptions",

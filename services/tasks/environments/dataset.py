@@ -98,6 +98,9 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     and the answer as lists of one, and texts or messages, as the row's prompt is. "trl_chat": the same, always messages."""
     reward_url: str = ""
     """In place of a function: a service that gets {"completion", "task"} by POST and answers {"reward": ...}."""
+    graded_alone: bool = True
+    """False: an answer alone is worth 0, because reward.group compares all answers of a group. Then there are no
+    evaluations, which grade each answer alone."""
     reward_weights: dict[str, float] | None = None
     """What each named component of a reward of your own counts; each must be there. Left out: the sum of all."""
     reward_deadline_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 10.0
@@ -110,7 +113,7 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def compares(self) -> bool:
         """Whether answers are compared with the rows'."""
-        return bool(self.answer_column) and not self.has_own_reward
+        return self.graded_alone and bool(self.answer_column) and not self.has_own_reward
 
     @property
     def columns(self) -> Columns:
@@ -141,7 +144,7 @@ class Dataset(Environment):
         """The function that grades, and what it gets; none for a service."""
         options = self._options
         if not options.reward:
-            return () if options.reward_url or self.needs_reward_model else (GRADE_ANSWER,)
+            return () if options.reward_url or not options.compares else (GRADE_ANSWER,)
         columns = ("prompt", *(["answer"] if options.answer_column else []), *options.task_columns)
         if options.reward_form == "verl":
             columns = (*columns, *VERL_COLUMNS)
@@ -151,6 +154,11 @@ class Dataset(Environment):
     def tasks(self, split: Split) -> TaskSource:
         """The rows of the split's files, in their order. Raises: ValueError that names the file and line of a bad row."""
         options = self._options
+        if split == "eval" and not options.graded_alone:
+            raise ValueError(
+                "graded_alone is false, and evaluations grade each answer alone: set reward or reward_url, or switch them "
+                "off (evaluation.every_batches = 0)"
+            )
         golds = GoldCheck("symbolic", options.on_bad_row)
 
         def task_of(record: dict[str, Any], where: RowPlace) -> tuple[Task, int]:
@@ -202,7 +210,7 @@ class Dataset(Environment):
 
     def step(self, state: State, action: str) -> Step:
         """Have the answer graded; the episode is over."""
-        if self.needs_reward_model:
+        if self.needs_reward_model or not self._options.graded_alone:
             return Step(state=state, messages=[], reward=0.0, done=True)
         job = self._own_reward(action) if self._options.has_own_reward else self._comparison(state, action)
         return Step(state=state, messages=[], reward=job, done=True)
@@ -210,7 +218,8 @@ class Dataset(Environment):
     @property
     def needs_reward_model(self) -> bool:
         """Without an answer and a reward of its own."""
-        return not (self._options.has_own_reward or self._options.answer_column)
+        options = self._options
+        return options.graded_alone and not (options.has_own_reward or options.compares)
 
     def answer(self, task: Task, action: str) -> str | None:
         """The final answer, in one spelling."""
@@ -263,6 +272,11 @@ def _require_reward(options: DatasetOptions) -> None:
         )
     if options.reward_url and not _is_http(options.reward_url):
         raise ValueError(f'reward_url is "{options.reward_url}": expected a URL such as "http://rewards:8080/grade"')
+    if options.has_own_reward and not options.graded_alone:
+        raise ValueError(
+            f'graded_alone is false and reward is "{options.reward or options.reward_url}": it grades answers alone; leave '
+            "one of them out"
+        )
     if not options.has_own_reward and options.reward_weights is not None:
         raise ValueError("reward_weights are for a reward of your own, and there is none: set reward")
     if options.reward_weights is not None and not options.reward_weights:

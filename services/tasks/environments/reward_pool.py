@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 import structlog
@@ -92,6 +92,10 @@ class RewardPool:
     ) -> None:
         await self.close()
 
+    async def require_group(self, function: str) -> None:
+        """Raises: as ``__aenter__``, for a function that compares the answers of a group."""
+        await self._require_found({"function": function, "form": "", "arguments": None, "size": 0})
+
     async def close(self) -> None:
         """Kill every worker; jobs in progress and jobs that wait end with the failure "closed"."""
         self._closed = True
@@ -100,14 +104,16 @@ class RewardPool:
         for worker in self._workers:
             await worker.close()
 
-    async def grade(self, job: RewardJob) -> RewardResult:
+    async def grade(self, job: RewardJob, group_size: int | None = None) -> RewardResult:
         """The reward of ``job``, or why there is none. It never raises because of the job or its worker.
+
+        ``group_size``: its function compares so many answers, and the result has a reward for each; None: one answer.
 
         waits for:    a free worker, then at most start_timeout_s + job.deadline_s; a service, at most job.deadline_s; the
                       sandbox
         unblocked by: another job's end; the deadline, which kills; a program's limits; close
         """
-        result = await through_the_door(self._result(job), no_reward)
+        result = await through_the_door(self._result(job, group_size), no_reward)
         if self._closed and result.failure in ("crashed", "unreachable", "sandbox"):
             return no_reward("closed", "the reward pool was closed during the job")
         if result.failure is not None:
@@ -120,8 +126,10 @@ class RewardPool:
             )
         return result
 
-    async def _result(self, job: RewardJob) -> RewardResult:
-        return await (self._by_service(job) if job.url else self._by_grader(job) if job.grader else self._by_worker(job))
+    async def _result(self, job: RewardJob, group_size: int | None) -> RewardResult:
+        if job.url:
+            return await self._by_service(job)
+        return await (self._by_grader(job) if job.grader else self._by_worker(job, group_size))
 
     async def _by_service(self, job: RewardJob) -> RewardResult:
         if self._closed:
@@ -138,7 +146,7 @@ class RewardPool:
         with self._timed("work"):
             return await self._sandboxed.result(job)
 
-    async def _by_worker(self, job: RewardJob) -> RewardResult:
+    async def _by_worker(self, job: RewardJob, group_size: int | None) -> RewardResult:
         with self._timed("wait"):
             await self._free.acquire()
         try:
@@ -146,7 +154,7 @@ class RewardPool:
                 return no_reward("closed", "the reward pool is closed")
             with self._timed("work"):
                 async with self._scratch() as folder:
-                    return await self._graded(job, folder)
+                    return await self._graded(job, folder, group_size)
         finally:
             self._free.release()
 
@@ -158,12 +166,15 @@ class RewardPool:
         self._took(part, clock() - begin)
 
     async def _require(self, wanted: str | RewardJob) -> None:
+        if isinstance(wanted, str):
+            await self._require_found({"function": wanted, "form": "", "arguments": None, "size": None})
+        else:
+            fields = {"function": wanted.function, "form": wanted.form, "arguments": wanted.arguments, "size": None}
+            await self._require_found(fields)
+
+    async def _require_found(self, wanted: dict[str, Any]) -> None:
         worker = self._idle[-1]  # the one that the first job gets
-        function, form, arguments = (
-            (wanted, "", None) if isinstance(wanted, str) else (wanted.function, wanted.form, wanted.arguments)
-        )
-        request = {"function": function, "form": form, "arguments": arguments, "only_find": True}
-        answer = await worker.grade(msgpack.packb(request), None)
+        answer = await worker.grade(msgpack.packb({**wanted, "only_find": True}), None)
         if answer.failure is not None:
             # A slow start may have been this machine's doing, and go well the next time.
             error = ServiceError if answer.failure == "deadline" else ConfigurationError
@@ -171,12 +182,12 @@ class RewardPool:
                 "\nIt needs its package installed, or its module in the working directory; it is imported with the limits of"
             )
             advice = "" if answer.failure == "bad_job" else f"{needs} [reward]"
-            raise error(f'the reward function "{function}" cannot be used: {answer.detail}{advice}')
+            raise error(f'the reward function "{wanted["function"]}" cannot be used: {answer.detail}{advice}')
 
-    async def _graded(self, job: RewardJob, folder: str) -> RewardResult:
+    async def _graded(self, job: RewardJob, folder: str, group_size: int | None) -> RewardResult:
         try:
-            fields = {"function": job.function, "form": job.form, "arguments": job.arguments, "only_find": False}
-            request = msgpack.packb({**fields, "scratch": folder})
+            fields = {"function": job.function, "form": job.form, "arguments": job.arguments, "size": group_size}
+            request = msgpack.packb({**fields, "only_find": False, "scratch": folder})
         except (TypeError, ValueError, OverflowError) as error:
             return no_reward("bad_job", f"the job's arguments are not plain data: {error}")
         if len(request) > MAX_MESSAGE_BYTES:
@@ -184,16 +195,18 @@ class RewardPool:
         # The worker that became free last, so that only as many interpreters start as the load needs.
         worker = self._idle.pop()
         try:
-            answer = await worker.grade(request, job.deadline_s)
+            answer = await worker.grade(request, job.deadline_s, group_size)
         finally:
             self._idle.append(worker)
         # Only of a job that had begun: a worker that starts too slowly is not the policy's doing.
-        if answer.failure in ("deadline", "cpu_time") and answer.found and self._options.on_deadline == "zero":
+        is_slow = answer.failure in ("deadline", "cpu_time") and answer.found
+        if is_slow and group_size is None and self._options.on_deadline == "zero":
             return RewardResult(reward=0.0, failure=answer.failure, detail=answer.detail)
         if answer.failure is not None:
             return no_reward(answer.failure, answer.detail)
-        score = score_of(answer.value, job.counted)
-        return RewardResult(reward=score.reward, components=score.components)
+        if group_size is not None:
+            return RewardResult(reward=None, of_answers=[_scored(each, job) for each in answer.rewards or []])
+        return _scored(answer.value, job)
 
     @asynccontextmanager
     async def _scratch(self) -> AsyncIterator[str]:
@@ -214,3 +227,9 @@ def _who_graded(job: RewardJob) -> str:
     # Nobody has checked the fields: a job is made by the user's code.
     except BaseException:  # noqa: BLE001
         return kind_of(job)
+
+
+def _scored(value: float | dict[str, float] | None, job: RewardJob) -> RewardResult:
+    """Raises: UnscoredError."""
+    score = score_of(value, job.counted)
+    return RewardResult(reward=score.reward, components=score.components)

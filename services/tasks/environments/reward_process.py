@@ -25,7 +25,7 @@ from gspo_services.tasks.worker.reward_value import UnscoredReason
 log = structlog.get_logger(__name__)
 
 _LAST_MOMENT_S: Final = 1.0
-_ENDED_AS_IT_SHOULD: Final = (None, "raised", "unknown_function", "no_reward", *get_args(UnscoredReason))
+_ENDED_AS_IT_SHOULD: Final = (None, "raised", "unknown_function", "no_reward", "wrong_length", *get_args(UnscoredReason))
 """Failures of a job after which its worker takes the next one."""
 
 
@@ -36,14 +36,17 @@ class RewardAnswer(msgspec.Struct, forbid_unknown_fields=True):
     found: bool | None = None
     reward: float | None = None
     components: Components | None = None
+    rewards: list[float | Components] | None = None
+    """Of each answer of a group."""
     failure: FailureReason | None = None
     detail: str = ""
 
     def __post_init__(self) -> None:
         """Raises: ValueError for a number that no worker sends. Unlike JSON, msgpack has NaN and infinities."""
-        for number in (self.reward or 0.0, *(self.components or {}).values()):
-            if not math.isfinite(number):
-                raise ValueError(f"a reward is {number}")
+        for value in (self.reward or 0.0, self.components or {}, *(self.rewards or [])):
+            for number in value.values() if isinstance(value, dict) else (value,):
+                if not math.isfinite(number):
+                    raise ValueError(f"a reward is {number}")
 
     @property
     def value(self) -> float | dict[str, float] | None:
@@ -68,14 +71,15 @@ class RewardProcess:
         self._closed = True
         await self.kill()
 
-    async def grade(self, request: bytes, deadline_s: float | None) -> RewardAnswer:
+    async def grade(self, request: bytes, deadline_s: float | None, group_size: int | None = None) -> RewardAnswer:
         """Let the worker grade ``request``. An early end kills the process, so no pipe stays half read.
 
-        Without a deadline the request is only to find its function, and so is the answer.
+        Without a deadline the request is only to find its function, and so is the answer. ``group_size``: the rewards that
+        the answer must have; None: one.
         """
         finished = False
         try:
-            answer = await self._answer(request, deadline_s)
+            answer = await self._answer(request, deadline_s, group_size)
             finished = answer.failure in _ENDED_AS_IT_SHOULD
             return answer
         finally:
@@ -102,7 +106,7 @@ class RewardProcess:
         await process.wait()
         await asyncio.to_thread(kill_marked, self._mark, process.pid)
 
-    async def _answer(self, request: bytes, deadline_s: float | None) -> RewardAnswer:
+    async def _answer(self, request: bytes, deadline_s: float | None, group_size: int | None) -> RewardAnswer:
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
                 process = await self._running_process()
@@ -130,7 +134,9 @@ class RewardProcess:
         except (ConnectionError, asyncio.IncompleteReadError):
             return await self._ended_during_job(process)
         self._num_jobs += 1
-        if answer.value is None and answer.failure is None:
+        num_rewards = None if answer.rewards is None else len(answer.rewards)
+        is_missing = num_rewards != group_size or (group_size is None and answer.value is None)
+        if answer.failure is None and is_missing:
             return _failed("crashed", "the worker answered neither with a reward nor with a failure")
         return answer
 

@@ -9,13 +9,14 @@ import msgspec
 from gspo_services.tasks.worker.reward_value import UnscoredReason
 
 FailureReason = Literal[
-    UnscoredReason, "deadline", "cpu_time", "memory", "crashed", "raised", "unknown_function", "bad_job", "too_large",
-    "no_result", "unreachable", "refused", "closed", "bad_task", "sandbox", "no_reward", "truncated",
+    UnscoredReason, "wrong_length", "deadline", "cpu_time", "memory", "crashed", "raised", "unknown_function", "bad_job",
+    "too_large", "no_result", "unreachable", "refused", "closed", "bad_task", "sandbox", "no_reward", "truncated",
 ]  # fmt: skip
-"""Why a job has no reward. unknown_function: it cannot be imported. bad_job: its arguments are not plain data. no_result,
-unreachable, refused: a service answered with no JSON, could not be reached, or answered with an error. bad_task: the task's
-tests or its checker are wrong. sandbox: no program could be run, or a compiler is missing. no_reward: a function of TRL's
-form returned None. truncated: the reward model read the beginning alone; there is a reward."""
+"""Why a job has no reward. wrong_length: a group's rewards are not one for each answer. unknown_function: it cannot be
+imported. bad_job: its arguments are not plain data. no_result, unreachable, refused: a service answered with no JSON, could
+not be reached, or answered with an error. bad_task: the task's tests or its checker are wrong. sandbox: no program could be
+run, or a compiler is missing. no_reward: a function of TRL's form returned None. truncated: the reward model read the
+beginning alone; there is a reward."""
 
 
 RewardPart = Literal["wait", "work", "model"]
@@ -30,6 +31,8 @@ class RewardResult(msgspec.Struct, frozen=True, kw_only=True):
     """Finite; None when there is none."""
     components: dict[str, float] = {}
     """The parts of the reward by name, without their weights; empty for a function that returns one number."""
+    of_answers: list[RewardResult] = []
+    """Of a job that compares the answers of a group: what each is worth. Then ``reward`` is None."""
     failure: FailureReason | None = None
     """Why there is no reward, or why it is 0 (``RewardPoolOptions.on_deadline``)."""
     detail: str = ""

@@ -30,6 +30,7 @@ import msgpack
 from gspo_services.shared.runtime.user_modules import import_named
 from gspo_services.tasks.reward_worker.failures import described, import_failure
 from gspo_services.tasks.reward_worker.forms import FORMS, NoRewardError, called_with, require_fitting
+from gspo_services.tasks.reward_worker.groups import arguments_of, group_outcome, require_comparison
 from gspo_services.tasks.reward_worker.isolation import isolate
 from gspo_services.tasks.worker.reward_value import UnscoredError, outcome_of
 
@@ -70,16 +71,25 @@ def find_function(path: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def grade(function: Callable[..., Any], arguments: dict[str, Any], loop: asyncio.Runner, form: str = "") -> dict[str, Any]:
+def grade(
+    function: Callable[..., Any],
+    arguments: dict[str, Any],
+    loop: asyncio.Runner,
+    form: str = "",
+    size: int | None = None,
+) -> dict[str, Any]:
     """Call ``function`` as its ``form`` says; an async one runs in ``loop``.
 
-    Returns what ``outcome_of`` makes of its value, or {"failure": reason, "detail": text}.
+    ``size``: of the group that it compares; None: it grades one answer.
+
+    Returns what ``outcome_of`` or ``group_outcome`` makes of its value, or {"failure": reason, "detail": text}.
     """
     try:
-        value = function(**called_with(function, form, arguments))
+        named = called_with(function, form, arguments) if size is None else arguments_of(function, arguments)
+        value = function(**named)
         if inspect.isawaitable(value):
             value = loop.run(_awaited(value), context=contextvars.copy_context())
-        return outcome_of(FORMS[form].returned(value))
+        return outcome_of(FORMS[form].returned(value)) if size is None else group_outcome(value, size)
     except UnscoredError as error:
         return {"failure": error.reason, "detail": str(error)}
     except NoRewardError as error:
@@ -152,7 +162,9 @@ def main(memory_bytes: int, cpu_s: int, *, network: bool, file_bytes: int) -> No
     while True:
         job = jobs.get()
         try:
-            function = find_function(job["function"])
+            function, size = find_function(job["function"]), job["size"]
+            if size is not None:
+                require_comparison(job["function"], function)
         except ValueError as error:
             write_message(results, {"failure": "unknown_function", "detail": str(error)})
             continue
@@ -168,4 +180,4 @@ def main(memory_bytes: int, cpu_s: int, *, network: bool, file_bytes: int) -> No
         limit_cpu_of_next_job(cpu_s)
         if job["scratch"]:
             use_scratch(job["scratch"])
-        write_message(results, grade(function, job["arguments"], loop, job["form"]))
+        write_message(results, grade(function, job["arguments"], loop, job["form"], job["size"]))

@@ -1,10 +1,17 @@
 """A rollout between a scripted broker and a scripted engine, over real ZeroMQ: leases and heartbeats."""
 
+import asyncio
+
 import msgspec
+import numpy as np
 import pytest
 
+from gspo.tasks.environments import RewardJob
 from gspo_protocol.messages import (
     Finish,
+    Grade,
+    Graded,
+    GroupMember,
     Heartbeat,
     LeaseEnded,
     LeaseKey,
@@ -13,10 +20,13 @@ from gspo_protocol.messages import (
     Release,
 )
 from gspo_services.rollout.environment_loop import EnvironmentEpisode
+from gspo_services.rollout.group_rewards import GroupRewards
 from gspo_services.rollout.tokenizer import ChatTokenizer
+from gspo_services.shared.settings.sections import RewardSection
+from gspo_services.tasks.environments import RewardResult
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 from tests.support.episodes import a_new_lease, no_tokens, resumed, whole
-from tests.support.processes.running_rollout import TURN_TOKENS, Start, leases, starter
+from tests.support.processes.running_rollout import TURN_TOKENS, Running, Start, leases, starter
 
 
 @pytest.fixture(scope="module")
@@ -206,3 +216,87 @@ async def test_a_newer_lease_replaces_the_older_one_and_a_repeated_or_older_one_
         assert (await run.broker.expect(Finish)).epoch == 2
     assert [finish.epoch for finish in run.broker.of(Finish)] == [2]
     assert [chunk.epoch for chunk, _ in run.broker.chunks[1]] == [2]
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+class HeldComparison:
+    """In place of the pool of workers: compares when the test lets it."""
+
+    def __init__(self) -> None:
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def grade(self, job: RewardJob, group_size: int) -> RewardResult:
+        self.asked.set()
+        await self.go.wait()
+        return RewardResult(reward=None, of_answers=[RewardResult(reward=float(place)) for place in range(group_size)])
+
+
+def a_grade(tokenizer: ChatTokenizer) -> tuple[Grade, dict[str, np.ndarray]]:
+    ids = tokenizer.encode("four")
+    member = GroupMember(num_tokens=len(ids), reward=0.5)
+    grade = Grade(trajectory_id=5, epoch=2, group_id=1, task={}, members=[member, member])
+    return grade, {"token_ids": np.array(ids * 2, np.int32)}
+
+
+def comparing(run: Running) -> HeldComparison:
+    pool = HeldComparison()
+    run.group_rewards = GroupRewards(
+        settings=RewardSection(group="my_rewards:rank"), rewards=pool, tokenizer=run.tokenizer, broker=run.brokers,
+        metrics=run.metrics,
+    )  # type: ignore[arg-type]  # fmt: skip
+    return pool
+
+
+async def test_a_group_is_compared_under_a_lease_that_is_renewed(running: Start, tokenizer: ChatTokenizer) -> None:
+    async with running(prepare=comparing) as run:
+        run.broker.leases.append(a_grade(tokenizer))
+        await run.prepared.asked.wait()
+        await run.heartbeats(2)
+        assert run.broker.of(Heartbeat)[-1].leases == [LeaseKey(5, 2)]
+        run.prepared.go.set()
+        graded = await run.broker.expect(Graded)
+    assert graded == Graded(trajectory_id=5, epoch=2, rewards=[0.0, 1.0], components=[{}, {}])
+
+
+async def test_a_comparison_is_handed_back_by_a_rollout_that_drains(running: Start, tokenizer: ChatTokenizer) -> None:
+    async with running(prepare=comparing, drain_s=2.0) as run:
+        run.broker.leases.append(a_grade(tokenizer))
+        await run.prepared.asked.wait()
+        run.stop.set()
+        released = await run.broker.expect(Release)
+    assert (released.trajectory_id, released.epoch, released.failed) == (5, 2, False)
+    assert run.broker.of(Graded) == []
+
+
+async def test_a_comparison_whose_lease_ended_is_given_up(running: Start, tokenizer: ChatTokenizer) -> None:
+    async with running(prepare=comparing) as run:
+        run.broker.leases.append(a_grade(tokenizer))
+        await run.prepared.asked.wait()
+        await run.broker.until(lambda: run.broker.of(Heartbeat)[-1].leases)
+        await run.broker.send(LeaseEnded(trajectory_id=5, epoch=2, reason="its group was dropped: stale"))
+        await run.broker.until(lambda: run.broker.of(Heartbeat)[-1].leases == [])
+        run.prepared.go.set()
+    assert run.broker.of(Graded) == run.broker.of(Release) == []
+
+
+async def test_a_colocated_rollout_compares_while_the_learner_has_the_device(
+    running: Start, tokenizer: ChatTokenizer
+) -> None:
+    async with running(prepare=comparing, colocated=True) as run:
+        await run.broker.expect(LeaseRequest)
+        await run.sync.given_up.wait()
+        run.prepared.go.set()
+        run.broker.leases.append(a_grade(tokenizer))
+        run.clock.advance(60.1)
+        await run.broker.expect(Graded)
+        assert not run.sync.may_generate.is_set()
+
+
+async def test_a_rollout_without_the_function_says_so(running: Start, tokenizer: ChatTokenizer) -> None:
+    async with running() as run:
+        run.broker.leases.append(a_grade(tokenizer))
+        released = await run.broker.expect(Release)
+    assert (released.trajectory_id, released.failed) == (5, True)
+    assert "this rollout has no reward.group" in released.reason

@@ -52,6 +52,7 @@ def test_a_run_with_two_brokers_and_two_learner_ranks_trains_evaluates_reports_a
         "batch.group_size=4",
         "evaluation.num_tasks=8",
         "evaluation.every_batches=2",
+        "reward.group=tests.support.reward_functions:beside",
         "learner.checkpoint_every_batches=2",
         f"security.keys={keys}",
     ) as run:
@@ -85,6 +86,10 @@ def test_a_run_with_two_brokers_and_two_learner_ranks_trains_evaluates_reports_a
     assert [each.num_trained_trajectories for each in report.brokers] == [2 * 4 * 4] * 2
     assert [row["batch"] for row in run.rows("eval")] == [0, 2, 4]
     assert_replayed_bit_for_bit(directory, tmp_path / "again")
+    assert [row["train/reward"] for row in run.rows("batch")] == [
+        pytest.approx(row["train/reward/alone"] + row["train/reward/shorter"]) for row in run.rows("batch")
+    ]
+    assert any(row["train/reward/shorter"] > 0 for row in run.rows("batch")), "each group's answers were compared"
     for row in run.rows("batch"):
         assert row["optimizer_steps"] == 4
         assert row["lag/max"] <= 2

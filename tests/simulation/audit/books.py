@@ -30,6 +30,7 @@ from tests.simulation.episodes import SimOptions
 from tests.simulation.loop import Process
 from tests.simulation.plan import Point, Poison
 
+COMPARED = "G2 a group is trained with the rewards that its answers have beside each other"
 SAME_CONTEXT = "G4 a token is trained in the context in which it was sampled"
 
 
@@ -66,6 +67,8 @@ class Rules:
     """Agents play the episodes, and not the environment."""
     reads_clock: bool
     """Agents do not repeat what they did."""
+    compares: bool
+    """The answers of a group are graded together."""
     replays: bool
     """What an agent repeats is answered from the record."""
     num_brokers: int
@@ -182,6 +185,8 @@ class Books:
         """By trajectory and epoch: how the lease wants it sampled."""
         self.leased: dict[tuple[int, int], tuple[int, int]] = {}
         """By trajectory and epoch: how many tokens and entries of the journal the lease brought."""
+        self.alone: dict[int, TrajectoryRow] = {}
+        """By trajectory: its row when its episode ended, with what it is worth alone."""
         self.runs: defaultdict[tuple[int, int], list[AgentRun]] = defaultdict(list)
         """By trajectory and epoch."""
         self.unacknowledged: defaultdict[str, dict[int, list[AnyMessage]]] = defaultdict(dict)
@@ -243,6 +248,12 @@ class Books:
         for chunk in self.durable.chunks.get(trajectory_id, ())[log.num_chunks :]:
             log.append_chunk(chunk)
         return log
+
+    def last_answer(self, row: TrajectoryRow) -> list[int]:
+        """The tokens of the last turn that an ended episode has kept."""
+        turns = [turn for turn in self.log_of(row.trajectory_id).turns() if turn.turn not in row.discarded_turns]
+        last = max(turn.turn for turn in turns)
+        return [token for turn in turns if turn.turn == last for token in turn.token_ids]
 
     def was_made(
         self, trajectory_id: int, context: int, token: int, logprob: float | None = None, epoch: int | None = None

@@ -181,8 +181,12 @@ class DiskAudit(SamplingAudit, SharingAudit, AgentAudit):
                 "G1 nothing acknowledged is lost",
                 lambda: f"trajectory {row.trajectory_id} goes back: {former} -> {row}",
             )
-        if self.rules.agents and row.status == "finished" and (former is None or former.status != "finished"):
-            self.agent_finished(row)
+        if row.finish_reason is not None and (former is None or former.finish_reason is None):
+            self.alone[row.trajectory_id] = row
+            if self.rules.agents:
+                self.agent_finished(row)
+        if row.finish_reason is not None and row.status == "leased":
+            return  # It is leased to be compared: no engine adds to it.
         granted = row.epoch - (0 if former is None else former.epoch)
         if not granted:
             return

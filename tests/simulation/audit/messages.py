@@ -16,6 +16,8 @@ from gspo_protocol.messages import (
     Chunks,
     EndOfRun,
     Finish,
+    Grade,
+    Graded,
     Heartbeat,
     Hello,
     Journal,
@@ -32,7 +34,7 @@ from gspo_protocol.messages import (
 from gspo_protocol.messages.gathered import Gathered
 from gspo_services.broker.ledger.quarantine import REPORTED_MOST
 from gspo_services.shared.net.peer import REPLACED
-from tests.simulation.audit.books import Violation, content_of
+from tests.simulation.audit.books import COMPARED, Violation, content_of
 from tests.simulation.audit.learners import LearnerAudit
 from tests.simulation.audit.schedules import ScheduleAudit
 from tests.simulation.brokers.sharing import SharingAudit
@@ -42,6 +44,7 @@ RECEIVED: dict[type[Message] | UnionType, Point] = {
     Chunk | Chunks: "chunk received",
     BatchFailed: "batch failed",
     Published: "publication received",
+    Graded: "graded received",
     Trained: "report received",
     Checkpointed: "checkpoint received",
 }
@@ -79,6 +82,10 @@ class MessageAudit(LearnerAudit, ScheduleAudit, SharingAudit):
                 self._journal_leased(message, arrays)
                 self.leased_to_sample(message)
                 self.passes("lease sent")
+            case Grade():
+                assert arrays is not None
+                self._given_to_grade(message, arrays)
+                self.passes("grade sent")
             case Batch():
                 assert arrays is not None
                 self._delivered(message, arrays)
@@ -147,7 +154,7 @@ class MessageAudit(LearnerAudit, ScheduleAudit, SharingAudit):
                     not self._has_lease(session, message.trajectory_id, message.epoch)
                     or len(durable.journals.get(message.trajectory_id, ())) > message.place
                 )
-            case Finish() | Release():
+            case Finish() | Graded() | Release():
                 return not self._has_lease(session, message.trajectory_id, message.epoch)
             case Published():
                 return message.policy_version in durable.versions
@@ -187,6 +194,23 @@ class MessageAudit(LearnerAudit, ScheduleAudit, SharingAudit):
             lambda: f"trajectory {lease.trajectory_id} is resumed with {lease.num_tokens} tokens that are not those on disk",
         )
         self.happened["lease of begun trajectory"] += int(lease.num_tokens > 0)
+
+    def _given_to_grade(self, grade: Grade, arrays: Mapping[str, Array]) -> None:
+        """All episodes have ended on disk, and these are their last answers."""
+        members = sorted(self.members(grade.group_id), key=lambda row: row.trajectory_id)
+        row = self.durable.trajectories[grade.trajectory_id]
+        ended = [member for member in members if member.finish_reason is not None]
+        answers = [self.last_answer(member) for member in ended]
+        rewards = [sum(self.alone[member.trajectory_id].turn_rewards) for member in ended]
+        alone = list(zip(map(len, answers), rewards, strict=True))
+        self.require(
+            row.epoch >= grade.epoch
+            and len(answers) == self.rules.group_size
+            and arrays["token_ids"].tolist() == [token for answer in answers for token in answer]
+            and [(each.num_tokens, each.reward) for each in grade.members] == alone,
+            COMPARED,
+            lambda: f"group {grade.group_id} is to be graded as {grade}, on disk is {members}",
+        )
 
     def _journal_leased(self, lease: Lease, arrays: Mapping[str, Array]) -> None:
         self.happened["journal resumed"] += bool(lease.num_entries)

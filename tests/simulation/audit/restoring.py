@@ -20,7 +20,7 @@ from tests.simulation.audit.books import Durable
 from tests.simulation.audit.broker import BrokerAudit
 
 RESTORED = ("metrics.jsonl", "settings.json", "checkpoints", "archive", f"{LEDGER_FILE}*", "ledger.mark*")
-KEPT = ("contents", "shares", "parts", "delivered_to", "failed_at", "num_losses")
+KEPT = ("alone", "contents", "shares", "parts", "delivered_to", "failed_at", "num_losses")
 """Books that go back with the run, besides ``durable``."""
 
 

@@ -1,6 +1,7 @@
 """What is trained of a broker's share was acknowledged, and is trained once, in order, and not too old."""
 # ruff: noqa: B023 - the text of a violation is made at once
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
@@ -11,9 +12,10 @@ from gspo_protocol.messages.pieces import Pieces, pieces_in
 from gspo_services.broker.ledger.sampling.task_order import trajectory_seed
 from gspo_services.broker.rows import TrajectoryRow
 from gspo_services.broker.sending import TokenSpan
+from gspo_services.tasks.environments import score_of
 from tests.simulation.audit.agents import SEEN, AgentAudit
-from tests.simulation.audit.books import content_of, spelt
-from tests.simulation.episodes import SimTasks, expected_components, expected_turns, version_in
+from tests.simulation.audit.books import COMPARED, content_of, spelt
+from tests.simulation.episodes import STOP, SimTasks, compared, expected_components, expected_turns, version_in
 
 
 class TrainingAudit(AgentAudit):
@@ -35,6 +37,7 @@ class TrainingAudit(AgentAudit):
             "G2 a batch is delivered again as it was",
             lambda: f"batch {batch.index} is trained with other content than was delivered",
         )
+        groups: defaultdict[int, list[list[float]]] = defaultdict(list)
         seen = {trajectory_id for step in history for trajectory_id in step}
         for (item, rewards, _), span in zip(batch.split(arrays), spans, strict=True):
             self.require(
@@ -46,10 +49,16 @@ class TrainingAudit(AgentAudit):
             pieces = pieces_in({**span._asdict(), "turn_rewards": rewards})
             self._episode(batch, item.trajectory_id, span, pieces)
             row = self.durable.trajectories[item.trajectory_id]
+            alone = self.alone[item.trajectory_id] if self.rules.compares else row
             if self.rules.agents:
                 self._agents_rewards(row, pieces)
             else:
-                self._rewards(row, pieces.turn_rewards, span.token_ids.tolist(), spelt(pieces.segments))
+                rewards = alone.turn_rewards if self.rules.compares else pieces.turn_rewards
+                self._rewards(alone, rewards, span.token_ids.tolist(), spelt(pieces.segments))
+            if self.rules.compares:
+                groups[row.group_id].append(list(pieces.turn_rewards))
+        for group_id, found in groups.items():
+            self._compared(group_id, found)
         for item, sequences in zip(batch.items, episodes, strict=True):
             self.trains_sequences(item.trajectory_id, sequences)
 
@@ -125,6 +134,26 @@ class TrainingAudit(AgentAudit):
             "G2 an episode is played as in one go",
             lambda: f"trajectory {row.trajectory_id}: components {row.components}, expected {components}",
         )
+
+    def _compared(self, group_id: int, found: Sequence[Sequence[float]]) -> None:
+        """A group has the rewards that its answers have beside each other, with their last turns."""
+        members = sorted(self.members(group_id), key=lambda row: row.trajectory_id)
+        alone = [self.alone[row.trajectory_id] for row in members]
+        texts = [" ".join(str(token) for token in self.last_answer(row) if token != STOP) for row in members]
+        results = [score_of(each, None) for each in compared(texts, [sum(row.turn_rewards) for row in alone])]
+        self.happened["compared group trained"] += 1
+        for row, before, result, rewards in zip(members, alone, results, found, strict=True):
+            expected = [0.0] * row.num_turns
+            expected[row.last_turn] = result.reward
+            components = {**before.components, **result.components}
+            self.require(
+                list(rewards) == list(row.turn_rewards) == expected and row.components == components,
+                COMPARED,
+                lambda: (
+                    f"group {group_id}: trajectory {row.trajectory_id} is trained with {list(rewards)}, of "
+                    f"{row.components}; expected {expected}, of {components}"
+                ),
+            )
 
     def _agents_rewards(self, row: TrajectoryRow, pieces: Pieces) -> None:
         """What an agent's episode earned when it ended, and without what was discarded then."""

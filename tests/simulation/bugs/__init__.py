@@ -2,6 +2,7 @@
 
 from tests.simulation.bugs.agents import AGENTS
 from tests.simulation.bugs.delivery import DELIVERY
+from tests.simulation.bugs.groups import GROUPS
 from tests.simulation.bugs.hostile import HOSTILE
 from tests.simulation.bugs.parts import PARTS
 from tests.simulation.bugs.planting import Bug, planted
@@ -13,4 +14,4 @@ from tests.simulation.bugs.training import TRAINING
 
 __all__ = ["BUGS", "Bug", "planted"]
 
-BUGS = (*DELIVERY, *TRAINING, *POISON, *STORAGE, *HOSTILE, *AGENTS, *SAMPLING, *PARTS, *SEVERAL)
+BUGS = (*DELIVERY, *TRAINING, *POISON, *STORAGE, *HOSTILE, *AGENTS, *SAMPLING, *PARTS, *SEVERAL, *GROUPS)

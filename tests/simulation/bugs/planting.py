@@ -32,6 +32,8 @@ class Bug:
     """The first seed that shows it: a change of the services may need another one (``test_a_planted_bug_is_found``)."""
     agents: Agents = ""
     """Whether agents play the episodes (``Plan.agents``)."""
+    compares: bool = False
+    """Whether groups are graded together (``Plan.compares``)."""
     reads_clock: bool = False
     part_tokens: int | None = None
     """Tokens of a batch's parts; None: as the seed has it."""
@@ -45,6 +47,7 @@ class Bug:
         plan = replace(
             plan_of(seed, may_have_agents=bool(self.agents), num_brokers=self.num_brokers),
             agents=self.agents,
+            compares=self.compares,
             reads_clock=self.reads_clock,
         )
         if self.part_tokens is not None:

@@ -11,6 +11,7 @@ from gspo_protocol.channels import WORK
 from gspo_protocol.limits import MAX_TURNS
 from gspo_services.rollout.environment_loop import EnvironmentLoop
 from gspo_services.rollout.gathering import MAX_WAITING, GatheringClient
+from gspo_services.rollout.group_rewards import GroupRewards
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.service import RolloutService
 from gspo_services.rollout.weights.peers import WeightPeers
@@ -130,6 +131,9 @@ class RolloutProcess:
             clock=machinery.clock,
             health=Health(machinery.clock, MAX_QUIET_S),
             metrics=metrics,
+            groups=GroupRewards(
+                settings=settings.reward, rewards=rewards, tokenizer=tokenizer, broker=brokers, metrics=metrics
+            ),
         )
         try:
             await self._service.run(stop)

@@ -92,6 +92,17 @@ class HostileRollout:
         }
         return self._frames("finish", fields, seq)
 
+    def graded(self, row: TrajectoryRow, size: int, seq: int) -> list[bytes]:
+        """The frames of a Graded for a group of this size, more or less."""
+        rewards = [self._reward() for _ in range(self._or(size, (0, 1, 2, 4)))]
+        fields = {
+            "trajectory_id": row.trajectory_id,
+            "epoch": self._or(row.epoch, COUNTS),
+            "rewards": rewards,
+            "components": [{"right": self._reward()} for _ in range(self._or(len(rewards), (0, 1, 2, 4)))],
+        }
+        return self._frames("graded", fields, seq)
+
     def _new(self, turns: int, states: list[int], completed: int) -> int:
         return turns - sum(turn != NO_TURN for turn in states) - completed
 

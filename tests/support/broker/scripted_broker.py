@@ -14,6 +14,7 @@ from gspo_protocol.messages import (
     Chunk,
     Chunks,
     Finish,
+    Grade,
     Heartbeat,
     Hello,
     Lease,
@@ -37,7 +38,7 @@ class ScriptedBroker:
     def __init__(self, context: zmq.asyncio.Context, spec: ChannelSpec = WORK) -> None:
         self.end = ScriptedEnd(context, spec)
         self.endpoint = self.end.endpoint
-        self.leases: list[tuple[Lease, Mapping[str, Array]]] = []
+        self.leases: list[tuple[Lease | Grade, Mapping[str, Array]]] = []
         self.acknowledges = True
         self.answers = True
         self.is_away = False

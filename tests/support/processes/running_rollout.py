@@ -15,6 +15,7 @@ from gspo_protocol.messages import (
 )
 from gspo_services.rollout.broker import Beats
 from gspo_services.rollout.colocate import TimeSharing
+from gspo_services.rollout.group_rewards import GroupRewards
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.service import RolloutService
 from gspo_services.rollout.tokenizer import ChatTokenizer
@@ -103,6 +104,8 @@ class Running:
         if beats is not None:
             self.brokers.beats = beats
         self.client = self.brokers.clients[0]
+        self.group_rewards: GroupRewards | None = None
+        self.prepared: Any = None
         self.settings = Rollout(max_running=max_running, drain_s=drain_s)
         self.prompt_tokens = len(tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}]))
 
@@ -118,7 +121,7 @@ class Running:
         )
 
     async def serve(self, episodes: EpisodeRunner, *, colocated: bool = False) -> None:
-        """Be a rollout with these episodes until ``stop``."""
+        """Be a rollout with these episodes until ``stop``. ``group_rewards``, if set, compares groups."""
         service = RolloutService(
             episodes=episodes,
             brokers=self.brokers,
@@ -128,6 +131,7 @@ class Running:
             health=self.health,
             metrics=self.metrics,
             sharing=TimeSharing(self.sync, look_s=0.001) if colocated else None,  # type: ignore[arg-type]
+            groups=self.group_rewards,
         )
         await service.run(self.stop)
 
@@ -155,10 +159,13 @@ def starter(tokenizer: ChatTokenizer) -> Start:
         colocated: bool = False,
         num_brokers: int = 1,
         beats: Beats | None = None,
+        prepare: Callable[[Running], Any] = lambda run: None,
     ) -> AsyncIterator[Running]:
-        """Runs until the block ends; then the service must end by itself."""
+        """Runs until the block ends; then the service must end by itself. ``prepare``: what is done before; ``prepared`` is
+        what it returns."""
         async with zmq_context() as context:
             run = Running(context, tokenizer, spec, drain_s, max_running, num_brokers, beats)
+            run.prepared = prepare(run)
             async with in_background(*(each.serve() for each in run.scripted)):
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(run.serve(run.environment_loop(), colocated=colocated))

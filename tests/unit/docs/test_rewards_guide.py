@@ -62,6 +62,25 @@ async def test_a_function_grades_rows(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (result.reward, result.components) == (1.1, {"right": 1.0, "short": 1.0})
 
 
+async def test_a_function_compares_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_groups.py").write_text(block("# my_groups.py"))
+    settings = Settings.model_validate(
+        {"reward": tomllib.loads(block('group = "my_groups:beside"', "# my_groups.py"))}
+    ).reward
+    answers: list[Any] = ["It is 4", "4", "It is 5"]
+    job = RewardJob(
+        function=settings.group,
+        arguments={"completions": answers, "task": {}, "rewards": [1.0, 1.0, 0.0]},
+        weights=settings.group_weights,
+        deadline_s=settings.group_deadline_s,
+    )
+    async with RewardPool(RewardPoolOptions(num_workers=1)) as pool:
+        await pool.require_group(settings.group)
+        result = await pool.grade(job, len(answers))
+    assert [each.reward for each in result.of_answers] == [1.1, 1.1, 0.2]
+
+
 @pytest.mark.parametrize(
     ("code", "reward"),
     [

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator
 from itertools import compress
 from typing import Final
 
-from gspo_protocol.messages import Chunk, Finish, Journal, Refused, Release
+from gspo_protocol.messages import Chunk, Finish, Graded, Journal, Refused, Release
 from gspo_protocol.messages.base import shortened
 from gspo_protocol.messages.gathered import Chunks, Gathered
 from gspo_protocol.messages.stretches import Stretch, StretchColumns
 from gspo_services.broker.ledger.actions import Action, AppendChunk, AppendChunks, Note, Offence, Reply, Save, SessionKey
-from gspo_services.broker.ledger.intake import TokenFacts, check_finish, growth, journal_entry
+from gspo_services.broker.ledger.intake import TokenFacts, check_finish, check_graded, growth, journal_entry
 from gspo_services.broker.ledger.leases.leases import Leases, told_ended
 from gspo_services.broker.ledger.state import State, saves
 from gspo_services.broker.rows import TrajectoryRow, VersionRow
@@ -163,6 +163,10 @@ class HolderMessages:
         self._leases.moved((row.trajectory_id,), now)
         return [Save(row=self._state.groups.note(row.trajectory_id, len(entry.entry))), Save(row=entry)]
 
+    def on_end(self, sender: SessionKey, message: Finish | Graded, now: float) -> list[Action]:
+        """Take the end of an episode, or the rewards of a whole group."""
+        return self.on_finish(sender, message, now) if isinstance(message, Finish) else self.on_graded(sender, message)
+
     def on_finish(self, sender: SessionKey, finish: Finish, now: float) -> list[Action]:
         state = self._state
         if self._is_finished(finish.trajectory_id, finish.epoch):
@@ -175,14 +179,34 @@ class HolderMessages:
         except ValueError as error:
             return self._refuse(sender, row, "finish", str(error))
         self._leases.moved((row.trajectory_id,), now, ends=True)
-        actions = saves(state.groups.finish(finish))
+        grades = state.config.grades_groups and state.groups.group(row.group_id).split == "train"
+        actions = saves(state.groups.finish(finish, grades=grades))
+        return [*actions, *self._after_end(row), *state.close_evaluations()]
+
+    def on_graded(self, sender: SessionKey, graded: Graded) -> list[Action]:
+        """Take the rewards of a whole group, all at once."""
+        known = self._state.groups.trajectory(graded.trajectory_id)
+        if known is not None and known.status == "finished" and known.epoch == graded.epoch:
+            return []  # delivered again after a broker restart
+        row = self._leases.held(sender, graded.trajectory_id, graded.epoch)
+        if row is None:
+            return [told_ended(sender, graded.trajectory_id, graded.epoch, "not held by this session")]
+        try:
+            check_graded(graded, self._state.groups.members(row.group_id))
+        except ValueError as error:
+            return self._refuse(sender, row, "graded", str(error))
+        return [*saves(self._state.groups.grade(graded, row.group_id)), *self._after_end(row)]
+
+    def _after_end(self, row: TrajectoryRow) -> list[Action]:
+        """What follows from the end of a trajectory if it has completed its group."""
+        state = self._state
         group = state.groups.group(row.group_id)
-        if group.status == "complete" and group.split == "train":
-            actions += state.change_run(failures_in_a_row=0)
-            rewards = [member.reward for member in state.groups.members(row.group_id)]
-            fields = {"group_id": row.group_id, "mean_reward": sum(rewards) / len(rewards)}
-            actions += [Note(event="group_complete", fields=fields), *state.sift(row.group_id)]
-        return [*actions, *state.close_evaluations()]
+        if group.status != "complete" or group.split != "train":
+            return []
+        rewards = [member.reward for member in state.groups.members(row.group_id)]
+        fields = {"group_id": row.group_id, "mean_reward": sum(rewards) / len(rewards)}
+        complete = Note(event="group_complete", fields=fields)
+        return [*state.change_run(failures_in_a_row=0), complete, *state.sift(row.group_id)]
 
     def on_release(self, sender: SessionKey, release: Release) -> list[Action]:
         row = self._leases.held(sender, release.trajectory_id, release.epoch)
@@ -193,9 +217,9 @@ class HolderMessages:
         return [Save(row=self._state.groups.release(row.trajectory_id, failed=False))]
 
     def _is_finished(self, trajectory_id: int, epoch: int) -> bool:
-        """Whether the lease of this epoch has finished the trajectory."""
+        """Whether the lease of this epoch has finished the trajectory, or its episode."""
         row = self._state.groups.trajectory(trajectory_id)
-        return row is not None and row.status == "finished" and row.epoch == epoch
+        return row is not None and row.finish_reason is not None and row.status != "leased" and row.epoch == epoch
 
     def _refuse_chunk(self, sender: SessionKey, row: TrajectoryRow, reason: str, place: int | None = None) -> list[Action]:
         if place is None:

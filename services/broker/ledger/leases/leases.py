@@ -142,6 +142,8 @@ class Leases:
     def _fits(self, window: Window, row: TrajectoryRow, version: int) -> bool:
         state = self._state
         group = state.groups.group(row.group_id)
+        if row.awaits_grade:
+            return True
         if group.evaluation is not None:
             return version >= state.evaluations.row(group.evaluation).policy_version
         return window.extend(state.groups.oldest_possible_version(row.group_id, state.batches.newest_version), version)
@@ -165,8 +167,9 @@ class Leases:
             task_index=group.task_index,
             seed=trajectory_seed(state.config.seed, row.trajectory_id),
             sampling=group.sampling,
-            num_tokens=row.num_tokens,
-            num_entries=row.num_entries,
+            num_tokens=0 if row.awaits_grade else row.num_tokens,
+            num_entries=0 if row.awaits_grade else row.num_entries,
+            members=tuple(state.groups.members(row.group_id)) if row.awaits_grade else (),
         )
         return [Save(row=row), grant]
 
@@ -178,7 +181,11 @@ class Leases:
     def _begin(self, row: TrajectoryRow, now: float) -> None:
         self._deadlines.set(row.trajectory_id, now + self._state.config.lease_s)
         self._idle_deadlines.set(row.trajectory_id, now + self._state.config.idle_lease_s)
-        self._progress.began(row.trajectory_id, now)
+        if row.awaits_grade:
+            # No token is due, so none is late.
+            self._progress.ended(row.trajectory_id)
+        else:
+            self._progress.began(row.trajectory_id, now)
 
     def _unfilled(self, request: LeaseRequest) -> NoLeaseReason:
         """Why there is no lease for all of ``request``'s capacity."""

@@ -55,6 +55,14 @@ class RewardSection(Section):
     """Tokens of one batch, padding included. A longer conversation is a batch of its own."""
     model_deadline_s: float = Field(300.0, gt=0)
     """Seconds for one score: the wait behind others, and perhaps the start of a new process."""
+    group: str = ""
+    """A function "package.module:function" of (completions, task), and of rewards if it has that parameter: it compares all
+    answers of a group, and returns a list with the reward of each. These are trained on, in place of what each answer was
+    worth alone. "": each answer is graded alone. Evaluations always grade alone."""
+    group_deadline_s: float = Field(60.0, gt=0, le=3600)
+    """Wall-clock seconds for one call of reward.group. A call that takes longer is a failed attempt."""
+    group_weights: dict[str, float] | None = None
+    """What each named component of reward.group counts; each must be there. Left out: the sum of all."""
     variables: list[str] = Field([])
     """Names of the rollout's environment variables that reward code gets, such as ["OPENAI_API_KEY"]. It gets no others,
     except ten that an interpreter needs. The values stay out of configuration, logs and ledger."""
@@ -64,6 +72,17 @@ class RewardSection(Section):
         if not re.fullmatch(r"cpu|cuda:[0-9]{1,3}", self.model_device):
             raise ValueError(
                 f'reward.model_device is {self.model_device[:100]!r}: expected "cpu", or a GPU such as "cuda:0"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _group_can_be_called(self) -> "RewardSection":
+        if self.group and not re.fullmatch(r"[\w.]+:\w+", self.group):
+            raise ValueError(f'reward.group is {self.group[:100]!r}: expected "package.module:function"')
+        if self.group_weights is not None and not (self.group and self.group_weights):
+            raise ValueError(
+                f"reward.group_weights is {self.group_weights}: it names the components of reward.group, at least one; "
+                "leave it out, or set reward.group"
             )
         return self
 

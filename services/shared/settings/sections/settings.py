@@ -209,6 +209,26 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _answers_are_graded(self) -> "Settings":
+        graded_alone = self.environment.options.get("graded_alone", True)
+        if not self.reward.group and str(graded_alone).lower() == "false":
+            raise ValueError(
+                "environment.options.graded_alone is false and reward.group is not set: every reward would be 0; name the "
+                "function that compares answers, or leave graded_alone out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _leases_outlast_comparisons(self) -> "Settings":
+        if self.reward.group and self.broker.idle_lease_s <= self.reward.group_deadline_s:
+            raise ValueError(
+                f"broker.idle_lease_s is {self.broker.idle_lease_s:g} but reward.group_deadline_s is "
+                f"{self.reward.group_deadline_s:g}: a group's lease would end while reward.group still compares it; raise "
+                "the first or lower the second"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _agents_stay_on_this_host(self) -> "Settings":
         private = is_private(f"http://[{self.agent.host}]:1" if ":" in self.agent.host else f"http://{self.agent.host}:1")
         if self.agent.is_used and not (private or self.security.keys or self.security.allow_plaintext):

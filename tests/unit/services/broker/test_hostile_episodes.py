@@ -18,7 +18,7 @@ from gspo_protocol.errors import ProtocolError
 from gspo_protocol.messages import Batch, BatchPart, Published, Refused, Status
 from gspo_services.broker.ledger import LedgerConfig
 from gspo_services.broker.ledger.actions import SessionKey
-from gspo_services.broker.outgoing import lease_message
+from gspo_services.broker.outgoing import grade_message, lease_message
 from gspo_services.broker.sending import recorded_batch
 from gspo_services.broker.sessions import token_facts
 from gspo_services.learner.advantages import AdvantageSettings
@@ -48,7 +48,7 @@ class Intake:
 
     def __init__(self, rng: random.Random, oddity: float) -> None:
         self.rng = rng
-        self.world = LedgerHarness(CONFIG)
+        self.world = LedgerHarness(replace(CONFIG, grades_groups=rng.random() < 0.5))
         self.world.hello(LEARNER, "learner")
         self.world.hello(R)
         self.world.hello(H)
@@ -89,6 +89,12 @@ class Intake:
                 continue
             row = self.rng.choice(held)
             ends = row.num_action_tokens > 0 and (self.rng.random() < 0.3 or row.num_tokens > 50)
+            if row.awaits_grade and self.rng.random() < 0.9:
+                SEEN["graded"] += 1
+                self.hand_in(sender, rollout.graded(row, CONFIG.group_size, self.seq[sender]))
+                continue
+            if row.awaits_grade and sender == H:
+                continue
             make = rollout.finish if ends else rollout.chunk
             self.hand_in(sender, make(row, self.seq[sender]))
 
@@ -96,6 +102,11 @@ class Intake:
         """Every lease can be read by the rollout that gets it, with what others have left in it."""
         for grant in self.world.lease(sender, self.rng.randint(1, 3), self.rng.randint(1, NEWEST)):
             payload = self.world.store.payload(grant.trajectory_id)
+            if grant.members:
+                payloads = [self.world.store.payload(row.trajectory_id) for row in grant.members]
+                grade, arrays = grade_message(grant, {"task": 1}, payloads)
+                assert decode(encode(grade, arrays)).message == grade
+                continue
             message, arrays = lease_message(grant, {"task": 1}, payload, self.world.store.journal(grant.trajectory_id), 10.0)
             received = decode(encode(message, arrays))
             SEEN["resumed"] += bool(payload.num_tokens)
@@ -174,6 +185,7 @@ def test_much_was_refused_and_much_was_taken() -> None:
     assert SEEN["refused"] > 5
     assert SEEN["taken"] > 5
     assert SEEN["resumed"] > 5
+    assert SEEN["graded"] > 5
     assert SEEN["trained"] > 5
     assert SEEN["trained several sequences"] > 2
     assert SEEN["trained less than was sampled"] > 2

@@ -1,7 +1,7 @@
 """The ledger under random events, crashes of every process included, against a model that keeps only what was promised."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,6 +19,7 @@ from gspo_protocol.messages import (
     Checkpointed,
     EndOfRun,
     Goodbye,
+    Graded,
     Heartbeat,
     LeaseEnded,
     LeaseKey,
@@ -71,12 +72,16 @@ class Rollout:
     leases: list[GrantLease] = field(default_factory=list)
     sent: dict[tuple[int, int], int] = field(default_factory=dict)
     """Tokens sent and acknowledged under a lease: (trajectory, epoch) -> length."""
+    grades: list[GrantLease] = field(default_factory=list)
+    """Groups that it may grade."""
 
 
 class LedgerMachine(RuleBasedStateMachine):
+    config = CONFIG
+
     def __init__(self) -> None:
         super().__init__()
-        self.harness = LedgerHarness(CONFIG)
+        self.harness = LedgerHarness(self.config)
         self.rollouts = [Rollout(SessionKey(f"r{index}", "0")) for index in range(3)]
         self.learner = SessionKey("learner", "0")
         self.lives = 0
@@ -103,6 +108,9 @@ class LedgerMachine(RuleBasedStateMachine):
         for grant in self.harness.lease(rollout.key, capacity, rollout.version):
             assert (grant.trajectory_id, grant.epoch) not in self.epochs, "two writers of one trajectory"
             self.epochs.add((grant.trajectory_id, grant.epoch))
+            if grant.members:
+                rollout.grades.append(grant)
+                continue
             assert grant.num_tokens == self.acknowledged.get(grant.trajectory_id, 0)
             WEATHER["resumed trajectory"] += int(grant.num_tokens > 0)
             rollout.leases.append(grant)
@@ -366,6 +374,89 @@ class LedgerMachine(RuleBasedStateMachine):
         return not replies(actions, LeaseEnded)
 
 
+class GradingMachine(LedgerMachine):
+    """The same where groups are graded: whatever is in a batch has the rewards of one whole answer."""
+
+    config = replace(CONFIG, grades_groups=True)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graded: dict[int, list[float]] = {}
+        """By group: the rewards that were taken."""
+        self.num_looked_at = 0
+        """Batches."""
+
+    @precondition(lambda self: any(rollout.grades for rollout in self.rollouts))
+    @rule(pick=st.integers(0, 1000), size=st.sampled_from([2, 2, 2, 2, 1, 3]), again=st.booleans())
+    def grade(self, pick: int, size: int, again: bool) -> None:
+        """Perhaps with too many rewards or too few, perhaps under a lease that is lost, perhaps twice."""
+        message = self.send_grade(*self.pick_grade(pick), size)
+        if again:
+            before = durable_state(self.harness.restored())
+            self.harness.send(self.rollouts[0].key, message)
+            assert durable_state(self.harness.restored()) == before
+
+    @precondition(lambda self: any(rollout.grades for rollout in self.rollouts))
+    @rule(pick=st.integers(0, 1000), failed=st.booleans())
+    def release_a_grade(self, pick: int, failed: bool) -> None:
+        rollout, lease = self.pick_grade(pick)
+        message = Release(trajectory_id=lease.trajectory_id, epoch=lease.epoch, reason="r", failed=failed)
+        self.harness.send(rollout.key, message)
+
+    @rule(index=st.integers(0, 2), size=st.sampled_from([2, 2, 3]))
+    def work_and_grade(self, index: int, size: int) -> None:
+        """The ordinary course, perhaps with a wrong answer."""
+        self.work(index, 6, 0)
+        self.lease(index, 3)
+        while self.rollouts[index].grades:
+            self.send_grade(self.rollouts[index], self.rollouts[index].grades.pop(), size)
+        self.train()
+
+    @invariant()
+    def a_group_has_the_rewards_of_its_grade_or_none(self) -> None:
+        state = self.harness.ledger.state
+        for group in state.groups.of_split("train"):
+            members = state.groups.members(group.group_id)
+            is_graded = group.group_id in self.graded
+            assert is_graded == (group.status == "complete") == all(row.status == "finished" for row in members)
+            assert not is_graded or [row.reward for row in members] == self.graded[group.group_id]
+
+    @invariant()
+    def a_batch_has_graded_groups_alone(self) -> None:
+        for index in range(self.num_looked_at, len(self.batches)):
+            _, items = self.harness.store.batch(index)
+            for group_id in self.batches[index]:
+                assert [row.reward for row, _ in items if row.group_id == group_id] == self.graded[group_id]
+            self.num_looked_at += 1
+
+    def send_grade(self, rollout: Rollout, lease: GrantLease, size: int) -> Graded:
+        row = self.harness.ledger.state.groups.trajectory(lease.trajectory_id)
+        is_held = (
+            row is not None
+            and (row.status, row.epoch) == ("leased", lease.epoch)
+            and (row.holder_peer, row.holder_session) == rollout.key
+        )
+        sent = [float(2 * lease.epoch), float(2 * lease.epoch + 1), 0.0][:size]
+        message = Graded(
+            trajectory_id=lease.trajectory_id, epoch=lease.epoch, rewards=sent, components=[{"epoch": lease.epoch}] * size
+        )
+        actions = self.harness.send(rollout.key, message)
+        assert replies(actions, Ack)
+        assert bool(replies(actions, Refused)) == (is_held and size != 2)
+        assert bool(replies(actions, LeaseEnded)) == (not is_held or size != 2)
+        if is_held and size == 2:
+            assert lease.group_id not in self.graded
+            self.graded[lease.group_id] = sent
+        WEATHER["graded" if is_held and size == 2 else "refused" if is_held else "too late"] += 1
+        return message
+
+    def pick_grade(self, pick: int) -> tuple[Rollout, GrantLease]:
+        held = [(rollout, lease) for rollout in self.rollouts for lease in rollout.grades]
+        rollout, lease = held[pick % len(held)]
+        rollout.grades.remove(lease)
+        return rollout, lease
+
+
 def test_the_ledger_keeps_its_promises_whatever_happens() -> None:
     WEATHER.clear()
     # Reproducible, so that the events that must have happened do.
@@ -374,3 +465,12 @@ def test_the_ledger_keeps_its_promises_whatever_happens() -> None:
     )
     happened = {kind for kind, count in WEATHER.items() if count}
     assert happened >= {"batch", "batch again", "lease expired", "stale", "failed", "eval", "resumed trajectory"}
+
+
+def test_the_ledger_keeps_its_promises_where_groups_are_graded() -> None:
+    WEATHER.clear()
+    run_state_machine_as_test(
+        GradingMachine, settings=settings(max_examples=8, stateful_step_count=50, deadline=None, derandomize=True)
+    )
+    happened = {kind for kind, count in WEATHER.items() if count}
+    assert happened >= {"batch", "batch again", "lease expired", "failed", "graded", "refused", "too late"}

@@ -464,3 +464,29 @@ def test_more_brokers_than_tasks_or_an_unequal_share_of_a_batch_are_found(projec
     project.keys |= {"broker.num_brokers": 7}
     with pytest.raises(ConfigurationError, match=r"broker.num_brokers is 7 and batch.groups_per_batch is \d+: each broker"):
         project.findings(code=False)
+
+
+def group_reward(project: Project, body: str) -> None:
+    path = project.folder / f"{project.module}.py"
+    path.write_text(f"{path.read_text()}\n\ndef beside({body}\n")
+    project.keys["reward.group"] = f"{project.module}:beside"
+
+
+def test_a_group_reward_is_tried_with_two_answers(project: Project) -> None:
+    group_reward(project, "completions, task, rewards):\n    return [{'place': 3.0 * n} for n in range(len(completions))]")
+    findings = project.findings()
+    assert failures(findings) == []
+    (episode,) = [finding for finding in findings if finding.check == "episode"]
+    assert episode.text == "an echo of task 0 gets 0 (brief 1, right 1, place 0) in 1 turns"
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("completions):\n    return [0.0] * len(completions)", "as reward.group it is called with completions and task"),
+        ("completions, task):\n    return [0.0]", "reward.group returned 1 rewards: expected a list of 2, one for each"),
+    ],
+)
+def test_a_group_reward_that_cannot_work_is_found(project: Project, body: str, text: str) -> None:
+    group_reward(project, body)
+    assert text in the_failure(project.findings()).text

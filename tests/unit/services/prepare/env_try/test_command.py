@@ -244,3 +244,57 @@ def test_the_command_is_found_and_explained(monkeypatch: pytest.MonkeyPatch, cap
     text = capsys.readouterr().out
     assert all(f"  gspo env try my.toml {words}" in text for words in ("--model", "--url", "--echo", "--answer", "--type"))
     assert max(map(len, text.splitlines())) <= 130
+
+
+COMPARED = {"reward.group": "tests.support.reward_functions:beside", "batch.group_size": 3}
+
+
+def test_a_group_is_played_and_compared(tries: Try) -> None:
+    status, out, err = tries("--echo", **COMPARED)
+    assert (status, err) == (0, "")
+    assert "episode 3 of 3: train task 0" in out
+    assert "alone     19; by turn 10, 9" in out
+    after = out[out.index("task 0: reward.group compares its 3 episodes\n") :].splitlines()
+    assert after[1:4] == [f"reward    episode {number}: 19; from alone 19, shorter 0; alone 19" for number in (1, 2, 3)]
+    assert after[-1] == "3 episodes: 3 with a reward; mean 19, from 19 to 19"
+
+
+def test_json_has_the_rewards_of_the_group(tries: Try) -> None:
+    tried = tries("--echo", "--json", do="job", **COMPARED)
+    assert tried.status == 0
+    assert [episode["index"] for episode in tried.episodes] == [0, 0, 0]
+    assert len({episode["seed"] for episode in tried.episodes}) == 3
+    for episode in tried.episodes:
+        assert (episode["reward"], episode["reward_alone"]) == (21.0, 21.0)
+        assert episode["components"] == {"right": 2.0, "long": 19.0, "alone": 21.0, "shorter": 0.0}
+
+
+def test_held_out_tasks_are_graded_alone(tries: Try) -> None:
+    (episode,) = tries("--echo", "--json", "--split", "eval", "--tasks", "1", **COMPARED).episodes
+    assert (episode["reward"], episode["reward_alone"]) == (18.0, None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"reward.group": "tests.support.reward_functions:too_few"}, "wrong_length: reward.group returned 2 rewards"),
+        ({"environment.options": {"do": "nan"}}, "failed    episode 3: no reward"),
+    ],
+)
+def test_a_group_without_rewards_is_a_failure(tries: Try, changed: dict[str, Any], said: str) -> None:
+    tried = tries("--echo", **{**COMPARED, **changed})
+    assert tried.status == 1
+    assert said in tried.out
+
+
+def test_agents_are_compared_too(tries: Try) -> None:
+    tried = tries("--echo", "--json", **COMPARED, **AGENT)
+    assert tried.status == 0
+    assert [(episode["reward_alone"], episode["reward"]) for episode in tried.episodes] == [(1.5, 1.5)] * 3
+    assert tried.episodes[0]["components"] == {"right": 1.0, "short": 0.5, "alone": 1.5, "shorter": 0.0}
+
+
+def test_a_function_that_cannot_compare_ends_the_command(tries: Try) -> None:
+    status, _, err = tries("--echo", **{**COMPARED, "reward.group": "tests.support.reward_functions:of_others"})
+    assert status == 2
+    assert "as reward.group it is called with completions and task" in err

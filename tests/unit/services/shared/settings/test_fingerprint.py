@@ -27,6 +27,7 @@ def fingerprint(*overrides: str) -> str:
         "reward.model_input=text",
         "reward.model_max_tokens=100",
         "reward.model_too_long=truncate",
+        "reward.group=my_rewards:rank",
         "batch.group_size=3",
         "batch.max_lag=7",
         "broker.num_brokers=2",

@@ -136,3 +136,16 @@ async def test_a_reward_that_cannot_be_imported_is_said_before_anything_is_sampl
     with pytest.raises(ConfigurationError, match=r"reward_functions:gone.* cannot be used"):
         async with RewardPool(RewardPoolOptions(num_workers=1), environment.reward_functions):
             raise AssertionError("the pool has opened")
+
+
+def test_rows_that_only_a_group_grades_are_worth_0_alone_and_are_not_evaluated(tmp_path: Path) -> None:
+    path = rows_file(tmp_path, {"question": "x"})
+    options = {"train_path": path, "eval_path": path, "answer_column": "", "graded_alone": False}
+    environment = create_environment("dataset", options)
+    assert environment.start(environment.tasks("train").task(0), seed=0).state == {}
+    assert environment.step({}, "anything").reward == 0.0
+    assert environment.reward_functions == ()
+    with pytest.raises(ValueError, match="evaluations grade each answer alone"):
+        environment.tasks("eval")
+    with pytest.raises(ValueError, match='graded_alone is false and reward is "tests'):
+        create_environment("dataset", {**options, "reward": OWN})

@@ -181,6 +181,7 @@ async def test_a_daemon_ends_with_the_worker_that_started_it() -> None:
                     {"components": {"a": float("inf")}},
                     {"components": {"a b": 1.0}},
                     {"components": {str(n): 0.0 for n in range(17)}},
+                    {"rewards": [1.0]},
                 ],
             )
         ),

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from gspo_protocol.messages import Heartbeat, LeaseEnded, LeaseKey, LeaseRequest
+from gspo_protocol.messages import Graded, Heartbeat, LeaseEnded, LeaseKey, LeaseRequest
 from gspo_services.broker.ledger.actions import Action, GrantLease, Note, Offence
 from gspo_services.broker.quotas.progress import ENOUGH, FACTOR, MEASURED, MIN_PATIENCE_S, ROOM_S, Progress
-from tests.support.broker.ledger import LedgerHarness, granted, replies
+from tests.support.broker.ledger import LedgerHarness, delivered, granted, replies
 from tests.support.broker.ledger_leases import R1, R2, harness
 
 LATE = 7
@@ -113,6 +113,24 @@ def test_it_stays_while_the_learner_is_busy_or_nobody_has_room() -> None:
     world.ledger.training.session_ended()
     for _ in range(20):
         assert replies(told(world, stuck), LeaseEnded) == []
+
+
+def test_who_grades_a_group_is_not_late_because_no_token_comes() -> None:
+    world = harness(groups_per_batch=ENOUGH, group_size=2, max_lag=0, lease_s=60.0, grades_groups=True)
+    left = ENOUGH
+    while left:
+        (lease,) = world.lease(R2 if left > 1 else R1)
+        if not lease.members:
+            world.episode(lease.to, lease, 1)
+            continue
+        left -= 1
+        graded = Graded(trajectory_id=lease.trajectory_id, epoch=lease.epoch, rewards=[0.0, 1.0], components=[{}, {}])
+        if left:
+            world.send(R2, graded)
+    world.request_batch(0, 1)
+    for _ in range(20):
+        assert replies(told(world, lease), LeaseEnded) == []
+    assert delivered(world.send(R1, graded)) == [0]
 
 
 def test_the_only_rollout_keeps_its_leases() -> None:
