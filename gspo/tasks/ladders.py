@@ -16,13 +16,13 @@ import msgspec
 from gspo.tasks.environments import Task
 
 STRIDE: Final = 2003
-"""Levels of all ladders, at most. A prime above every number of brokers, so that each broker's share of the indices has every
-level."""
+"""Levels of all ladders, at most. A prime above every number of brokers, so that each broker's share of the indices has
+every level."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 class Ladder(msgspec.Struct, frozen=True, kw_only=True):
-    """Tasks of one kind, and the rule by which their level rises and falls. Raises: ValueError for values without meaning."""
+    """Tasks of one kind, and the rule by which their level changes. Raises: ValueError for values without meaning."""
 
     name: str
     """Of its measures: 1 to 64 letters, digits, _, . and -."""

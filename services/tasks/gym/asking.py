@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import subprocess
 import threading
 import weakref
@@ -39,7 +40,7 @@ class Generator(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GymRefused(ValueError):
-    """The generator or its parameters are wrong, the package is missing, or a task could not be drawn; the text says which."""
+    """The generator or its parameters are wrong, the package is missing, or a task cannot be drawn: the text says which."""
 
 
 class Library:
@@ -61,7 +62,7 @@ class Library:
         return [str(name) for name in self._ask({"do": "names"})]
 
     def levels(self, generator: Generator) -> list[int]:
-        """Levels of its curriculum that it accepts under its parameters; none without a curriculum, or if they fix all of it.
+        """Levels of its curriculum that it accepts; none without a curriculum, or if its parameters fix all of it.
 
         Raises: GymRefused for a generator that there is not, and for parameters that it refuses at any of its levels.
         """
@@ -90,11 +91,11 @@ class Library:
                 self._end = weakref.finalize(self, _end, self._process)
             asked = msgspec.json.encode(request)
             line = _answered(self._process, asked + b"\n", patience_s)
-            if line is None:
-                status = self._process.poll()
+            if not line:
+                status = None if line is None else self._process.wait(END_S)
                 self._kill()
-                why = f"did not answer within {patience_s:g} s" if status is None else f"ended with status {status}"
-                raise GymRefused(f"the process that draws tasks of reasoning-gym {why} ({asked.decode()[:300]})")
+                why = "took too long" if status in (None, -signal.SIGPROF) else f"ended with status {status}"
+                raise GymRefused(f"the process that draws tasks of reasoning-gym {why}: {asked.decode()[:300]}")
         answer = json.loads(line)
         if "refused" in answer:
             raise GymRefused(answer["refused"])
@@ -134,20 +135,19 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _answered(process: subprocess.Popen[bytes], request: bytes, patience_s: float) -> bytes | None:
-    """The line that it answers; None when it ends or takes too long."""
+    """The line that it answers; empty when it ends, None when it takes too long."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         process.stdin.write(request)
         process.stdin.flush()
     except BrokenPipeError:
-        process.wait(END_S)
-        return None
+        return b""
     return _line(process.stdout, patience_s)
 
 
 def _line(stream: IO[bytes], patience_s: float) -> bytes | None:
-    """The next line, which is all that the stream has."""
+    """The next line, which is all that the stream has; empty at its end, None when that takes too long."""
     pieces: list[bytes] = []
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
@@ -156,6 +156,6 @@ def _line(stream: IO[bytes], patience_s: float) -> bytes | None:
                 return None
             piece = os.read(stream.fileno(), 2**20)
             if not piece:
-                return None
+                return b""
             pieces.append(piece)
     return b"".join(pieces)

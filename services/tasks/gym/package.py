@@ -13,7 +13,8 @@ from types import ModuleType
 from typing import Any, Final
 
 PLOTS: Final = (
-    "matplotlib", "matplotlib.pyplot", "matplotlib.animation", "matplotlib.collections", "mpl_toolkits", "mpl_toolkits.mplot3d",
+    "matplotlib", "matplotlib.pyplot", "matplotlib.animation", "matplotlib.collections", "mpl_toolkits",
+    "mpl_toolkits.mplot3d",
 )  # fmt: skip
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from gspo_services.tasks.gym.asking import Generator
-from gspo_services.tasks.gym.forked import in_a_fork
-from gspo_services.tasks.gym.library import dataset_of, entry_of
+from gspo_services.tasks.gym.forked import scored
+from gspo_services.tasks.gym.library import GymDataset, dataset_of, entry_of
 
 
 def score(answer: str | None, task: dict[str, Any], cpu_s: float) -> dict[str, float]:
@@ -21,14 +21,18 @@ def score(answer: str | None, task: dict[str, Any], cpu_s: float) -> dict[str, f
     generator = Generator(name=task["generator"], parameters=msgspec.json.decode(task["parameters"]))
     dataset = dataset_of(generator, task["level"])
     entry = entry_of(task["question"], task["entry"])
-    verdict = in_a_fork(lambda: float(dataset.score(answer, entry)), cpu_s)
-    own = entry.get("answer")
-    if verdict.failure == "unscored" and own is not None:
-        if in_a_fork(lambda: float(dataset.score(own, entry)), cpu_s).failure == "unscored":
-            raise ValueError(f"the verifier of {generator.name!r} does not score its own answer, {str(own)[:100]!r}")
+    verdict = scored(lambda: float(dataset.score(answer, entry)), cpu_s)
+    if verdict.failure == "unscored" and not _scores_its_own(dataset, entry, cpu_s):
+        raise ValueError(f"the verifier of {generator.name!r} does not score its own answer, {str(entry['answer'])[:100]!r}")
     return {
         "score": verdict.score,
         "no_answer": float(answer is None),
         "unscored": float(verdict.failure == "unscored"),
         "too_slow": float(verdict.failure == "too_slow"),
     }
+
+
+def _scores_its_own(dataset: GymDataset, entry: dict[str, Any], cpu_s: float) -> bool:
+    """Whether a verifier scores the answer that its generator gives; in doubt it does."""
+    own = entry.get("answer")
+    return own is None or scored(lambda: float(dataset.score(own, entry)), cpu_s).failure != "unscored"

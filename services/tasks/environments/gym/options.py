@@ -13,8 +13,8 @@ SYSTEM_PROMPT: Final = """\
 Given a problem, your task is to answer the question by thinking step-by-step in a clear and specific manner.
 Once you have thought about the reasoning process, provide the answer in the following format:
 <answer>answer here</answer>
-Do not explain your reasoning inside the answer tags, provide only the final answer. When an example is provided, you should \
-strictly follow the format of the output/answer in that example.
+Do not explain your reasoning inside the answer tags, provide only the final answer. When an example is provided, you \
+should strictly follow the format of the output/answer in that example.
 """
 """The package's own, "default"."""
 

@@ -13,10 +13,11 @@ from gspo.tasks.environments import Split, Task
 from gspo.tasks.ladders import Ladder, LadderTasks, Rung, Rungs
 from gspo_services.tasks.environments.generated import split_of
 from gspo_services.tasks.environments.gym.options import CurriculumOptions, GeneratorOptions, ReasoningGymOptions
-from gspo_services.tasks.gym import Generator, Library
+from gspo_services.tasks.gym import Generator, GymRefused, Library
 
 MAX_DRAWS: Final = 100
 """Of one task, until its question belongs to the split: one in five is held out."""
+MAX_REFUSED: Final = 5
 MOST_KEPT: Final = 256
 """The attempts at a task are leased one by one."""
 
@@ -26,16 +27,18 @@ class GymSource:
 
     def __init__(self, options: ReasoningGymOptions, library: Library) -> None:
         """Raises: ValueError for generators or parameters that reasoning-gym refuses, and when it is not installed."""
+        chosen = options.chosen()
         self._library = library
         self._seed = options.seed
         self.digest = f"reasoning-gym {library.version()}"
-        chosen = options.chosen() or [GeneratorOptions(name=name) for name in library.names()]
+        chosen = chosen or [GeneratorOptions(name=name) for name in library.names()]
         self._generators = [Generator(name=each.name, parameters=each.parameters) for each in chosen]
         rules = options.rules
         found = [library.levels(generator) for generator in self._generators]
         self._levels = [levels if rules is not None else [] for levels in found]
         self.ladders = tuple(
-            _ladder(each, rules or CurriculumOptions(), len(levels)) for each, levels in zip(chosen, self._levels, strict=True)
+            _ladder(each, rules or CurriculumOptions(), len(levels))
+            for each, levels in zip(chosen, self._levels, strict=True)
         )
 
     def draw(self, split: Split, rung: Rung, index: int) -> Task:
@@ -43,8 +46,16 @@ class GymSource:
         generator = self._generators[rung.ladder]
         levels = self._levels[rung.ladder]
         level = levels[rung.level] if levels else None
+        refused: list[GymRefused] = []
         for attempt in range(MAX_DRAWS):
-            found = self._library.draw(generator, level, self._number(split, rung, index, attempt))
+            try:
+                found = self._library.draw(generator, level, self._number(split, rung, index, attempt))
+            except GymRefused as error:
+                # Another task of the generator takes the place of one that it cannot make.
+                refused.append(error)
+                if len(refused) >= MAX_REFUSED:
+                    raise
+                continue
             if split_of(found["question"]) == split:
                 return _task(generator, level, found)
         at = "" if level is None else f" at level {level}"
@@ -104,7 +115,7 @@ def _ladder(chosen: GeneratorOptions, rules: CurriculumOptions, num_levels: int)
         last = min(last, rules.last_level)
     if rules.last_level is not None and rules.last_level < rules.first_level:
         raise ValueError(
-            f"curriculum: first_level is {rules.first_level} and last_level is {rules.last_level}: the first one is the lowest"
+            f"curriculum: first_level is {rules.first_level} and last_level is {rules.last_level}: the first is the lowest"
         )
     return Ladder(
         name=chosen.label or chosen.name, weight=chosen.weight, first_level=min(rules.first_level, last), last_level=last,

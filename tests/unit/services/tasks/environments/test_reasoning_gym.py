@@ -12,6 +12,7 @@ from gspo.tasks.environments import RewardJob
 from gspo_services.tasks.environments import create_environment
 from gspo_services.tasks.environments.gym.environment import stated_answer
 from gspo_services.tasks.environments.gym.options import SYSTEM_PROMPT
+from gspo_services.tasks.gym import gym_library
 
 TASK = {"generator": "chain_sum", "level": 0, "parameters": "{}", "question": "3 + 4 =", "answer": "7", "entry": "{}"}
 
@@ -22,8 +23,13 @@ def environment(**options: Any) -> Any:
 
 @pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is not None, reason="the package is installed here")
 def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
-    with pytest.raises(ValueError, match=r"reasoning-gym is not installed here: pip install 'reasoning-gym>=0\.1\.25,<0\.2'"):
-        environment().tasks("train")
+    try:
+        with pytest.raises(
+            ValueError, match=r"reasoning-gym is not installed here: pip install 'reasoning-gym>=0\.1\.25,<0\.2'"
+        ):
+            environment().tasks("train")
+    finally:
+        gym_library().close()
 
 
 @pytest.mark.parametrize(

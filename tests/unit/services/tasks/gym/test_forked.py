@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gspo_services.tasks.gym.forked import Verdict, in_a_fork
+from gspo_services.tasks.gym.forked import Said, Verdict, in_a_fork, scored
 
 UNSCORED, TOO_SLOW = Verdict(0.0, "unscored"), Verdict(0.0, "too_slow")
 
@@ -55,23 +55,23 @@ def ends(number: int) -> float:
     ],
 )
 def test_a_call_has_a_verdict(call: Callable[[], Any], verdict: Verdict) -> None:
-    assert in_a_fork(call, 5.0) == verdict
+    assert scored(call, 5.0) == verdict
 
 
 def test_processor_time_is_limited_also_inside_one_operation_of_python() -> None:
-    assert in_a_fork(lambda: float(9**9**9 % 7), 1.0) == TOO_SLOW
+    assert scored(lambda: float(9**9**9 % 7), 1.0) == TOO_SLOW
 
 
 def test_the_clock_is_limited_too() -> None:
     begin = time.monotonic()
-    assert in_a_fork(lambda: time.sleep(60) or 1.0, 0.02, least_wall_s=0.2) == TOO_SLOW
-    assert in_a_fork(leaves_a_process, 0.02, least_wall_s=0.2) == TOO_SLOW
+    assert scored(lambda: time.sleep(60) or 1.0, 0.02, least_wall_s=0.2) == TOO_SLOW
+    assert scored(leaves_a_process, 0.02, least_wall_s=0.2) == TOO_SLOW
     assert time.monotonic() - begin < 30
 
 
 def test_what_ends_it_from_outside_is_no_fault_of_the_answer() -> None:
-    with pytest.raises(RuntimeError, match="SIGTERM, which is not its doing"):
-        in_a_fork(lambda: ends(signal.SIGTERM), 5.0)
+    with pytest.raises(RuntimeError, match="SIGTERM, which is not the call's doing"):
+        scored(lambda: ends(signal.SIGTERM), 5.0)
 
 
 def test_a_call_reaches_no_file_of_the_worker_and_changes_nothing_in_it() -> None:
@@ -86,7 +86,11 @@ def test_a_call_reaches_no_file_of_the_worker_and_changes_nothing_in_it() -> Non
             return 0.5
         return 1.0
 
-    assert in_a_fork(writes, 5.0) == Verdict(0.5)
+    assert scored(writes, 5.0) == Verdict(0.5)
     os.close(writing)
     assert (os.read(reading, 9), state) == (b"", {"score": 0.0})
     os.close(reading)
+
+
+def test_a_long_answer_comes_whole() -> None:
+    assert in_a_fork(lambda: b"ab" * 300_000, 5.0) == Said(b"ab" * 300_000)

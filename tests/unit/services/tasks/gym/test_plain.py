@@ -10,7 +10,7 @@ import pytest
 from gspo_services.tasks.gym.plain import as_json, from_json
 
 
-class Colour(str, Enum):
+class Colour(str, Enum):  # noqa: UP042 - as the package has its own
     RED = "red"
 
 

@@ -103,7 +103,8 @@ def test_metrics_say_when_a_level_changes_and_what_it_is() -> None:
     play(world, 3, up_to(9))
     (change,) = [line for line in world.lines if line["event"] == "level"]
     assert change == {
-        "event": "level", "ladder": "sums", "number": 0, "level": 1, "solve_rate": 1.0, "num_groups": 2, "prompt": 2, "batch": 1,
+        "event": "level", "ladder": "sums", "number": 0, "level": 1, "solve_rate": 1.0, "num_groups": 2, "prompt": 2,
+        "batch": 1,
     }  # fmt: skip
     assert [line["level/sums"] for line in world.lines if line["event"] == "batch"] == [0, 1, 1]
 
