@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import difflib
 import random
 import signal
@@ -118,16 +119,17 @@ def configuration(generator: Generator, level: int | None) -> Any:
 def draw(generator: Generator, level: int | None, number: int) -> dict[str, str]:
     """See ``Library.draw``. The kernel ends this process when it takes too long: some generators catch every error."""
     dataset = dataset_of(generator, level)
-    # A generator or two take from these, and not from their own.
+    # Some generators take from these and not from their own, or change the precision of all.
     random.seed(number)
     np.random.seed(number)
     signal.setitimer(signal.ITIMER_PROF, DRAW_CPU_S)
     try:
-        try:
-            entry = dataset.entry(number)
-        except IndexError:
-            chunk, place = divmod(number, CHUNK)
-            entry = GymDataset(generator, level, seed=chunk).entry(place)
+        with decimal.localcontext(decimal.Context()):
+            try:
+                entry = dataset.entry(number)
+            except IndexError:
+                chunk, place = divmod(number, CHUNK)
+                entry = GymDataset(generator, level, seed=chunk).entry(place)
         question, answer = str(entry.pop("question")), entry["answer"]
         return {"question": question, "answer": "" if answer is None else str(answer), "entry": as_json(entry)}
     # The package's own code: whatever it raises concerns this task only.
