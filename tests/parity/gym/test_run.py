@@ -18,13 +18,14 @@ pytest.importorskip("reasoning_gym")
 CONFIGURATION = """
 [run]
 directory = "run"
-num_batches = 14
+num_batches = 16
 [model]
 path = "model"
 [environment]
 name = "reasoning_gym"
 [environment.options]
 generators = "syllogism"
+curriculum = { raise_at = 0.45, lower_at = 0.05 }
 answer_form = "whole"
 system_prompt = ""
 num_eval_tasks = 32
@@ -43,7 +44,7 @@ num_servers = 1
 max_running = 64
 max_total_tokens = 32768
 [learner]
-learning_rate = 4e-4
+learning_rate = 1e-3
 """
 
 
@@ -69,7 +70,7 @@ def test_a_run_without_data_climbs(tmp_path: Path) -> None:
     assert [batch["level/syllogism"] for batch in batches][0] == 0
     assert batches[-1]["level/syllogism"] >= 1
     assert changes[0] | {"level": 1, "ladder": "syllogism"} == changes[0]
-    assert changes[0]["solve_rate"] >= 0.7
+    assert changes[0]["solve_rate"] >= 0.45
     assert batches[-1]["train/reward"] > batches[0]["train/reward"] + 0.2
     assert all(batch["train/reward/unscored"] == 0 for batch in batches)
     gspo(tmp_path, "audit", "run")
