@@ -36,12 +36,12 @@ def main() -> None:
 
 def _answer(request: dict[str, Any]) -> Any:
     try:
-        from gspo_services.tasks.gym import library  # seconds
+        from gspo_services.tasks.gym import library, package  # seconds
     except ImportError as error:
         raise GymRefused(MISSING.format(error)) from error
     generator = msgspec.convert(request.get("generator", {"name": ""}), Generator)
     questions: dict[str, Callable[[], Any]] = {
-        "version": lambda: library.VERSION,
+        "version": lambda: package.VERSION,
         "names": library.generator_names,
         "levels": lambda: library.levels(generator),
         "draw": lambda: library.draw(generator, request["level"], request["number"]),

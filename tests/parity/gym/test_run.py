@@ -67,11 +67,12 @@ def test_a_run_without_data_climbs(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     batches = [line for line in lines if line["event"] == "batch"]
     changes = [line for line in lines if line["event"] == "level"]
-    assert [batch["level/syllogism"] for batch in batches][0] == 0
+    assert batches[0]["level/syllogism"] == 0
     assert batches[-1]["level/syllogism"] >= 1
     assert changes[0] | {"level": 1, "ladder": "syllogism"} == changes[0]
     assert changes[0]["solve_rate"] >= 0.45
-    assert batches[-1]["train/reward"] > batches[0]["train/reward"] + 0.2
+    rewards = [batch["train/reward"] for batch in batches]
+    assert sum(rewards[-4:]) / 4 > sum(rewards[:2]) / 2 + 0.05
     assert all(batch["train/reward/unscored"] == 0 for batch in batches)
     gspo(tmp_path, "audit", "run")
     assert "held-out" in gspo(tmp_path, "eval", "run.toml", "--tasks", "16", "--samples", "2", "--out", "scores")
