@@ -164,6 +164,13 @@ def test_the_splits_have_no_question_in_common_and_levels_get_harder() -> None:
     assert lengths[0] < lengths[10]
 
 
+def test_one_line_is_enough() -> None:
+    tasks = create_environment("reasoning_gym", {}).tasks("train")
+    assert [ladder.name for ladder in tasks.ladders] == NAMES
+    assert tasks.digest == "reasoning-gym 0.1.25"
+    assert [tasks.task(index)["generator"] for index in (0, 1, 105)] == ["ab", "acre", "ab"]
+
+
 def test_instructions_and_answers_are_the_packages_own() -> None:
     from reasoning_gym.utils import SYSTEM_PROMPTS, extract_answer
 
