@@ -14,6 +14,7 @@ import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
 from gspo.tasks.environments import TaskSource
+from gspo.tasks.ladders import LadderTasks
 from gspo_protocol.channels import BATCH, WORK
 from gspo_protocol.limits import MAX_BATCH_TOKENS, MAX_HEADER_BYTES, MAX_TRAJECTORIES_PER_BATCH
 from gspo_services.broker.evaluation_sets import open_sets
@@ -210,7 +211,8 @@ def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str,
         min_patience_s=max(MIN_PATIENCE_S, settings.agent.deadline_s if settings.agent.is_used else 0.0),
         sampling=sampling_rules(settings),
         sources=sources_of(tasks["train"]),
-        data_digest=tasks["train"].digest if isinstance(tasks["train"], MixedTasks) else "",
+        ladders=tasks["train"].ladders if isinstance(tasks["train"], LadderTasks) else (),
+        data_digest=digest_of(tasks["train"]),
         broker=settings.broker.number,
         num_brokers=settings.broker.num_brokers,
     )
@@ -221,18 +223,28 @@ def evaluates(settings: Settings) -> bool:
     return settings.broker.number == 0
 
 
+def digest_of(tasks: TaskSource) -> str:
+    """What a resumed run must have the same of; empty for tasks that follow from the configuration alone."""
+    return tasks.digest if isinstance(tasks, MixedTasks | LadderTasks) else ""
+
+
 def refresh_of(settings: Settings, tasks: TaskSource, contents: LedgerContents, digest: str) -> Refresh | None:
     """What takes further tasks, with those that were added before; None where none can be added.
 
     Raises: ConfigurationError when the training tasks differ from those at the start of the run.
     """
-    if not isinstance(tasks, MixedTasks):
-        return None
     if contents.run.data_digest not in ("", digest):
+        way_out = (
+            "Put the files back as they were; more tasks are added by `gspo data add`"
+            if isinstance(tasks, MixedTasks)
+            else f"They were of {contents.run.data_digest}, and are of {digest or 'something else'} now: use the former"
+        )
         raise ConfigurationError(
             f"the training tasks are not those that the run in {settings.ledger_directory} began with: a resumed run would "
-            "give other tasks to the same prompts. Put the files back as they were; more tasks are added by `gspo data add`"
+            f"give other tasks to the same prompts. {way_out}"
         )
+    if not isinstance(tasks, MixedTasks):
+        return None
     read_additions(settings.ledger_directory, tasks, contents.additions)
     return Refresh(settings.ledger_directory, tasks, contents.additions)
 

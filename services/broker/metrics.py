@@ -82,6 +82,7 @@ class BrokerMetrics(MetricTable):
     checkpointed = gauge("batches_checkpointed", "Batches covered by a checkpoint")
     version = gauge("policy_version", "Newest published policy version")
     train_reward = gauge("train_reward", "Mean reward of the last batch")
+    level = gauge("ladder_level", "Level at which the tasks of a ladder are sampled", "ladder")
     reward_components = gauge(
         "train_reward_component", "Mean of each component of the last batch's rewards, without weights", "name"
     )
@@ -179,6 +180,8 @@ class BrokerMetrics(MetricTable):
         ] + ["gone"] * len(ledger.fleet.gone)
         for status in ROLLOUT_STATUSES:
             self.rollouts.labels(status).set(statuses.count(status))
+        for name, level in state.curriculum.levels().items():
+            self.level.labels(name).set(level)
         self.max_lag.set(state.admission.max_lag)
         self.groups_per_batch.set(state.config.groups_per_batch)
         self.wanted.set(state.config.num_batches)

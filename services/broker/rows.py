@@ -258,6 +258,18 @@ ADDED_DIRECTORY: Final = "data/added"
 """The files of added tasks, in the run's directory."""
 
 
+class LevelRow(Row, frozen=True, kw_only=True):
+    """The level at which a ladder's tasks are sampled, and what is known of the groups that are judged next."""
+
+    ladder: int
+    """Its number among the environment's ladders."""
+    level: int
+    num_groups: int = 0
+    """Groups of this level since it was judged last..."""
+    solved: float = 0.0
+    """...and the sum of their solve rates."""
+
+
 class AdditionRow(Row, frozen=True, kw_only=True):
     """Tasks that were added to the training set while the run went on."""
 
@@ -367,5 +379,7 @@ class LedgerContents(msgspec.Struct, frozen=True, kw_only=True):
     num_filtered_groups: int = 0
     tasks: tuple[TaskRow, ...] = ()
     """Those of which there is something to know, by index."""
+    levels: tuple[LevelRow, ...] = ()
+    """By ladder."""
     additions: tuple[AdditionRow, ...] = ()
     """By number."""

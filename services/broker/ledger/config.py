@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gspo.tasks.ladders import Ladder
 from gspo_protocol.messages import GroupSampling, TrainingValues
 from gspo_services.broker.ledger.evaluations import SetTerms
 from gspo_services.broker.ledger.sampling import SamplingRules, SourceShare
@@ -54,6 +55,8 @@ class LedgerConfig:
     sampling: SamplingRules = field(default_factory=SamplingRules)
     sources: tuple[SourceShare, ...] = ()
     """The sources of the training tasks; none: one, of ``num_train_tasks``."""
+    ladders: tuple[Ladder, ...] = ()
+    """The ladders of the training tasks, which then have no end."""
     broker: int = 0
     """The number of this broker..."""
     num_brokers: int = 1

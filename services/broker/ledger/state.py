@@ -20,6 +20,7 @@ from gspo_services.broker.ledger.quarantine import IN_A_ROW, Failures, Quarantin
 from gspo_services.broker.ledger.sampling import (
     MOST_PASSED_OVER,
     AddedTasks,
+    Curriculum,
     Rests,
     Share,
     SourceShare,
@@ -52,11 +53,13 @@ class State:
         self.rests = Rests(
             contents.tasks, after_groups=config.sampling.rest_after_groups, num_batches=config.sampling.rest_batches
         )
+        self.curriculum = Curriculum(config.seed, config.ladders, contents.levels, self.share)
         self.next_prompt = self.share.first_from(contents.next_prompt)
         self.num_batched_groups = contents.num_batched_groups
         self.num_dropped: dict[str, int] = dict(contents.num_dropped)
         self.num_filtered_groups = contents.num_filtered_groups
-        self.task_passes = dict(contents.task_passes)
+        # Tasks of ladders never come again.
+        self.task_passes = {} if config.ladders else dict(contents.task_passes)
         self.run = replace(contents.run, data_digest=config.data_digest)
 
     @property
@@ -142,6 +145,8 @@ class State:
     def _next_task(self) -> tuple[int, list[Action]]:
         """The next task that does not rest; if very many in a row do, the one of them that is back first."""
         draw, batch = self.next_draw, self.batches.num_assembled
+        if self.curriculum.is_used:
+            return self.curriculum.task_index(draw), []
         found: list[tuple[int, int]] = []
         for number in range(MOST_PASSED_OVER):
             task_index = self.schedule.task_index(draw + number)
@@ -195,6 +200,7 @@ class State:
         may_teach = has_advantage(members, rules)
         task_index = self.groups.group(group_id).task_index
         judged = saves(self.rests.judge(task_index, self.batches.num_assembled, has_advantage=may_teach))
+        judged += self._climb(task_index, members)
         if self.run.filtered_groups >= rules.max_filtered or may_teach:
             return judged
         row = self.groups.leave_out(group_id)
@@ -217,6 +223,15 @@ class State:
         note = Note(event="group_filtered", fields={"group_id": group_id, "reward": members[0].reward})
         actions = [*judged, Save(row=row), *changed, WriteMetrics(line=line), note]
         return [*actions, *self._filter_limit_reached()] if filtered == rules.max_filtered else actions
+
+    def _climb(self, task_index: int, members: Sequence[TrajectoryRow]) -> list[Action]:
+        """Count a complete group for the level of its task, which may change."""
+        rows, line = self.curriculum.judge(task_index, members)
+        if line is None:
+            return saves(rows)
+        line |= {"prompt": self.next_prompt, "batch": self.batches.num_assembled}
+        fields = {name: line[name] for name in ("ladder", "level", "solve_rate")}
+        return [*saves(rows), WriteMetrics(line=line), Note(event="level_changed", fields=fields)]
 
     def _filter_limit_reached(self) -> list[Action]:
         """The next batch may filter out no more groups: it takes zero-advantage groups, too, so that the run goes on."""

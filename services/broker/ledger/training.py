@@ -135,6 +135,7 @@ class Training:
             line |= {
                 "assembled_at_version": batch.policy_version,
                 "num_resting_tasks": state.rests.num_resting(trained.index),
+                **{f"level/{name}": level for name, level in state.curriculum.levels().items()},
                 **report,
             }
         fields = {"batch": trained.index, "reward": line.get("train/reward"), "lag": line.get("lag/mean"), "again": again}

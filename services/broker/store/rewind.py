@@ -16,6 +16,7 @@ from gspo_services.broker.rows import (
     BatchRow,
     CheckpointedRow,
     GroupRow,
+    LevelRow,
     Row,
     RunRow,
     TrajectoryRow,
@@ -140,13 +141,17 @@ class _Rewind:
             ("metrics_lines", "number > ?", last_line),
             # What rests is found out anew.
             ("tasks", "task_index >= ?", 0),
+            ("levels", "ladder >= ?", 0),
         ):
             self._connection.execute(f"DELETE FROM {table} WHERE {condition}", (value,))
         self._connection.execute(
             f"DELETE FROM evaluations WHERE evaluation_id NOT IN (SELECT value FROM json_each('{sorted(evaluations)}'))"
         )
         self._shorten_archives()
-        write_rows(self._connection, [CheckpointedRow(next_batch=next_batch)])
+        # The newest line of a ladder says at which level it was then.
+        changes = {line["number"]: line["level"] for line in self._lines_until(last_line, "level")}
+        levels = [LevelRow(ladder=number, level=level) for number, level in changes.items()]
+        write_rows(self._connection, [CheckpointedRow(next_batch=next_batch), *levels])
         since = [line for line in self._lines_until(last_line, "filtered") if line["batch"] >= next_batch]
         num_tokens = sum(sum(line["num_tokens"]) for line in since)
         return RunRow(filtered_groups=len(since), filtered_tokens=num_tokens)

@@ -18,6 +18,7 @@ from gspo_services.broker.rows import (
     FailureRow,
     GroupRow,
     JournalRow,
+    LevelRow,
     QuarantinedRow,
     Row,
     TaskRow,
@@ -96,6 +97,10 @@ CREATE TABLE evaluations (
 );
 CREATE TABLE tasks (
     task_index INTEGER PRIMARY KEY, num_zero_advantage INTEGER NOT NULL, rests_until INTEGER NOT NULL,
+    checksum INTEGER NOT NULL
+);
+CREATE TABLE levels (
+    ladder INTEGER PRIMARY KEY, level INTEGER NOT NULL, num_groups INTEGER NOT NULL, solved REAL NOT NULL,
     checksum INTEGER NOT NULL
 );
 CREATE TABLE additions (
@@ -228,6 +233,7 @@ TABLES: Final[dict[type[Row], Table]] = {
         _table("failures", FailureRow, index="batch"),
         _table("quarantined", QuarantinedRow, index="batch"),
         _table("tasks", TaskRow),
+        _table("levels", LevelRow, real_fields=("solved",)),
         _table("additions", AdditionRow),
         _table("archives", ArchiveRow),
         _table("archived", ArchivedRow),

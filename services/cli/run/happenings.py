@@ -53,6 +53,10 @@ class Happenings:
                     dropped[str(row.get("reason"))] += 1
                 case "filter_limit":
                     found.append(self._limit_reached(row))
+                case "level":
+                    rate = number(row, "solve_rate")
+                    text = f"{row.get('ladder')} is at level {row.get('level')}: the solve rate was {rate:.2f}"
+                    found.append(Happening(text=text))
                 case "quarantined":
                     text = f"batch {row.get('batch')} was quarantined: {row.get('reason')}; `gspo requeue` lists them"
                     found.append(Happening(text=text, is_problem=True))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-Kind = Literal["reward", "agent", "environment", "maths"]
+Kind = Literal["reward", "agent", "environment", "maths", "reasoning_gym"]
 Place = Literal["laptop", "gpu", "node", "kubernetes"]
 
 KINDS: Final[Mapping[str, str]] = {
@@ -15,7 +15,10 @@ KINDS: Final[Mapping[str, str]] = {
     "agent": "an agent of your own talks to the model through the openai client",
     "environment": "an environment class of your own, of one turn or several",
     "maths": "questions with a final answer that is compared as mathematics (GSM8K, MATH)",
+    "reasoning_gym": "puzzles that reasoning-gym draws and scores, harder as they are solved: no data at all",
 }
+WITHOUT_FILES: Final = ("environment", "reasoning_gym")
+"""Kinds with tasks of their own."""
 PLACES: Final[Mapping[str, str]] = {
     "laptop": "this machine without a GPU",
     "gpu": "one GPU, which learner and rollout share",
@@ -51,4 +54,4 @@ class Answers:
     @property
     def has_files(self) -> bool:
         """Whether the tasks are rows of files."""
-        return self.kind != "environment"
+        return self.kind not in WITHOUT_FILES

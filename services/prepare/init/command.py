@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, cast
 
-from gspo_services.prepare.init.answers import DEFAULT_MODEL, KINDS, PLACES, Answers, Kind, Place
+from gspo_services.prepare.init.answers import DEFAULT_MODEL, KINDS, PLACES, WITHOUT_FILES, Answers, Kind, Place
 from gspo_services.prepare.init.project import Project, make_project, write_project
 from gspo_services.prepare.init.questions import Ask, Tell, choose, fill, number
 from gspo_services.shared.estimates import device_named, known_devices
@@ -104,12 +104,12 @@ def answers_of(arguments: argparse.Namespace, ask: Ask | None, tell: Tell) -> An
     model = arguments.model or (fill(ask, "Which model directory?", DEFAULT_MODEL[place]) if ask else DEFAULT_MODEL[place])
     if arguments.data is None and arguments.eval_data is not None:
         raise ConfigurationError("--eval-data is given and --data is not: name the rows for training, too")
-    if kind == "environment" and arguments.data is not None:
+    if kind in WITHOUT_FILES and arguments.data is not None:
         raise ConfigurationError(
-            "--data is given, and an environment has tasks of its own: use --kind reward, agent or maths"
+            f"--data is given, and --kind {kind} has tasks of its own: use --kind reward, agent or maths"
         )
     data = arguments.data
-    if ask and data is None and kind != "environment":
+    if ask and data is None and kind not in WITHOUT_FILES:
         typed = fill(ask, "Your rows, a file or a folder?", "sample rows")
         data = None if typed == "sample rows" else _path(typed)
     return Answers(

@@ -35,6 +35,9 @@ TINY_PARAMETERS: Final = 256_384
 ENVIRONMENT_PROMPT_TOKENS: Final = 40
 ENVIRONMENT_EVAL_TASKS: Final = 64
 """Of the class in my_environment.py."""
+GYM_PROMPT_TOKENS: Final = {True: 120, False: 640}
+"""Of the generators that are written, at their last levels: for the tiny model, whose tokens are bytes, and for others."""
+GYM_EVAL_TASKS: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +65,12 @@ def make_project(answers: Answers, base: Path) -> Project:
     facts = Facts(
         shape=shape,
         parameters=parameters,
-        prompt_tokens=ENVIRONMENT_PROMPT_TOKENS if rows is None else prompt_tokens(rows.prompts, directory, small=small),
+        prompt_tokens=_own_prompt_tokens(answers, small=small)
+        if rows is None
+        else prompt_tokens(rows.prompts, directory, small=small),
         gold_tokens=_gold_tokens(answers, rows, directory),
         num_train=None if rows is None else len(rows.train),
-        num_eval=ENVIRONMENT_EVAL_TASKS if rows is None else len(rows.held_out),
+        num_eval=_num_own_eval_tasks(answers) if rows is None else len(rows.held_out),
         device=_device(answers),
     )
     plan = plan_of(answers, facts)
@@ -90,6 +95,14 @@ def _shape(directory: Path) -> ModelShape | None:
 
 def _device(answers: Answers) -> Device | None:
     return device_named(answers.gpu_name) if answers.gpu_name else None
+
+
+def _own_prompt_tokens(answers: Answers, *, small: bool) -> int:
+    return GYM_PROMPT_TOKENS[small] if answers.kind == "reasoning_gym" else ENVIRONMENT_PROMPT_TOKENS
+
+
+def _num_own_eval_tasks(answers: Answers) -> int:
+    return GYM_EVAL_TASKS if answers.kind == "reasoning_gym" else ENVIRONMENT_EVAL_TASKS
 
 
 def _rows(answers: Answers, *, small: bool) -> TaskRows:
@@ -134,7 +147,7 @@ def _files(answers: Answers, plan: ProjectPlan, rows: TaskRows | None) -> dict[s
             files["my_agent.py"] = agent_code(rows)
         case "environment":
             files["my_environment.py"] = environment_code(tiny=plan.is_small)
-        case "maths":
+        case "maths" | "reasoning_gym":
             pass
     return files
 

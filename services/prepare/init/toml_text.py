@@ -14,6 +14,8 @@ from gspo_services.tasks.environments import LAST_MESSAGE
 
 CLUSTER_DATA: Final = "/models/data"
 REMARK_COLUMN: Final = 32
+GYM_GENERATORS: Final = ("chain_sum", "basic_arithmetic", "countdown", "letter_counting", "spell_backward", "number_sorting")
+"""Of a new project: short questions, and levels that begin easily."""
 
 
 def quoted(text: str) -> str:
@@ -57,6 +59,9 @@ def _head(answers: Answers, plan: ProjectPlan) -> Iterator[str]:
 
 def _tasks(answers: Answers, plan: ProjectPlan, rows: TaskRows | None) -> Iterator[str]:
     yield "[environment]"
+    if answers.kind == "reasoning_gym":
+        yield from _gym(plan)
+        return
     if rows is None:
         yield 'name = "my_environment:MyEnvironment"   # the class in my_environment.py'
         yield ""
@@ -81,6 +86,20 @@ def _tasks(answers: Answers, plan: ProjectPlan, rows: TaskRows | None) -> Iterat
         yield "[agent]"
         yield 'function = "my_agent:solve"        # the function in my_agent.py'
         yield "deadline_s = 300                   # seconds that an episode may take"
+    yield ""
+
+
+def _gym(plan: ProjectPlan) -> Iterator[str]:
+    yield 'name = "reasoning_gym"         # tasks without data; they get harder as they are solved'
+    yield ""
+    yield "[environment.options]"
+    if plan.is_small:
+        yield 'generators = "chain_sum"       # one of 106'
+        yield 'answer_form = "whole"          # the tiny model knows no tags'
+        yield 'system_prompt = ""             # and no system message'
+    else:
+        yield f"generators = {json.dumps(GYM_GENERATORS)}     # of 106"
+    yield f"num_eval_tasks = {plan.num_eval_tasks}          # held out: all generators and all levels, evenly"
     yield ""
 
 

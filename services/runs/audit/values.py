@@ -62,6 +62,7 @@ KINDS: Final[dict[str, dict[str, str]]] = {
         **dict.fromkeys(("reward", "score"), REAL_OR_NOTHING),
     },
     "tasks": dict.fromkeys(("task_index", "num_zero_advantage", "rests_until"), NUMBER),
+    "levels": {**dict.fromkeys(("ladder", "level", "num_groups"), NUMBER), "solved": REAL_OR_NOTHING},
     "additions": {
         **dict.fromkeys(("number", "first_task", "num_tasks", "at_draw"), NUMBER),
         **dict.fromkeys(("source", "name", "digest"), TEXT),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 MOST_CHARACTERS: Final = 200
-_WHOLE: Final = frozenset({"train", "eval", "length", "lag", "pass_rate", "sampling", "clip", "events"})
+_WHOLE: Final = frozenset({"train", "eval", "length", "lag", "pass_rate", "sampling", "clip", "level", "events"})
 """Groups that names in metrics.jsonl already have."""
 _GROUPS: Final = (
     (re.compile(r"clip_(?P<rest>.*)"), "clip"),

@@ -19,6 +19,7 @@ ENVIRONMENTS: Mapping[str, str] = MappingProxyType(
         "contest": "gspo_services.tasks.environments.coding:Contest",
         "dataset": "gspo_services.tasks.environments.dataset:Dataset",
         "math": "gspo_services.tasks.environments.maths:Mathematics",
+        "reasoning_gym": "gspo_services.tasks.environments.gym:ReasoningGym",
     }
 )
 """The environments that come with the project. A configuration names any other as "package.module:ClassName"."""

@@ -1,5 +1,6 @@
 """Which tasks are sampled next, and which groups are worth a place in a batch."""
 
+from gspo_services.broker.ledger.sampling.curriculum import Curriculum
 from gspo_services.broker.ledger.sampling.rests import MOST_PASSED_OVER, Rests
 from gspo_services.broker.ledger.sampling.schedule import AddedTasks, SourceShare, TaskSchedule
 from gspo_services.broker.ledger.sampling.share import WHOLE, Share
@@ -10,6 +11,7 @@ __all__ = [
     "MOST_PASSED_OVER",
     "WHOLE",
     "AddedTasks",
+    "Curriculum",
     "Rests",
     "SamplingRules",
     "Share",

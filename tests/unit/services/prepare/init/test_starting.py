@@ -69,6 +69,7 @@ def test_the_files_of_each_kind_are_written(capsys: pytest.CaptureFixture[str]) 
         "agent": with_rows | {"my_agent.py"},
         "environment": {"run.toml", "my_environment.py"},
         "maths": with_rows,
+        "reasoning_gym": {"run.toml"},
     }
     for kind, files in expected.items():
         assert main([kind, "--kind", kind]) == 0
@@ -250,6 +251,7 @@ def test_rows_that_cannot_be_used_are_named(
         (("--data", "nowhere.jsonl"), "there is no file"),
         (("--eval-data", "x.jsonl"), "--data is not"),
         (("--kind", "environment", "--data", "x.jsonl"), "tasks of its own"),
+        (("--kind", "reasoning_gym", "--data", "x.jsonl"), "--kind reasoning_gym has tasks of its own"),
         (("--hardware", "gpu", "--gpu", "GTX"), "use one of A100"),
         (("--hardware", "node", "--gpus", "1"), "needs 2 at least"),
     ],
