@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from gspo.tasks.environments import TaskSource
-from gspo_services.tasks.environments.maths.gold_text import Gold
+from gspo.tasks.environments import Plain, TaskSource
 from gspo_services.tasks.environments.sources import OnBadRow, RowPlace
 from gspo_services.tasks.reward_worker.maths import GoldForm, GoldKind, fault_of, gold_kind
 
@@ -23,10 +22,10 @@ class GoldCheck:
         self._faults: list[str] = []
         self._num_faults = 0
 
-    def require(self, gold: Gold, where: RowPlace) -> None:
+    def require(self, gold: Plain, where: RowPlace) -> None:
         """Take note of an answer that cannot be graded, for ``finish``. Raises: ValueError where such rows are left out, and
         for rows that come after ``finish``."""
-        faults = (fault_of(each, self._kind) for each in ([gold] if isinstance(gold, str) else gold))
+        faults = (fault_of(each, self._kind) for each in golds_in(gold))
         fault = next((fault for fault in faults if fault), None)
         if fault and not self._collects:
             raise ValueError(fault)
@@ -57,11 +56,15 @@ class ComparesAnswers(Protocol):
         ...
 
 
+def golds_in(answer: Plain) -> list[str]:
+    """The answer of a task, or several of which each is right."""
+    return [str(each) for each in answer] if isinstance(answer, list) else [str(answer)]
+
+
 def golds_of(tasks: TaskSource) -> Iterator[str]:
     """The answers of ``tasks``; several of one task one after the other."""
     for index in range(tasks.num_tasks or 0):
-        answer: Gold = tasks.task(index)["answer"]
-        yield from [answer] if isinstance(answer, str) else answer
+        yield from golds_in(tasks.task(index)["answer"])
 
 
 class AnswerForms(NamedTuple):
