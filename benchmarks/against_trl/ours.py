@@ -15,7 +15,7 @@ import psutil
 
 from benchmarks.against_trl.curve import Point, Run
 from benchmarks.demo_seeds import served_at
-from benchmarks.random_kills.memory import role
+from benchmarks.random_kills.memory import role_of
 from tests.support.processes.run_process import RunProcess
 
 SAMPLE_S: Final = 1.0
@@ -32,7 +32,7 @@ class CpuSeconds:
     def look(self, root: psutil.Process, batches: int) -> None:
         for process in [root, *root.children(recursive=True)]:
             try:
-                name, times = role(process), process.cpu_times()
+                name, times = role_of(" ".join(process.cmdline())), process.cpu_times()
             except psutil.NoSuchProcess:
                 continue
             # A process that has just ended has no command line any more: its last values stay.
