@@ -10,8 +10,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from functools import partial
+from io import StringIO
 from logging import DEBUG, INFO, WARNING
 
 from tests.simulation.bugs import BUGS, planted
@@ -77,6 +78,14 @@ def _run(num_brokers: int | None, seed: int) -> tuple[int, Outcome]:
     outcome = simulate(plan_of(seed, num_brokers=num_brokers), log_level=WARNING)
     outcome.history.clear()
     return seed, outcome
+
+
+def told(outcome: Outcome) -> str:
+    """Return what ``tell`` prints."""
+    text = StringIO()
+    with redirect_stdout(text):
+        tell(outcome)
+    return text.getvalue()
 
 
 def tell(outcome: Outcome) -> None:

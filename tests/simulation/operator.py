@@ -155,6 +155,7 @@ class HostileProcess:
     async def _lie(self, context: Any) -> None:
         """Each lease is answered with a chunk that does not follow what the broker has."""
         link, seq = self._link(context, WORK, f"{HOSTILE}-liar"), 0
+        late: list[int] = []  # Versions in requests without an answer yet: a lease may be of one of them.
         while True:
             welcome = await link.hello("rollout", link.name, link.session, seq)
             while isinstance(welcome, Welcome):
@@ -163,13 +164,15 @@ class HostileProcess:
                 answer = await link.ask(LeaseRequest(request_id=1, capacity=1, policy_version=version), *LEASE_ANSWERS)
                 if isinstance(answer, Lease):
                     self._count(answer)
-                    chunk, tokens = _lie(answer, max(1, version))
+                    chunk, tokens = _lie(answer, max(1, min([version, *late])))
                     await link.channel.send(chunk, tokens, seq)
                     seq += 1
                     if self._machinery.network.loss:
                         break  # The broker judges nothing after a message that is lost, until a Hello says where to go on.
                 elif isinstance(answer, Refused):
                     break
+                elif answer is None:
+                    late.append(version)
                 await asyncio.sleep(0.05)
             await asyncio.sleep(1.0)
 

@@ -2,12 +2,10 @@
 
 import re
 from collections import Counter
-from contextlib import redirect_stdout
-from io import StringIO
 
 import pytest
 
-from tests.simulation.__main__ import tell
+from tests.simulation.__main__ import told
 from tests.simulation.bugs import BUGS, planted
 from tests.simulation.search.shrink import shrink
 from tests.simulation.weather import plan_of
@@ -70,13 +68,6 @@ def outcomes() -> list[Outcome]:
 @pytest.fixture(scope="module")
 def happened(outcomes: list[Outcome]) -> Counter[str]:
     return sum((outcome.happened for outcome in outcomes), Counter())
-
-
-def told(outcome: Outcome) -> str:
-    text = StringIO()
-    with redirect_stdout(text):
-        tell(outcome)
-    return text.getvalue()
 
 
 def test_no_promise_is_broken_in_any_weather_and_every_run_completes(outcomes: list[Outcome]) -> None:

@@ -212,8 +212,8 @@ LOOP = opened(
 )
 POOL = opened(
     "tasks.environments.reward_pool",
-    "await through_the_door(self._result(job), no_reward)",
-    "await self._result(job)",
+    "await through_the_door(self._result(job, group_size), no_reward)",
+    "await self._result(job, group_size)",
 )
 OPEN: dict[str, tuple[list[Bug], dict[str, Any]]] = {
     "step": ([LOOP], {"by": "reward", "recipe": {"return": "nan"}}),
