@@ -61,8 +61,6 @@ class TrajectoryRow(Row, frozen=True, kw_only=True):
     """Acknowledged tokens at the grant: the holder's first offset."""
     attempts: int = 0
     """Failed attempts, not counting leases that expired or were handed back."""
-    losses: int = 0
-    """Holders in a row that ended without a word, and without a new token of it (``ledger.losses``)."""
     num_tokens: int = 0
     num_action_tokens: int = 0
     version_sum: int = 0

@@ -47,7 +47,6 @@ Kind = Literal[
     "corrupt",
     "damage_checkpoint",
     "poison",
-    "deadly",
     "requeue",
     "hostile",
     "damage",

@@ -14,7 +14,6 @@ from gspo_services.broker.ledger.actions import SessionKey
 from gspo_services.broker.ledger.admission import Outstanding
 from gspo_services.broker.ledger.extensions import Extensions, Taken
 from gspo_services.broker.ledger.intake import Growth, grown_row
-from gspo_services.broker.ledger.losses import released
 from gspo_services.broker.ledger.sampling import WHOLE, Share
 from gspo_services.broker.rows import DropReason, GroupRow, LedgerContents, Row, TrajectoryRow, VersionRow
 
@@ -257,12 +256,8 @@ class Groups:
 
     def release(self, trajectory_id: int, *, failed: bool) -> TrajectoryRow:
         """End the lease, so that the trajectory can resume elsewhere."""
-        row = released(self._row(trajectory_id))
+        row = self._row(trajectory_id)
         return self._end_lease(row, "free", attempts=row.attempts + int(failed))
-
-    def lose(self, trajectory_id: int, *, was_alone: bool) -> TrajectoryRow:
-        """The same for a lease whose holder has ended; see ``losses.released``."""
-        return self._end_lease(released(self._row(trajectory_id), is_lost=True, was_alone=was_alone), "free")
 
     def give_up(self, trajectory_id: int) -> list[Row]:
         """Give up a held-out trajectory that failed for good; its group completes without it."""

@@ -373,7 +373,7 @@ class Ledger:
                 for peer in self.peers.of_subject(subject):
                     actions.append(shut_out(peer.key, fields["seconds"]))
                     self.peers.leave(peer.key)
-                    actions += [*self._left(peer, "shut out"), *self.leases.session_ended(peer.key, is_shut_out=True)]
+                    actions += [*self._left(peer, "shut out"), *self.leases.session_ended(peer.key)]
         return actions
 
     def _discounts(self, sender: SessionKey) -> bool:

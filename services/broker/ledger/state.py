@@ -15,7 +15,6 @@ from gspo_services.broker.ledger.config import LedgerConfig
 from gspo_services.broker.ledger.evaluations import Evaluations, SetTerms, score_of
 from gspo_services.broker.ledger.group_states import Groups
 from gspo_services.broker.ledger.lengths import passed
-from gspo_services.broker.ledger.losses import released, verdict
 from gspo_services.broker.ledger.quarantine import IN_A_ROW, Failures, Quarantine, requeued_line
 from gspo_services.broker.ledger.sampling import (
     MOST_PASSED_OVER,
@@ -305,30 +304,11 @@ class State:
         )
         if row.attempts + 1 < self.config.max_attempts:
             return [note, Save(row=self.groups.release(row.trajectory_id, failed=True))]
-        return [note, *self._give_up(row, reason)]
-
-    def lose_holder(self, row: TrajectoryRow, event: str, *, was_alone: bool) -> list[Action]:
-        """Handle a lease whose holder has ended, which is logged as ``event``: the trajectory resumes elsewhere, unless that
-        has happened too often. ``was_alone``: see ``losses.released``.
-        """
-        after = released(row, is_lost=True, was_alone=was_alone)
-        fields = {"trajectory_id": row.trajectory_id, "peer": row.holder_peer}
-        note = Note(event=event, fields={**fields, "num_tokens": row.num_tokens, "losses": after.losses}, level="warning")
-        reason = verdict(after)
-        if not reason:
-            return [note, Save(row=self.groups.lose(row.trajectory_id, was_alone=was_alone))]
-        failed = Note(
-            event="attempt_failed", fields={**fields, "attempts": row.attempts + 1, "reason": reason}, level="warning"
-        )
-        return [note, failed, *self._give_up(row, reason)]
-
-    def _give_up(self, row: TrajectoryRow, reason: str) -> list[Action]:
-        """The trajectory's last attempt has failed: no rollout gets it any more."""
         if self.groups.group(row.group_id).split == "eval":
-            return [*saves(self.groups.give_up(row.trajectory_id)), *self.close_evaluations()]
+            return [note, *saves(self.groups.give_up(row.trajectory_id)), *self.close_evaluations()]
         # Its row may lag behind its chunks, and gets no further chunks.
         whole = Save(row=self.groups.release(row.trajectory_id, failed=True))
-        actions = [whole, *self.drop_group(row.group_id, "failed")]
+        actions = [note, whole, *self.drop_group(row.group_id, "failed")]
         failures = self.run.failures_in_a_row + 1
         actions += self.change_run(failures_in_a_row=failures)
         if failures >= self.config.failure_budget and not self.stop_reason:

@@ -30,7 +30,6 @@ KINDS: Final[dict[str, dict[str, str]]] = {
     },
     "trajectories": {
         **dict.fromkeys(("trajectory_id", "group_id", "epoch", "lease_version", "lease_start", "attempts"), NUMBER),
-        "losses": NUMBER,
         **dict.fromkeys(("num_tokens", "num_action_tokens", "version_sum", "min_version", "num_turns"), NUMBER),
         **dict.fromkeys(("num_segments", "num_runs", "last_version", "last_sequence"), NUMBER),
         **dict.fromkeys(("num_entries", "journal_bytes"), NUMBER),

@@ -19,7 +19,6 @@ from gspo_services.broker.ledger.actions import Action, GrantLease, Note, Offenc
 from gspo_services.broker.ledger.admission import Window
 from gspo_services.broker.ledger.fencing import LISTENING_S
 from gspo_services.broker.ledger.leases.deadlines import Deadlines
-from gspo_services.broker.ledger.leases.trials import Trials
 from gspo_services.broker.ledger.sampling import trajectory_seed
 from gspo_services.broker.ledger.state import State, lease_ended
 from gspo_services.broker.quotas import Progress
@@ -37,7 +36,6 @@ class Leases:
         """``discounts`` says whether a session's failed attempts count only against itself."""
         self._state = state
         self._discounts = discounts
-        self._trials = Trials(state.groups, now)
         self._deadlines = Deadlines()
         """When a lease ends that is not renewed..."""
         self._idle_deadlines = Deadlines()
@@ -75,15 +73,13 @@ class Leases:
         actions: list[Action] = []
         window = state.window()
         left = request.capacity
-        if (trial := self._trial(sender, request, window, now)) is not None:
-            return trial
         waiting = state.groups.free_held_out()
-        held_out = [row for row in waiting if self._may_grant(window, row, request.policy_version, now)]
+        held_out = [row for row in waiting if self._may_grant(window, row, request.policy_version)]
         first = self._num_for_evaluation(len(held_out), request.capacity)
         for row in chain(held_out[:first], state.groups.free_for_training()):  # Evaluations come first.
             if not left:
                 break
-            if self._may_grant(window, row, request.policy_version, now):
+            if self._may_grant(window, row, request.policy_version):
                 actions += self._grant(sender, row, request.policy_version, now)
                 left -= 1
         actions += state.take_back(window)
@@ -102,18 +98,6 @@ class Leases:
                 self._progress.has_room(sender.peer, now)
             actions.append(_no_lease(sender, request, reason))
         return actions
-
-    def _trial(self, sender: SessionKey, request: LeaseRequest, window: Window, now: float) -> list[Action] | None:
-        """What follows because the sender has, or gets, a trajectory on trial; None: it is asked for ordinary work."""
-        no_more = _no_lease(sender, request, "window_full")
-        if self._trials.holds_one(sender):
-            return [no_more]
-        for row in self._trials.waiting(sender):
-            if self._fits(window, row, request.policy_version):
-                granted = self._grant(sender, row, request.policy_version, now)
-                self._trials.begin(row.trajectory_id)
-                return [*granted, no_more] if request.capacity > 1 else granted
-        return None
 
     def on_slowed(self, sender: SessionKey, request: LeaseRequest, retry_s: float) -> list[Action]:
         """Grant nothing before ``retry_s``, because of how the sender used earlier leases."""
@@ -136,10 +120,7 @@ class Leases:
         most = math.ceil(self._state.config.evaluation_share * (groups.num_leased + capacity))
         return min(num_waiting, capacity, max(0, most - groups.num_leased_held_out))
 
-    def _may_grant(self, window: Window, row: TrajectoryRow, version: int, now: float) -> bool:
-        return not self._trials.keeps_back(row, now) and self._fits(window, row, version)
-
-    def _fits(self, window: Window, row: TrajectoryRow, version: int) -> bool:
+    def _may_grant(self, window: Window, row: TrajectoryRow, version: int) -> bool:
         state = self._state
         group = state.groups.group(row.group_id)
         if row.awaits_grade:
@@ -207,28 +188,22 @@ class Leases:
     def session_started(self, sender: SessionKey) -> list[Action]:
         """End the leases of the peer's former lives: no process is left that could extend them."""
         ended = [row for row in self._state.groups.held_by(sender.peer) if row.holder_session != sender.session]
-        actions = self._lose(ended)
+        actions = self._end_leases(ended)
         if any(row.num_tokens == row.lease_start for row in ended):
             actions.append(Offence(by=sender, reason="expired"))
         return actions
 
-    def session_ended(self, sender: SessionKey, *, is_shut_out: bool = False) -> list[Action]:
-        """End all leases of a sender that said Goodbye, and of one that ``is_shut_out`` and lives: what it did not hand back
-        resumes elsewhere at once.
-        """
-        held = [row for row in self._state.groups.held_by(sender.peer) if row.holder_session == sender.session]
-        if not is_shut_out:
-            return self._lose(held)
-        return [Save(row=self._state.groups.release(row.trajectory_id, failed=False)) for row in held]
+    def session_ended(self, sender: SessionKey) -> list[Action]:
+        """End all leases of a sender that said Goodbye: what it did not hand back resumes elsewhere at once."""
+        held = self._state.groups.held_by(sender.peer)
+        return self._end_leases(row for row in held if row.holder_session == sender.session)
 
-    def _lose(self, rows: Iterable[TrajectoryRow], event: str = "lease_of_former_session_ended") -> list[Action]:
-        """End leases whose holder has ended and has not handed them back."""
+    def _end_leases(self, rows: Iterable[TrajectoryRow]) -> list[Action]:
         actions: list[Action] = []
         for row in rows:
-            # The loss of one before it may have dropped its group.
-            if self._state.groups.trajectory(row.trajectory_id) is not None:
-                actions += self._state.lose_holder(row, event, was_alone=self._trials.is_alone(row))
-                self._trials.note(row.trajectory_id, self._last_tick)
+            actions.append(Save(row=self._state.groups.release(row.trajectory_id, failed=False)))
+            fields = {"trajectory_id": row.trajectory_id, "peer": row.holder_peer, "num_tokens": row.num_tokens}
+            actions.append(Note(event="lease_of_former_session_ended", fields=fields))
         return actions
 
     def on_heartbeat(self, sender: SessionKey, heartbeat: Heartbeat, now: float) -> list[Action]:
@@ -269,10 +244,9 @@ class Leases:
         unused: dict[SessionKey, None] = {}
         actions: list[Action] = []
         for row in self._leased(self._deadlines.past(now)):
-            if self._state.groups.trajectory(row.trajectory_id) is None:
-                continue  # The loss of one before it has dropped its group.
-            self._note_unused(row, unused)
-            actions += [lease_ended(row, "it was not renewed in time"), *self._lose([row], "lease_expired")]
+            fields = {"trajectory_id": row.trajectory_id, "peer": row.holder_peer, "num_tokens": row.num_tokens}
+            actions.append(Note(event="lease_expired", fields=fields, level="warning"))
+            actions += self._take_back(row, "it was not renewed in time", unused)
         if learner_waits:
             actions += self._take_back_late(now, unused)
         # One for each holder: a rollout that dies with a thousand leases has failed once.
@@ -298,13 +272,10 @@ class Leases:
 
     def _take_back(self, row: TrajectoryRow, reason: str, unused: dict[SessionKey, None]) -> list[Action]:
         """End a lease, and note in ``unused`` who held it without tokens."""
-        self._note_unused(row, unused)
-        return self._ended(row, reason)
-
-    def _note_unused(self, row: TrajectoryRow, unused: dict[SessionKey, None]) -> None:
         self._forget(row.trajectory_id)
         if row.num_tokens == row.lease_start:
             unused[SessionKey(row.holder_peer, row.holder_session)] = None
+        return self._ended(row, reason)
 
     def _ended(self, row: TrajectoryRow, reason: str) -> list[Action]:
         return [lease_ended(row, reason), Save(row=self._state.groups.release(row.trajectory_id, failed=False))]
