@@ -42,7 +42,8 @@ def group_outcome(value: Any, size: int) -> dict[str, Any]:
     expected = f"expected a list of {size}, one for each answer, of numbers or of dicts of named ones"
     try:
         listed = None if isinstance(value, _UNORDERED) else list(value)
-    except TypeError:
+    # The value's own code runs here.
+    except BaseException:  # noqa: BLE001
         listed = None
     if listed is None:
         return {

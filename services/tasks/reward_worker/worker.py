@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args
 
 import msgpack
 
@@ -32,7 +32,7 @@ from gspo_services.tasks.reward_worker.failures import described, import_failure
 from gspo_services.tasks.reward_worker.forms import FORMS, NoRewardError, called_with, require_fitting
 from gspo_services.tasks.reward_worker.groups import arguments_of, group_outcome, require_comparison
 from gspo_services.tasks.reward_worker.isolation import isolate
-from gspo_services.tasks.worker.reward_value import UnscoredError, outcome_of
+from gspo_services.tasks.worker.reward_value import UnscoredError, UnscoredReason, outcome_of
 
 LENGTH = struct.Struct(">I")
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -89,16 +89,25 @@ def grade(
         value = function(**named)
         if inspect.isawaitable(value):
             value = loop.run(_awaited(value), context=contextvars.copy_context())
-        return outcome_of(FORMS[form].returned(value)) if size is None else group_outcome(value, size)
-    except UnscoredError as error:
-        return {"failure": error.reason, "detail": str(error)}
-    except NoRewardError as error:
-        return {"failure": "no_reward", "detail": str(error)}
     except MemoryError:
         return {"failure": "memory", "detail": "the job needed more memory than a worker may have"}
     # This is the user's code, and its failure is data: also one that leaves, interrupts or cancels itself.
     except BaseException as error:  # noqa: BLE001
         return {"failure": "raised", "detail": described(error)}
+    return group_outcome(value, size) if size is not None else _outcome(value, form)
+
+
+def _outcome(value: Any, form: str) -> dict[str, Any]:
+    try:
+        return outcome_of(FORMS[form].returned(value))
+    except NoRewardError as error:
+        return {"failure": "no_reward", "detail": str(error)}
+    except UnscoredError as error:
+        reason = error.reason if error.reason in get_args(UnscoredReason) else "raised"
+        return {"failure": reason, "detail": described(error)}
+    # The value's own code runs here, too.
+    except BaseException as error:  # noqa: BLE001
+        return {"failure": "memory" if isinstance(error, MemoryError) else "raised", "detail": described(error)}
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:

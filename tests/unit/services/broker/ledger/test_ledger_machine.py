@@ -470,7 +470,7 @@ def test_the_ledger_keeps_its_promises_whatever_happens() -> None:
 def test_the_ledger_keeps_its_promises_where_groups_are_graded() -> None:
     WEATHER.clear()
     run_state_machine_as_test(
-        GradingMachine, settings=settings(max_examples=8, stateful_step_count=50, deadline=None, derandomize=True)
+        GradingMachine, settings=settings(max_examples=16, stateful_step_count=60, deadline=None, derandomize=True)
     )
     happened = {kind for kind, count in WEATHER.items() if count}
     assert happened >= {"batch", "batch again", "lease expired", "failed", "graded", "refused", "too late"}
