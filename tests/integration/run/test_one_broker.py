@@ -24,9 +24,15 @@ from tests.support.processes.small_run import write_shared_run, write_small_run
 
 ROOM = re.compile(r"gspo_services\.(\w+\.several|broker\.standby)(\.|$)")
 NOTE = """
-import atexit, pathlib, sys
+import atexit, os, pathlib, sys
 noted = pathlib.Path(sys.argv.pop(1))
-atexit.register(lambda: noted.write_text("\\n".join(sys.modules)))
+def note():
+    noted.write_text("\\n".join(sys.modules))
+def note_and_leave(status, leave=os._exit):
+    note()
+    leave(status)
+os._exit = note_and_leave  # a learner ends without what is registered for its end
+atexit.register(note)
 """
 PROCESS = (
     NOTE
