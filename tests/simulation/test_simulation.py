@@ -15,8 +15,9 @@ NUM_SEEDS = 60
 pytestmark = pytest.mark.timeout(900)
 """The seeds take over a minute where nothing else runs."""
 OFTEN = 2
-RARE = ("all tasks rest",)
 """How often each kind of weather must have come in these seeds."""
+RARE = ("all tasks rest",)
+"""What comes once is enough."""
 KINDS = (
     "kill broker", "kill learner", "kill rollout", "terminate broker", "terminate learner", "terminate rollout",
     "suspend broker", "suspend learner", "suspend rollout", "standstill", "partition", "half_open", "loss", "duplication",
