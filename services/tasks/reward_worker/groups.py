@@ -42,8 +42,7 @@ def group_outcome(value: Any, size: int) -> dict[str, Any]:
     expected = f"expected a list of {size}, one for each answer, of numbers or of dicts of named ones"
     try:
         listed = None if isinstance(value, _UNORDERED) else list(value)
-    # The value's own code runs here.
-    except BaseException:  # noqa: BLE001
+    except TypeError:
         listed = None
     if listed is None:
         return {

@@ -32,6 +32,7 @@ from gspo_services.tasks.reward_worker.failures import described, import_failure
 from gspo_services.tasks.reward_worker.forms import FORMS, NoRewardError, called_with, require_fitting
 from gspo_services.tasks.reward_worker.groups import arguments_of, group_outcome, require_comparison
 from gspo_services.tasks.reward_worker.isolation import isolate
+from gspo_services.tasks.worker.failures import is_a
 from gspo_services.tasks.worker.reward_value import UnscoredError, UnscoredReason, outcome_of
 
 LENGTH = struct.Struct(">I")
@@ -89,17 +90,11 @@ def grade(
         value = function(**named)
         if inspect.isawaitable(value):
             value = loop.run(_awaited(value), context=contextvars.copy_context())
-    except MemoryError:
-        return {"failure": "memory", "detail": "the job needed more memory than a worker may have"}
     # This is the user's code, and its failure is data: also one that leaves, interrupts or cancels itself.
     except BaseException as error:  # noqa: BLE001
-        return {"failure": "raised", "detail": described(error)}
-    return group_outcome(value, size) if size is not None else _outcome(value, form)
-
-
-def _outcome(value: Any, form: str) -> dict[str, Any]:
+        return _failure(error)
     try:
-        return outcome_of(FORMS[form].returned(value))
+        return outcome_of(FORMS[form].returned(value)) if size is None else group_outcome(value, size)
     except NoRewardError as error:
         return {"failure": "no_reward", "detail": str(error)}
     except UnscoredError as error:
@@ -107,7 +102,13 @@ def _outcome(value: Any, form: str) -> dict[str, Any]:
         return {"failure": reason, "detail": described(error)}
     # The value's own code runs here, too.
     except BaseException as error:  # noqa: BLE001
-        return {"failure": "memory" if isinstance(error, MemoryError) else "raised", "detail": described(error)}
+        return _failure(error)
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    if is_a(error, MemoryError):
+        return {"failure": "memory", "detail": "the job needed more memory than a worker may have"}
+    return {"failure": "raised", "detail": described(error)}
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:
