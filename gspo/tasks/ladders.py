@@ -1,7 +1,8 @@
 """Ladders: tasks without end, in levels of rising difficulty. The broker climbs each ladder by its solve rate.
 
 An environment whose training tasks are a ``LadderTasks`` has a curriculum. Which level a prompt has is decided when it is
-sampled, and is part of the task's index: whoever knows the index knows the level.
+sampled, and is part of the task's index: whoever knows the index knows the level. Needs the extra ``services``, as
+``gspo.tasks.environments`` does.
 """
 
 from __future__ import annotations

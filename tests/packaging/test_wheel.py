@@ -27,7 +27,7 @@ EVERY_MODULE = """
 import importlib, pkgutil, gspo
 names = {module.name for module in pkgutil.walk_packages(gspo.__path__, "gspo.")}
 # These say in their documentation which extra or package they need.
-rooms_with_more = ("gspo.tasks.environments", "gspo.tasks.integrations.", "gspo.tasks.judge")
+rooms_with_more = ("gspo.tasks.environments", "gspo.tasks.integrations.", "gspo.tasks.judge", "gspo.tasks.ladders")
 for name in names:
     if name.startswith(rooms_with_more):
         continue
