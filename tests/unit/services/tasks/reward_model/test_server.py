@@ -40,7 +40,7 @@ async def answers(model: ByLength, *lengths: int, deadline_s: float = 60.0) -> l
     waiting = [WaitingConversation(Encoded([0] * length, [], is_cut=length == 1)) for length in lengths]
     server._waiting.extend(waiting)
     server._wanted.set()
-    async with asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         scoring = tasks.create_task(server.score_batches())
         ends: list[asyncio.Future[Any]] = [scoring, asyncio.gather(*(each.answer for each in waiting))]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
