@@ -1,15 +1,18 @@
 """A run whose rollouts share a reward model, beside a function of verl's; its process is killed. ``make test-faults``."""
 
 import asyncio
+import itertools
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from gspo_services.prepare.tiny_models.tiny import make_tiny_model
-from gspo_services.tasks.reward_model import ModelScore, RewardModel, RewardModelOptions
+from gspo_services.tasks.reward_model import ModelScore, RewardModel, RewardModelOptions, client
+from gspo_services.tasks.reward_model.frames import read_frame
 from tests.support.broker.ledger_audit import audit
 from tests.support.processes.run_process import RunProcess
 from tests.support.rewards.classifiers import save_classifier
@@ -72,16 +75,30 @@ async def many_scores(model: RewardModel, number: int) -> list[ModelScore]:
     return [task.result() for task in asked]
 
 
-async def test_a_kill_of_the_process_costs_no_score(tmp_path: Path) -> None:
+def requests_sent(monkeypatch: pytest.MonkeyPatch, number: int) -> asyncio.Event:
+    """Set as soon as so many requests from now on are in the socket."""
+    all_sent, numbers = asyncio.Event(), itertools.count(1)
+
+    async def waits_for_answer(stream: asyncio.StreamReader) -> dict[str, Any]:
+        if next(numbers) == number:
+            all_sent.set()
+        return await read_frame(stream)
+
+    monkeypatch.setattr(client, read_frame.__name__, waits_for_answer)
+    return all_sent
+
+
+async def test_a_kill_of_the_process_costs_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = RewardModelOptions(path=str(save_classifier(tmp_path)), owner=str(tmp_path))
     async with RewardModel(options) as first, RewardModel(options) as second:
         (process,) = models_of(os.getpid())
         before = await many_scores(first, 40)
         # Suspended, it holds what both ask; then it is gone.
         process.suspend()
+        all_sent = requests_sent(monkeypatch, 80)
         async with asyncio.TaskGroup() as group:
             asked = [group.create_task(many_scores(model, 40), name="scores") for model in (first, second)]
-            await asyncio.sleep(0.2)
+            await all_sent.wait()
             assert not any(task.done() for task in asked)
             process.kill()
         for task in asked:

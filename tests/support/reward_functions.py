@@ -93,6 +93,15 @@ def leave() -> float:
     sys.exit(1)
 
 
+def leave_as_in_a_shell() -> float:
+    """The built-in ``exit`` also closes stdin."""
+    exit(3)
+
+
+def characters_of_stdin() -> float:
+    return float(len(sys.stdin.read()))
+
+
 async def leave_later() -> float:
     await asyncio.sleep(0)
     sys.exit(2)
@@ -126,9 +135,9 @@ def environment(variable: str) -> float:
 
 
 def open_files() -> float:
-    """The number of open sockets and files, without the three standard ones and the pipe to the parent."""
+    """The number of open sockets and files, without the three standard ones and the two pipes to the parent."""
     number = 0
-    for descriptor in range(4, 1024):
+    for descriptor in range(5, 1024):
         with suppress(OSError):
             os.fstat(descriptor)
             number += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,8 @@ from gspo_services.tasks.reward_model.options import RewardModelOptions
 
 _NO_LIMIT: Final = 10**9
 """Tokenizers without a limit say a number above."""
+_OF_OTHER_HEADS: Final = ("lm_head.",)
+"""What trainers leave in the files of a model that was one of language before; no classifier reads it."""
 _PROBE: Final = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hello."}]
 
 
@@ -41,6 +44,11 @@ def load_classifier(options: RewardModelOptions) -> Classifier:
     )
     if missing := sorted(loading["missing_keys"]):
         raise ValueError(f"its files lack {', '.join(missing[:3])}: the weights are not those of config.json's architecture")
+    if unread := sorted(name for name in loading["unexpected_keys"] if not name.startswith(_OF_OTHER_HEADS)):
+        raise ValueError(
+            f"its files hold {', '.join(unread[:3])}, for which config.json's architecture has no place: the scores would "
+            "be another model's; correct config.json, or save the model again"
+        )
     classifier = Classifier(model.eval().to(_device(options.device)), tokenizer, options)
     classifier.probe()
     return classifier
@@ -52,9 +60,12 @@ class Classifier:
     def __init__(self, model: Any, tokenizer: Any, options: RewardModelOptions) -> None:
         """Raises: ValueError when ``max_tokens`` is above what the model takes."""
         self._model = model
+        tokenizer.truncation_side = "right"  # Some say "left", which a cut conversation here never means.
         self._tokenizer = tokenizer
         self._options = options
         self._config = model.config.get_text_config()
+        # Many tokenizers say types, also beside decoders, of which some would refuse them.
+        self._takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
         self._own_pad = self._config.pad_token_id
         limit = min(
             getattr(self._config, "max_position_embeddings", None) or _NO_LIMIT, tokenizer.model_max_length or _NO_LIMIT
@@ -65,10 +76,14 @@ class Classifier:
 
     def probe(self) -> None:
         """Score a conversation of two words. Raises: ValueError when the outcome is not one finite number."""
-        encoded = self.encode(_PROBE)
-        shape = tuple(self._logits([encoded]).shape)
-        if shape != (1, 1):
-            raise ValueError(f"it gives {shape[-1]} numbers for a conversation, and a reward is one")
+        logits = self._logits([self.encode(_PROBE)])
+        if tuple(logits.shape) != (1, 1):
+            raise ValueError(f"it gives {logits.shape[-1]} numbers for a conversation, and a reward is one")
+        if not torch.isfinite(logits).all():
+            raise ValueError(
+                f"it gives {logits.item()} for a conversation of two words: its weights are damaged, or too large for "
+                f"reward.model_dtype, which is {self._options.dtype}"
+            )
 
     def encode(self, messages: list[dict[str, Any]]) -> Encoded:
         """The tokens of a conversation. Raises: UnreadableConversationError."""
@@ -110,7 +125,9 @@ class Classifier:
             ids_BT[row, : len(each.ids)] = torch.tensor(each.ids)
             mask_BT[row, : len(each.ids)] = 1
             types_BT[row, : len(each.types)] = torch.tensor(each.types, dtype=torch.long)
-        inputs = {"input_ids": ids_BT, "attention_mask": mask_BT} | ({"token_type_ids": types_BT} if batch[0].types else {})
+        inputs = {"input_ids": ids_BT, "attention_mask": mask_BT}
+        if batch[0].types and self._takes_types:
+            inputs["token_type_ids"] = types_BT
         with torch.inference_mode():
             found = self._model(**{name: each.to(self._model.device) for name, each in inputs.items()})
         logits: torch.Tensor = found.logits.float().cpu()

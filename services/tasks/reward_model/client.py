@@ -212,7 +212,8 @@ class RewardModel:
         except ProcessLookupError:
             log.debug("reward_model_ended", pid=child.pid)
         await child.wait()
-        if self._serves:
+        # The folder is that of whoever has the name.
+        if self._serves or not await self._is_there():
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
 

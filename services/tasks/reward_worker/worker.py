@@ -149,10 +149,19 @@ def _take_stdout() -> BinaryIO:
     return results
 
 
-def _read_jobs(jobs: queue.Queue[dict[str, Any]], folder: str) -> None:
+def _take_stdin() -> BinaryIO:
+    """The pipe from the parent. ``exit`` closes stdin, and would wait for the thread that reads there."""
+    jobs = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
+    return jobs
+
+
+def _read_jobs(pipe: BinaryIO, jobs: queue.Queue[dict[str, Any]], folder: str) -> None:
     """Pass on jobs; end the process, and its folder, when the parent is gone, even during a job that hangs."""
     while True:
-        job = read_message(sys.stdin.buffer)
+        job = read_message(pipe)
         if job is None:
             shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
@@ -161,12 +170,12 @@ def _read_jobs(jobs: queue.Queue[dict[str, Any]], folder: str) -> None:
 
 def main(memory_bytes: int, cpu_s: int, *, network: bool, file_bytes: int) -> None:
     """Serve jobs until the parent goes away."""
-    results = _take_stdout()
+    pipe, results = _take_stdin(), _take_stdout()
     # Python would look for a place by writing a file, and perhaps no file may grow.
     tempfile.tempdir = os.environ["TMPDIR"]
     write_message(results, {"not_isolated": isolate(memory_bytes, network=network, file_bytes=file_bytes)})
     jobs: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=1)
-    threading.Thread(target=_read_jobs, args=(jobs, tempfile.tempdir), name="read-jobs", daemon=True).start()
+    threading.Thread(target=_read_jobs, args=(pipe, jobs, tempfile.tempdir), name="read-jobs", daemon=True).start()
     # Jobs run in the main thread: math-verify's own time limit is a signal, which no other thread receives.
     loop = asyncio.Runner()
     while True:
@@ -187,6 +196,8 @@ def main(memory_bytes: int, cpu_s: int, *, network: bool, file_bytes: int) -> No
         write_message(results, {"found": True})
         if job["only_find"]:
             continue
+        if sys.stdin.closed:  # The job before has called ``exit``.
+            sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
         limit_cpu_of_next_job(cpu_s)
         if job["scratch"]:
             use_scratch(job["scratch"])

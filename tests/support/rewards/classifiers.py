@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,19 +13,27 @@ KINDS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "llama": ("Llama", {"num_key_value_heads": 2}),
     "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 8}),
     "bert": ("Bert", {}),
+    # Unlike the others it reads the types of tokens that it is given, and adds something even for type 0.
+    "gpt2": ("GPT2", {}),
 }
 
 
 def save_classifier(
     directory: Path, kind: str = "llama", *, template: str | None = TINY_TEMPLATE, head: str = "ForSequenceClassification",
-    **changes: Any,
+    has_types: bool = False, **changes: Any,
 ) -> Path:  # fmt: skip
-    """Write a model of one of ``KINDS`` with its tokenizer; ``changes`` of its configuration, of one output otherwise."""
+    """Write a model of one of ``KINDS`` with its tokenizer; ``changes`` of its configuration, of one output otherwise.
+
+    ``has_types``: the tokenizer says to which text of a pair each token belongs.
+    """
+    import tokenizers
     import torch
     import transformers
 
     tokenizer = chat_tokenizer(template or "", "<|end|>")
     tokenizer.chat_template = template
+    if has_types:
+        tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single="$A", pair="$A $B:1")
     name, own = KINDS[kind]
     values = {"vocab_size": 512, "max_position_embeddings": 256, "num_labels": 1, "pad_token_id": tokenizer.pad_token_id}
     config = getattr(transformers, f"{name}Config")(**(_SIZE | own | values | changes))
@@ -35,6 +44,10 @@ def save_classifier(
             parameter.normal_(0.0, 0.3)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    if has_types:
+        file = directory / "tokenizer_config.json"
+        names = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+        file.write_text(json.dumps({**json.loads(file.read_text()), **names}))
     return directory
 
 

@@ -64,15 +64,18 @@ def rewards(*values: float, **components: float) -> RewardResult:
 
 
 async def test_the_function_gets_the_texts_in_order_and_the_broker_the_rewards(tokenizer: ChatTokenizer) -> None:
-    result = rewards(3.0, -1.0, 0.0, beside=0.5)
-    pool, broker = await compared(tokenizer, ["four", "It is 2", ""], result, {"right": 1.0}, CollectorRegistry())
+    """Of two components of one name, the group's counts."""
+    result, alone = rewards(3.0, -1.0, 0.0, beside=0.5, right=0.25), {"right": 1.0, "short": 0.0}
+    pool, broker = await compared(tokenizer, ["four", "It is 2", ""], result, alone, CollectorRegistry())
     ((job, size),) = pool.jobs
     assert (job.function, job.deadline_s, job.weights, size) == ("my_rewards:rank", 7.0, {"a": 2.0}, 3)
     assert job.arguments == {
         "completions": ["four", "It is 2", ""], "task": {"answer": "4"}, "rewards": [0.0, 0.25, 0.5]
     }  # fmt: skip
     assert broker.messages == [
-        Graded(trajectory_id=7, epoch=3, rewards=[3.0, -1.0, 0.0], components=[{"right": 1.0, "beside": 0.5}] * 3)
+        Graded(
+            trajectory_id=7, epoch=3, rewards=[3.0, -1.0, 0.0], components=[{"right": 0.25, "short": 0.0, "beside": 0.5}] * 3
+        )
     ]
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gspo.tasks.environments import RewardJob
+from gspo.tasks.environments import ChatMessage, RewardJob, Start, Step
 from gspo_protocol.messages import Journal
 from gspo_services.rollout.environment_loop import EnvironmentLoop
 from gspo_services.rollout.metrics import RolloutMetrics
-from gspo_services.rollout.model_reward import ModelReward, open_model_reward
+from gspo_services.rollout.model_reward import ModelReward, conversation, open_model_reward
 from gspo_services.rollout.tokenizer import ChatTokenizer
 from gspo_services.rollout.work import EpisodeFailed
 from gspo_services.shared.runtime.errors import ConfigurationError
@@ -156,9 +156,19 @@ async def test_a_function_that_has_no_reward_for_a_row_leaves_it_to_the_model(sa
         await run_episode(alone, a_new_lease())
 
 
+def test_an_environment_that_returns_a_new_state_is_played_on_from_there() -> None:
+    def step(state: dict[str, Any], action: str) -> Step:
+        answer: ChatMessage = {"role": "tool", "content": f"{action} {state['turn']}"}
+        return Step(state={"turn": state["turn"] + 1}, messages=[answer], reward=0.0, done=False)
+
+    played = conversation(Start(state={"turn": 0}, messages=[{"role": "user", "content": "?"}]), ["a", "b", "c"], step)
+    assert [each["content"] for each in played] == ["?", "a", "a 0", "b", "b 1", "c"]
+
+
 async def test_named_components_stay_and_one_called_model_is_refused() -> None:
     reward = ModelReward(model=None, weight=2.0, is_all=False)  # type: ignore[arg-type]
     assert reward.added(Score(1.0, {"right": 1.0}), [], [], 0.5) == Score(2.0, {"right": 1.0, "model": 0.5})
+    assert reward.added(Score(1.0, {}), [0.5], ["right"], 0.5) == Score(2.0, {"model": 0.5}), "of an earlier turn"
     with pytest.raises(ValueError, match=r'a component called "model", which is the reward model.s: rename it'):
         reward.added(Score(1.0, {"model": 1.0}), [], [], 0.5)
 

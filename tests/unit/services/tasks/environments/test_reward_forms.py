@@ -1,7 +1,9 @@
 """Functions that were written for verl and TRL, unchanged: called as there, and worth what they are worth there."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from gspo.tasks.environments import RewardJob
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.tasks.environments import RewardPool, RewardPoolOptions, create_environment
 from gspo_services.tasks.environments.reward_results import RewardResult
+from gspo_services.tasks.reward_worker.worker import grade
 
 FOREIGN = "tests.support.rewards.foreign"
 OF_VERL = {
@@ -108,6 +111,40 @@ async def test_what_trl_would_not_take_is_a_failure(
 ) -> None:
     result = await graded(pool, tmp_path, {"prompt": "x"} | row, function, TRL | options, "four")
     assert (result.reward, result.failure, detail in result.detail) == (None, reason, True), result
+
+
+ROW = {"completion": "", "completion_ids": [], "task": {"prompt": "", "answer": "5", "reward_model": {"ground_truth": "4"}}}
+
+
+@pytest.mark.parametrize(
+    ("form", "value"),
+    [("verl", None), ("verl", {"score": None}), ("verl", {"score": "1"}), ("verl", []),
+     ("trl", None), ("trl", b"1"), ("trl", {1: 0.5}), ("trl", ["1"]), ("trl", [[1.0]])],
+)  # fmt: skip
+async def test_what_looks_like_a_score_is_none(form: str, value: Any) -> None:
+    result = grade(lambda: value, ROW, asyncio.Runner(), form)
+    assert result["failure"] == "not_finite"
+
+
+class Leaves:
+    def __iter__(self) -> Iterator[float]:
+        sys.exit(3)
+
+
+@pytest.mark.parametrize(("form", "size"), [("trl", None), ("", 2)])
+async def test_a_list_whose_own_code_leaves_is_a_failure(form: str, size: int | None) -> None:
+    result = grade(lambda **_: Leaves(), ROW, asyncio.Runner(), form, size)
+    assert (result["failure"], "SystemExit: 3" in result["detail"]) == ("raised", True), result
+
+
+async def test_a_row_says_its_ground_truth_itself_and_a_score_comes_with_as_much_as_a_metric_holds() -> None:
+    """The row has an answer, too, and the function returns more numbers than a reward has components."""
+
+    def score(ground_truth: str) -> dict[str, float]:
+        return {**{f"n{number}": number for number in range(40)}, "score": float(ground_truth)}
+
+    components = grade(score, ROW, asyncio.Runner(), "verl")["components"]
+    assert components == {"score": 4.0, **{f"n{number}": number for number in range(15)}}
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ async def test_one_worker_serves_one_job_after_another(pool: RewardPool) -> None
         ("refuse", "raised", "reward_functions.py:"),
         ("crash", "crashed", "ended during the job: exit status 3"),
         ("leave", "raised", "SystemExit: 1"),
+        ("leave_as_in_a_shell", "raised", "SystemExit: 3"),
         ("leave_later", "raised", "SystemExit: 2"),
         ("cancel_itself", "raised", "CancelledError"),
         ("close_the_pipe", "crashed", "ended during the job"),
@@ -75,6 +76,12 @@ async def test_a_failed_job_is_an_answer_with_its_reason_and_the_next_is_served(
     assert (result.reward, result.failure) == (None, reason)
     assert detail in result.detail
     assert (await pool.grade(job("length", text="ab"))).reward == 2.0
+
+
+async def test_stdin_is_empty_also_after_a_job_that_closes_it(pool: RewardPool) -> None:
+    for name in ("characters_of_stdin", "leave_as_in_a_shell", "characters_of_stdin"):
+        result = await pool.grade(job(name))
+    assert (result.reward, result.failure) == (0.0, None), result
 
 
 async def test_a_failure_names_the_lines_of_the_user_and_none_of_ours(pool: RewardPool) -> None:

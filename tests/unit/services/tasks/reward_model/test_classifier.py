@@ -1,9 +1,12 @@
 """A reward model's scores are those that transformers gives for each conversation alone, whatever shares its batch."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from gspo_services.tasks.reward_model.batches import batches_of
 from gspo_services.tasks.reward_model.classifier import load_classifier
@@ -42,8 +45,9 @@ def rendered(answer: str) -> str:
         # The template ends with this token: transformers then reads the score from the one before.
         ("llama", {"pad_token_id": "<|end|>"}),
         ("bert", {}),
+        ("gpt2", {}),
     ],
-    ids=["llama", "qwen3", "no-pad", "pad-is-eos", "bert"],
+    ids=["llama", "qwen3", "no-pad", "pad-is-eos", "bert", "gpt2"],
 )
 def test_each_conversation_of_a_batch_has_the_score_that_it_has_alone(
     tmp_path: Path, kind: str, changes: dict[str, Any]
@@ -62,19 +66,37 @@ def test_each_conversation_of_a_batch_has_the_score_that_it_has_alone(
 
 
 @pytest.mark.parametrize(
-    ("mode", "texts"), [("text", (f"Be brief.\n{QUESTION}42",)), ("pair", (f"Be brief.\n{QUESTION}", "42"))]
+    ("mode", "texts", "has_types"),
+    [
+        ("text", (f"Be brief.\n{QUESTION}42",), False),
+        ("pair", (f"Be brief.\n{QUESTION}", "42"), False),
+        ("pair", (f"Be brief.\n{QUESTION}", "42"), True),
+    ],
 )
 def test_an_encoder_reads_texts_or_a_pair_as_its_tokenizer_makes_them(
-    tmp_path: Path, mode: Any, texts: tuple[str, ...]
+    tmp_path: Path, mode: Any, texts: tuple[str, ...], has_types: bool
 ) -> None:
-    save_classifier(tmp_path, "bert", template=None)
+    save_classifier(tmp_path, "bert", template=None, has_types=has_types)
     classifier = load_classifier(RewardModelOptions(path=str(tmp_path), input=mode))
     (score,) = classifier.scores([classifier.encode(conversation("42"))])
     assert score == pytest.approx(official_score(tmp_path, *texts, special=True), abs=1e-4)
 
 
-def test_a_conversation_that_is_too_long_fails_or_is_cut_and_says_so(tmp_path: Path) -> None:
+def test_a_model_without_types_gets_none_from_a_tokenizer_that_has_them(tmp_path: Path) -> None:
+    save_classifier(tmp_path, has_types=True)
+    classifier = load_classifier(RewardModelOptions(path=str(tmp_path)))
+    given: list[str] = []
+    classifier._model.register_forward_pre_hook(lambda _, _args, inputs: given.extend(inputs), with_kwargs=True)
+    classifier.scores([classifier.encode(conversation("42"))])
+    assert given == ["input_ids", "attention_mask"]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_conversation_that_is_too_long_fails_or_is_cut_and_says_so(tmp_path: Path, side: str) -> None:
+    """Its end is cut, whatever its tokenizer says."""
     save_classifier(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "truncation_side": side}))
     strict = load_classifier(RewardModelOptions(path=str(tmp_path), max_tokens=30))
     assert not strict.encode(conversation("42")).is_cut
     with pytest.raises(
@@ -129,6 +151,25 @@ def test_weights_of_another_architecture_are_not_replaced_by_random_ones(tmp_pat
     (tmp_path / "classifier" / "model.safetensors").write_bytes((tmp_path / "causal" / "model.safetensors").read_bytes())
     with pytest.raises(ValueError, match=r"its files lack score.weight"):
         load_classifier(RewardModelOptions(path=str(tmp_path / "classifier")))
+
+
+def test_weights_that_the_architecture_has_no_place_for_are_refused_except_a_former_head(tmp_path: Path) -> None:
+    save_classifier(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    save_file({**weights, "lm_head.weight": torch.ones(2, 2)}, file, {"format": "pt"})
+    load_classifier(RewardModelOptions(path=str(tmp_path)))
+    save_file({**weights, "model.layers.2.mlp.up_proj.weight": torch.ones(2, 2)}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"hold model.layers.2.mlp.up_proj.weight, for which config.json's architecture"):
+        load_classifier(RewardModelOptions(path=str(tmp_path)))
+
+
+def test_a_model_whose_numbers_are_none_is_refused_before_it_scores(tmp_path: Path) -> None:
+    save_classifier(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({name: torch.full_like(each, float("nan")) for name, each in load_file(file).items()}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match="it gives nan for a conversation of two words: its weights are damaged"):
+        load_classifier(RewardModelOptions(path=str(tmp_path)))
 
 
 def test_batches_are_neighbours_in_length_within_the_limit_of_tokens() -> None:

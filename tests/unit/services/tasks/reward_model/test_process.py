@@ -1,17 +1,19 @@
 """The process of a reward model: shared by clients, and ended with whoever started it."""
 
+import asyncio
 import io
 import json
 import socket
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from gspo_services.shared.runtime.errors import ConfigurationError
-from gspo_services.tasks.reward_model import RewardModel, RewardModelOptions
+from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
+from gspo_services.tasks.reward_model import ModelScore, RewardModel, RewardModelOptions, client
 from gspo_services.tasks.reward_model.client import model_environment
-from gspo_services.tasks.reward_model.frames import address_of
+from gspo_services.tasks.reward_model.frames import address_of, packed, read_frame
 from gspo_services.tasks.reward_model.server import FAILED, TAKEN, serve
 from tests.support.rewards.classifiers import official_score, save_classifier
 
@@ -52,6 +54,36 @@ async def test_what_only_loading_shows_is_the_processs_last_word(tmp_path: Path)
     status = await serve(options_of(save_classifier(tmp_path, template=None)), words)
     said = json.loads(words.getvalue())
     assert (status, 'has no chat template: set reward.model_input = "text"' in said["error"]) == (FAILED, True)
+
+
+async def test_a_process_that_ends_while_it_starts_leaves_no_folder(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "module_command", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
+    model = RewardModel(options_of(saved))
+    with pytest.raises(ServiceError, match="does not start: its process ended while it started: exit status 3"):
+        async with model:
+            raise AssertionError("it has opened")
+    assert not model._folder.exists()
+
+
+async def test_a_request_that_a_process_took_along_is_sent_to_the_next(tmp_path: Path) -> None:
+    options = options_of(tmp_path)
+    servers: list[asyncio.Server] = []
+
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_frame(reader)
+        servers.pop().close()
+        servers.append(await asyncio.start_unix_server(answer, address_of(options)))
+        writer.close()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await read_frame(reader)
+        writer.write(packed({"score": float(len(asked["messages"]))}))
+        await writer.drain()
+        writer.close()
+
+    servers.append(await asyncio.start_unix_server(end, address_of(options)))
+    assert await RewardModel(options).score([{"role": "user", "content": "x"}]) == ModelScore(score=1.0)
+    servers.pop().close()
 
 
 async def test_a_second_process_leaves_the_name_to_the_first(tmp_path: Path) -> None:

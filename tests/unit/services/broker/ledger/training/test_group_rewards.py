@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from gspo_protocol.messages import Ack, Graded, Journal, LeaseEnded, LeaseKey, Refused, Release
+from gspo_protocol.messages import Ack, Finish, Graded, Journal, LeaseEnded, LeaseKey, Refused, Release, Segment, VersionRun
 from gspo_protocol.messages.work import Heartbeat
 from gspo_services.broker.ledger import GrantLease, SamplingRules, SessionKey
 from gspo_services.broker.rows import GroupRow, TrajectoryRow
@@ -74,6 +74,32 @@ def test_the_rewards_come_with_the_last_turn_that_is_kept() -> None:
     assert row.last_turn == 2
 
 
+def test_the_reward_beside_the_others_replaces_that_of_all_turns() -> None:
+    world = comparing(groups_per_batch=1)
+    first, second = world.lease(R1, 2)
+    world.episode(R1, first, 1, 0.5)
+    turns = [Segment("observation", 0, 2), Segment("action", 0, 1), Segment("observation", 1, 1), Segment("action", 1, 2)]
+    runs = [VersionRun(-1, 2), VersionRun(1, 1), VersionRun(-1, 1), VersionRun(1, 2)]
+    both = replace(chunk(second, 0, 6, 1), segments=turns, version_runs=runs, turn_rewards=[0.25])
+    world.send(R1, both)
+    ids = {"trajectory_id": second.trajectory_id, "epoch": second.epoch}
+    world.send(R1, Finish(**ids, num_tokens=6, reason="done", turn_rewards=[0.25, 0.125]))
+    lease = to_grade(world)
+    assert [member.reward for member in lease.members] == [0.5, 0.375]
+    world.send(R2, answer(lease, 1.0, 3.0))
+    rows = world.store.rows(TrajectoryRow, "ORDER BY trajectory_id")
+    assert [row.turn_rewards for row in rows] == [(1.0,), (0.0, 3.0)]
+
+
+def test_a_group_of_which_an_episode_failed_for_good_is_dropped_and_not_graded() -> None:
+    world = comparing(max_attempts=1)
+    first, second = world.lease(R1, 2)
+    world.episode(R1, first, 1)
+    world.fail(R1, second)
+    assert group_of(world, first.group_id)[0] == "dropped"
+    assert not any(lease.members for lease in world.lease(R2, 4))
+
+
 def test_a_run_without_a_group_reward_completes_its_groups_at_once() -> None:
     world = harness(groups_per_batch=1)
     group_id = ended_group(world, 0.25, 0.5)
@@ -100,12 +126,13 @@ def test_a_grade_outlives_the_broker_at_every_moment() -> None:
         lease = to_grade(world)  # The former one ends with its session's next life, or is handed back.
         world.send(R2, Release(trajectory_id=lease.trajectory_id, epoch=lease.epoch, reason="draining", failed=False))
     lease = to_grade(world)
-    message = answer(lease, 1.0, 2.0)
-    world.send(R2, message)
+    world.send(R2, answer(lease, 1.0, 2.0))
     world.restart()
     world.hello(R2)
-    assert group_of(world, group_id) == ("complete", [("finished", 1.0), ("finished", 2.0)])
-    assert replies(world.send(R2, message), LeaseEnded) == [], "delivered again after a restart: it changes nothing"
+    # Delivered again after a restart, and even with other values, it changes nothing.
+    for rewards in ((1.0, 2.0), (9.0, 9.0)):
+        assert replies(world.send(R2, answer(lease, *rewards)), LeaseEnded) == []
+        assert group_of(world, group_id) == ("complete", [("finished", 1.0), ("finished", 2.0)])
     assert world.restored().state.groups.num_complete == 1
 
 
@@ -137,7 +164,8 @@ def test_a_grade_whose_holder_is_silent_goes_to_another_and_the_first_is_told() 
     assert group_of(world, group_id)[0] == "open"
     world.send(R1, answer(lease, 1.0, 2.0))
     assert group_of(world, group_id)[1] == [("finished", 1.0), ("finished", 2.0)]
-    world.send(R2, answer(lost, 9.0, 9.0))
+    (ended,) = replies(world.send(R2, answer(lost, 9.0, 9.0)), LeaseEnded)
+    assert ended.epoch == lost.epoch, "told again"
     assert group_of(world, group_id)[1] == [("finished", 1.0), ("finished", 2.0)], "a late result changes nothing"
 
 

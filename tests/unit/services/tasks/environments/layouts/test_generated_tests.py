@@ -42,10 +42,12 @@ def test_generated_tests_are_found_beside_the_rows_and_read_where_programs_are_s
     assert found.tests == [ProgramTest(input="1 2", output="3", public=True)]
     assert found.generated is not None
     assert (found.generated.path, found.total_s) == (str(tmp_path / "generated_tests" / NAME), 11.0)
-    assert KeptRows().tests(found.generated) == [
+    kept, other = KeptRows(), msgspec.structs.replace(found.generated, problem="7/A", num_tests=1)
+    assert kept.tests(found.generated) == [
         ProgramTest(input="40 2\n", output="42\n"),
         ProgramTest(input="5 5", output="10"),
     ]
+    assert kept.tests(other) == [ProgramTest(input="0", output="1")], "of the same file"
 
 
 def test_they_may_lie_in_a_folder_that_is_named(tmp_path: Path) -> None:

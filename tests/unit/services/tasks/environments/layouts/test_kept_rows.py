@@ -16,10 +16,10 @@ from gspo_services.tasks.environments.programs import FiledTests, Problem, Progr
 
 
 def large_row(seed: int) -> dict[str, Any]:
-    """Tests that do not compress well."""
+    """Tests that do not compress well, and a question that is always the same."""
     rng = random.Random(seed)
     tests = [{"input": " ".join(str(rng.random()) for _ in range(4000)), "output": str(seed)} for _ in range(5)]
-    return {"prompt": f"P{seed}", "tests": tests}
+    return {"prompt": "P", "tests": tests}
 
 
 def problems(path: Path) -> list[Problem]:

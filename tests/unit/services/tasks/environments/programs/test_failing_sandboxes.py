@@ -31,7 +31,7 @@ class EchoSandbox:
     async def run(self, command: list[str], limits: SandboxLimits, stdin: bytes = b"") -> RunOutcome:
         if self._failure is not None:
             raise self._failure
-        return RunOutcome(exit_code=0, signal=None, limit=None, stdout=b"7\n", stderr=b"", wall_s=0.1, cpu_s=0.1)
+        return RunOutcome(exit_code=0, signal=None, limit=None, stdout=b"7\n", stderr=b"", wall_s=1.0, cpu_s=0.1)
 
 
 class SlowSandboxes:
@@ -39,7 +39,11 @@ class SlowSandboxes:
 
     def __init__(self, num_slow: int) -> None:
         self.num_slow = num_slow
-        self.walls: list[float] = []
+        self.limits: list[SandboxLimits] = []
+
+    @property
+    def walls(self) -> list[float]:
+        return [limits.wall_s for limits in self.limits]
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Sandbox]:
@@ -55,8 +59,8 @@ class SlowSandbox(EchoSandbox):
 
     async def run(self, command: list[str], limits: SandboxLimits, stdin: bytes = b"") -> RunOutcome:
         outcome = await super().run(command, limits, stdin)
-        self._sandboxes.walls.append(limits.wall_s)
-        slow = len(self._sandboxes.walls) <= self._sandboxes.num_slow
+        self._sandboxes.limits.append(limits)
+        slow = len(self._sandboxes.limits) <= self._sandboxes.num_slow
         return replace(outcome, limit="wall", exit_code=None, wall_s=limits.wall_s) if slow else outcome
 
 
@@ -107,6 +111,23 @@ async def test_a_solution_that_the_clock_has_ended_is_tried_again_for_the_next_p
     assert (first.reward, first.failure) == (None, "bad_task")
     assert "its own solution fails (limit_wall" in first.detail
     assert (second.reward, second.failure) == (1.0, None)
+
+
+async def test_a_problems_own_limits_come_first_and_a_wait_for_a_processor_uses_up_little() -> None:
+    """Each run takes 1 s by the clock, and 0.1 s of a processor."""
+    sandboxes, test = SlowSandboxes(0), {"input": "", "output": "7"}
+    limits = {"time_limit_s": 1.5, "memory_bytes": 64 << 20, "total_s": 1.55}
+    async with RewardPool(sandboxes=sandboxes) as pool:
+        result = await pool.grade(job(task={**TASK, "problem": {"tests": [test, test], **limits}}))
+    assert result.reward == 1.0
+    assert [each.cpu_s for each in sandboxes.limits] == pytest.approx([1.5, 1.45])
+    assert [each.memory_bytes for each in sandboxes.limits] == [64 << 20] * 2
+
+
+async def test_an_answer_without_a_program_is_worth_0() -> None:
+    async with RewardPool(sandboxes=SlowSandboxes(0)) as pool:
+        result = await pool.grade(job(source=None))
+    assert (result.reward, result.components["no_program"], result.components["solved"]) == (0.0, 1.0, 0.0)
 
 
 async def test_a_sandbox_that_fails_twice_scores_nobody() -> None:
