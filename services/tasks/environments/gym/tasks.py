@@ -12,7 +12,7 @@ import msgspec
 from gspo.tasks.environments import Split, Task
 from gspo.tasks.ladders import Ladder, LadderTasks, Rung, Rungs
 from gspo_services.tasks.environments.generated import split_of
-from gspo_services.tasks.environments.gym.options import CurriculumOptions, GeneratorOptions, ReasoningGymOptions
+from gspo_services.tasks.environments.gym.options import UNSOUND, CurriculumOptions, GeneratorOptions, ReasoningGymOptions
 from gspo_services.tasks.gym import Generator, GymRefused, Library
 
 MAX_DRAWS: Final = 100
@@ -31,7 +31,7 @@ class GymSource:
         self._library = library
         self._seed = options.seed
         self.digest = f"reasoning-gym {library.version()}"
-        chosen = chosen or [GeneratorOptions(name=name) for name in library.names()]
+        chosen = chosen or [GeneratorOptions(name=name) for name in library.names() if name not in UNSOUND]
         self._generators = [Generator(name=each.name, parameters=each.parameters) for each in chosen]
         rules = options.rules
         found = [library.levels(generator) for generator in self._generators]
