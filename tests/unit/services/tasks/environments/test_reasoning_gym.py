@@ -1,7 +1,9 @@
 """The environment ``reasoning_gym`` as far as a rollout sees it, which needs nothing of the package."""
 
 import importlib.util
+import os
 import re
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from gspo.tasks.environments import RewardJob
 from gspo_services.tasks.environments import create_environment
 from gspo_services.tasks.environments.gym.environment import stated_answer
 from gspo_services.tasks.environments.gym.options import SYSTEM_PROMPT
-from gspo_services.tasks.gym import gym_library
+from gspo_services.tasks.gym import GymRefused, Library, gym_library
 
 TASK = {"generator": "chain_sum", "level": 0, "parameters": "{}", "question": "3 + 4 =", "answer": "7", "entry": "{}"}
 
@@ -30,6 +32,15 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
             environment().tasks("train")
     finally:
         gym_library().close()
+
+
+def test_its_process_leaves_no_file_open() -> None:
+    library, before = Library(), os.listdir("/proc/self/fd")
+    for _ in range(2):
+        with suppress(GymRefused):
+            library.version()
+        library.close()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 @pytest.mark.parametrize(
