@@ -17,10 +17,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
 from gspo.tasks.environments import TaskSource
+from gspo.tasks.ladders import LadderTasks
 from gspo_services.prepare.env_try.player import PlayedEpisode, TaskPicker, open_player
 from gspo_services.prepare.env_try.prompts import Prompts, WatchedTokenizer
 from gspo_services.prepare.env_try.scripted import TextEngine, echo
@@ -142,6 +144,8 @@ def _tell_tasks(settings: Settings, tokenizer: ChatTokenizer | None, tell: Tell)
                 task_set = create(name, options)
                 source = task_set.tasks(split)
                 tell({"part": "tasks", "split": split, "num_tasks": source.num_tasks, **_rows_facts(source)})
+                if split == "train" and isinstance(source, LadderTasks):
+                    tell({"part": "ladders", "ladders": msgspec.to_builtins(source.ladders)})
                 if isinstance(task_set, ComparesAnswers) and not settings.agent.is_used:
                     tell({"part": "answers", "split": split, **_answers(task_set, source)})
                 known[split] = _digests(source)

@@ -43,6 +43,10 @@ class GymRefused(ValueError):
     """The generator or its parameters are wrong, the package is missing, or a task cannot be drawn: the text says which."""
 
 
+class GymUndrawn(GymRefused):
+    """The process has ended or taken too long. Another machine, or this one at another time, may draw the same task."""
+
+
 class Library:
     """The process, which is started when it is first asked, and again after it was killed."""
 
@@ -71,7 +75,7 @@ class Library:
     def draw(self, generator: Generator, level: int | None, number: int) -> Mapping[str, Any]:
         """The generator's task ``number``, from 0 to 2**31 - 1: {"question", "answer", "entry"}, all text.
 
-        ``level`` None: the generator's own defaults. Raises: GymRefused.
+        ``level`` None: the generator's own defaults. Raises: GymRefused; of it GymUndrawn where another machine may draw it.
         """
         found: Mapping[str, Any] = self._ask({"do": "draw", "generator": generator, "level": level, "number": number})
         return found
@@ -95,7 +99,7 @@ class Library:
                 status = None if line is None else self._process.wait(END_S)
                 self._kill()
                 why = "took too long" if status in (None, -signal.SIGPROF) else f"ended with status {status}"
-                raise GymRefused(f"the process that draws tasks of reasoning-gym {why}: {asked.decode()[:300]}")
+                raise GymUndrawn(f"the process that draws tasks of reasoning-gym {why}: {asked.decode()[:300]}")
         answer = json.loads(line)
         if "refused" in answer:
             raise GymRefused(answer["refused"])

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from gspo_services.tasks.gym.asking import Generator, GymRefused
+from gspo_services.tasks.gym.evaluating import evaluates, guarding, is_guarded
 from gspo_services.tasks.gym.package import CURRICULA, DATASETS, VERSION, RangeAttributeDefinition
 from gspo_services.tasks.gym.plain import as_json, from_json
 
@@ -39,7 +40,13 @@ class GymDataset:
     def __init__(self, generator: Generator, level: int | None, *, seed: int = 0, size: int = CHUNK) -> None:
         """Raises: GymRefused when the generator refuses its parameters."""
         config = configuration(generator, level)
+        self._name = generator.name
         kind = DATASETS[generator.name][0]
+        if evaluates(kind.score_answer) and not is_guarded(generator.name):
+            raise GymRefused(
+                f"the verifier of generator {generator.name!r} in reasoning-gym {VERSION} evaluates answers as Python in a "
+                "way that is not known here, so an answer could run any code: leave this generator out"
+            )
         before = dict(vars(kind))
         try:
             self._dataset = kind(config=dataclasses.replace(config, seed=seed, size=size))
@@ -54,7 +61,9 @@ class GymDataset:
 
     def score(self, answer: str | None, entry: Mapping[str, Any]) -> Any:
         """What its verifier says. Raises: whatever the verifier raises."""
-        return self._ready().score_answer(answer, entry)
+        dataset = self._ready()
+        with guarding(self._name, type(dataset).__module__):
+            return dataset.score_answer(answer, entry)
 
     def _ready(self) -> Any:
         for name, value in self._of_class.items():

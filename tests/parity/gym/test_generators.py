@@ -15,7 +15,7 @@ from gspo_protocol.limits import MAX_TASK_BYTES
 from gspo_protocol.messages.base import require_plain
 from gspo_services.tasks.environments import create_environment
 from gspo_services.tasks.environments.gym.environment import stated_answer
-from gspo_services.tasks.environments.gym.options import SYSTEM_PROMPT
+from gspo_services.tasks.environments.gym.options import SYSTEM_PROMPT, UNSOUND
 from gspo_services.tasks.gym import Generator, GymRefused, Library, gym_library
 
 pytestmark = [
@@ -42,10 +42,13 @@ NO_SOLUTION = {"boxnet", "rush_hour"}
 """Generators that leave none."""
 LARGE_CUBES = ("rubiks_cube", 3)
 """Its verifier does not take its own solution of a cube of six."""
-ANYTHING_IS_FALSE = {"game_of_life_halting"}
-"""Its verifier takes every text but "True" for "False"."""
+ANYTHING_IS_RIGHT = {"game_of_life_halting"}
+NAN_IS_RIGHT = ("complex_arithmetic", "nan")
+"""The package's verifier takes it for any number, ours does not."""
 RAISES = {"prime_factorization"}
 """Verifiers that raise on text."""
+UNSOUND_ANSWERS = {"coin_flip": ("0", "1"), "game_of_life_halting": ("who knows",), "puzzle24": ("6*4*1*1",)}
+"""Answers of which one is always right."""
 BY_HASH = {"isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note"}
 """Generators that give another task in a process with another hash seed."""
 
@@ -95,7 +98,7 @@ def test_a_generator_makes_tasks_that_its_verifier_scores(library: Library, name
         assert solution is None or score(solution, task, CPU_S)["score"] == pytest.approx(1.0), task
         for answer in (GARBAGE, None):
             verdict = score(answer, task, CPU_S)
-            assert verdict["score"] < 1 or (name in ANYTHING_IS_FALSE and found["answer"] == "False"), task
+            assert verdict["score"] < 1 or (name in ANYTHING_IS_RIGHT and answer is not None), task
             assert verdict["unscored"] == (name in RAISES and answer is not None), task
 
 
@@ -117,7 +120,8 @@ def test_a_score_is_the_packages_own(library: Library, name: str) -> None:
     right = solution_of(name, found)
     near = () if right is None else (right, right[:-1], f" {right} ", right.replace("1", "2"), right.upper())
     for answer in (*near, "7", "{}", "nan", "[[1]]"):
-        assert score(answer, task, CPU_S)["score"] == pytest.approx(_own(dataset, answer, entry)), (answer, task)
+        own = 0 if (name, answer) == NAN_IS_RIGHT else _own(dataset, answer, entry)
+        assert score(answer, task, CPU_S)["score"] == pytest.approx(own), (answer, task)
 
 
 def _first_drawn(library: Library, generator: Generator, number: int) -> tuple[int, Mapping[str, Any]]:
@@ -166,9 +170,16 @@ def test_the_splits_have_no_question_in_common_and_levels_get_harder() -> None:
 
 def test_one_line_is_enough() -> None:
     tasks = create_environment("reasoning_gym", {}).tasks("train")
-    assert [ladder.name for ladder in tasks.ladders] == NAMES
+    assert [ladder.name for ladder in tasks.ladders] == [name for name in NAMES if name not in UNSOUND]
     assert tasks.digest == "reasoning-gym 0.1.25"
-    assert [tasks.task(index)["generator"] for index in (0, 1, 105)] == ["ab", "acre", "ab"]
+    assert [tasks.task(index)["generator"] for index in (0, 1, 102)] == ["ab", "acre", "ab"]
+
+
+@pytest.mark.parametrize(("name", "answers"), UNSOUND_ANSWERS.items())
+def test_who_names_a_generator_whose_verifier_takes_almost_anything_gets_it(name: str, answers: tuple[str, ...]) -> None:
+    tasks = create_environment("reasoning_gym", {"generators": name, "curriculum": False}).tasks("train")
+    for index in range(4):
+        assert max(score(answer, tasks.task(index), CPU_S)["score"] for answer in answers) == 1
 
 
 def test_instructions_and_answers_are_the_packages_own() -> None:

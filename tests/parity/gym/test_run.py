@@ -46,6 +46,9 @@ max_total_tokens = 32768
 [learner]
 learning_rate = 1e-3
 """
+LEARNT = 0.1
+"""It begins at 0.2, for it says no Yes or No in three of five answers, and comes to 0.5 when it always does. A mean of two
+batches of 16 questions has a standard error of 0.035, one of four 0.025. Seeds 0 and 1 gave 0.23 and 0.21 more."""
 
 
 def gspo(folder: Path, *words: str) -> str:
@@ -72,7 +75,7 @@ def test_a_run_without_data_climbs(tmp_path: Path) -> None:
     assert changes[0] | {"level": 1, "ladder": "syllogism"} == changes[0]
     assert changes[0]["solve_rate"] >= 0.45
     rewards = [batch["train/reward"] for batch in batches]
-    assert sum(rewards[-4:]) / 4 > sum(rewards[:2]) / 2 + 0.05
+    assert sum(rewards[-4:]) / 4 > sum(rewards[:2]) / 2 + LEARNT
     assert all(batch["train/reward/unscored"] == 0 for batch in batches)
     gspo(tmp_path, "audit", "run")
     assert "held-out" in gspo(tmp_path, "eval", "run.toml", "--tasks", "16", "--samples", "2", "--out", "scores")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -9,6 +10,12 @@ import msgspec
 AnswerForm = Literal["tagged", "whole"]
 """Where an answer stands: between <answer> and </answer>, or it is the whole text."""
 ALL: Final = "all"
+UNSOUND: Final[Mapping[str, str]] = {
+    "coin_flip": "takes any beginning of the right number, so 0 is right for 0.3125",
+    "game_of_life_halting": "takes any text",
+    "puzzle24": "takes any four numbers that make 24",
+}
+"""Generators that "all" leaves out, with what their verifiers do (0.1.25). One who names them gets them."""
 SYSTEM_PROMPT: Final = """\
 Given a problem, your task is to answer the question by thinking step-by-step in a clear and specific manner.
 Once you have thought about the reasoning process, provide the answer in the following format:
@@ -51,7 +58,8 @@ class ReasoningGymOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """The generators, and how their tasks are asked."""
 
     generators: str | tuple[str | GeneratorOptions, ...] = ALL
-    """A name; several names or tables {name, weight, parameters, label}; or "all"."""
+    """A name; several names or tables {name, weight, parameters, label}; or "all", without those whose verifiers take almost
+    any answer."""
     curriculum: bool | CurriculumOptions = True
     """true, or a table {raise_at, lower_at, num_groups, first_level, last_level}: levels rise by the solve rate. false: the
     generators' own defaults."""

@@ -8,12 +8,15 @@ from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
+import structlog
 
 from gspo.tasks.environments import Split, Task
 from gspo.tasks.ladders import Ladder, LadderTasks, Rung, Rungs
 from gspo_services.tasks.environments.generated import split_of
-from gspo_services.tasks.environments.gym.options import CurriculumOptions, GeneratorOptions, ReasoningGymOptions
-from gspo_services.tasks.gym import Generator, GymRefused, Library
+from gspo_services.tasks.environments.gym.options import UNSOUND, CurriculumOptions, GeneratorOptions, ReasoningGymOptions
+from gspo_services.tasks.gym import Generator, GymRefused, GymUndrawn, Library
+
+log = structlog.get_logger(__name__)
 
 MAX_DRAWS: Final = 100
 """Of one task, until its question belongs to the split: one in five is held out."""
@@ -31,7 +34,7 @@ class GymSource:
         self._library = library
         self._seed = options.seed
         self.digest = f"reasoning-gym {library.version()}"
-        chosen = chosen or [GeneratorOptions(name=name) for name in library.names()]
+        chosen = chosen or [GeneratorOptions(name=name) for name in library.names() if name not in UNSOUND]
         self._generators = [Generator(name=each.name, parameters=each.parameters) for each in chosen]
         rules = options.rules
         found = [library.levels(generator) for generator in self._generators]
@@ -48,16 +51,23 @@ class GymSource:
         level = levels[rung.level] if levels else None
         refused: list[GymRefused] = []
         for attempt in range(MAX_DRAWS):
+            number = self._number(split, rung, index, attempt)
             try:
-                found = self._library.draw(generator, level, self._number(split, rung, index, attempt))
+                found = self._library.draw(generator, level, number)
             except GymRefused as error:
                 # Another task of the generator takes the place of one that it cannot make.
                 refused.append(error)
+                if isinstance(error, GymUndrawn):
+                    # Where it is drawn, the task of this index is another one.
+                    log.warning(
+                        "task_replaced", split=split, index=index, generator=generator.name, level=level, number=number,
+                        reason=str(error),
+                    )  # fmt: skip
                 if len(refused) >= MAX_REFUSED:
                     raise
                 continue
             if split_of(found["question"]) == split:
-                return _task(generator, level, found)
+                return _task(generator, level, number, found)
         at = "" if level is None else f" at level {level}"
         raise ValueError(
             f"none of {MAX_DRAWS} tasks of generator {generator.name!r}{at} belongs to the {split} split: it has too few "
@@ -123,7 +133,7 @@ def _ladder(chosen: GeneratorOptions, rules: CurriculumOptions, num_levels: int)
     )  # fmt: skip
 
 
-def _task(generator: Generator, level: int | None, found: Mapping[str, Any]) -> Task:
-    """Parameters travel as JSON: they may hold any number."""
+def _task(generator: Generator, level: int | None, number: int, found: Mapping[str, Any]) -> Task:
+    """Parameters travel as JSON: they may hold any number. ``number`` says which of the generator's tasks it is."""
     parameters = msgspec.json.encode(generator.parameters, order="sorted").decode()
-    return {"generator": generator.name, "level": level, "parameters": parameters, **found}
+    return {"generator": generator.name, "level": level, "number": number, "parameters": parameters, **found}

@@ -1,18 +1,23 @@
 """The environment ``reasoning_gym`` as far as a rollout sees it, which needs nothing of the package."""
 
 import importlib.util
+import os
 import re
+from contextlib import suppress
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gspo.tasks.environments import RewardJob
+from gspo.tasks.ladders import Rung
 from gspo_services.tasks.environments import create_environment
 from gspo_services.tasks.environments.gym.environment import stated_answer
-from gspo_services.tasks.environments.gym.options import SYSTEM_PROMPT
-from gspo_services.tasks.gym import gym_library
+from gspo_services.tasks.environments.gym.options import SYSTEM_PROMPT, ReasoningGymOptions
+from gspo_services.tasks.environments.gym.tasks import GymSource
+from gspo_services.tasks.gym import Generator, GymRefused, GymUndrawn, Library, gym_library
 
 TASK = {"generator": "chain_sum", "level": 0, "parameters": "{}", "question": "3 + 4 =", "answer": "7", "entry": "{}"}
 
@@ -30,6 +35,45 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
             environment().tasks("train")
     finally:
         gym_library().close()
+
+
+def test_its_process_leaves_no_file_open() -> None:
+    library, before = Library(), os.listdir("/proc/self/fd")
+    for _ in range(2):
+        with suppress(GymRefused):
+            library.version()
+        library.close()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+class SlowLibrary(Library):
+    """Draws no task whose number is even, as if it took too long, and none of 1 modulo 4, as if that made no sense."""
+
+    def version(self) -> str:
+        return "0"
+
+    def levels(self, generator: Generator) -> list[int]:
+        return [0, 2]
+
+    def draw(self, generator: Generator, level: int | None, number: int) -> dict[str, str]:
+        if number % 4 != 3:
+            raise GymRefused("it makes no sense") if number % 2 else GymUndrawn("it took too long")
+        return {"question": f"{level} {number}", "answer": "7", "entry": "{}"}
+
+
+def test_a_task_that_is_not_drawn_here_is_named_and_its_place_is_taken() -> None:
+    source = GymSource(ReasoningGymOptions(generators="chain_sum"), SlowLibrary())
+    drawn = []
+    with structlog.testing.capture_logs() as logs:
+        for index in range(40):
+            with suppress(GymRefused):
+                drawn.append(source.draw("train", Rung(0, 1), index))
+    assert all(task["question"] == f"2 {task['number']}" for task in drawn)
+    assert len(drawn) > 20
+    said = [line for line in logs if line["event"] == "task_replaced"]
+    assert said
+    assert all(line["number"] % 2 == 0 and line["reason"] == "it took too long" for line in said)
+    assert said[0] | {"split": "train", "generator": "chain_sum", "level": 2, "log_level": "warning"} == said[0]
 
 
 @pytest.mark.parametrize(

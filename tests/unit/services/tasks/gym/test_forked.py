@@ -94,3 +94,13 @@ def test_a_call_reaches_no_file_of_the_worker_and_changes_nothing_in_it() -> Non
 
 def test_a_long_answer_comes_whole() -> None:
     assert in_a_fork(lambda: b"ab" * 300_000, 5.0) == Said(b"ab" * 300_000)
+
+
+def test_a_call_leaves_the_worker_no_file_open_and_no_process() -> None:
+    before = os.listdir("/proc/self/fd")
+    for call in (lambda: 1.0, recurses, lambda: float("nan")):
+        scored(call, 5.0)
+    scored(leaves_a_process, 0.02, least_wall_s=0.2)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)

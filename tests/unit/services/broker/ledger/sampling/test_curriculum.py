@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from gspo.tasks.ladders import Ladder, Rungs
+from gspo_protocol.messages import Finish
 from gspo_services.broker.ledger import Ledger
+from gspo_services.broker.ledger.actions import GrantLease
 from gspo_services.broker.rows import LevelRow
 from gspo_services.broker.store import Store, rewrite_ledger
-from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with
+from tests.support.broker.ledger import LEARNER, LedgerHarness, chunk, config_with
 from tests.support.broker.ledger_training import R1, harness, train_one
 
 SUMS = Ladder(name="sums", last_level=3, num_groups=2, raise_at=0.75, lower_at=0.25)
@@ -100,6 +102,31 @@ def test_groups_that_began_at_another_level_are_not_counted() -> None:
     for lease in late:
         world.episode(R1, lease, 1, reward=1.0)
     assert world.store.contents().levels == (LevelRow(ladder=0, level=2),), "it began at level 0"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_group_that_is_delivered_again_is_counted_once(restarts: bool) -> None:
+    world = climbing()
+    messages = [each for lease in world.lease(R1, 2, 1) for each in (chunk(lease, 0, 3, 1), finish(lease))]
+    for seq, message in enumerate(messages):
+        world.send(R1, message, seq)
+    counted = world.store.contents().levels
+    assert counted == (LevelRow(ladder=0, level=0, num_groups=1, solved=1.0),)
+    if restarts:
+        world.restart()
+        world.hello(LEARNER, "learner")
+        world.hello(R1)
+    for seq, message in enumerate(messages):
+        world.send(R1, message, seq)
+    for seq, message in enumerate(messages, len(messages)):
+        world.send(R1, message, seq)
+    assert world.store.contents().levels == counted
+
+
+def finish(lease: GrantLease) -> Finish:
+    return Finish(
+        trajectory_id=lease.trajectory_id, epoch=lease.epoch, num_tokens=3, reason="done", turn_rewards=[1.0], components={}
+    )
 
 
 def test_metrics_say_when_a_level_changes_and_what_it_is() -> None:
