@@ -25,25 +25,25 @@ Try it on one machine, without a GPU:
 
 Start a run of your own and understand it:
 
-    gspo init my-project                 ask a few questions; write a configuration and a file for your reward or agent
-    gspo check my.toml                   check whether it can work: model, tasks, code, memory, speed, ports, disk
-    gspo check my.toml --explain         show where each value came from, its default and its meaning
+  gspo init my-project                 ask a few questions; write a configuration and a file for your reward or agent
+  gspo check my.toml                   check whether it can work: model, tasks, code, memory, speed, ports, disk
+  gspo check my.toml --explain         show where each value came from, its default and its meaning
   gspo tasks verifiers ...             write the tasks of another project's environment to a file
-    gspo env try my.toml --echo          play a few episodes here, without a run: messages, tokens, rewards
+  gspo env try my.toml --echo          play a few episodes here, without a run: messages, tokens, rewards
 
 Watch and check a run:
 
   gspo view runs/arithmetic            look at it in the browser: curves, groups, tokens
-    gspo doctor runs/arithmetic          show what it waits for, what is wrong, and what to do
+  gspo doctor runs/arithmetic          show what it waits for, what is wrong, and what to do
   gspo stop runs/arithmetic            finish the current batch, save, and end
   gspo requeue runs/arithmetic         list quarantined batches, and why they are; requeue them
   gspo data add runs/sums more.jsonl   give it more training tasks, also while it goes on
   gspo audit runs/arithmetic           prove that each trajectory was trained once or dropped for a stated reason
-    gspo compare runs/a runs/b           show the settings and the results that differ; --png FILE draws curves
-    gspo replay runs/arithmetic          train its batches again and compare the weights bit by bit
-    gspo eval my.toml --checkpoint all   score checkpoints or models: avg@k, pass@k, maj@k, Elo, with intervals
+  gspo compare runs/a runs/b           show the settings and the results that differ; --png FILE draws curves
+  gspo replay runs/arithmetic          train its batches again and compare the weights bit by bit
+  gspo eval my.toml --checkpoint all   score checkpoints or models: avg@k, pass@k, maj@k, Elo, with intervals
   gspo export runs/arithmetic          write a checkpoint as a Hugging Face model, with a card; --checkpoint best
-    gspo backup runs/arithmetic DEST     copy it, also while it is running; gspo restore DEST RUN_DIR restores it
+  gspo backup runs/arithmetic DEST     copy it, also while it is running; gspo restore DEST RUN_DIR restores it
 
 On several machines, make keys with `gspo keys DIR` and start each process on its own: gspo broker CONFIG,
 gspo learner CONFIG, gspo rollout CONFIG --name rollout-0. `gspo COMMAND --help` explains each command.
@@ -84,9 +84,9 @@ restore takes them back to the newest checkpoint. Files that an earlier backup i
 complete, and only new files take room. To remove a backup, delete its directory. An interrupted backup is not listed, and
 the next one removes it.
 
-    gspo backup runs/arithmetic /backups/arithmetic       make one; every hour, from cron
-    gspo backup --list /backups/arithmetic                list them, and the batches that each can be restored to
-    gspo restore /backups/arithmetic runs/again           restore the newest
+  gspo backup runs/arithmetic /backups/arithmetic       make one; every hour, from cron
+  gspo backup --list /backups/arithmetic                list them, and the batches that each can be restored to
+  gspo restore /backups/arithmetic runs/again           restore the newest
 
 DEST should be on another disk than the run.
 """

@@ -19,7 +19,7 @@ seed form one group: its measures and curves are means, with 95 % intervals over
 and may be unfinished or active. Addresses, ports and directories are not compared.
 
   gspo compare runs/a runs/b                          tables
-    gspo compare runs/a-* runs/b-* --png compare.png    also draw curves over batches, tokens and seconds
+  gspo compare runs/a-* runs/b-* --png compare.png    also draw curves over batches, tokens and seconds
   gspo compare runs/a runs/b --json                   everything as JSON, curves included
 
 Status 0: done; 2: no such run, or nothing to compare.

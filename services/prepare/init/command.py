@@ -70,14 +70,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpus", type=_positive, metavar="N", help="GPUs of the node or the cluster (default: 8)")
     parser.add_argument("--gpu", metavar="NAME", help=f"which GPU: {', '.join(known_devices())} (default: H100)")
     parser.add_argument(
-        "--data", type=Path, metavar="FILE", help="your rows, a file or a folder; otherwise sample rows are written"
+        "--data",
+        type=_given,
+        metavar="FILE",
+        help="your rows, a file or a folder; default: sample rows are written",
     )
-    parser.add_argument("--eval-data", type=Path, metavar="FILE", help="your held-out rows (default: one in ten of --data)")
+    parser.add_argument("--eval-data", type=_given, metavar="FILE", help="held-out rows (default: one in ten of --data)")
     parser.add_argument("--prompt-column", default="", metavar="NAME", help="the column with the prompt (default: found)")
     parser.add_argument("--answer-column", default="", metavar="NAME", help="the column with the answer (default: found)")
     parser.add_argument("--answer-tokens", type=_positive, metavar="N", help="the most tokens of an answer")
     parser.add_argument("--defaults", action="store_true", help="ask nothing")
     return parser
+
+
+def _given(text: str) -> Path:
+    try:
+        return expanded(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _positive(text: str) -> int:

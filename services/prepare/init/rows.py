@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -86,6 +87,9 @@ def own_rows(data: Path, eval_data: Path | None, prompt_column: str, answer_colu
     Raises: ConfigurationError that names the file, the row or the column, and the way out.
     """
     columns = Columns(prompt_column, answer_column, "--prompt-column", "--answer-column", needs_answer=needs_answer)
+    for option, path in (("--data", data), ("--eval-data", eval_data)):
+        if path is not None and not path.exists() and not glob.has_magic(path.name):
+            raise ConfigurationError(f"{option}: there is no file or folder {path.absolute()}")
     if eval_data is None and _tells_splits(data):
         eval_data = data
     if eval_data is None:

@@ -47,17 +47,17 @@ limits as in a run. The command does not touch the run, which need not exist.
 
   gspo eval my.toml                                  the starting model (model.path)
   gspo eval my.toml --model models/a models/b        any model directories
-    gspo eval my.toml --checkpoint 20 40 60            checkpoints of the run in run.directory; all: every one it has kept
+  gspo eval my.toml --checkpoint 20 40 60            checkpoints of the run in run.directory; all: every one it has kept
   gspo eval my.toml --samples 32 --metrics avg@32,pass@8,maj@8 --temperature 0.6 --top-p 0.95
 
 The sets are those in [evaluation.sets.NAME] (docs/settings.md); without any, the environment's first evaluation.num_tasks
 held-out tasks. The options below change all sets.
 
   reward    the mean reward of a sample
-    avg@k     the share of samples that are solved (reward of at least solved_at; 1 by default)
-    pass@k    the probability that one of k samples is solved: unbiased, from all samples taken
-    maj@k     how often the most frequent answer of k samples is right
-    elo       the rating of a solver that would solve this share of tasks with ratings (the task's field "rating")
+  avg@k     the share of samples that are solved (reward of at least solved_at; 1 by default)
+  pass@k    the probability that one of k samples is solved: unbiased, from all samples taken
+  maj@k     how often the most frequent answer of k samples is right
+  elo       the rating of a solver that would solve this share of tasks with ratings (the task's field "rating")
 
 Intervals are 95 % intervals for other tasks of the same kind: samples of one task count as related. A sample without a
 reward, for a fault that is not the model's, counts in no metric and is reported.

@@ -35,8 +35,8 @@ DESCRIPTION: Final = """\
 Send a run to an experiment tracker: its curves, its settings, the version of the code, and some answers of each evaluation.
 The command reads metrics.jsonl and the ledger, and writes only its own notes in RUN/trackers. Nothing is sent twice.
 
-    gspo track runs/arithmetic --to tensorboard             send what exists; then: tensorboard --logdir runs/arithmetic
-    gspo track runs/arithmetic --to wandb --follow          and what follows, until Ctrl-C
+  gspo track runs/arithmetic --to tensorboard             send what exists; then: tensorboard --logdir runs/arithmetic
+  gspo track runs/arithmetic --to wandb --follow          and what follows, until Ctrl-C
   gspo track runs/arithmetic                              to each of trackers.to
 
 `gspo run` does this by itself for the names in trackers.to. The trackers' clients are not installed with gspo:

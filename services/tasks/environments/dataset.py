@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gspo.tasks.environments import (
-    ChatMessage,
     Environment,
     RewardForm,
     RewardJob,
@@ -29,27 +28,22 @@ from gspo_services.tasks.environments.maths import (
     GSM8K_MARKER,
     Columns,
     Gold,
-    GoldCheck,
+    Questions,
     golds_of,
-    layout_of,
     marker_in,
+    messages_of,
     read_question,
     said_answer,
-    system_prompt_of,
+    tasks_of_questions,
 )
-from gspo_services.tasks.environments.rows import num_characters, plain_task
+from gspo_services.tasks.environments.rows import plain_task
 from gspo_services.tasks.environments.sources import (
-    Answered,
     OnBadRow,
     RowFilter,
-    RowPlace,
     SourceOptions,
-    TaskReading,
-    chat_messages,
     column_of,
-    tasks_of_split,
 )
-from gspo_services.tasks.reward_worker.maths import GRADE_ANSWER, is_same_vote, vote_of
+from gspo_services.tasks.reward_worker.maths import GRADE_ANSWER, GoldKind, is_same_vote, vote_of
 
 COMPARISON_CPU_S: Final = 5.0
 """Processor seconds for comparing one answer."""
@@ -159,54 +153,26 @@ class Dataset(Environment):
                 "graded_alone is false, and evaluations grade each answer alone: set reward or reward_url, or switch them "
                 "off (evaluation.every_batches = 0)"
             )
-        golds = GoldCheck("symbolic", options.on_bad_row)
-
-        def task_of(record: dict[str, Any], where: RowPlace) -> tuple[Task, int]:
-            task = _row(record, options)
-            if options.compares:
-                golds.require(task["answer"], where)
-            return task, num_characters(task["prompt"])
-
-        reading = TaskReading(
-            task_of, options.on_bad_row, options.id_column, options.filter,
-            answered=self._answered, layout=lambda record: str(layout_of(record, options.columns)),
-        )  # fmt: skip
-        tasks = tasks_of_split("dataset environment", split, options, reading)
-        golds.finish()
-        return tasks
+        # What a reward of the user's own makes of two answers to one prompt is its own affair.
+        kind: GoldKind | None = "symbolic" if options.compares else None
+        questions = Questions("dataset environment", options.columns, lambda record, _: _row(record, options), kind)
+        return tasks_of_questions(questions, split, options)
 
     def golds(self, tasks: TaskSource) -> Iterator[str]:
         """The answers of ``tasks`` that are compared as mathematics; none beside a reward of your own."""
         return golds_of(tasks) if self._options.compares else iter(())
 
-    def _answered(self, task: Task) -> Answered | None:
-        # What a reward of the user's own makes of two answers to one prompt is its own affair.
-        return Answered(task["prompt"], task["answer"]) if self._options.compares else None
-
     def start(self, task: Task, seed: int) -> Start:
         """Ask the question; nothing in this environment is random."""
-        prompt = task["prompt"]
-        asked: list[ChatMessage] = (
-            chat_messages("prompt", prompt) if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
-        )
-        messages: list[ChatMessage] = []
-        system_prompt = self._system_prompt(task)
-        if system_prompt and asked[0]["role"] != "system":
-            messages.append({"role": "system", "content": system_prompt})
-        messages += asked
-        state: State = {"answer": task["answer"], "marker": self._marker(task)} if self._options.compares else {}
-        return Start(state=state, messages=messages)
+        options = self._options
+        marker = self._marker(task) if options.compares else None
+        state: State = {} if marker is None else {"answer": task["answer"], "marker": marker}
+        return Start(state=state, messages=messages_of(task["prompt"], options.system_prompt, marker))
 
     def _marker(self, task: Task) -> str:
         """What the policy's answer to a task stands behind."""
         option = self._options.answer_marker
         return str(task.get("answer_marker", "")) if option == AUTO else option
-
-    def _system_prompt(self, task: Task) -> str:
-        option = self._options.system_prompt
-        if option != AUTO:
-            return option
-        return system_prompt_of(task["prompt"], self._marker(task)) if self._options.compares else ""
 
     def step(self, state: State, action: str) -> Step:
         """Have the answer graded; the episode is over."""

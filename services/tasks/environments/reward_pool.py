@@ -94,7 +94,7 @@ class RewardPool:
 
     async def require_group(self, function: str) -> None:
         """Raises: as ``__aenter__``, for a function that compares the answers of a group."""
-        await self._require_found({"function": function, "form": "", "arguments": None, "size": 0})
+        await self._require(function, 0)
 
     async def close(self) -> None:
         """Kill every worker; jobs in progress and jobs that wait end with the failure "closed"."""
@@ -165,15 +165,9 @@ class RewardPool:
         yield
         self._took(part, clock() - begin)
 
-    async def _require(self, wanted: str | RewardJob) -> None:
-        if isinstance(wanted, str):
-            await self._require_found({"function": wanted, "form": "", "arguments": None, "size": None})
-        else:
-            fields = {"function": wanted.function, "form": wanted.form, "arguments": wanted.arguments, "size": None}
-            await self._require_found(fields)
-
-    async def _require_found(self, wanted: dict[str, Any]) -> None:
+    async def _require(self, job: str | RewardJob, group_size: int | None = None) -> None:
         worker = self._idle[-1]  # the one that the first job gets
+        wanted = _request(job, group_size)
         answer = await worker.grade(msgpack.packb({**wanted, "only_find": True}), None)
         if answer.failure is not None:
             # A slow start may have been this machine's doing, and go well the next time.
@@ -186,8 +180,7 @@ class RewardPool:
 
     async def _graded(self, job: RewardJob, folder: str, group_size: int | None) -> RewardResult:
         try:
-            fields = {"function": job.function, "form": job.form, "arguments": job.arguments, "size": group_size}
-            request = msgpack.packb({**fields, "only_find": False, "scratch": folder})
+            request = msgpack.packb({**_request(job, group_size), "only_find": False, "scratch": folder})
         except (TypeError, ValueError, OverflowError) as error:
             return no_reward("bad_job", f"the job's arguments are not plain data: {error}")
         if len(request) > MAX_MESSAGE_BYTES:
@@ -219,6 +212,13 @@ class RewardPool:
             yield folder
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _request(job: str | RewardJob, group_size: int | None) -> dict[str, Any]:
+    """What a worker is told of a job. A name stands for jobs whose arguments are not known yet."""
+    if isinstance(job, str):
+        return {"function": job, "form": "", "arguments": None, "size": group_size}
+    return {"function": job.function, "form": job.form, "arguments": job.arguments, "size": group_size}
 
 
 def _who_graded(job: RewardJob) -> str:

@@ -257,7 +257,7 @@ async def test_a_peer_that_is_far_slower_than_usual_is_given_up() -> None:
             await end.welcome()
             await end.expect(WeightRequest)
             # The fetch ends by closing its socket, so the last of these sends may find nobody.
-            while await end.channel.send(end.peer, WeightChunk(policy_version=1, chunk=0), {"data": chunks[0]}):
+            while await end.channel.send(end.peer, WeightChunk(policy_version=1, chunk=0), {"data": chunks[0]}):  # noqa: ASYNC110
                 await asyncio.sleep(STALL_S / 100)
 
         try:

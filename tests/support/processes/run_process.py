@@ -22,8 +22,10 @@ REPOSITORY = Path(__file__).parents[3]
 class RunProcess:
     """Use as a context manager; leaving it ends the run and everything that it started."""
 
-    def __init__(self, config: Path, directory: Path, *overrides: str) -> None:
+    def __init__(self, config: Path, directory: Path, *overrides: str, folder: Path = REPOSITORY) -> None:
+        """``folder``: where the command is given."""
         self.directory = directory
+        self._folder = folder
         self._watch = threading.Event()
         work, batch, weights, broker, learner = free_ports(5)
         rollout = free_pair()
@@ -48,7 +50,7 @@ class RunProcess:
         self.directory.mkdir(parents=True, exist_ok=True)
         with self.output.open("wb") as output:
             self._process = subprocess.Popen(
-                self._command, stdout=output, stderr=output, cwd=REPOSITORY, env={**os.environ, "COLUMNS": "200"}
+                self._command, stdout=output, stderr=output, cwd=self._folder, env={**os.environ, "COLUMNS": "200"}
             )
         self._tree: set[psutil.Process] = set()
         return self

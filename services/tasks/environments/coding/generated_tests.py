@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from gspo_services.shared.runtime.paths import expanded
 from gspo_services.tasks.environments.layouts import ProgramRow
 from gspo_services.tasks.environments.programs import GeneratedTests
 
@@ -31,7 +32,7 @@ def generated_tests_of(row: ProgramRow, file: Path, named: str) -> GeneratedTest
             f'column "id" is "{row.name}": expected contest/problem such as "852/A", to find its generated tests'
         )
     name = f"test_cases_{int(contest):04d}.parquet"
-    folders = [Path(named)] if named else [file.parent / FOLDER, file.parent.parent / FOLDER]
+    folders = [expanded(named)] if named else [file.parent / FOLDER, file.parent.parent / FOLDER]
     for folder in folders:
         path = folder / name
         if path.is_file():

@@ -1,10 +1,17 @@
 """The environment of mathematics, how rows of questions with answers are read, and what both share with ``dataset``."""
 
 from gspo_services.tasks.environments.maths.answers import said_answer, stated_answer
-from gspo_services.tasks.environments.maths.conventions import AUTO, marker_in, system_prompt_of
+from gspo_services.tasks.environments.maths.conventions import AUTO, marker_in, messages_of
 from gspo_services.tasks.environments.maths.environment import Mathematics, MathOptions
 from gspo_services.tasks.environments.maths.gold_text import Gold
-from gspo_services.tasks.environments.maths.golds import AnswerForms, ComparesAnswers, GoldCheck, forms_of, golds_of
+from gspo_services.tasks.environments.maths.golds import (
+    AnswerForms,
+    ComparesAnswers,
+    Questions,
+    forms_of,
+    golds_of,
+    tasks_of_questions,
+)
 from gspo_services.tasks.environments.maths.layouts import GSM8K_MARKER, LAST_MESSAGE, Columns, layout_of, value_at
 from gspo_services.tasks.environments.maths.rows import read_question
 
@@ -16,16 +23,17 @@ __all__ = [
     "Columns",
     "ComparesAnswers",
     "Gold",
-    "GoldCheck",
     "MathOptions",
     "Mathematics",
+    "Questions",
     "forms_of",
     "golds_of",
     "layout_of",
     "marker_in",
+    "messages_of",
     "read_question",
     "said_answer",
     "stated_answer",
-    "system_prompt_of",
+    "tasks_of_questions",
     "value_at",
 ]

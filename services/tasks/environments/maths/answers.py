@@ -15,7 +15,8 @@ MAX_BOXES: Final = 50
 """The last ones, which are looked at: a text of nothing but open boxes would take seconds."""
 _VERB: Final = re.compile(r".*(?:\b(?:is|are|equals|be)\b|:(?=\s))\s*(.+)", re.DOTALL)
 _FORMULA: Final = re.compile(r"\$+([^$]+)\$+|\\\((.+?)\\\)|\\\[(.+?)\\\]")
-_LONE_NUMBER: Final = re.compile(r"[^\d]*?(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?)[^\d]*")
+# Not the 2 of CO2 or x^2: that is no number that anybody states.
+_LONE_NUMBER: Final = re.compile(r"[^\d]*?(?<![\w^])(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?)[^\d]*")
 _DOUBT: Final = re.compile(r"\b(?:or|and|not|either|neither|maybe)\b|n't\b")
 
 

@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gspo.tasks.environments import ChatMessage
 from gspo_services.tasks.environments.maths.layouts import GSM8K_MARKER
+from gspo_services.tasks.environments.sources import chat_messages
 
 ANSWER_LINE: Final = "Answer:"
 BOX: Final = "box"
@@ -55,3 +57,18 @@ def system_prompt_of(prompt: Any, marker: str) -> str:
     if asked_form(prompt) is not None:
         return ""
     return f"Solve the problem step by step. Give the final answer after {marker}" if marker else BOXED_PROMPT
+
+
+def messages_of(prompt: Any, system_prompt: str, marker: str | None) -> list[ChatMessage]:
+    """How a prompt, text or messages, is put to the policy: behind ``system_prompt``, unless that is "" or it has its own.
+
+    ``AUTO`` is the instruction that it lacks for ``marker``, and nothing where that is None: nobody compares the answer.
+    """
+    asked: list[ChatMessage] = (
+        chat_messages("prompt", prompt) if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
+    )
+    if system_prompt == AUTO:
+        system_prompt = "" if marker is None else system_prompt_of(prompt, marker)
+    if not system_prompt or asked[0]["role"] == "system":
+        return asked
+    return [{"role": "system", "content": system_prompt}, *asked]

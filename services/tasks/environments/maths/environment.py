@@ -7,23 +7,19 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from gspo.tasks.environments import ChatMessage, Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
+from gspo.tasks.environments import Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
 from gspo_services.tasks.environments.maths.answers import AnswerForm, stated_answer
-from gspo_services.tasks.environments.maths.conventions import AUTO, marker_in, system_prompt_of
-from gspo_services.tasks.environments.maths.golds import GoldCheck, golds_of
-from gspo_services.tasks.environments.maths.layouts import Columns, layout_of
+from gspo_services.tasks.environments.maths.conventions import marker_in, messages_of
+from gspo_services.tasks.environments.maths.golds import Questions, golds_of, tasks_of_questions
+from gspo_services.tasks.environments.maths.layouts import Columns
 from gspo_services.tasks.environments.maths.rows import name_in, read_question
-from gspo_services.tasks.environments.rows import num_characters, plain_task
+from gspo_services.tasks.environments.rows import plain_task
 from gspo_services.tasks.environments.sources import (
-    Answered,
     OnBadRow,
     RowFilter,
     RowPlace,
     SourceOptions,
-    TaskReading,
-    chat_messages,
     column_of,
-    tasks_of_split,
     without_place,
 )
 from gspo_services.tasks.reward_worker.maths import GRADE_ANSWER, GoldKind, is_same_vote, vote_of
@@ -89,22 +85,8 @@ class Mathematics(Environment):
 
     def tasks(self, split: Split) -> TaskSource:
         """The rows of the split's file, in its order. Raises: ValueError that names the file and line of a bad row."""
-        options = self._options
-        golds = GoldCheck(options.kind, options.on_bad_row)
-
-        def task_of(record: dict[str, Any], where: RowPlace) -> tuple[Task, int]:
-            task = self._task(record, where)
-            golds.require(task["answer"], where)
-            return task, num_characters(task["prompt"])
-
-        reading = TaskReading(
-            task_of, options.on_bad_row, options.id_column, options.filter, content=without_place,
-            answered=lambda task: Answered(task["prompt"], task["answer"]),
-            layout=lambda record: str(layout_of(record, self._columns)),
-        )  # fmt: skip
-        tasks = tasks_of_split("math environment", split, options, reading)
-        golds.finish()
-        return tasks
+        questions = Questions("math environment", self._columns, self._task, self._options.kind, without_place)
+        return tasks_of_questions(questions, split, self._options)
 
     def golds(self, tasks: TaskSource) -> Iterator[str]:
         """The answers of ``tasks``."""
@@ -112,17 +94,8 @@ class Mathematics(Environment):
 
     def start(self, task: Task, seed: int) -> Start:
         """Say the problem; nothing in this environment is random."""
-        prompt, option = task["prompt"], self._options.system_prompt
-        asked: list[ChatMessage] = (
-            chat_messages("prompt", prompt) if isinstance(prompt, list) else [{"role": "user", "content": str(prompt)}]
-        )
-        system_prompt = system_prompt_of(prompt, self._marker(task)) if option == AUTO else option
-        messages: list[ChatMessage] = []
-        if system_prompt and asked[0]["role"] != "system":
-            messages.append({"role": "system", "content": system_prompt})
-        messages += asked
         state: State = {"answer": task["answer"], "place": task["place"], "marker": task.get("answer_marker", "")}
-        return Start(state=state, messages=messages)
+        return Start(state=state, messages=messages_of(task["prompt"], self._options.system_prompt, self._marker(task)))
 
     @property
     def _columns(self) -> Columns:

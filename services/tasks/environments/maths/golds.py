@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from gspo.tasks.environments import Plain, TaskSource
-from gspo_services.tasks.environments.sources import OnBadRow, RowPlace
-from gspo_services.tasks.reward_worker.maths import GoldForm, GoldKind, fault_of, gold_kind
+from gspo.tasks.environments import Plain, Split, Task, TaskSource
+from gspo_services.tasks.environments.maths.layouts import Columns, layout_of
+from gspo_services.tasks.environments.rows import num_characters
+from gspo_services.tasks.environments.sources import (
+    MixedTasks,
+    OnBadRow,
+    RowFilter,
+    RowPlace,
+    SplitOptions,
+    TaskReading,
+    tasks_of_split,
+)
+from gspo_services.tasks.reward_worker.maths import GoldForm, GoldKind, fault_of, gold_kind, is_same_vote
 
 MOST_NAMED: Final = 5
 """Rows that an error names."""
@@ -45,6 +55,59 @@ class GoldCheck:
                 f"{self._num_faults:,} answer{several} cannot be graded:\n{shown}{more}\nCorrect these rows, or set "
                 'on_bad_row = "skip" to leave them out'
             )
+
+
+class QuestionOptions(SplitOptions, Protocol):
+    """What every environment of questions has among its options."""
+
+    @property
+    def on_bad_row(self) -> OnBadRow: ...
+    @property
+    def id_column(self) -> str: ...
+    @property
+    def filter(self) -> RowFilter: ...
+
+
+class Questions(NamedTuple):
+    """How rows become questions."""
+
+    whose: str
+    """The environment, for people."""
+    columns: Columns
+    task: Callable[[dict[str, Any], RowPlace], Task]
+    """The task of a row, with its "prompt" and "answer". It raises ValueError for a row that cannot be used."""
+    kind: GoldKind | None
+    """What an answer is; None where nobody compares it, so that neither it nor another is wrong."""
+    content: Callable[[Task], object] = lambda task: task
+    """As ``TaskReading.content``."""
+
+
+def tasks_of_questions(questions: Questions, split: Split, options: QuestionOptions) -> MixedTasks:
+    """The tasks of a split, whose answers can be graded. Raises: ValueError as ``tasks_of_split`` and ``GoldCheck``."""
+    golds = GoldCheck(questions.kind, options.on_bad_row) if questions.kind else None
+
+    def task_of(record: dict[str, Any], where: RowPlace) -> tuple[Task, int]:
+        task = questions.task(record, where)
+        if golds is not None:
+            golds.require(task["answer"], where)
+        return task, num_characters(task["prompt"])
+
+    reading = TaskReading(
+        task_of, options.on_bad_row, options.id_column, options.filter, content=questions.content,
+        same_answer=is_same_gold if golds is not None else None,
+        layout=lambda record: str(layout_of(record, questions.columns)),
+    )  # fmt: skip
+    tasks = tasks_of_split(questions.whose, split, options, reading)
+    if golds is not None:
+        golds.finish()
+    return tasks
+
+
+def is_same_gold(one: Plain, other: Plain) -> bool:
+    """Whether two answers, or lists of answers that are all right, are the same to the grader. What only a library of
+    algebra compares is not: files have a hundred thousand rows."""
+    same = [[is_same_vote(each, every) for every in golds_in(other)] for each in golds_in(one)]
+    return all(map(any, same)) and all(map(any, zip(*same, strict=True)))
 
 
 @runtime_checkable

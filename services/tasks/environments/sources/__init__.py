@@ -3,12 +3,13 @@
 from gspo_services.tasks.environments.sources.columns import chat_messages, column_of
 from gspo_services.tasks.environments.sources.files import as_mapping, row_at, rows_of
 from gspo_services.tasks.environments.sources.filters import RowFilter
-from gspo_services.tasks.environments.sources.identity import Answered, without_place
+from gspo_services.tasks.environments.sources.identity import without_place
 from gspo_services.tasks.environments.sources.mixture import (
     MixedTasks,
     OnBadRow,
     RowPlace,
     SourceOptions,
+    SplitOptions,
     TaskReading,
     TaskSourcePart,
     tasks_of_split,
@@ -18,12 +19,12 @@ from gspo_services.tasks.environments.sources.shards import files_of
 
 __all__ = [
     "UTF8_MARK",
-    "Answered",
     "MixedTasks",
     "OnBadRow",
     "RowFilter",
     "RowPlace",
     "SourceOptions",
+    "SplitOptions",
     "TaskReading",
     "TaskSourcePart",
     "as_mapping",

@@ -1,17 +1,18 @@
 """Each task has an identity that does not change: its column for that, or a digest of its content.
 
-The same row again is the same task. Two rows that ask the same and answer otherwise contradict each other.
+The same row again is the same task, also where its answer is spelled otherwise. Two rows that ask the same and answer
+otherwise contradict each other.
 """
 
 from __future__ import annotations
 
 import hashlib
-from fractions import Fraction
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
-from gspo.tasks.environments import Task
+from gspo.tasks.environments import Plain, Task
 from gspo_services.tasks.environments.sources.columns import column_of
 
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
@@ -25,11 +26,12 @@ class IdentifiedTask(NamedTuple):
     task: Task
 
 
-class Answered(NamedTuple):
-    """What a task asks, and the answer that its row gives."""
+class Question(NamedTuple):
+    """What a task asks, and the answer."""
 
-    prompt: object
-    gold: object
+    prompt: bytes
+    """Its digest."""
+    answer: Plain
 
 
 def digest_of(content: object) -> bytes:
@@ -65,17 +67,33 @@ def without_place(task: Task) -> object:
 
 
 class KnownTasks:
-    """Where each task, and each prompt with its answer, was seen first."""
+    """Where each task, and each question with its answer, was seen first."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, tuple[str, bytes]] = {}
-        self._golds: dict[bytes, tuple[str, object]] = {}
+        self._answers: dict[bytes, tuple[str, Plain]] = {}
 
-    def is_new(self, identity: str, content: bytes, answered: Answered | None, where: str) -> bool:
+    def agreed(self, task: Task, same: Callable[[Plain, Plain], bool]) -> tuple[Task, Question]:
+        """``task`` with its answer as the first row that asked this spells it, and what that makes of it, for ``is_new``.
+        ``same`` is asked only where the spellings differ.
+
+        Raises: ValueError that names both places, for an answer that is not the ``same``.
+        """
+        prompt, answer = digest_of(task["prompt"]), task["answer"]
+        where, first = self._answers.get(prompt, ("", answer))
+        if first != answer:
+            if not same(first, answer):
+                raise ValueError(
+                    f"its answer is {_shown(answer)}, and the row at {where} asks the same and answers {_shown(first)}: "
+                    "correct or remove one of them"
+                )
+            task = task | {"answer": first}
+        return task, Question(prompt, first)
+
+    def is_new(self, identity: str, content: bytes, question: Question | None, where: str) -> bool:
         """Note a task that is at ``where``; False when it is there already.
 
-        Raises: ValueError that names both places, for another task of the same identity, and for another answer to the
-        same prompt. Nothing is noted then.
+        Raises: ValueError that names both places, for another task of the same identity. Nothing is noted then.
         """
         first = self._tasks.get(identity)
         if first is not None:
@@ -84,29 +102,22 @@ class KnownTasks:
                     f'it has the identity "{identity[:100]}" of the task at {first[0]}, which is another: remove one'
                 )
             return False
-        if answered is not None:
-            asked = digest_of(answered.prompt)
-            seen = self._golds.get(asked)
-            if seen is not None and not same_gold(seen[1], answered.gold):
-                raise ValueError(
-                    f"its answer is {_shown(answered.gold)}, and the row at {seen[0]} asks the same and answers "
-                    f"{_shown(seen[1])}: correct or remove one of them"
-                )
-            self._golds.setdefault(asked, (where, answered.gold))
+        if question is not None:
+            self._answers.setdefault(question.prompt, (where, question.answer))
         self._tasks[identity] = (where, content)
         return True
 
     def mark(self) -> tuple[int, int]:
         """How much is known, for ``back_to``."""
-        return len(self._tasks), len(self._golds)
+        return len(self._tasks), len(self._answers)
 
     def back_to(self, mark: tuple[int, int]) -> None:
         """Forget what was noted since ``mark``: those tasks are not used after all."""
-        num_tasks, num_golds = mark
+        num_tasks, num_answers = mark
         while len(self._tasks) > num_tasks:
             self._tasks.popitem()
-        while len(self._golds) > num_golds:
-            self._golds.popitem()
+        while len(self._answers) > num_answers:
+            self._answers.popitem()
 
     def digest(self) -> str:
         """Of all identities, in their order; 32 hexadecimal characters."""
@@ -116,23 +127,6 @@ class KnownTasks:
         return digest.hexdigest()
 
 
-def same_gold(first: object, second: object) -> bool:
-    """Whether two answers are written alike, or are one number: 007 and 7, 0.5 and 1/2. Other mathematics is not compared:
-    that takes a library of algebra, which a broker does not load."""
-    if isinstance(first, list) and isinstance(second, list):
-        return len(first) == len(second) and all(same_gold(*pair) for pair in zip(first, second, strict=True))
-    one, other = ("".join(str(each).split()).strip("$") for each in (first, second))
-    return one == other or ((number := _number(one)) is not None and number == _number(other))
-
-
-def _number(text: str) -> Fraction | None:
-    try:
-        # Bounded, because 1e999999999 is a number, too.
-        return Fraction(text.replace(",", "")) if len(text) < MOST_SHOWN and "e" not in text.lower() else None
-    except (ValueError, ZeroDivisionError):
-        return None
-
-
-def _shown(gold: object) -> str:
-    text = repr(gold)
+def _shown(answer: object) -> str:
+    text = repr(answer)
     return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "..."

@@ -10,12 +10,11 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 import structlog
 
-from gspo.tasks.environments import Split, Task
+from gspo.tasks.environments import Plain, Split, Task
 from gspo_services.shared.runtime.paths import expanded
 from gspo_services.tasks.environments.sources.files import as_mapping, rows_of
 from gspo_services.tasks.environments.sources.filters import RowFilter
 from gspo_services.tasks.environments.sources.identity import (
-    Answered,
     IdentifiedTask,
     KnownTasks,
     digest_of,
@@ -81,8 +80,9 @@ class TaskReading(NamedTuple):
     """What leaves rows out, for people."""
     content: Callable[[Task], object] = lambda task: task
     """What of a task makes it this task, wherever it lies."""
-    answered: Callable[[Task], Answered | None] = lambda task: None
-    """What a task asks and its answer, where rows could contradict each other."""
+    same_answer: Callable[[Plain, Plain], bool] | None = None
+    """Whether two answers to the same "prompt" of tasks are the same "answer"; None where rows cannot contradict each
+    other."""
     layout: Callable[[dict[str, Any]], str] = lambda record: ""
     """How a row is laid out, for people; all rows of a source are alike. It raises ValueError as ``task`` does."""
     split: Split = "train"
@@ -196,10 +196,12 @@ class MixedTasks:
         if found is None or not reading.filter.keeps(mapping, found[1]):
             adding.num_filtered += 1
             return
-        task = found[0]
+        task, question = found[0], None
+        if reading.same_answer is not None:
+            task, question = self._known.agreed(task, reading.same_answer)
         content = digest_of(reading.content(task))
         identity = identity_of(mapping, content, reading.id_column)
-        if self._known.is_new(identity, content, reading.answered(task), here):
+        if self._known.is_new(identity, content, question, here):
             adding.rows.append(IdentifiedTask(identity, task))
         else:
             adding.num_repeated += 1

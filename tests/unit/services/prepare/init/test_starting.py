@@ -157,10 +157,12 @@ def test_a_project_of_mathematics_pays_for_what_its_rows_say(
         assert graded["right"] == 1.0
 
 
-def test_files_of_ones_own_for_both_splits_are_named_and_not_copied(tmp_path: Path) -> None:
+def test_files_of_ones_own_for_both_splits_are_named_and_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows(tmp_path / "a.jsonl", 10)
     rows(tmp_path / "b.jsonl", 4)
-    assert main(["p", "--data", "a.jsonl", "--eval-data", "b.jsonl"]) == 0
+    monkeypatch.setenv("HOME", str(tmp_path))
+    # A shell leaves the ~ of --data=~/a.jsonl as it is.
+    assert main(["p", "--data=~/a.jsonl", "--eval-data", "$HOME/b.jsonl"]) == 0
     options = tomllib.loads(Path("p/run.toml").read_text())["environment"]["options"]
     assert (options["train_path"], options["eval_path"]) == (str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl"))
     assert not Path("p/data").exists()
@@ -248,7 +250,8 @@ def test_rows_that_cannot_be_used_are_named(
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (("--data", "nowhere.jsonl"), "there is no file"),
+        (("--data", "nowhere.jsonl"), "--data: there is no file or folder /"),
+        (("--data", __file__, "--eval-data", "gone.jsonl"), "--eval-data: there is no file or folder /"),
         (("--eval-data", "x.jsonl"), "--data is not"),
         (("--kind", "environment", "--data", "x.jsonl"), "tasks of its own"),
         (("--kind", "reasoning_gym", "--data", "x.jsonl"), "--kind reasoning_gym has tasks of its own"),

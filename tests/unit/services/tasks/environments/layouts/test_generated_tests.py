@@ -50,13 +50,17 @@ def test_generated_tests_are_found_beside_the_rows_and_read_where_programs_are_s
     assert kept.tests(other) == [ProgramTest(input="0", output="1")], "of the same file"
 
 
-def test_they_may_lie_in_a_folder_that_is_named(tmp_path: Path) -> None:
+def test_they_may_lie_in_a_folder_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = copy_of_the_set(tmp_path, ROW, generated="elsewhere")
     with pytest.raises(
         ValueError, match=r"row 1: its official tests are incomplete .* 2 generated tests are not in .*hf download"
     ):
         problem(path)
-    assert problem(path, generated_tests_path=str(tmp_path / "elsewhere")).generated is not None
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for named in (str(tmp_path / "elsewhere"), "~/elsewhere", "$HOME/elsewhere"):
+        found = problem(path, generated_tests_path=named).generated
+        assert found is not None
+        assert found.path == str(tmp_path / "elsewhere" / NAME)
     with pytest.raises(ValueError, match="has no usable row"):
         problem(path, on_bad_row="skip")
 

@@ -58,6 +58,8 @@ def test_a_hostile_text_is_read_in_no_time() -> None:
         ("She has 5 or 6", "", "She has 5 or 6"),
         ("There are 5 and it costs 6", "", "5 and it costs 6"),
         ("It is not 5", "", "not 5"),
+        ("She pays 5cm, no more", "", "5"),
+        ("Plants live on CO2, no more", "", "Plants live on CO2, no more"),
         ("The ratio is 3:4.", "", "3:4."),
         ("Result: 5", "", "Result: 5"),
         ("The winner is Evelyn.", "", "Evelyn."),

@@ -66,17 +66,20 @@ def test_the_same_row_again_is_one_task_and_is_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "num_tasks"),
-    # Another spelling of one number is no contradiction; the task is another, because its gold is graded as it stands.
-    [("7", "007", 3), ("1,000", "1000", 3), ("0.5", "1/2", 3), ("$x$", " x", 2), ("7", "8", 0), ("x", "y", 0),
-     ("1e3", "1000", 0), ("1/0", "2/0", 0)],
+    ("one", "other", "is_one"),
+    # What the grader takes for the same is the same task.
+    [("7", "007", True), ("1,000", "1000", True), ("1/2", r"\frac{1}{2}", True), ("x+1", "$1 + x$", True),
+     ("Paris", "paris", True),
+     (["1/2", "2"], ["2", "0.5", "2.0"], True), ("7", "8", False), ("x", "y", False),
+     (["1/2", "2"], "2", False), ("1/0", "2/0", False)],
 )  # fmt: skip
 def test_rows_that_ask_the_same_and_answer_otherwise_contradict_each_other(
-    tmp_path: Path, one: str, other: str, num_tasks: int
+    tmp_path: Path, one: str | list[str], other: str | list[str], is_one: bool
 ) -> None:
     path = written(tmp_path / "a.jsonl", {"question": "Q?", "answer": one}, row(1), {"question": "Q?", "answer": other})
-    if num_tasks:
-        assert tasks_of(train_path=str(path)).num_tasks == num_tasks
+    if is_one:
+        source = tasks_of(train_path=str(path))
+        assert (answers(source), source.num_repeated) == ([one, "1"], 1)
         return
     with pytest.raises(ValueError) as refusal:
         tasks_of(train_path=str(path))
@@ -85,6 +88,21 @@ def test_rows_that_ask_the_same_and_answer_otherwise_contradict_each_other(
     )
     assert f"answers {one!r}: correct or remove one of them. Correct the row, or set on_bad_row" in str(refusal.value)
     assert answers(tasks_of(train_path=str(path), on_bad_row="skip")) == [one, "1"]
+
+
+def test_answers_are_compared_only_where_one_question_has_two_spellings_of_it(tmp_path: Path) -> None:
+    compared = list[tuple[object, object]]()
+
+    def same(one: object, other: object) -> bool:
+        compared.append((one, other))
+        return True
+
+    def task(record: dict[str, Any], where: RowPlace) -> tuple[Task, int]:
+        return {"prompt": record["question"], "answer": record["answer"]}, 0
+
+    tasks = MixedTasks(TaskReading(task, same_answer=same))
+    tasks.add(written(tmp_path / "a.jsonl", row(1), row(2), row(2, note="again"), row(1) | {"answer": "1.0"}))
+    assert (tasks.num_tasks, compared) == (2, [("1", "1.0")])
 
 
 def test_an_identity_is_the_column_for_it_or_the_content(tmp_path: Path) -> None:
