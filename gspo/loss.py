@@ -18,7 +18,6 @@ Tensors are flat over the micro-batch: ``_T`` per target token (index t is the p
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,8 +30,8 @@ from gspo.inputs.units import segment_mean, segment_sum
 from gspo.inputs.validation import require_finite, require_not_negative, require_vector, trusted_values
 from gspo.mismatch import MismatchWeights, mismatch_weights, sequence_mismatch
 from gspo.options.aggregation import PER_SEQUENCE, Reduction
-from gspo.options.dual_clip import beyond_dual_clip
 from gspo.options.penalties import reference_kl, token_penalties
+from gspo.options.surrogates import Ratios, Terms, clipped
 from gspo.settings import Objective, RatioUnit, require_number
 from gspo.staleness import ClipRange, objective_clip_range
 
@@ -125,22 +124,14 @@ def gspo_loss(
     log_s_U = mean_delta_U.clamp(-log_ratio_clamp, log_ratio_clamp)
     log_s_T = (x.logp_T - x.logp_T.detach()) + log_s_U[unit_T]
 
-    # min(s A, clip(s) A) takes the clipped side exactly in these two cases. Deciding on logarithms keeps the digits that
-    # exp() would round away, and no tie of equal floats can split the gradient.
     by_sequence = ratio_unit == "sequence"
     num_tokens_U = x.counts_S if by_sequence else segment_sum(x.mask_T.to(dtype), unit_T, x.units.num_units)
     log_lo_U, log_hi_U = clip_range.bounds(x.units.sequence_ids_U, num_tokens_U)
-    log_lo_T, log_hi_T = log_lo_U[unit_T], log_hi_U[unit_T]
     weighted_T = _weighted(x, mismatch_weights_S, mismatch_weights_T)
-    high_T = (weighted_T > 0) & (log_s_T > log_hi_T)
-    low_T = (weighted_T < 0) & (log_s_T < log_lo_T)
-    log_clipped_s_T = torch.where(high_T, log_hi_T.to(dtype), torch.where(low_T, log_lo_T.to(dtype), log_s_T))
-    dual_T = None if dual_clip is None else beyond_dual_clip(log_s_T, weighted_T, dual_clip)
-    if dual_T is not None and dual_clip is not None:
-        log_clipped_s_T = torch.where(dual_T, math.log(dual_clip), log_clipped_s_T)
+    terms = clipped(Ratios(log_s_T, weighted_T, log_lo_U[unit_T], log_hi_U[unit_T]), dual_clip=dual_clip)
 
     # J = 1/N sum_i 1/D_i sum_t, and D_i = n_i by default
-    term_T = log_clipped_s_T.exp() * weighted_T
+    term_T = terms.term_T
     if penalty_T is not None:
         require_vector("penalty_T", penalty_T, term_T.shape[0])
         term_T = term_T - torch.where(x.mask_T, penalty_T, 0.0)
@@ -153,14 +144,14 @@ def gspo_loss(
     residual_T = torch.where(x.mask_T, delta_T - mean_delta_S[x.sequence_ids_T], 0.0)
     log_ratio_S = mean_delta_S.clamp(-log_ratio_clamp, log_ratio_clamp)
     log_bounds_U = (num_tokens_U * log_lo_U, num_tokens_U * log_hi_U)
-    stats = _statistics(x, clip_range, objective_S, log_ratio_S, residual_T, high_T, low_T, clamped_tokens_U, log_bounds_U)
-    if dual_T is not None:
-        stats = replace(stats, dual_clipped_S=x.mean_S(dual_T))
+    stats = _statistics(x, clip_range, objective_S, log_ratio_S, residual_T, terms, clamped_tokens_U, log_bounds_U)
+    if terms.dual_T is not None:
+        stats = replace(stats, dual_clipped_S=x.mean_S(terms.dual_T))
     if not with_tokens:
         return LossOutput(loss, stats)
     # Off the mask both advantages and clip decisions are 0, and the unit is that of another token.
     ratio_T = torch.where(x.mask_T, log_s_T.detach().exp(), 1.0)
-    return LossOutput(loss, stats, TokenRatios(ratio_T, high_T, low_T))
+    return LossOutput(loss, stats, TokenRatios(ratio_T, terms.high_T, terms.low_T))
 
 
 def _weighted(x: LossInputs, mismatch_weights_S: Tensor | None, mismatch_weights_T: Tensor | None) -> Tensor:
@@ -180,8 +171,7 @@ def _statistics(
     objective_S: Tensor,
     log_ratio_S: Tensor,
     residual_T: Tensor,
-    high_T: Tensor,
-    low_T: Tensor,
+    terms: Terms,
     clamped_tokens_U: Tensor,
     log_bounds_U: tuple[Tensor, Tensor],
 ) -> SequenceStats:
@@ -197,8 +187,8 @@ def _statistics(
         objective_S=objective_S.detach(),
         log_ratio_S=log_ratio_S,
         log_ratio_error_S=(x.mean_S(residual_T.square()) / x.counts_S.clamp(min=1)).sqrt(),
-        clipped_high_S=x.mean_S(high_T),
-        clipped_low_S=x.mean_S(low_T),
+        clipped_high_S=x.mean_S(terms.high_T),
+        clipped_low_S=x.mean_S(terms.low_T),
         clamped_tokens_S=segment_sum(clamped_tokens_U, x.units.sequence_ids_U, x.num_local),
         zero_advantage_S=segment_sum(x.advantages_T.abs(), x.sequence_ids_T, x.num_local) == 0,
         weight_S=x.weights_S,

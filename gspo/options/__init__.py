@@ -6,4 +6,5 @@ Import from the module that defines a name; this door stays free of torch.
     dual_clip     ``beyond_dual_clip``
     overlong      ``overlong_penalties``, ``overlong``
     penalties     ``kl_estimates``, ``token_penalties``, ``sequence_kl``
+    surrogates    what each token adds to J
 """
