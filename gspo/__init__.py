@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gspo.settings import Aggregation, Anchor, ClipCalibration, KlEstimator, Objective, RatioUnit, TisMode
+from gspo.settings import Aggregation, Anchor, ClipCalibration, KlEstimator, Objective, RatioUnit, Surrogate, TisMode
 
 if TYPE_CHECKING:
     from gspo.adaptive import AdaptiveClip
@@ -51,6 +51,7 @@ __all__ = [
     "Reduction",
     "RoutingReplay",
     "SequenceStats",
+    "Surrogate",
     "TisMode",
     "TokenLogProbs",
     "TokenRatios",

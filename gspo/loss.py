@@ -18,6 +18,7 @@ Tensors are flat over the micro-batch: ``_T`` per target token (index t is the p
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,7 +32,7 @@ from gspo.inputs.validation import require_finite, require_not_negative, require
 from gspo.mismatch import MismatchWeights, mismatch_weights, sequence_mismatch
 from gspo.options.aggregation import PER_SEQUENCE, Reduction
 from gspo.options.penalties import reference_kl, token_penalties
-from gspo.options.surrogates import Ratios, Terms, clipped
+from gspo.options.surrogates import Ratios, Terms, TermsOf, clipped, surrogate_of
 from gspo.settings import Objective, RatioUnit, require_number
 from gspo.staleness import ClipRange, objective_clip_range
 
@@ -75,6 +76,7 @@ def gspo_loss(
     mismatch_weights_S: Tensor | None = None,
     mismatch_weights_T: Tensor | None = None,
     dual_clip: float | None = None,
+    surrogate: TermsOf | None = None,
     penalty_T: Tensor | None = None,
     log_ratio_clamp: float = 10.0,
     with_tokens: bool = False,
@@ -90,8 +92,9 @@ def gspo_loss(
     sequence, where episodes have several (``gspo.options.aggregation``); num_sequences then counts episodes, and
     tokens_per_sequence_S is that of the episode. reduction: another divisor than n_i. mismatch_weights_S: factors of A_t;
     0 rejects a sequence and changes neither n_i nor N; only meaningful with proximal anchors. mismatch_weights_T:
-    instead of these, a factor of each token's A_t. dual_clip: c > 1, the bound of s_t where A_t < 0. penalty_T: taken from
-    the term of each action token, with its gradient (``gspo.options.penalties``). log_ratio_clamp: |log s_u| beyond it is
+    instead of these, a factor of each token's A_t. dual_clip: c > 1, the bound of s_t where A_t < 0. surrogate: the terms in
+    the place of the clip's, from ``gspo.options.surrogates``; it takes no dual_clip. penalty_T: taken from the term of each
+    action token, with its gradient (``gspo.options.penalties``). log_ratio_clamp: |log s_u| beyond it is
     clamped and counted; the gradient of a clamped unit stays, with the clamped ratio as its factor.
     with_tokens: also return each token's ratio and clip decision.
 
@@ -113,6 +116,8 @@ def gspo_loss(
         mismatch_weights_S=mismatch_weights_S,
         episode_ids_S=episode_ids_S,
     )
+    if surrogate is not None and dual_clip is not None:
+        raise ValueError(f"dual_clip is {dual_clip} with a surrogate, which replaces the clip; leave one of them out")
     reduction.require_tokens(x.counts_S)
     require_number("log_ratio_clamp", log_ratio_clamp, low=0.0, low_open=True)
     dtype = x.logp_T.dtype
@@ -128,7 +133,8 @@ def gspo_loss(
     num_tokens_U = x.counts_S if by_sequence else segment_sum(x.mask_T.to(dtype), unit_T, x.units.num_units)
     log_lo_U, log_hi_U = clip_range.bounds(x.units.sequence_ids_U, num_tokens_U)
     weighted_T = _weighted(x, mismatch_weights_S, mismatch_weights_T)
-    terms = clipped(Ratios(log_s_T, weighted_T, log_lo_U[unit_T], log_hi_U[unit_T]), dual_clip=dual_clip)
+    ratios = Ratios(x, log_s_T, weighted_T, log_lo_U[unit_T], log_hi_U[unit_T])
+    terms = clipped(ratios, dual_clip=dual_clip) if surrogate is None else surrogate(ratios)
 
     # J = 1/N sum_i 1/D_i sum_t, and D_i = n_i by default
     term_T = terms.term_T
@@ -147,6 +153,8 @@ def gspo_loss(
     stats = _statistics(x, clip_range, objective_S, log_ratio_S, residual_T, terms, clamped_tokens_U, log_bounds_U)
     if terms.dual_T is not None:
         stats = replace(stats, dual_clipped_S=x.mean_S(terms.dual_T))
+    if mismatch_weights_T is not None:
+        stats = replace(stats, masked_S=x.mean_S(x.mask_T & (mismatch_weights_T == 0)))
     if not with_tokens:
         return LossOutput(loss, stats)
     # Off the mask both advantages and clip decisions are 0, and the unit is that of another token.
@@ -187,13 +195,14 @@ def _statistics(
         objective_S=objective_S.detach(),
         log_ratio_S=log_ratio_S,
         log_ratio_error_S=(x.mean_S(residual_T.square()) / x.counts_S.clamp(min=1)).sqrt(),
-        clipped_high_S=x.mean_S(terms.high_T),
-        clipped_low_S=x.mean_S(terms.low_T),
+        clipped_high_S=x.mean_S(terms.high_T if terms.shares_T is None else terms.shares_T[0]),
+        clipped_low_S=x.mean_S(terms.low_T if terms.shares_T is None else terms.shares_T[1]),
         clamped_tokens_S=segment_sum(clamped_tokens_U, x.units.sequence_ids_U, x.num_local),
         zero_advantage_S=segment_sum(x.advantages_T.abs(), x.sequence_ids_T, x.num_local) == 0,
         weight_S=x.weights_S,
         rejected_S=x.weights_S == 0,
         dual_clipped_S=torch.zeros_like(x.weights_S),
+        masked_S=torch.zeros_like(x.weights_S),
         clip_low_S=log_lo_S,
         clip_high_S=log_hi_S,
         mismatch_kl_S=unmeasured_S,
@@ -257,6 +266,7 @@ def objective_loss(
             num_local,
             mode=objective.weight_mode,
             cap=objective.weight_cap,
+            floor=objective.tis_token_floor,
         )
     output = gspo_loss(
         logprobs_T,
@@ -273,7 +283,7 @@ def objective_loss(
         reduction=Reduction(aggregation=objective.aggregation, num_tokens=num_tokens, length=objective.aggregation_tokens),
         mismatch_weights_S=None if weights is None else weights.weights_S,
         mismatch_weights_T=None if weights is None else weights.weights_T,
-        dual_clip=objective.dual_clip,
+        surrogate=surrogate_of(objective),
         penalty_T=token_penalties(
             objective, logprobs_T, mask_T, reference_logprobs_T=reference_logprobs_T, entropy_T=entropy_T
         ),
@@ -289,6 +299,8 @@ def objective_loss(
         entropy_T,
         group_ids_S,
     )
+    if not objective.has_clip_range:
+        stats = replace(stats, clip_low_S=stats.clip_low_S * math.nan, clip_high_S=stats.clip_high_S * math.nan)
     if reference_logprobs_T is not None:
         kl_S = reference_kl(logprobs_T, reference_logprobs_T, mask_T, sequence_ids_T, num_local)
         stats = replace(stats, reference_kl_S=kl_S)
