@@ -166,6 +166,10 @@ class Objective:
     """For surrogate = "m2po": the largest mean of (log s)^2, nats squared. The largest are masked until the rest of the
     micro-batch is within it."""
 
+    learning_rate_by_ess: bool = False
+    """Multiply the learning rate of each optimizer step by sqrt(rho), the effective sample size of its sequences as a
+    fraction, by the products of their tokens' ratios (VCPO, arXiv 2602.17616). It falls with the length."""
+
     adaptive_clip_target: Annotated[float | None, _FRACTION] = None
     """The clip fraction that AdaptiveClip steers to: after each batch the clip range is widened or narrowed, until this
     share of the sequences with an advantage is clipped (the paper: 0.15 of all). No run reaches a target above about 0.4,

@@ -60,9 +60,10 @@ def _surrogate(objective: Objective) -> str:
         "m2po": f"m2po, second moment up to {objective.m2po_bound:g}",
         "gmpo": f"gmpo, {clip}",
     }
+    by_ess = ", learning rate by effective sample size" if objective.learning_rate_by_ess else ""
     masks = objective.weight_mode == "reject_tokens"
     mask = f", tokens masked outside {objective.tis_token_floor:g} to {objective.tis_token_cap:g}" if masks else ""
-    return numbers[name] + mask
+    return numbers[name] + mask + by_ess
 
 
 def _noise(tokens: float) -> float:

@@ -128,7 +128,7 @@ def test_bfloat16_against_the_papers_clip_range_is_a_warning_until_it_is_steered
     ("keys", "text"),
     [
         ({"surrogate": "cispo"}, "token ratios, cispo, weights up to 5"),
-        ({"surrogate": "sapo"}, "sapo, temperatures 1 / 1.05"),
+        ({"surrogate": "sapo", "learning_rate_by_ess": True}, "sapo, temperatures 1 / 1.05, learning rate by effective"),
         ({"surrogate": "dppo"}, "dppo, probabilities within 0.15, ratios up to 20"),
         ({"surrogate": "m2po"}, "m2po, second moment up to 0.04"),
         ({"surrogate": "gmpo", "eps_low": 0.33, "eps_high": 0.49}, "gmpo, eps 0.33 / 0.49"),
