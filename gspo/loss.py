@@ -187,7 +187,7 @@ def _statistics(
     log_lo_S, log_hi_S = (
         segment_sum(bound_U, x.units.sequence_ids_U, x.num_local) / x.counts_S.clamp(min=1) for bound_U in log_bounds_U
     )
-    unmeasured_S = torch.full_like(x.weights_S, float("nan"))
+    unmeasured_S, nothing_S = torch.full_like(x.weights_S, float("nan")), torch.zeros_like(x.weights_S)
     return SequenceStats(
         num_tokens_S=x.num_tokens_S,
         lag_S=clip_range.lag_S.detach(),
@@ -201,8 +201,8 @@ def _statistics(
         zero_advantage_S=segment_sum(x.advantages_T.abs(), x.sequence_ids_T, x.num_local) == 0,
         weight_S=x.weights_S,
         rejected_S=x.weights_S == 0,
-        dual_clipped_S=torch.zeros_like(x.weights_S),
-        masked_S=torch.zeros_like(x.weights_S),
+        dual_clipped_S=nothing_S,
+        masked_S=nothing_S,
         clip_low_S=log_lo_S,
         clip_high_S=log_hi_S,
         mismatch_kl_S=unmeasured_S,

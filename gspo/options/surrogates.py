@@ -67,8 +67,9 @@ TermsOf = Callable[[Ratios], Terms]
 
 def surrogate_of(objective: Objective) -> TermsOf:
     """Return the terms that ``objective`` asks for."""
+    if objective.surrogate == "clip":
+        return partial(clipped, dual_clip=objective.dual_clip)
     by_name: dict[str, TermsOf] = {
-        "clip": partial(clipped, dual_clip=objective.dual_clip),
         "cispo": partial(cispo, cap=objective.cispo_cap),
         "sapo": partial(sapo, tau_positive=objective.sapo_tau_positive, tau_negative=objective.sapo_tau_negative),
         "dppo": partial(dppo, bound=objective.dppo_bound, cap=objective.dppo_cap),

@@ -167,8 +167,8 @@ BUGS_OF_THE_LOSS = (
     PlantedBug(
         "clipped on the wrong side",
         "options/surrogates.py",
-        "high_T = (x.weighted_T > 0) &",
-        "high_T = (x.weighted_T < 0) &",
+        "high_T = (x.weighted_T > 0) & (x.log_s_T >",
+        "high_T = (x.weighted_T < 0) & (x.log_s_T >",
         equal_advantages_make_it_gspo,
     ),
     PlantedBug(
@@ -195,8 +195,8 @@ BUGS_OF_THE_LOSS = (
     PlantedBug(
         "clip fractions of both sides are those of one",
         "loss.py",
-        "clipped_low_S=x.mean_S(terms.low_T)",
-        "clipped_low_S=x.mean_S(terms.high_T)",
+        "clipped_low_S=x.mean_S(terms.low_T if",
+        "clipped_low_S=x.mean_S(terms.high_T if",
         the_loss_is_the_formula,
     ),
 )
