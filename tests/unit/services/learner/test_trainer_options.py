@@ -175,3 +175,15 @@ def test_the_effective_sample_size_of_long_sequences_is_finite() -> None:
     """The sum of a long sequence's log-ratios has no exponential in float64, and rho needs none."""
     assert ess_rate_scale(torch.tensor([900.0, 900.0, 0.0])) == pytest.approx((2 / 3) ** 0.5)
     assert ess_rate_scale(torch.tensor([-5000.0, -5000.0])) == ess_rate_scale(torch.zeros(0)) == 1.0
+
+
+def test_each_step_has_the_effective_sample_size_of_its_own_sequences() -> None:
+    groups = own_logprobs(BigramEngine(), random_groups(4, 3, seed=2), noise=0.2)
+    scaled = replace(WIDE, learning_rate_by_ess=True)
+    # So slow that the second step sees the weights of the first.
+    halves = [train(BigramEngine(learning_rate=1e-12), half, scaled).metrics for half in (groups[:2], groups[2:])]
+    whole = train(BigramEngine(learning_rate=1e-12), groups, scaled, num_mini_batches=2).metrics
+    first, second = (half["learning_rate_scale"] for half in halves)
+    assert abs(first - second) > 0.01
+    assert whole["learning_rate_scale"] == pytest.approx((first + second) / 2, rel=1e-5)
+    assert whole["learning_rate"] == pytest.approx(1e-12 * second, rel=1e-5)
