@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gspo.settings import Aggregation, Anchor, ClipCalibration, KlEstimator, Objective, RatioUnit, TisMode
+from gspo.settings import Aggregation, Anchor, ClipCalibration, KlEstimator, Objective, RatioUnit, Surrogate, TisMode
 
 if TYPE_CHECKING:
     from gspo.adaptive import AdaptiveClip
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gspo.moe.experts import ExpertPicks, ExpertRecorder
     from gspo.moe.routing_replay import RoutingReplay
     from gspo.options.aggregation import Reduction
+    from gspo.options.ess_rate import ess_rate_scale
     from gspo.options.penalties import sequence_kl
     from gspo.padded import padded_loss
     from gspo.staleness import ClipRange, calibrated_clip_range, clip_range, objective_clip_range, sequence_lag
@@ -51,6 +52,7 @@ __all__ = [
     "Reduction",
     "RoutingReplay",
     "SequenceStats",
+    "Surrogate",
     "TisMode",
     "TokenLogProbs",
     "TokenRatios",
@@ -60,6 +62,7 @@ __all__ = [
     "calibrated_clip_range",
     "chunked_logprobs",
     "clip_range",
+    "ess_rate_scale",
     "group_advantages",
     "gspo_loss",
     "mismatch_moments",
@@ -91,6 +94,7 @@ _LAZY = {
     "moe.experts": ("ExpertPicks", "ExpertRecorder"),
     "moe.routing_replay": ("RoutingReplay",),
     "padded": ("padded_loss",),
+    "options.ess_rate": ("ess_rate_scale",),
     "options.penalties": ("sequence_kl",),
     "mismatch": ("MismatchMoments", "MismatchTracker", "mismatch_moments", "mismatch_weights", "sequence_mismatch"),
     "staleness": ("ClipRange", "calibrated_clip_range", "clip_range", "objective_clip_range", "sequence_lag"),

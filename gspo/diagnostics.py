@@ -45,15 +45,18 @@ class SequenceStats:
     log_ratio_error_S: Tensor
     """Standard error of log_ratio_S: the deviation of the log-ratios in the sequence, by the root of its length."""
     clipped_high_S: Tensor
-    """Fraction of the action tokens whose gradient the upper bound removed (positive advantage)."""
+    """Fraction of the action tokens whose gradient the upper bound removed (positive advantage). CISPO: that were capped.
+    SAPO: of the gradient that its gate removed there. DPPO and M2PO: that were masked above."""
     clipped_low_S: Tensor
-    """Fraction of the action tokens whose gradient the lower bound removed (negative advantage)."""
+    """The same of the lower bound (negative advantage). CISPO: 0."""
     clip_low_S: Tensor
-    """Lower bound of the log-ratio, nats; the mean over the action tokens."""
+    """Lower bound of the log-ratio, nats; the mean over the action tokens. NaN where the surrogate has none."""
     clip_high_S: Tensor
-    """Upper bound of the log-ratio, nats; the mean over the action tokens."""
+    """Upper bound of the log-ratio, like ``clip_low_S``."""
     dual_clipped_S: Tensor
     """Fraction of the action tokens whose gradient the dual clip removed (negative advantage)."""
+    masked_S: Tensor
+    """Fraction of the action tokens whose own mismatch weight is 0 (IcePop)."""
     clamped_tokens_S: Tensor
     """Number of action tokens in units whose log-ratio was clamped."""
     zero_advantage_S: Tensor
@@ -154,8 +157,7 @@ def _bucket_summary(stats: SequenceStats, bucket: str) -> dict[str, float]:
         "clip_fraction_low": float(stats.clipped_low_S.mean()),
         "clip_fraction_dual": float(stats.dual_clipped_S.mean()),
         "clip_fraction": float((stats.clipped_high_S + stats.clipped_low_S).mean()),
-        "clip_range_low": float(stats.clip_low_S.mean()),
-        "clip_range_high": float(stats.clip_high_S.mean()),
+        "mask_fraction": float(stats.masked_S.mean()),
         "ratio_mean": float(ratio_S.mean()),
         "ratio_min": float(ratio_S.min()),
         "ratio_max": float(ratio_S.max()),
@@ -170,6 +172,8 @@ def _bucket_summary(stats: SequenceStats, bucket: str) -> dict[str, float]:
     for name, quantile in RATIO_QUANTILES:
         values[f"ratio_{name}"] = float(torch.quantile(ratio_S, quantile))
     measurements = {
+        "clip_range_low": stats.clip_low_S,
+        "clip_range_high": stats.clip_high_S,
         "mismatch_kl": stats.mismatch_kl_S,
         "mismatch": stats.mismatch_S,
         "reference_kl": stats.reference_kl_S,

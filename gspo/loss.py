@@ -31,8 +31,8 @@ from gspo.inputs.units import segment_mean, segment_sum
 from gspo.inputs.validation import require_finite, require_not_negative, require_vector, trusted_values
 from gspo.mismatch import MismatchWeights, mismatch_weights, sequence_mismatch
 from gspo.options.aggregation import PER_SEQUENCE, Reduction
-from gspo.options.dual_clip import beyond_dual_clip
 from gspo.options.penalties import reference_kl, token_penalties
+from gspo.options.surrogates import Ratios, Terms, TermsOf, clipped, surrogate_of
 from gspo.settings import Objective, RatioUnit, require_number
 from gspo.staleness import ClipRange, objective_clip_range
 
@@ -76,6 +76,7 @@ def gspo_loss(
     mismatch_weights_S: Tensor | None = None,
     mismatch_weights_T: Tensor | None = None,
     dual_clip: float | None = None,
+    surrogate: TermsOf | None = None,
     penalty_T: Tensor | None = None,
     log_ratio_clamp: float = 10.0,
     with_tokens: bool = False,
@@ -91,8 +92,9 @@ def gspo_loss(
     sequence, where episodes have several (``gspo.options.aggregation``); num_sequences then counts episodes, and
     tokens_per_sequence_S is that of the episode. reduction: another divisor than n_i. mismatch_weights_S: factors of A_t;
     0 rejects a sequence and changes neither n_i nor N; only meaningful with proximal anchors. mismatch_weights_T:
-    instead of these, a factor of each token's A_t. dual_clip: c > 1, the bound of s_t where A_t < 0. penalty_T: taken from
-    the term of each action token, with its gradient (``gspo.options.penalties``). log_ratio_clamp: |log s_u| beyond it is
+    instead of these, a factor of each token's A_t. dual_clip: c > 1, the bound of s_t where A_t < 0. surrogate: the terms in
+    the place of the clip's, from ``gspo.options.surrogates``; it takes no dual_clip. penalty_T: taken from the term of each
+    action token, with its gradient (``gspo.options.penalties``). log_ratio_clamp: |log s_u| beyond it is
     clamped and counted; the gradient of a clamped unit stays, with the clamped ratio as its factor.
     with_tokens: also return each token's ratio and clip decision.
 
@@ -114,6 +116,8 @@ def gspo_loss(
         mismatch_weights_S=mismatch_weights_S,
         episode_ids_S=episode_ids_S,
     )
+    if surrogate is not None and dual_clip is not None:
+        raise ValueError(f"dual_clip is {dual_clip} with a surrogate, which replaces the clip; leave one of them out")
     reduction.require_tokens(x.counts_S)
     require_number("log_ratio_clamp", log_ratio_clamp, low=0.0, low_open=True)
     dtype = x.logp_T.dtype
@@ -125,22 +129,15 @@ def gspo_loss(
     log_s_U = mean_delta_U.clamp(-log_ratio_clamp, log_ratio_clamp)
     log_s_T = (x.logp_T - x.logp_T.detach()) + log_s_U[unit_T]
 
-    # min(s A, clip(s) A) takes the clipped side exactly in these two cases. Deciding on logarithms keeps the digits that
-    # exp() would round away, and no tie of equal floats can split the gradient.
     by_sequence = ratio_unit == "sequence"
     num_tokens_U = x.counts_S if by_sequence else segment_sum(x.mask_T.to(dtype), unit_T, x.units.num_units)
     log_lo_U, log_hi_U = clip_range.bounds(x.units.sequence_ids_U, num_tokens_U)
-    log_lo_T, log_hi_T = log_lo_U[unit_T], log_hi_U[unit_T]
     weighted_T = _weighted(x, mismatch_weights_S, mismatch_weights_T)
-    high_T = (weighted_T > 0) & (log_s_T > log_hi_T)
-    low_T = (weighted_T < 0) & (log_s_T < log_lo_T)
-    log_clipped_s_T = torch.where(high_T, log_hi_T.to(dtype), torch.where(low_T, log_lo_T.to(dtype), log_s_T))
-    dual_T = None if dual_clip is None else beyond_dual_clip(log_s_T, weighted_T, dual_clip)
-    if dual_T is not None and dual_clip is not None:
-        log_clipped_s_T = torch.where(dual_T, math.log(dual_clip), log_clipped_s_T)
+    ratios = Ratios(x, log_s_T, weighted_T, log_lo_U[unit_T], log_hi_U[unit_T])
+    terms = clipped(ratios, dual_clip=dual_clip) if surrogate is None else surrogate(ratios)
 
     # J = 1/N sum_i 1/D_i sum_t, and D_i = n_i by default
-    term_T = log_clipped_s_T.exp() * weighted_T
+    term_T = terms.term_T
     if penalty_T is not None:
         require_vector("penalty_T", penalty_T, term_T.shape[0])
         term_T = term_T - torch.where(x.mask_T, penalty_T, 0.0)
@@ -153,14 +150,16 @@ def gspo_loss(
     residual_T = torch.where(x.mask_T, delta_T - mean_delta_S[x.sequence_ids_T], 0.0)
     log_ratio_S = mean_delta_S.clamp(-log_ratio_clamp, log_ratio_clamp)
     log_bounds_U = (num_tokens_U * log_lo_U, num_tokens_U * log_hi_U)
-    stats = _statistics(x, clip_range, objective_S, log_ratio_S, residual_T, high_T, low_T, clamped_tokens_U, log_bounds_U)
-    if dual_T is not None:
-        stats = replace(stats, dual_clipped_S=x.mean_S(dual_T))
+    stats = _statistics(x, clip_range, objective_S, log_ratio_S, residual_T, terms, clamped_tokens_U, log_bounds_U)
+    if terms.dual_T is not None:
+        stats = replace(stats, dual_clipped_S=x.mean_S(terms.dual_T))
+    if mismatch_weights_T is not None:
+        stats = replace(stats, masked_S=x.mean_S(x.mask_T & (mismatch_weights_T == 0)))
     if not with_tokens:
         return LossOutput(loss, stats)
     # Off the mask both advantages and clip decisions are 0, and the unit is that of another token.
     ratio_T = torch.where(x.mask_T, log_s_T.detach().exp(), 1.0)
-    return LossOutput(loss, stats, TokenRatios(ratio_T, high_T, low_T))
+    return LossOutput(loss, stats, TokenRatios(ratio_T, terms.high_T, terms.low_T))
 
 
 def _weighted(x: LossInputs, mismatch_weights_S: Tensor | None, mismatch_weights_T: Tensor | None) -> Tensor:
@@ -180,8 +179,7 @@ def _statistics(
     objective_S: Tensor,
     log_ratio_S: Tensor,
     residual_T: Tensor,
-    high_T: Tensor,
-    low_T: Tensor,
+    terms: Terms,
     clamped_tokens_U: Tensor,
     log_bounds_U: tuple[Tensor, Tensor],
 ) -> SequenceStats:
@@ -189,7 +187,7 @@ def _statistics(
     log_lo_S, log_hi_S = (
         segment_sum(bound_U, x.units.sequence_ids_U, x.num_local) / x.counts_S.clamp(min=1) for bound_U in log_bounds_U
     )
-    unmeasured_S = torch.full_like(x.weights_S, float("nan"))
+    unmeasured_S, nothing_S = torch.full_like(x.weights_S, float("nan")), torch.zeros_like(x.weights_S)
     return SequenceStats(
         num_tokens_S=x.num_tokens_S,
         lag_S=clip_range.lag_S.detach(),
@@ -197,13 +195,14 @@ def _statistics(
         objective_S=objective_S.detach(),
         log_ratio_S=log_ratio_S,
         log_ratio_error_S=(x.mean_S(residual_T.square()) / x.counts_S.clamp(min=1)).sqrt(),
-        clipped_high_S=x.mean_S(high_T),
-        clipped_low_S=x.mean_S(low_T),
+        clipped_high_S=x.mean_S(terms.high_T if terms.shares_T is None else terms.shares_T[0]),
+        clipped_low_S=x.mean_S(terms.low_T if terms.shares_T is None else terms.shares_T[1]),
         clamped_tokens_S=segment_sum(clamped_tokens_U, x.units.sequence_ids_U, x.num_local),
         zero_advantage_S=segment_sum(x.advantages_T.abs(), x.sequence_ids_T, x.num_local) == 0,
         weight_S=x.weights_S,
         rejected_S=x.weights_S == 0,
-        dual_clipped_S=torch.zeros_like(x.weights_S),
+        dual_clipped_S=nothing_S,
+        masked_S=nothing_S,
         clip_low_S=log_lo_S,
         clip_high_S=log_hi_S,
         mismatch_kl_S=unmeasured_S,
@@ -267,6 +266,7 @@ def objective_loss(
             num_local,
             mode=objective.weight_mode,
             cap=objective.weight_cap,
+            floor=objective.tis_token_floor,
         )
     output = gspo_loss(
         logprobs_T,
@@ -283,7 +283,7 @@ def objective_loss(
         reduction=Reduction(aggregation=objective.aggregation, num_tokens=num_tokens, length=objective.aggregation_tokens),
         mismatch_weights_S=None if weights is None else weights.weights_S,
         mismatch_weights_T=None if weights is None else weights.weights_T,
-        dual_clip=objective.dual_clip,
+        surrogate=surrogate_of(objective),
         penalty_T=token_penalties(
             objective, logprobs_T, mask_T, reference_logprobs_T=reference_logprobs_T, entropy_T=entropy_T
         ),
@@ -299,6 +299,8 @@ def objective_loss(
         entropy_T,
         group_ids_S,
     )
+    if not objective.has_clip_range:
+        stats = replace(stats, clip_low_S=stats.clip_low_S * math.nan, clip_high_S=stats.clip_high_S * math.nan)
     if reference_logprobs_T is not None:
         kl_S = reference_kl(logprobs_T, reference_logprobs_T, mask_T, sequence_ids_T, num_local)
         stats = replace(stats, reference_kl_S=kl_S)

@@ -42,10 +42,12 @@ def mismatch_weights(
     *,
     mode: TisMode,
     cap: float,
+    floor: float = 0.5,
 ) -> MismatchWeights:
     """Return exp(mean(log pi_prox - log mu)) per sequence: min(., cap) for "truncate", 0 outside [1/cap, cap] for "reject".
 
     "truncate_tokens": min(pi_prox / mu, cap) per token (V-trace's truncated weights, IMPALA, arXiv 1802.01561).
+    "reject_tokens": pi_prox / mu per token, 0 outside [floor, cap] (IcePop, arXiv 2510.18855).
     "truncate_product": min(prod pi_prox / mu, cap) per sequence, the importance weight of the whole sequence.
 
     Decoupled PPO (arXiv 2110.00641) leaves this factor outside the clip. It is length-normalised like GSPO's ratio: one cap
@@ -62,8 +64,11 @@ def mismatch_weights(
         return MismatchWeights(torch.ones_like(log_weight_S), rejected_S)
     if mode == "truncate":
         return MismatchWeights(log_weight_S.exp().clamp(max=cap), rejected_S)
-    if mode == "truncate_tokens":
+    if mode in ("truncate_tokens", "reject_tokens"):
         weights_T = delta_T.clamp(max=math.log(cap), min=-MAX_LOG_WEIGHT).exp()
+        if mode == "reject_tokens":
+            require_number("floor", floor, low=0.0, high=1.0, low_open=True)
+            weights_T = torch.where((delta_T < math.log(floor)) | (delta_T > math.log(cap)), 0.0, weights_T)
         weights_S = segment_mean(weights_T, mask_T, ids_T, num_sequences)
         empty_S = segment_sum(mask_T.to(weights_T.dtype), ids_T, num_sequences) == 0
         return MismatchWeights(torch.where(empty_S, 1.0, weights_S), rejected_S, weights_T)

@@ -5,9 +5,11 @@ checks read choices and ranges from them.
 """
 
 import math
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from types import UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+
+from gspo.options.contradictions import WITHOUT_RANGE, require_consistent
 
 RatioUnit = Literal["sequence", "turn", "token"]
 """The set of action tokens that share one importance ratio: GSPO, turn-level, or GRPO."""
@@ -15,7 +17,10 @@ RatioUnit = Literal["sequence", "turn", "token"]
 Anchor = Literal["behaviour", "proximal"]
 """The denominator of the ratio: the engine's log-probs, or the learner's own at the start of the batch."""
 
-TisMode = Literal["truncate", "truncate_tokens", "truncate_product", "reject", "off"]
+Surrogate = Literal["clip", "cispo", "sapo", "dppo", "m2po", "gmpo"]
+"""What each token adds to J: see ``gspo.options.surrogates``."""
+
+TisMode = Literal["truncate", "truncate_tokens", "truncate_product", "reject", "reject_tokens", "off"]
 
 ClipCalibration = Literal["off", "widen"]
 
@@ -108,8 +113,9 @@ class Objective:
     tis_mode: TisMode | None = None
     """For the proximal anchor: importance sampling that corrects the engine's mismatch, truncated (TIS) or masked.
     truncate: weight sequences by exp(mean(log pi_prox - mu)), at most tis_cap. truncate_tokens: weight each token by its own
-    pi_prox / mu, at most tis_token_cap. truncate_product: weight sequences by the product of these over their tokens, at
-    most tis_product_cap. reject: mask sequences outside [1 / tis_cap, tis_cap], with weight 0. off: none of these. Not set:
+    pi_prox / mu, at most tis_token_cap. reject_tokens: the same, and 0 outside [tis_token_floor, tis_token_cap] (IcePop).
+    truncate_product: weight sequences by the product of these over their tokens, at most tis_product_cap. reject: mask
+    sequences outside [1 / tis_cap, tis_cap], with weight 0. off: none of these. Not set:
     truncate. The behaviour anchor accepts only off, or not set, which then means off: the ratio already holds the mismatch,
     and a weight would count it twice."""
 
@@ -118,11 +124,14 @@ class Objective:
     it lies near 1 for long sequences: 1.1 is 0.1 nat per token. Answers of a few tokens need a larger one."""
 
     tis_token_cap: Annotated[float, Range(low=1.0, low_open=True)] = 2.0
-    """For truncate_tokens: the largest factor of one token."""
+    """For truncate_tokens and reject_tokens: the largest factor of one token."""
 
     tis_product_cap: Annotated[float, Range(low=1.0, low_open=True)] = 2.0
     """For truncate_product: the largest factor of a sequence. It bounds a product over all tokens, which is exact, but whose
     scatter grows with the length: at 1,000 tokens, 2 is a mean of 7e-4 nat per token."""
+
+    tis_token_floor: Annotated[float, _FRACTION] = 0.5
+    """For reject_tokens: a token with a smaller pi_prox / mu is masked. IcePop: 0.5, and 5 for tis_token_cap."""
 
     log_ratio_clamp: Annotated[float, _POSITIVE] = 10.0
     """Log-ratios beyond this are clamped (and counted): an unbounded ratio with a negative advantage diverges."""
@@ -130,6 +139,36 @@ class Objective:
     dual_clip: Annotated[float | None, Range(low=1.0, low_open=True)] = None
     """c: where the advantage is negative, a ratio above c counts as c, and its token gets no gradient (dual-clip PPO: 3).
     The clip itself bounds such a term on the other side only. Not set: only log_ratio_clamp bounds it."""
+
+    surrogate: Surrogate = "clip"
+    """What each token adds to the objective. clip: PPO's clipped surrogate, min(s A, clip(s) A). The others need ratio_unit
+    token. cispo (MiniMax-M1, ScaleRL): log pi, weighted by the capped ratio. sapo: a soft gate. dppo: without tokens that
+    moved too far from the behaviour policy. m2po: without those of the largest log-ratios. gmpo: the geometric mean of
+    clipped ratios. Only clip and gmpo have a clip range."""
+
+    cispo_cap: Annotated[float, Range(low=1.0, low_open=True)] = 5.0
+    """For surrogate = "cispo": the largest weight of a token. MiniMax-M1 gives no value; 5 is what TRL takes for ScaleRL."""
+
+    sapo_tau_positive: Annotated[float, _POSITIVE] = 1.0
+    """For surrogate = "sapo": the gate's temperature where the advantage is positive. A larger one is a narrower gate."""
+
+    sapo_tau_negative: Annotated[float, _POSITIVE] = 1.05
+    """For surrogate = "sapo": the gate's temperature where the advantage is not positive."""
+
+    dppo_bound: Annotated[float, _FRACTION] = 0.15
+    """For surrogate = "dppo": a token whose probability differs by more from the behaviour policy's is masked, where its
+    advantage would move it further."""
+
+    dppo_cap: Annotated[float, Range(low=1.0, low_open=True)] = 20.0
+    """For surrogate = "dppo": the largest ratio of a token; its gradient stays. 20 is verl's."""
+
+    m2po_bound: Annotated[float, _POSITIVE] = 0.04
+    """For surrogate = "m2po": the largest mean of (log s)^2, nats squared. The largest are masked until the rest of the
+    micro-batch is within it."""
+
+    learning_rate_by_ess: bool = False
+    """Multiply the learning rate of each optimizer step by sqrt(rho), the effective sample size of its sequences as a
+    fraction, by the products of their tokens' ratios (VCPO, arXiv 2602.17616). It falls with the length."""
 
     adaptive_clip_target: Annotated[float | None, _FRACTION] = None
     """The clip fraction that AdaptiveClip steers to: after each batch the clip range is widened or narrowed, until this
@@ -194,6 +233,54 @@ class Objective:
             tis_mode="off",
         )
 
+    @classmethod
+    def cispo(cls) -> Self:
+        """CISPO as ScaleRL has it (arXiv 2510.13786): the ratio to the engine, capped at 5, over all tokens of the step."""
+        return cls(surrogate="cispo", ratio_unit="token", aggregation="token")
+
+    @classmethod
+    def sapo(cls) -> Self:
+        """SAPO (arXiv 2511.20347): temperatures 1.0 and 1.05, mean over each sequence."""
+        return cls(surrogate="sapo", ratio_unit="token")
+
+    @classmethod
+    def icepop(cls) -> Self:
+        """IcePop (arXiv 2510.18855): GRPO with a token's weight of engine mismatch, 0 outside [0.5, 5].
+
+        We found no clip range that its authors state; this is that of ``grpo``.
+        """
+        return cls(
+            ratio_unit="token", eps_low=0.2, eps_high=0.27, anchor="proximal", tis_mode="reject_tokens", tis_token_cap=5.0
+        )
+
+    @classmethod
+    def dppo(cls, *, aggregation_tokens: int) -> Self:
+        """DPPO-Binary-TV (arXiv 2602.04879): 0.15, against the engine. Its authors train it with Dr. GRPO's aggregation,
+        whose ``aggregation_tokens`` is the most tokens of an answer, and without ``normalise_std`` of the advantages."""
+        return cls(surrogate="dppo", ratio_unit="token", aggregation="constant", aggregation_tokens=aggregation_tokens)
+
+    @classmethod
+    def m2po(cls) -> Self:
+        """M2PO (arXiv 2510.01161): second moment 0.04, over all tokens of the step."""
+        return cls(surrogate="m2po", ratio_unit="token", aggregation="token")
+
+    @classmethod
+    def gmpo(cls) -> Self:
+        """GMPO (arXiv 2507.20673): tokens clipped at e^-0.4 and e^0.4."""
+        return cls(
+            surrogate="gmpo",
+            ratio_unit="token",
+            eps_low=-math.expm1(-0.4),
+            eps_high=math.expm1(0.4),
+            clip_calibration="off",
+            noise_z=0.0,
+        )
+
+    @classmethod
+    def luspo(cls) -> Self:
+        """LUSPO (arXiv 2602.05261): GSPO with each sequence's term times its length, and 2e-3 / 2.5e-3."""
+        return replace(cls.gspo(), eps_low=2e-3, eps_high=2.5e-3, aggregation="constant", aggregation_tokens=1)
+
     def __post_init__(self) -> None:
         for field in fields(Objective):
             require_field(field, getattr(self, field.name))
@@ -203,7 +290,7 @@ class Objective:
                 "be clipped. The GSPO paper clips sequence ratios at 3e-4 / 4e-4; 0.2 / 0.27 are GRPO's values, for "
                 "ratio_unit 'token'"
             )
-        if self.ratio_unit == "token" and min(self.eps_low, self.eps_high) < SMALLEST_TOKEN_EPS:
+        if self.ratio_unit == "token" and self.has_clip_range and min(self.eps_low, self.eps_high) < SMALLEST_TOKEN_EPS:
             raise ValueError(
                 f"eps_low is {self.eps_low}, eps_high is {self.eps_high} with ratio_unit 'token': nearly every token would "
                 "be clipped, by noise. 3e-4 / 4e-4 are for sequence ratios, which are means. Set eps_low = 0.2 and "
@@ -224,17 +311,20 @@ class Objective:
                 f"tis_mode is {self.tis_mode!r} with anchor 'behaviour': the ratio already holds the mismatch, "
                 "and a weight would count it twice. Set tis_mode = 'off' or leave it out, or set anchor = 'proximal'"
             )
-        _require_one_aggregation(self)
-        _require_dual_clip_in_reach(self)
-        _require_useful_kl(self)
+        require_consistent(self)
 
     @property
     def is_calibrated(self) -> bool:
         """Whether the clip range is widened by what ``gspo.calibration`` measures: ``clip_calibration``, or what not setting
         it means."""
-        if self.clip_calibration is not None:
+        if self.clip_calibration is not None or not self.has_clip_range:
             return self.clip_calibration == "widen"
         return self.anchor == "behaviour" and self.clip_range_growth == 0
+
+    @property
+    def has_clip_range(self) -> bool:
+        """Whether ratios are clipped at eps_low and eps_high."""
+        return self.surrogate not in WITHOUT_RANGE
 
     @property
     def weight_mode(self) -> TisMode:
@@ -246,7 +336,8 @@ class Objective:
     @property
     def weight_cap(self) -> float:
         """The cap that belongs to ``weight_mode``."""
-        caps = {"truncate_tokens": self.tis_token_cap, "truncate_product": self.tis_product_cap}
+        tokens = dict.fromkeys(("truncate_tokens", "reject_tokens"), self.tis_token_cap)
+        caps = {**tokens, "truncate_product": self.tis_product_cap}
         return caps.get(self.weight_mode, self.tis_cap)
 
     @property
@@ -258,35 +349,6 @@ class Objective:
     def needs_reference_logprobs(self) -> bool:
         """Whether the loss takes the log-probs of a reference model."""
         return self.kl_coefficient > 0 and self.kl_in == "loss"
-
-
-def _require_one_aggregation(objective: Objective) -> None:
-    if objective.aggregation == "constant" and objective.aggregation_tokens is None:
-        raise ValueError(
-            "aggregation is 'constant' and aggregation_tokens is not set; set it to the length that every sequence's sum is "
-            "divided by, such as the most tokens of an answer"
-        )
-    if objective.aggregation != "constant" and objective.aggregation_tokens is not None:
-        raise ValueError(
-            f"aggregation_tokens is {objective.aggregation_tokens} with aggregation {objective.aggregation!r}: an objective "
-            "has one aggregation, and only 'constant' divides by it. Leave it out, or set aggregation = 'constant'"
-        )
-
-
-def _require_dual_clip_in_reach(objective: Objective) -> None:
-    if objective.dual_clip is not None and math.log(objective.dual_clip) >= objective.log_ratio_clamp:
-        raise ValueError(
-            f"dual_clip is {objective.dual_clip} with log_ratio_clamp {objective.log_ratio_clamp}: ratios are clamped "
-            f"before they reach it. Set log_ratio_clamp above {math.log(objective.dual_clip):.3g}, or leave dual_clip out"
-        )
-
-
-def _require_useful_kl(objective: Objective) -> None:
-    if objective.kl_coefficient > 0 and objective.kl_in == "loss" and objective.kl_estimator == "k1":
-        raise ValueError(
-            "kl_estimator is 'k1' with kl_in 'loss': its gradient is 0 on average, whatever the reference model, so it "
-            "would only add noise. Set kl_estimator = 'k2', which has the gradient of the KL, or 'k3', or kl_in = 'reward'"
-        )
 
 
 def require_field(field: Field[Any], value: Any) -> None:

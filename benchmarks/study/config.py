@@ -11,13 +11,13 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from gspo.settings import Anchor, RatioUnit, TisMode, require_number
+from gspo.settings import Anchor, Objective, RatioUnit, Surrogate, TisMode, require_number
 
 TaskName = Literal["arithmetic", "countdown", "long-countdown"]
 ModelName = Literal["tiny", "deep"]
 Clip = Literal["range", "none", "adaptive"]
 Noise = Literal["none", "bf16", "weights", "logprobs"]
-Aggregation = Literal["sequence", "length"]
+Aggregation = Literal["sequence", "length", "sum"]
 Lag = Literal["fixed", "uniform"]
 Credit = Literal["answer", "number"]
 ClipForm = Literal["given", "widen", "recentre", "matched", "shuffled"]
@@ -58,7 +58,12 @@ class RunConfig:
     """given: by clip_range_growth and noise_z. The others are measured by lag; benchmarks.study.clip_forms has them."""
     routing_replay: bool = False
     """Training passes use the experts chosen by the weights of the batch's start."""
+    surrogate: Surrogate = "clip"
+    """What stands in the place of the clip, with the numbers of its authors; gmpo clips at eps_low and eps_high."""
+    rate_by_ess: bool = False
+    """Each step's learning rate is scaled by its effective sample size (VCPO)."""
     aggregation: Aggregation = "sequence"
+    """sum: each sequence's sum over its tokens, for LUSPO."""
     credit: Credit = "answer"
     """answer: every token has its answer's advantage; number: its number's, in a chain (benchmarks.study.tasks.credit)."""
 
@@ -109,6 +114,18 @@ class RunConfig:
             raise ValueError(
                 f"clip_form is {self.clip_form!r} with anchor {self.anchor!r}, clip {self.clip!r}; give behaviour, range"
             )
+
+        self.terms  # noqa: B018
+
+    @property
+    def terms(self) -> Objective | None:
+        """The objective that says what each token adds; None for the clip. Raises: ValueError for what it ignores."""
+        if self.surrogate == "clip":
+            return None
+        if self.surrogate != "gmpo" and self.clip != "none":
+            raise ValueError(f"surrogate is {self.surrogate!r} with clip {self.clip!r}; give none: it has no clip range")
+        eps = {"eps_low": self.eps_low, "eps_high": self.eps_high} if self.surrogate == "gmpo" else {}
+        return Objective(surrogate=self.surrogate, ratio_unit=self.ratio_unit, anchor=self.anchor, **eps)
 
     @property
     def num_groups(self) -> int:

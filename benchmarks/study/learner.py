@@ -33,9 +33,13 @@ from gspo.model.packing import PackedBatch, TrainSequence, pack
 from gspo.model.policy import prepare_policy
 from gspo.moe.experts import ExpertPicks, ExpertRecorder, changed_share, find_routers
 from gspo.moe.routing_replay import RoutingReplay
+from gspo.options.aggregation import PER_SEQUENCE, Reduction
+from gspo.options.ess_rate import ess_rate_scale
+from gspo.options.surrogates import surrogate_of
 from gspo.staleness import sequence_lag
 
 HALVES = 2
+SUM = Reduction(aggregation="constant", length=1)
 LOGPROB_CHUNK_TOKENS = 4_096
 MAX_GRAD_NORM = 1.0
 ADAM_BETAS = (0.9, 0.99)
@@ -117,7 +121,7 @@ class Learner:
 
         Raises: DivergedError for a gradient that is not finite.
         """
-        mini_batches = self._mini_batches(sequences, rewards, version, grades)
+        config, mini_batches = self._config, self._mini_batches(sequences, rewards, version, grades)
         record: dict[str, float] = {}
         began = time.process_time()
         needs_start = self._config.anchor == "proximal" or self._config.routing_replay
@@ -145,6 +149,10 @@ class Learner:
             norms.append(float(torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRAD_NORM)))
             if not math.isfinite(norms[-1]):
                 raise DivergedError(f"gradient norm is {norms[-1]} in batch {version}, mini-batch {index}")
+            if config.rate_by_ess:
+                log_weights_S = torch.cat([part.mismatch_S * part.num_tokens_S for part in stats[-HALVES:]])
+                for group in self._optimizer.param_groups:
+                    group["lr"] = config.learning_rate * ess_rate_scale(log_weights_S)
             self._optimizer.step()
             self._pull_routers()
             if index == 0 and self._config.anchor == "behaviour":
@@ -215,11 +223,12 @@ class Learner:
         """Add one half's gradient; return its statistics, log-ratios at action tokens, and share of changed experts."""
         config, packed = self._config, micro.packed
         result = self.logprobs(packed, micro.start_picks if config.routing_replay else None)
-        anchor_T, weights_S = packed.behaviour_T, None
+        anchor_T, weights = packed.behaviour_T, None
+        terms = config.terms
         if config.anchor == "proximal":
             assert micro.start_logprobs_T is not None
             anchor_T = micro.start_logprobs_T
-            weights_S = study_weights(config, packed, anchor_T, self._calibration.current, micro.lag_S).weights_S
+            weights = study_weights(config, packed, anchor_T, self._calibration.current, micro.lag_S)
         output = gspo_loss(
             result.logprobs_T,
             anchor_T,
@@ -237,7 +246,10 @@ class Learner:
                 generator=self._dealer,
             ),
             ratio_unit=config.ratio_unit,
-            mismatch_weights_S=weights_S,
+            mismatch_weights_S=None if weights is None else weights.weights_S,
+            mismatch_weights_T=None if weights is None else weights.weights_T,
+            surrogate=None if terms is None else surrogate_of(terms),
+            reduction=SUM if config.aggregation == "sum" else PER_SEQUENCE,
         )
         output.loss.backward()  # type: ignore[no-untyped-call]
         logprobs_T = result.logprobs_T.detach()

@@ -7,7 +7,7 @@ compute alike. Only gradients and a table of statistics cross between ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -25,6 +25,7 @@ from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_sums
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import BatchGroup, BatchSequence, PackedBatch, episode_ids
 from gspo.moe.experts import ExpertPicks, ExpertTally
+from gspo.options.ess_rate import ess_rate_scale
 from gspo.settings import Objective
 from gspo.staleness import sequence_lag
 from gspo_services.learner.advantages import AdvantageSettings, AdvantageTable
@@ -43,7 +44,12 @@ class TrainingEngine(ReferenceEngine, Protocol):
     @property
     def balances_load(self) -> bool: ...
     def train_mini_batch(
-        self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn, *, replay: ReplayFn | None = None
+        self,
+        micro_batches: Sequence[PackedBatch],
+        loss_fn: LossFn,
+        *,
+        replay: ReplayFn | None = None,
+        rate_scale: Callable[[], float] | None = None,
     ) -> StepResult: ...
 
 
@@ -150,6 +156,7 @@ def train_batch(
         "mismatch_sigma": mismatch.sigma,
         "clip_scale": clip_scale,
         **kl_metrics,
+        **run.rate_metrics(),
     }
     with profile.phase("diagnostics"):
         stats = run.gathered_stats()
@@ -219,6 +226,7 @@ class _BatchRun:
         self._episodes = episodes
         self._token_dump = token_dump
         self._num_steps = 0
+        self._rate_scales: list[float] = []
         self._rows: list[Tensor] = []
         self._stats: list[SequenceStats] = []
         self._proximal: dict[tuple[int, ...], Tensor] = {}
@@ -276,7 +284,19 @@ class _BatchRun:
             return self._start_experts.get(_rows(mini_batch, packed))
 
         replay = start_experts if self._engine.replays_routing else None
-        step = self._engine.train_mini_batch(mini_batch.micro_batches, loss_fn, replay=replay)
+        num_before = len(self._rows)
+
+        def rate_scale() -> float:
+            """By the weights of the whole step's sequences, which every rank then knows."""
+            log_weights = torch.zeros(mini_batch.num_sequences, dtype=torch.float64)
+            for rows, stats in zip(self._rows[num_before:], self._stats[num_before:], strict=True):
+                log_weights[rows - mini_batch.first_row] = (stats.mismatch_S * stats.num_tokens_S).double().cpu()
+            scale = ess_rate_scale(sum_over_sequences(self._engine, log_weights))
+            self._rate_scales.append(scale)
+            return scale
+
+        by_ess = rate_scale if self._objective.learning_rate_by_ess else None
+        step = self._engine.train_mini_batch(mini_batch.micro_batches, loss_fn, replay=replay, rate_scale=by_ess)
         self._num_steps += 1
         if measures_mismatch:
             self._update_mismatch(sums)
@@ -349,6 +369,12 @@ class _BatchRun:
             return {}
         own = torch.stack(self._auxiliary).sum() if self._auxiliary else torch.zeros((), dtype=torch.float64)
         return {"load_balancing_loss": float(sum_over_sequences(self._engine, own)) / num_steps}
+
+    def rate_metrics(self) -> dict[str, float]:
+        """The mean factor of the learning rate by effective sample size; empty without one."""
+        if not self._rate_scales:
+            return {}
+        return {"learning_rate_scale": sum(self._rate_scales) / len(self._rate_scales)}
 
     def _mismatch_sums(self, packed: PackedBatch, logprobs_T: Tensor) -> Tensor:
         with trusted_values():

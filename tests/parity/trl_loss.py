@@ -26,9 +26,16 @@ VOCABULARY = 32
 
 
 def build_trainer(
-    folder: Path, *, level: Literal["sequence", "token"], eps_low: float, eps_high: float, temperature: float = 1.0
+    folder: Path,
+    *,
+    level: Literal["sequence", "token"],
+    eps_low: float,
+    eps_high: float,
+    temperature: float = 1.0,
+    loss_type: str = "grpo",
+    of: tuple[type[GRPOTrainer], type[GRPOConfig]] = (GRPOTrainer, GRPOConfig),
 ) -> GRPOTrainer:
-    """Return TRL's trainer with loss_type "grpo", without KL term and vLLM, ready to compute a training loss."""
+    """Return TRL's trainer (``of``: it, or one made from it), without KL term and vLLM, ready to compute a training loss."""
     words = {f"t{i}": i for i in range(VOCABULARY - 2)} | {"<pad>": VOCABULARY - 2, "<eos>": VOCABULARY - 1}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t0")), pad_token="<pad>", eos_token="<eos>"
@@ -46,7 +53,8 @@ def build_trainer(
             initializer_range=0.5,
         )
     )
-    settings = GRPOConfig(
+    make_trainer, make_config = of
+    settings = make_config(
         output_dir=str(folder),
         use_cpu=True,
         bf16=False,
@@ -55,13 +63,13 @@ def build_trainer(
         per_device_train_batch_size=2,
         num_generations=2,
         importance_sampling_level=level,
-        loss_type="grpo",
+        loss_type=loss_type,
         epsilon=eps_low,
         epsilon_high=eps_high,
         beta=0.0,
         temperature=temperature,
     )
-    trainer = GRPOTrainer(
+    trainer = make_trainer(
         model=model,
         reward_funcs=_no_reward,
         args=settings,
@@ -97,5 +105,6 @@ def loss_of_given(trainer: GRPOTrainer, logprobs_SL: Tensor, batch: PaddedBatch,
         "tool_mask": batch.action_SL.long(),
         "advantages": advantages,
         "old_per_token_logps": batch.anchor_SL,
+        "num_items_in_batch": (batch.inside_SL & batch.action_SL).sum() * trainer.args.steps_per_generation,
     }
     return given._compute_loss(given.model, inputs)

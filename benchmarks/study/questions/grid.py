@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.study.config import RunConfig
-from benchmarks.study.questions import paper, settled
+from benchmarks.study.questions import paper, rivals, settled
 
+UNRECORDED = ("h",)
+"""Questions without results, which are made on request only."""
 SEEDS = (0, 1, 2)
 MORE_SEEDS = (0, 1, 2, 3, 4, 5)
 
@@ -93,7 +95,7 @@ def cells() -> list[Cell]:
     """Return every cell, most important first."""
     staleness = [*_staleness_short(), *_staleness_long()]
     clipping = [Cell("f-tune", *each) for each in settled.tuning()] + [Cell("f", *each) for each in settled.comparison()]
-    published = [Cell("g", *each) for each in paper.comparison()]
+    published = [Cell("g", *each) for each in paper.comparison()] + [Cell("h", *each) for each in rivals.comparison()]
     scaled = [*_scaled(), *_wider(), *_more(), *_oldest()]
     return [*staleness, *_objectives(), *_groups(), *_collapse(), *scaled, *_precision(), *clipping, *published]
 
@@ -104,12 +106,12 @@ def questions() -> list[str]:
 
 
 def runs(chosen: Iterable[str] | None = None) -> list[RunConfig]:
-    """Return the runs of these questions (all when None), each once, in order of importance.
+    """Return the runs of these questions (all that have results when None), each once, in order of importance.
 
     Raises: ValueError for a question that does not exist.
     """
     known = questions()
-    wanted = known if chosen is None else list(chosen)
+    wanted = [name for name in known if name not in UNRECORDED] if chosen is None else list(chosen)
     for name in wanted:
         if name not in known:
             raise ValueError(f'there is no question "{name}": choose of {", ".join(known)}')

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +175,12 @@ class LearnerEngine:
         return self.settings.load_balance_coefficient > 0
 
     def train_mini_batch(
-        self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn, *, replay: ReplayFn | None = None
+        self,
+        micro_batches: Sequence[PackedBatch],
+        loss_fn: LossFn,
+        *,
+        replay: ReplayFn | None = None,
+        rate_scale: Callable[[], float] | None = None,
     ) -> StepResult:
         """Make one optimizer step on the sum of the micro-batches' losses over all ranks. Collective.
 
@@ -183,6 +188,7 @@ class LearnerEngine:
             micro_batches: this rank's; equally many on every rank, some of them possibly empty.
             loss_fn: not called for an empty micro-batch.
             replay: the experts of each micro-batch; only with ``replays_routing``.
+            rate_scale: the factor of this step's learning rate, asked for after the last micro-batch; alike on every rank.
 
         Raises: NonFiniteLossError, NonFiniteGradientError or, in the first step, MissingGradientError, on all ranks together
         and before the step.
@@ -209,6 +215,11 @@ class LearnerEngine:
         with self.profile.phase("optimizer"):
             loss_sum, num_tokens = self.sum_over_ranks(totals).tolist()
             self._require_sound_gradients(loss_sum)
+            if rate_scale is not None:
+                # The schedule sets the rate again after the step.
+                factor = rate_scale()
+                for group in self._engine.optimizer.param_groups:
+                    group["lr"] *= factor
             learning_rate = float(self._engine.get_lr()[0])
             grad_norm = self._step()
         return StepResult(loss=loss_sum, grad_norm=grad_norm, learning_rate=learning_rate, num_tokens=int(num_tokens))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from gspo.settings import Objective
 from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.model import count
 from gspo_services.prepare.check.situation import ReadModel, Situation
@@ -29,7 +30,7 @@ def objective_findings(situation: Situation, model: ReadModel) -> Iterator[Findi
     objective, learner = settings.objective, settings.learner
     noise = _noise(settings.sampling.max_turn_tokens / 2)
     clip = max(objective.eps_low, objective.eps_high)
-    text = f"{objective.anchor} anchor, {objective.ratio_unit} ratios, eps {objective.eps_low:g} / {objective.eps_high:g}"
+    text = f"{objective.anchor} anchor, {objective.ratio_unit} ratios, {_surrogate(objective)}"
     measures_noise = objective.anchor == "behaviour" and objective.noise_z > 0
     if learner.dtype == "bfloat16" and not measures_noise and objective.ratio_unit != "token" and noise > clip:
         if objective.adaptive_clip_target is None:
@@ -46,6 +47,23 @@ def objective_findings(situation: Situation, model: ReadModel) -> Iterator[Findi
     yield from _caps(situation)
     yield from _types(situation)
     yield from _rate(situation, model)
+
+
+def _surrogate(objective: Objective) -> str:
+    """What stands in the place of the clip, with the numbers that it uses."""
+    name, clip = objective.surrogate, f"eps {objective.eps_low:g} / {objective.eps_high:g}"
+    numbers = {
+        "clip": clip,
+        "cispo": f"cispo, weights up to {objective.cispo_cap:g}",
+        "sapo": f"sapo, temperatures {objective.sapo_tau_positive:g} / {objective.sapo_tau_negative:g}",
+        "dppo": f"dppo, probabilities within {objective.dppo_bound:g}, ratios up to {objective.dppo_cap:g}",
+        "m2po": f"m2po, second moment up to {objective.m2po_bound:g}",
+        "gmpo": f"gmpo, {clip}",
+    }
+    by_ess = ", learning rate by effective sample size" if objective.learning_rate_by_ess else ""
+    masks = objective.weight_mode == "reject_tokens"
+    mask = f", tokens masked outside {objective.tis_token_floor:g} to {objective.tis_token_cap:g}" if masks else ""
+    return numbers[name] + mask + by_ess
 
 
 def _noise(tokens: float) -> float:

@@ -53,7 +53,7 @@ def _rules(situation: Situation) -> Iterator[tuple[list[str], str]]:
     mode = "off" if objective.anchor == "behaviour" else objective.tis_mode or "truncate"
     for key, modes in (
         ("tis_cap", ("truncate", "reject")),
-        ("tis_token_cap", ("truncate_tokens",)), ("tis_product_cap", ("truncate_product",)),
+        ("tis_token_cap", ("truncate_tokens", "reject_tokens")), ("tis_product_cap", ("truncate_product",)),
     ):  # fmt: skip
         if mode not in modes:
             yield [f"objective.{key}"], f'for tis_mode = "{modes[0]}", and it is "{mode}"'

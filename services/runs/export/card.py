@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gspo.settings import Objective
 from gspo_services.runs.export.choice import ChosenCheckpoint
 from gspo_services.runs.export.versions import gspo_version, versions
 from gspo_services.runs.metrics import HeldOut, RunMetrics, number
@@ -61,7 +62,9 @@ def model_card(facts: CardFacts) -> str:
 
 def _front_matter(settings: Settings, adapter: bool) -> str:
     base = json.dumps(settings.model.path.name or "unknown")
-    tags = ["grpo" if settings.objective.ratio_unit == "token" else "gspo", "reinforcement-learning"]
+    objective = settings.objective
+    of_clip = "grpo" if objective.ratio_unit == "token" else "gspo"
+    tags = [of_clip if objective.surrogate == "clip" else objective.surrogate, "reinforcement-learning"]
     lines = (
         f"library_name: {'peft' if adapter else 'transformers'}",
         "pipeline_tag: text-generation",
@@ -75,7 +78,7 @@ def _summary(facts: CardFacts) -> str:
     checkpoint, evaluation = facts.choice.checkpoint, facts.choice.evaluation
     lines = [
         f"- Starting model: `{facts.settings.model.path.name}`, {facts.num_parameters:,} parameters",
-        f"- Trained by reinforcement learning with {_NAMES[facts.settings.objective.ratio_unit]}, by gspo {gspo_version()}",
+        f"- Trained by reinforcement learning with {_method(facts.settings.objective)}, by gspo {gspo_version()}",
         f"- Policy version {checkpoint.policy_version}, after {checkpoint.batch_position} of "
         f"{facts.settings.run.num_batches} batches",
         f"- Weights: {_weights(facts)}",
@@ -88,6 +91,12 @@ def _summary(facts: CardFacts) -> str:
     if facts.published:
         checked += ", and with the digest of the version that the engines served"
     return "\n".join([*lines, f"- {checked}.", ""])
+
+
+def _method(objective: Objective) -> str:
+    if objective.surrogate == "clip":
+        return _NAMES[objective.ratio_unit]
+    return f"{objective.surrogate.upper()}: ratios per token"
 
 
 def _weights(facts: CardFacts) -> str:
@@ -118,9 +127,10 @@ def _data(settings: Settings) -> str:
 def _objective(settings: Settings) -> str:
     objective, batch, learner = settings.objective, settings.batch, settings.learner
     first, second = learner.betas
+    clip_range = f"clip range 1 - {objective.eps_low:g} to 1 + {objective.eps_high:g}"
+    bound = clip_range if objective.has_clip_range else "no clip range"
     lines = [
-        f"- {_UNITS[objective.ratio_unit]}, anchor `{objective.anchor}`, clip range 1 - {objective.eps_low:g} to "
-        f"1 + {objective.eps_high:g}",
+        f"- {_UNITS[objective.ratio_unit]}, anchor `{objective.anchor}`, {bound}",
         f"- {batch.groups_per_batch} groups of {batch.group_size} trajectories a batch, {batch.mini_batches} optimizer "
         "steps each",
         f"- Tokens at most {batch.max_lag} policy versions old",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,12 @@ class BigramEngine:
         return of_start.logprobs_T
 
     def train_mini_batch(
-        self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn, *, replay: ReplayFn | None = None
+        self,
+        micro_batches: Sequence[PackedBatch],
+        loss_fn: LossFn,
+        *,
+        replay: ReplayFn | None = None,
+        rate_scale: Callable[[], float] | None = None,
     ) -> StepResult:
         assert replay is None
         total = torch.zeros(())
@@ -63,12 +68,13 @@ class BigramEngine:
                 total = total + micro_batch_loss(packed, self._forward(packed, True), loss_fn)
         (gradient,) = torch.autograd.grad(total, self.table)
         self.gradients.append(gradient)
+        learning_rate = self._learning_rate * (1.0 if rate_scale is None else rate_scale())
         with torch.no_grad():
-            self.table -= self._learning_rate * gradient
+            self.table -= learning_rate * gradient
         return StepResult(
             loss=float(total.detach()),
             grad_norm=float(gradient.norm()),
-            learning_rate=self._learning_rate,
+            learning_rate=learning_rate,
             num_tokens=sum(packed.num_tokens for packed in micro_batches),
         )
 

@@ -50,8 +50,14 @@ class MoeEngine:
             return self._forward(packed, with_entropy)
 
     def train_mini_batch(
-        self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn, *, replay: ReplayFn | None = None
+        self,
+        micro_batches: Sequence[PackedBatch],
+        loss_fn: LossFn,
+        *,
+        replay: ReplayFn | None = None,
+        rate_scale: Callable[[], float] | None = None,
     ) -> StepResult:
+        assert rate_scale is None
         total = 0.0
         for packed in micro_batches:
             picks = None if replay is None else replay(packed)

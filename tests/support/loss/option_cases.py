@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from gspo.calibration import Calibration
-from gspo.loss import LossOutput, objective_loss
+from gspo.loss import LossOutput
 from gspo.settings import Objective
+from tests.support.loss.gspo_copies import GSPO, Gspo
 from tests.support.loss.oracle import Measurement, OracleResult, OracleSequence, oracle_loss
 
 F64 = torch.float64
@@ -28,6 +29,7 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
     PROXIMAL: {"anchor": "proximal"},
     "reject": {"anchor": "proximal", "tis_mode": "reject", "tis_cap": 1.05},
     "token weights": {"anchor": "proximal", "tis_mode": "truncate_tokens", "tis_token_cap": 1.05},
+    "icepop mask": {"anchor": "proximal", "tis_mode": "reject_tokens", "tis_token_cap": 1.05, "tis_token_floor": 0.95},
     "product weights": {"anchor": "proximal", "tis_mode": "truncate_product", "tis_product_cap": 1.2},
     "dual clip": {"dual_clip": 1.0005},
     "no mismatch weight": {"anchor": "proximal", "tis_mode": "off"},
@@ -40,10 +42,22 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
 }
 """What an option changes in the default objective."""
 
+RIVALS: Final[dict[str, dict[str, Any]]] = {
+    "cispo": {"surrogate": "cispo", "ratio_unit": "token", "cispo_cap": 1.15},
+    "sapo": {"surrogate": "sapo", "ratio_unit": "token", "sapo_tau_positive": 2.0, "sapo_tau_negative": 3.0},
+    "dppo": {"surrogate": "dppo", "ratio_unit": "token", "dppo_bound": 0.03, "dppo_cap": 1.2},
+    "m2po": {"surrogate": "m2po", "ratio_unit": "token", "m2po_bound": 0.02},
+    "gmpo": {"surrogate": "gmpo", "ratio_unit": "token", "eps_low": 0.1, "eps_high": 0.1},
+}
+"""The surrogates beside the clip, with bounds that the random steps reach."""
+
 
 def _fit(first: str, second: str) -> bool:
     """Whether both can be set at once: they do not give one field two values."""
-    return not set(OPTIONS[first]) & set(OPTIONS[second])
+    return not set(_ALL[first]) & set(_ALL[second])
+
+
+_ALL: Final = OPTIONS | RIVALS
 
 
 ALONE_AND_IN_PAIRS: Final = [
@@ -51,13 +65,14 @@ ALONE_AND_IN_PAIRS: Final = [
     *((name,) for name in OPTIONS),
     *(pair for pair in combinations(OPTIONS, 2) if _fit(*pair)),
 ]
+RIVALS_WITH_OPTIONS: Final = [(rival, name) for rival in RIVALS for name in OPTIONS if _fit(rival, name)]
 
 
 def objective_of(names: Sequence[str]) -> Objective:
     """The default objective with the options of these names."""
     changed: dict[str, Any] = {}
     for name in names:
-        changed |= OPTIONS[name]
+        changed |= _ALL[name]
     return Objective(**changed)
 
 
@@ -94,7 +109,7 @@ class Case:
 def random_case(choices: Random, objective: Objective, *, episodes: bool) -> Case:
     """A step of one to five sequences, some without action tokens. Log-ratios reach the bounds of ``objective``'s clip."""
     drawn = Random(choices.randrange(2**31))
-    spread = 3 * objective.eps_high
+    spread = 3 * objective.eps_high if objective.has_clip_range else 0.15
     sequences = []
     for index in range(choices.randint(1, 5)):
         length = choices.randint(1, 7)
@@ -134,7 +149,9 @@ class FastResult:
     outputs: list[LossOutput]
 
 
-def fast_loss(objective: Objective, case: Case, parts: Sequence[Sequence[int]], **changed: Any) -> FastResult:
+def fast_loss(
+    objective: Objective, case: Case, parts: Sequence[Sequence[int]], *, library: Gspo = GSPO, **changed: Any
+) -> FastResult:
     """Run ``objective_loss`` on the micro-batches ``parts`` (indices of sequences) of the step."""
     num_tokens = sum(len(s.actions) for s in case.sequences)
     of_episode: dict[int, int] = {}
@@ -157,7 +174,7 @@ def fast_loss(objective: Objective, case: Case, parts: Sequence[Sequence[int]], 
             optional["proximal_logprobs_T"] = _column(sequences, "proximal")
         if objective.needs_reference_logprobs:
             optional["reference_logprobs_T"] = _column(sequences, "reference")
-        output = objective_loss(
+        output = library.loss.objective_loss(
             objective,
             leaves["logprobs"],
             _column(sequences, "behaviour"),

@@ -36,6 +36,9 @@ class Number:
         value = math.exp(self.value)
         return Number(value, {n: slope * value for n, slope in self.gradient.items()})
 
+    def inverse(self) -> Number:
+        return Number(1 / self.value, {n: -slope / self.value**2 for n, slope in self.gradient.items()})
+
     def squared(self) -> Number:
         return Number(self.value**2, {n: slope * 2 * self.value for n, slope in self.gradient.items()})
 
@@ -101,6 +104,7 @@ def oracle_loss(
     """Return -J of a whole optimizer step, in which ``spare`` sequences without action tokens are counted as well."""
     num_counted = len({s.episode for s in sequences}) + spare
     num_tokens = sum(len(s.actions) for s in sequences)
+    kept = m2po_kept(objective, sequences) if objective.surrogate == "m2po" else frozenset()
     J = Number(0.0)
     for i, sequence in enumerate(sequences):
         of_episode = sum(len(other.actions) for other in sequences if other.episode == sequence.episode)
@@ -110,7 +114,7 @@ def oracle_loss(
                 "token": lambda: 1 / num_tokens,
                 "constant": lambda: 1 / num_counted / (objective.aggregation_tokens or 0),
             }[objective.aggregation]()
-            J = J + _term(objective, sequence, i, t, sigma, clip_scale, measured) * share
+            J = J + _term(objective, sequence, i, t, sigma, clip_scale, measured, kept) * share
     loss = J * -1.0
     return OracleResult(
         loss.value,
@@ -119,7 +123,16 @@ def oracle_loss(
     )
 
 
-def _term(objective: Objective, y: OracleSequence, i: int, t: int, sigma: float, k: float, measured: Measurement) -> Number:
+def _term(
+    objective: Objective,
+    y: OracleSequence,
+    i: int,
+    t: int,
+    sigma: float,
+    k: float,
+    measured: Measurement,
+    kept: frozenset[tuple[int, int]],
+) -> Number:
     """What token t of sequence i adds to J, before its share."""
     clamp = objective.log_ratio_clamp
     anchor = y.proximal if objective.anchor == "proximal" else y.behaviour
@@ -127,11 +140,13 @@ def _term(objective: Objective, y: OracleSequence, i: int, t: int, sigma: float,
     log_s_u = _clamped(math.fsum(y.logprobs[u] - anchor[u] for u in unit) / len(unit), clamp)
     logp = Number(y.logprobs[t], {("logprob", i, t): 1.0})
     s = (logp - sg(logp) + log_s_u).exp()
-    log_lo, log_hi = _bounds(objective, y, len(unit), sigma, k, measured)
+    log_bounds = _bounds(objective, y, len(unit), sigma, k, measured)
     weighted = y.advantages[t] * _weight(objective, y, t)
     unclipped = s * weighted
-    clipped = _number(min(max(s.value, math.exp(log_lo)), math.exp(log_hi)) * weighted)
+    clipped = _number(min(max(s.value, math.exp(log_bounds[0])), math.exp(log_bounds[1])) * weighted)
     term = unclipped if unclipped.value <= clipped.value else clipped
+    if objective.surrogate != "clip":
+        term = _rival(objective, y, t, logp, s, weighted, log_bounds, (i, t) in kept)
     if objective.dual_clip is not None and weighted < 0 and objective.dual_clip * weighted > term.value:
         term = _number(objective.dual_clip * weighted)
     if objective.kl_coefficient > 0 and objective.kl_in == "loss":
@@ -141,6 +156,54 @@ def _term(objective: Objective, y: OracleSequence, i: int, t: int, sigma: float,
         entropy = Number(y.entropies[t], {("entropy", i, t): 1.0})
         term = term + entropy * objective.entropy_coefficient
     return term
+
+
+def _rival(
+    objective: Objective,
+    y: OracleSequence,
+    t: int,
+    logp: Number,
+    s: Number,
+    weighted: float,
+    log_bounds: tuple[float, float],
+    kept: bool,
+) -> Number:
+    """The term of a rival of the clip, as its paper writes it, for one token."""
+    r, mu = s.value, math.exp((y.proximal if objective.anchor == "proximal" else y.behaviour)[t])
+    if objective.surrogate == "cispo":  # sg[min(r, cap)] A log pi
+        return logp * (min(r, objective.cispo_cap) * weighted)
+    if objective.surrogate == "sapo":  # 4 / tau sigmoid(tau (r - 1)) A
+        tau = objective.sapo_tau_positive if weighted > 0 else objective.sapo_tau_negative
+        return (((s - 1.0) * -tau).exp() + 1.0).inverse() * (4 / tau * weighted)
+    if objective.surrogate == "dppo":  # nothing where |pi - mu| > bound and the advantage moves pi further
+        pi = math.exp(y.logprobs[t])
+        if abs(pi - mu) > objective.dppo_bound and (pi - mu) * weighted > 0:
+            return Number(0.0)
+        return s * (min(r, objective.dppo_cap) / r * weighted)
+    if objective.surrogate == "m2po":
+        return s * weighted if kept else Number(0.0)
+    assert objective.surrogate == "gmpo", objective.surrogate
+    # The exponential of the mean of one-sidedly clipped log-ratios; a clipped token has no gradient.
+    anchor = y.proximal if objective.anchor == "proximal" else y.behaviour
+    logs = [_clamped(y.logprobs[u] - anchor[u], objective.log_ratio_clamp) for u in y.actions]
+    signs = [y.advantages[u] * _weight(objective, y, u) for u in y.actions]
+    low, high = log_bounds
+    inside = [min(x, high) if sign > 0 else max(x, low) if sign < 0 else x for x, sign in zip(logs, signs, strict=True)]
+    own = y.actions.index(t)
+    step = logp - sg(logp) if inside[own] == logs[own] else Number(0.0)
+    return (step + math.fsum(inside) / len(inside)).exp() * weighted
+
+
+def m2po_kept(objective: Objective, sequences: Sequence[OracleSequence]) -> frozenset[tuple[int, int]]:
+    """The tokens that are left when those of the largest squared log-ratio are masked until their mean is in bounds."""
+    squares = {
+        (i, t): _clamped(y.logprobs[t] - y.behaviour[t], objective.log_ratio_clamp) ** 2
+        for i, y in enumerate(sequences)
+        for t in y.actions
+    }
+    while squares and math.fsum(squares.values()) / len(squares) > objective.m2po_bound:
+        del squares[max(squares, key=lambda token: squares[token])]
+    return frozenset(squares)
 
 
 def _k(estimator: str, d: Number) -> Number:
@@ -197,6 +260,9 @@ def _weight(objective: Objective, y: OracleSequence, t: int) -> float:
         return w if 1 / C <= w <= C else 0.0
     if mode == "truncate_tokens":
         return min(math.exp(y.proximal[t] - y.behaviour[t]), objective.tis_token_cap)
+    if mode == "reject_tokens":
+        k = math.exp(y.proximal[t] - y.behaviour[t])
+        return k if objective.tis_token_floor <= k <= objective.tis_token_cap else 0.0
     if mode == "truncate_product":
         return min(math.prod(math.exp(x) for x in mismatch), objective.tis_product_cap)
     assert mode == "off", mode

@@ -159,23 +159,23 @@ BUGS_OF_THE_LOSS = (
     # Clip
     PlantedBug(
         "clipped above whatever the sign of the advantage",
-        "loss.py",
-        "high_T = (weighted_T > 0) & (log_s_T > log_hi_T)",
-        "high_T = log_s_T > log_hi_T",
+        "options/surrogates.py",
+        "high_T = (x.weighted_T > 0) & (x.log_s_T > x.log_hi_T)",
+        "high_T = x.log_s_T > x.log_hi_T",
         the_loss_is_the_formula,
     ),
     PlantedBug(
         "clipped on the wrong side",
-        "loss.py",
-        "high_T = (weighted_T > 0) &",
-        "high_T = (weighted_T < 0) &",
+        "options/surrogates.py",
+        "high_T = (x.weighted_T > 0) & (x.log_s_T >",
+        "high_T = (x.weighted_T < 0) & (x.log_s_T >",
         equal_advantages_make_it_gspo,
     ),
     PlantedBug(
         "the lower bound is forgotten",
-        "loss.py",
-        "low_T = (weighted_T < 0) & (log_s_T < log_lo_T)",
-        "low_T = (weighted_T < 0) & (log_s_T < -1e9)",
+        "options/surrogates.py",
+        "low_T = (x.weighted_T < 0) & (x.log_s_T < x.log_lo_T)",
+        "low_T = (x.weighted_T < 0) & (x.log_s_T < -1e9)",
         token_ratios_make_it_grpo,
     ),
     PlantedBug(
@@ -195,8 +195,8 @@ BUGS_OF_THE_LOSS = (
     PlantedBug(
         "clip fractions of both sides are those of one",
         "loss.py",
-        "clipped_low_S=x.mean_S(low_T)",
-        "clipped_low_S=x.mean_S(high_T)",
+        "clipped_low_S=x.mean_S(terms.low_T if",
+        "clipped_low_S=x.mean_S(terms.high_T if",
         the_loss_is_the_formula,
     ),
 )

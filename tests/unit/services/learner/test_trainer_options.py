@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gspo.model.packing import TrainGroup
+from gspo.options.ess_rate import ess_rate_scale
 from gspo.settings import Objective
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from gspo_services.learner.engine.gradients import NonFiniteLossError
@@ -147,3 +148,42 @@ def test_the_engine_of_a_run_has_what_its_objective_needs() -> None:
     objective = {"kl_coefficient": 0.1, "entropy_coefficient": 0.01, "load_balance_coefficient": 0.001}
     every = engine_settings_of(Settings.model_validate({"objective": objective}), "cpu")
     assert (every.keeps_reference, every.entropy_gradient, every.load_balance_coefficient) == (True, True, 0.001)
+
+
+@pytest.mark.parametrize("max_tokens_per_micro_batch", [50, 10_000])
+def test_the_learning_rate_falls_with_the_root_of_the_effective_sample_size(max_tokens_per_micro_batch: int) -> None:
+    """Of the products of each sequence's ratios, over all sequences of the step, however it is packed."""
+    groups = own_logprobs(BigramEngine(), random_groups(3, 4, seed=1), noise=0.2)
+    log_weights = []
+    for member in (member for group in groups for member in group.sequences):
+        logprobs = torch.log_softmax(BigramEngine().table.detach(), -1)[member.token_ids[:-1], member.token_ids[1:]]
+        moved = logprobs.numpy() - member.behaviour_logprobs[1:]
+        log_weights.append(moved[member.action_mask[1:]].sum())
+    w = np.exp(log_weights)
+    rho = w.sum() ** 2 / len(w) / (w**2).sum()
+    plain, scaled = (BigramEngine(max_tokens_per_micro_batch=max_tokens_per_micro_batch) for _ in range(2))
+    start = plain.table.detach().clone()
+    assert "learning_rate_scale" not in train(plain, groups).metrics
+    metrics = train(scaled, groups, replace(WIDE, learning_rate_by_ess=True)).metrics
+    assert 0.2 < rho < 0.9
+    assert metrics["learning_rate_scale"] == pytest.approx(rho**0.5, rel=1e-4)
+    assert metrics["learning_rate"] == pytest.approx(0.1 * rho**0.5, rel=1e-4)
+    torch.testing.assert_close(scaled.table - start, (plain.table - start) * rho**0.5, rtol=1e-3, atol=1e-6)
+
+
+def test_the_effective_sample_size_of_long_sequences_is_finite() -> None:
+    """The sum of a long sequence's log-ratios has no exponential in float64, and rho needs none."""
+    assert ess_rate_scale(torch.tensor([900.0, 900.0, 0.0])) == pytest.approx((2 / 3) ** 0.5)
+    assert ess_rate_scale(torch.tensor([-5000.0, -5000.0])) == ess_rate_scale(torch.zeros(0)) == 1.0
+
+
+def test_each_step_has_the_effective_sample_size_of_its_own_sequences() -> None:
+    groups = own_logprobs(BigramEngine(), random_groups(4, 3, seed=2), noise=0.2)
+    scaled = replace(WIDE, learning_rate_by_ess=True)
+    # So slow that the second step sees the weights of the first.
+    halves = [train(BigramEngine(learning_rate=1e-12), half, scaled).metrics for half in (groups[:2], groups[2:])]
+    whole = train(BigramEngine(learning_rate=1e-12), groups, scaled, num_mini_batches=2).metrics
+    first, second = (half["learning_rate_scale"] for half in halves)
+    assert abs(first - second) > 0.01
+    assert whole["learning_rate_scale"] == pytest.approx((first + second) / 2, rel=1e-5)
+    assert whole["learning_rate"] == pytest.approx(1e-12 * second, rel=1e-5)

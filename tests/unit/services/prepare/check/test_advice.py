@@ -124,6 +124,25 @@ def test_bfloat16_against_the_papers_clip_range_is_a_warning_until_it_is_steered
     assert by_check(project.findings(gpus("H100", 2), code=False), "ok")["objective"].text.endswith("adaptive_clip_target")
 
 
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"surrogate": "cispo"}, "token ratios, cispo, weights up to 5"),
+        ({"surrogate": "sapo", "learning_rate_by_ess": True}, "sapo, temperatures 1 / 1.05, learning rate by effective"),
+        ({"surrogate": "dppo"}, "dppo, probabilities within 0.15, ratios up to 20"),
+        ({"surrogate": "m2po"}, "m2po, second moment up to 0.04"),
+        ({"surrogate": "gmpo", "eps_low": 0.33, "eps_high": 0.49}, "gmpo, eps 0.33 / 0.49"),
+        (
+            {"eps_low": 0.2, "eps_high": 0.27, "anchor": "proximal", "tis_mode": "reject_tokens"},
+            "eps 0.2 / 0.27, tokens masked outside 0.5 to 2",
+        ),
+    ],
+)
+def test_the_rival_of_the_clip_is_shown_with_its_numbers(keys: dict[str, Any], text: str, project: Project) -> None:
+    project.keys |= {f"objective.{key}": value for key, value in ({"ratio_unit": "token"} | keys).items()}
+    assert text in by_check(project.findings(code=False), "ok")["objective"].text
+
+
 def test_one_gpu_for_both_halves_is_told_which_share_the_server_may_take(project: Project) -> None:
     project.configure_model(**QWEN3_06B)
     write_weights(project.model / "model.safetensors", 596_049_920, "BF16")

@@ -104,6 +104,14 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
         ("[objective]\neps_low = 0.2\neps_high = 0.27\n", ["objective.eps_low is 0.2, eps_high is 0.27", "'token'"]),
         ("[objective]\neps_high = 0.2\n", ["eps_high is 0.2 with", "3e-4 / 4e-4"]),
         ("[learner]\nlearning_rate = nan\n", ["learner.learning_rate is nan", "finite number"]),
+        (
+            '[objective]\nsurrogate = "cispo"\nratio_unit = "token"\neps_high = 0.27\n',
+            ["objective.eps_high is 0.27 with surrogate 'cispo'", "Leave eps_high out"],
+        ),
+        (
+            '[objective]\nsurrogate = "cispo"\nratio_unit = "token"\nm2po_bound = 0.1\n',
+            ["objective.m2po_bound is 0.1 with surrogate 'cispo'", "set surrogate = 'm2po'"],
+        ),
         ("[objective]\nnoise_z = inf\n", ["objective.noise_z is inf", "finite number"]),
         ("[objective]\nadaptive_clip_target = 1.0\n", ["objective.adaptive_clip_target is 1.0", "(0.0, 1.0)"]),
         ("[learner]\nnode_rank = 1\n", ["learner.node_rank is 1 of 1 machines", "counts from 0"]),
