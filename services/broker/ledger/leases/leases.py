@@ -1,7 +1,7 @@
 """Decides which rollout may extend which trajectory, and for how long."""
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from typing import Final, Literal
 
@@ -253,16 +253,16 @@ class Leases:
         offences = [Offence(by=holder, reason="expired") for holder in unused]
         return [*actions, *offences, *self._end_idle(now)]
 
-    def _leased(self, trajectory_ids: Iterable[int]) -> list[TrajectoryRow]:
-        """Those of the trajectories that are leased; of the others nothing is kept here any more."""
-        found = []
+    def _leased(self, trajectory_ids: Iterable[int]) -> Iterator[TrajectoryRow]:
+        """Those of the trajectories that are leased when they are asked for: what becomes of one may end others. Of the rest
+        nothing is kept here any more.
+        """
         for trajectory_id in list(trajectory_ids):
             row = self._state.groups.trajectory(trajectory_id)
             if row is not None and row.status == "leased":
-                found.append(row)
+                yield row
             else:
                 self._forget(trajectory_id)
-        return found
 
     def _forget(self, trajectory_id: int) -> None:
         self._deadlines.remove(trajectory_id)
