@@ -61,6 +61,9 @@ class TrajectoryRow(Row, frozen=True, kw_only=True):
     """Acknowledged tokens at the grant: the holder's first offset."""
     attempts: int = 0
     """Failed attempts, not counting leases that expired or were handed back."""
+    lost_by: tuple[tuple[str, str], ...] = ()
+    """Lives (peer, tag of the session) that ended while they held it, one after the other, before a new token of it; see
+    ``ledger.losses``."""
     num_tokens: int = 0
     num_action_tokens: int = 0
     version_sum: int = 0

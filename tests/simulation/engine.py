@@ -64,6 +64,9 @@ class SimEngine:
     # --- generation ---------------------------------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[OutputPiece, None]:
+        if int(request.rid.partition("-")[0]) in self._audit.shared.deadly:
+            self._audit.shared.dies(self._process)
+            await asyncio.Event().wait()
         generation = self._audit.generates(request)
         left = request.sampling.max_new_tokens
         self.num_live += 1

@@ -47,6 +47,7 @@ Kind = Literal[
     "corrupt",
     "damage_checkpoint",
     "poison",
+    "deadly",
     "requeue",
     "hostile",
     "damage",

@@ -174,6 +174,11 @@ class Storm(DiskStorm):
         shared.unreadable_at[index] = broker_number(event.target[-1]) if len(event.target) > 1 else 0
         return True
 
+    def _on_deadly(self, event: Event) -> bool:
+        """From now on the trajectory with this id ends every rollout that samples it."""
+        self.machinery.audit.shared.deadly.add(int(event.amount))
+        return True
+
     def _on_requeue(self, event: Event) -> bool:
         """An operator requeues whatever is quarantined."""
         host = self.hosts.setdefault(OPERATOR, Host(OPERATOR))

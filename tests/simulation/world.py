@@ -286,7 +286,8 @@ class World(Storm):
         """What a process does kills it."""
         for host in self.hosts.values():
             if host.process is process:
-                self.happened["learner died of its batch"] += 1
+                its = "batch" if kind_of(host.name) == "learner" else "trajectory"
+                self.happened[f"{kind_of(host.name)} died of its {its}"] += 1
                 self.kill(host)
 
     def _is_away(self, number: int) -> bool:

@@ -14,6 +14,7 @@ from gspo_services.broker.ledger.actions import SessionKey
 from gspo_services.broker.ledger.admission import Outstanding
 from gspo_services.broker.ledger.extensions import Extensions, Taken
 from gspo_services.broker.ledger.intake import Growth, grown_row
+from gspo_services.broker.ledger.losses import is_suspect, is_unused, lost
 from gspo_services.broker.ledger.sampling import WHOLE, Share
 from gspo_services.broker.rows import DropReason, GroupRow, LedgerContents, Row, TrajectoryRow, VersionRow
 
@@ -42,6 +43,7 @@ class Groups:
         self._orders: dict[int, _GrantOrder] = {}
         """The position of each free trajectory in ``_free``."""
         self._leased: set[int] = set()
+        self._suspects: set[int] = set()
         self.num_leased_held_out = 0
         """Leased trajectories of evaluations."""
         self._held: defaultdict[str, set[int]] = defaultdict(set)
@@ -119,6 +121,10 @@ class Groups:
     def free_for_training(self) -> Iterator[TrajectoryRow]:
         """Those for training, as they are now, in the same order. Taken one by one: of many, few are granted at a time."""
         return (self._trajectories[order[-1]] for order in self._free[bisect_left(self._free, _FIRST_FOR_TRAINING) :])
+
+    def suspects(self) -> list[TrajectoryRow]:
+        """Free and leased trajectories that may have ended their holders, by id."""
+        return [self._row(trajectory_id) for trajectory_id in sorted(self._suspects)]
 
     @property
     def num_leased(self) -> int:
@@ -235,6 +241,7 @@ class Groups:
             turn_rewards=tuple(finish.turn_rewards),
             discarded_turns=tuple(finish.discarded_turns),
             components=finish.components,
+            lost_by=(),
         )
         if grades:
             others = (each for each in self._members[row.group_id] if each != row.trajectory_id)
@@ -258,6 +265,10 @@ class Groups:
         """End the lease, so that the trajectory can resume elsewhere."""
         row = self._row(trajectory_id)
         return self._end_lease(row, "free", attempts=row.attempts + int(failed))
+
+    def lose(self, trajectory_id: int) -> TrajectoryRow:
+        """The same for a lease whose holder has ended."""
+        return self._end_lease(lost(self._row(trajectory_id)), "free")
 
     def give_up(self, trajectory_id: int) -> list[Row]:
         """Give up a held-out trajectory that failed for good; its group completes without it."""
@@ -309,6 +320,7 @@ class Groups:
                 lease_version=0,
                 lease_start=0,
                 attempts=row.attempts if attempts is None else attempts,
+                lost_by=row.lost_by if is_unused(row) else (),
             )
         )
 
@@ -334,6 +346,9 @@ class Groups:
 
     def _index(self, row: TrajectoryRow, former: TrajectoryRow | None) -> None:
         self._no_longer_free(row.trajectory_id)
+        self._suspects.discard(row.trajectory_id)
+        if row.status in ("free", "leased") and is_suspect(row):
+            self._suspects.add(row.trajectory_id)
         if row.status == "free":
             self._now_free(row)
         if former is not None:
@@ -378,6 +393,7 @@ class Groups:
     def _forget(self, group_id: int) -> GroupRow:
         for trajectory_id in self._members.pop(group_id):
             self._extensions.forget(trajectory_id)
+            self._suspects.discard(trajectory_id)
             self._no_longer_held(self._trajectories.pop(trajectory_id))
             self._no_longer_free(trajectory_id)
         self._no_longer_counted(group_id)

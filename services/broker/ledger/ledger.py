@@ -104,7 +104,7 @@ class Ledger:
         self.peers = Peers(now, learner, places)
         self.quotas = Quotas(quotas)
         self._forgiven_at = now
-        self.leases = Leases(self.state, now, self._discounts)
+        self.leases = Leases(self.state, now, self.peers, self.fleet, self._discounts)
         self.holders = HolderMessages(self.state, self.leases)
         self.training = Training(self.state, self.leases, now)
 
@@ -153,8 +153,8 @@ class Ledger:
             for other in replaced
         ]
         if hello.role == "rollout":
-            begins = self.fleet.begins(sender.peer) if is_new else ()
-            actions += [*begins, *self._judged(self.leases.session_started(sender), now)]
+            ended = self.leases.session_started(sender, now)
+            actions += [*(self.fleet.begins(sender.peer) if is_new else ()), *self._judged(ended, now)]
         elif hello.role == "learner":
             if replaced:
                 actions += [*self.training.learner_lost(), *self.state.change_run(learner_batch=None)]
@@ -243,7 +243,7 @@ class Ledger:
             gone += self._forgotten(peer, "silent")
         if now - self._forgiven_at >= FORGIVE_EVERY_S:
             self._forgiven_at = now
-            gone += self._changed(self.quotas.forgive(now))
+            gone += self._changed(self.quotas.forgive(now), now)
         return self._judged([*self.leases.expire(now, learner_waits=self.training.waits), *gone, *self._advance(now)], now)
 
     def on_end(self) -> list[Action]:
@@ -287,7 +287,7 @@ class Ledger:
                 changes = self.fleet.changes(sender.peer, message.status, "heartbeat")
                 return [*changes, *self.leases.on_heartbeat(sender, message, now)]
             case Goodbye():
-                return self._on_goodbye(peer, message)
+                return self._on_goodbye(peer, message, now)
             case StatusRequest():
                 return [Reply(to=sender, message=Status(status=self.status(now)))]
             case RequeueRequest():
@@ -316,7 +316,7 @@ class Ledger:
             case _:
                 raise AssertionError(f"{message_type(message)} is allowed and not handled")
 
-    def _on_goodbye(self, peer: Peer, goodbye: Goodbye) -> list[Action]:
+    def _on_goodbye(self, peer: Peer, goodbye: Goodbye, now: float) -> list[Action]:
         """The sender's leases and its place are free at once."""
         self.peers.leave(peer.key)
         fields = {
@@ -329,7 +329,7 @@ class Ledger:
             self.training.session_ended()
             gone = self.state.change_run(learner_peer="", learner_session="", learner_batch=None)
             return [*gone, Note(event="goodbye", fields=fields)]
-        ended: list[Action] = [*self.leases.session_ended(peer.key), Note(event="goodbye", fields=fields)]
+        ended: list[Action] = [*self.leases.session_ended(peer.key, now), Note(event="goodbye", fields=fields)]
         return [*self._left(peer, goodbye.reason or "goodbye"), *ended]
 
     def _left(self, peer: Peer, reason: str) -> list[Note]:
@@ -361,9 +361,9 @@ class Ledger:
     def _held_against(
         self, who: tuple[Subject, ...], reason: OffenceReason, now: float, number: float = 1.0
     ) -> list[Action]:
-        return self._changed(self.quotas.count(who, reason, now, number))
+        return self._changed(self.quotas.count(who, reason, now, number), now)
 
-    def _changed(self, changes: list[Change]) -> list[Action]:
+    def _changed(self, changes: list[Change], now: float) -> list[Action]:
         """What follows from changes of standing: a peer that is shut out has no session and no leases any more."""
         actions: list[Action] = []
         for event, subject, fields in changes:
@@ -372,8 +372,9 @@ class Ledger:
             if event == "peer_shut_out":
                 for peer in self.peers.of_subject(subject):
                     actions.append(shut_out(peer.key, fields["seconds"]))
+                    ended = self.leases.session_ended(peer.key, now)
                     self.peers.leave(peer.key)
-                    actions += [*self._left(peer, "shut out"), *self.leases.session_ended(peer.key)]
+                    actions += [*self._left(peer, "shut out"), *ended]
         return actions
 
     def _discounts(self, sender: SessionKey) -> bool:

@@ -290,8 +290,10 @@ class State:
         note = Note(event="batches_requeued", fields={"batches": line["batches"], "by": by, "num_groups": len(requeued)})
         return [*(Save(row=each.group) for each in requeued), WriteMetrics(line=line), note]
 
-    def fail_attempt(self, row: TrajectoryRow, reason: str) -> list[Action]:
-        """Handle an attempt that failed by itself, not with its lease: try once more, or give the trajectory up."""
+    def fail_attempt(self, row: TrajectoryRow, reason: str, *, is_last: bool = False) -> list[Action]:
+        """Handle an attempt that failed by itself, not with its lease: try once more, or give the trajectory up.
+        ``is_last``: give it up in any case.
+        """
         note = Note(
             event="attempt_failed",
             fields={
@@ -302,7 +304,7 @@ class State:
             },
             level="warning",
         )
-        if row.attempts + 1 < self.config.max_attempts:
+        if not is_last and row.attempts + 1 < self.config.max_attempts:
             return [note, Save(row=self.groups.release(row.trajectory_id, failed=True))]
         if self.groups.group(row.group_id).split == "eval":
             return [note, *saves(self.groups.give_up(row.trajectory_id)), *self.close_evaluations()]

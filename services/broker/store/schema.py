@@ -55,7 +55,7 @@ CREATE INDEX groups_by_status ON groups (status);
 CREATE TABLE trajectories (
     trajectory_id INTEGER PRIMARY KEY, group_id INTEGER NOT NULL, status TEXT NOT NULL, epoch INTEGER NOT NULL,
     holder_peer TEXT NOT NULL, holder_session TEXT NOT NULL, lease_version INTEGER NOT NULL, lease_start INTEGER NOT NULL,
-    attempts INTEGER NOT NULL, num_tokens INTEGER NOT NULL, num_action_tokens INTEGER NOT NULL,
+    attempts INTEGER NOT NULL, lost_by TEXT NOT NULL, num_tokens INTEGER NOT NULL, num_action_tokens INTEGER NOT NULL,
     version_sum INTEGER NOT NULL, min_version INTEGER NOT NULL, num_turns INTEGER NOT NULL, num_segments INTEGER NOT NULL,
     num_runs INTEGER NOT NULL, last_version INTEGER NOT NULL, last_sequence INTEGER NOT NULL, sequences TEXT NOT NULL,
     num_entries INTEGER NOT NULL, journal_bytes INTEGER NOT NULL, reward_size REAL NOT NULL, finish_reason TEXT,
@@ -223,7 +223,7 @@ TABLES: Final[dict[type[Row], Table]] = {
         _table(
             "trajectories",
             TrajectoryRow,
-            json_fields=("sequences", "turn_rewards", "discarded_turns", "components"),
+            json_fields=("lost_by", "sequences", "turn_rewards", "discarded_turns", "components"),
             real_fields=("reward_size",),
         ),
         _table("journal", JournalRow),

@@ -36,7 +36,7 @@ KINDS: Final[dict[str, dict[str, str]]] = {
         "reward_size": REAL_OR_NOTHING,
         **dict.fromkeys(("status", "holder_peer", "holder_session"), TEXT),
         "finish_reason": TEXT_OR_NOTHING,
-        "sequences": PAIRS,
+        **dict.fromkeys(("lost_by", "sequences"), PAIRS),
         "turn_rewards": ANY_NUMBERS,
         "discarded_turns": WHOLE_NUMBERS,
         "components": OBJECT,

@@ -133,6 +133,8 @@ class Shared:
         """By batch: what it does to whoever handles it."""
         self.unreadable_at: dict[int, int] = {}
         """By unreadable batch: the broker whose share of it cannot be read."""
+        self.deadly: set[int] = set()
+        """Trajectories that end every rollout that samples them."""
         self.given: dict[tuple[str, int], int] = {}
         """By what it is (a group, a trajectory, a prompt, a task) and its number: the broker that gave it first."""
         self.digests: dict[int, str] = {}

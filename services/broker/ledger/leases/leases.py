@@ -1,7 +1,7 @@
 """Decides which rollout may extend which trajectory, and for how long."""
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from typing import Final, Literal
 
@@ -17,8 +17,10 @@ from gspo_protocol.messages import (
 from gspo_protocol.messages.base import shortened
 from gspo_services.broker.ledger.actions import Action, GrantLease, Note, Offence, Reply, Save, SessionKey
 from gspo_services.broker.ledger.admission import Window
-from gspo_services.broker.ledger.fencing import LISTENING_S
+from gspo_services.broker.ledger.fencing import LISTENING_S, Peer, Peers
+from gspo_services.broker.ledger.fleet import Fleet
 from gspo_services.broker.ledger.leases.deadlines import Deadlines
+from gspo_services.broker.ledger.losses import MOST, is_suspect, is_unused, lost, verdict
 from gspo_services.broker.ledger.sampling import trajectory_seed
 from gspo_services.broker.ledger.state import State, lease_ended
 from gspo_services.broker.quotas import Progress
@@ -27,14 +29,20 @@ from gspo_services.broker.rows import GroupRow, TrajectoryRow
 NoLeaseReason = Literal["window_full", "version_too_old", "no_prompts", "stopping", "not_serving", "slowed"]
 RETRY_SOON_S: Final = 0.25
 RETRY_LATER_S: Final = 1.0
+HEARD_SHARE: Final = 0.5
+"""A rollout that was heard within this share of a lease's time lives."""
 
 
 class Leases:
     """Holders and deadlines of leases. Deadlines are not durable: after a restart each lease gets a fresh one."""
 
-    def __init__(self, state: State, now: float, discounts: Callable[[SessionKey], bool] = lambda sender: False) -> None:
+    def __init__(
+        self, state: State, now: float, peers: Peers, fleet: Fleet, discounts: Callable[[SessionKey], bool]
+    ) -> None:
         """``discounts`` says whether a session's failed attempts count only against itself."""
         self._state = state
+        self._peers = peers
+        self._fleet = fleet
         self._discounts = discounts
         self._deadlines = Deadlines()
         """When a lease ends that is not renewed..."""
@@ -73,6 +81,8 @@ class Leases:
         actions: list[Action] = []
         window = state.window()
         left = request.capacity
+        if (alone := self._alone(sender, request, window, now)) is not None:
+            return alone
         waiting = state.groups.free_held_out()
         held_out = [row for row in waiting if self._may_grant(window, row, request.policy_version)]
         first = self._num_for_evaluation(len(held_out), request.capacity)
@@ -120,7 +130,26 @@ class Leases:
         most = math.ceil(self._state.config.evaluation_share * (groups.num_leased + capacity))
         return min(num_waiting, capacity, max(0, most - groups.num_leased_held_out))
 
+    def _alone(self, sender: SessionKey, request: LeaseRequest, window: Window, now: float) -> list[Action] | None:
+        """What follows because the sender has a suspect, or has nothing and gets one; None: it is asked for other work."""
+        groups = self._state.groups
+        if not (suspects := groups.suspects()):
+            return None
+        no_more = _no_lease(sender, request, "window_full")
+        if any(row.holder_peer == sender.peer and is_unused(row) for row in suspects):
+            return [no_more]
+        if groups.held_by(sender.peer):
+            return None
+        for row in suspects:
+            if row.status == "free" and self._fits(window, row, request.policy_version):
+                granted = self._grant(sender, row, request.policy_version, now)
+                return [*granted, no_more] if request.capacity > 1 else granted
+        return None
+
     def _may_grant(self, window: Window, row: TrajectoryRow, version: int) -> bool:
+        return not is_suspect(row) and self._fits(window, row, version)
+
+    def _fits(self, window: Window, row: TrajectoryRow, version: int) -> bool:
         state = self._state
         group = state.groups.group(row.group_id)
         if row.awaits_grade:
@@ -185,26 +214,48 @@ class Leases:
             return self._state.fail_attempt(row, reason)
         return [Save(row=self._state.groups.release(trajectory_id, failed=False))]
 
-    def session_started(self, sender: SessionKey) -> list[Action]:
+    def session_started(self, sender: SessionKey, now: float) -> list[Action]:
         """End the leases of the peer's former lives: no process is left that could extend them."""
         ended = [row for row in self._state.groups.held_by(sender.peer) if row.holder_session != sender.session]
-        actions = self._end_leases(ended)
-        if any(row.num_tokens == row.lease_start for row in ended):
+        actions = self._end_leases(ended, now)
+        if any(map(is_unused, ended)):
             actions.append(Offence(by=sender, reason="expired"))
         return actions
 
-    def session_ended(self, sender: SessionKey) -> list[Action]:
-        """End all leases of a sender that said Goodbye: what it did not hand back resumes elsewhere at once."""
+    def session_ended(self, sender: SessionKey, now: float) -> list[Action]:
+        """End all leases of a sender that said Goodbye or is shut out: what it has not handed back resumes elsewhere."""
         held = self._state.groups.held_by(sender.peer)
-        return self._end_leases(row for row in held if row.holder_session == sender.session)
+        return self._end_leases((row for row in held if row.holder_session == sender.session), now)
 
-    def _end_leases(self, rows: Iterable[TrajectoryRow]) -> list[Action]:
+    def _end_leases(self, rows: Iterable[TrajectoryRow], now: float) -> list[Action]:
         actions: list[Action] = []
         for row in rows:
-            actions.append(Save(row=self._state.groups.release(row.trajectory_id, failed=False)))
             fields = {"trajectory_id": row.trajectory_id, "peer": row.holder_peer, "num_tokens": row.num_tokens}
-            actions.append(Note(event="lease_of_former_session_ended", fields=fields))
+            actions += [Note(event="lease_of_former_session_ended", fields=fields), *self._lose(row, now)]
         return actions
+
+    def _lose(self, row: TrajectoryRow, now: float) -> list[Action]:
+        """End a lease that was not handed back. If its holder neither lives nor was leaving, the trajectory may have ended
+        it."""
+        if self._state.groups.trajectory(row.trajectory_id) is None:
+            return []  # The loss of one before it has dropped its group.
+        holder = self._peers.get(SessionKey(row.holder_peer, row.holder_session))
+        if self._is_heard(holder, now) or self._fleet.state(row.holder_peer) == "draining":
+            return [Save(row=self._state.groups.release(row.trajectory_id, failed=False))]
+        after = lost(row)
+        if len(after.lost_by) == MOST and (reason := verdict(after, others_serve=self._others_serve(row.holder_peer, now))):
+            return self._state.fail_attempt(row, reason, is_last=True)
+        return [Save(row=self._state.groups.lose(row.trajectory_id))]
+
+    def _is_heard(self, peer: Peer | None, now: float) -> bool:
+        """Whether a session lives: it reports several times within a lease's time."""
+        return peer is not None and now - peer.last_seen <= self._state.config.lease_s * HEARD_SHARE
+
+    def _others_serve(self, name: str, now: float) -> bool:
+        return any(
+            peer.key.peer != name and self._fleet.state(peer.key.peer) == "serving" and self._is_heard(peer, now)
+            for peer in self._peers.of_role("rollout")
+        )
 
     def on_heartbeat(self, sender: SessionKey, heartbeat: Heartbeat, now: float) -> list[Action]:
         """Renew exactly the leases that ``heartbeat`` names; tell the sender which of them it no longer holds."""
@@ -246,23 +297,23 @@ class Leases:
         for row in self._leased(self._deadlines.past(now)):
             fields = {"trajectory_id": row.trajectory_id, "peer": row.holder_peer, "num_tokens": row.num_tokens}
             actions.append(Note(event="lease_expired", fields=fields, level="warning"))
-            actions += self._take_back(row, "it was not renewed in time", unused)
+            actions += self._take_back(row, "it was not renewed in time", unused, now)
         if learner_waits:
             actions += self._take_back_late(now, unused)
         # One for each holder: a rollout that dies with a thousand leases has failed once.
         offences = [Offence(by=holder, reason="expired") for holder in unused]
         return [*actions, *offences, *self._end_idle(now)]
 
-    def _leased(self, trajectory_ids: Iterable[int]) -> list[TrajectoryRow]:
-        """Those of the trajectories that are leased; of the others nothing is kept here any more."""
-        found = []
+    def _leased(self, trajectory_ids: Iterable[int]) -> Iterator[TrajectoryRow]:
+        """Those of the trajectories that are leased when they are asked for: what becomes of one may end others. Of the rest
+        nothing is kept here any more.
+        """
         for trajectory_id in list(trajectory_ids):
             row = self._state.groups.trajectory(trajectory_id)
             if row is not None and row.status == "leased":
-                found.append(row)
+                yield row
             else:
                 self._forget(trajectory_id)
-        return found
 
     def _forget(self, trajectory_id: int) -> None:
         self._deadlines.remove(trajectory_id)
@@ -270,15 +321,12 @@ class Leases:
         row = self._state.groups.trajectory(trajectory_id)
         self._progress.ended(trajectory_id, done=row is None or row.status == "finished")
 
-    def _take_back(self, row: TrajectoryRow, reason: str, unused: dict[SessionKey, None]) -> list[Action]:
+    def _take_back(self, row: TrajectoryRow, reason: str, unused: dict[SessionKey, None], now: float) -> list[Action]:
         """End a lease, and note in ``unused`` who held it without tokens."""
         self._forget(row.trajectory_id)
-        if row.num_tokens == row.lease_start:
+        if is_unused(row):
             unused[SessionKey(row.holder_peer, row.holder_session)] = None
-        return self._ended(row, reason)
-
-    def _ended(self, row: TrajectoryRow, reason: str) -> list[Action]:
-        return [lease_ended(row, reason), Save(row=self._state.groups.release(row.trajectory_id, failed=False))]
+        return [lease_ended(row, reason), *self._lose(row, now)]
 
     def _take_back_late(self, now: float, unused: dict[SessionKey, None]) -> list[Action]:
         """End leases without progress for unusually long, while the learner waits and another rollout has room."""
@@ -290,7 +338,7 @@ class Leases:
                 fields = {"trajectory_id": row.trajectory_id, "peer": row.holder_peer, "silent_s": round(silent_s, 1)}
                 actions.append(Note(event="lease_taken_back", fields=fields, level="warning"))
                 reason = f"no new token in {silent_s:.1f} s, far longer than usual, and the learner waits"
-                actions += self._take_back(row, reason, unused)
+                actions += self._take_back(row, reason, unused, now)
                 self._progress.took_back(row.trajectory_id)
         return actions
 
@@ -318,7 +366,9 @@ class Leases:
         actions: list[Action] = []
         for row in self._state.groups.members(group_id):
             if row.status == "leased" and row.lease_version < version:
-                actions += self._ended(row, f"granted at version {row.lease_version}, {version} is the oldest allowed")
+                reason = f"granted at version {row.lease_version}, {version} is the oldest allowed"
+                freed = self._state.groups.release(row.trajectory_id, failed=False)
+                actions += [lease_ended(row, reason), Save(row=freed)]
         return actions
 
     # --- for what comes in under leases ---------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class Broker(Section):
     call or reward."""
     max_attempts: int = Field(4, ge=1)
     """A trajectory that fails this many times is dropped with its group, and reported. Being handed back or lost is
-    not a failure."""
+    not a failure; but one that ends three rollouts, before a new token of it, is dropped, too."""
     commit_interval_s: Annotated[float, Field(ge=0, le=1)] = 0.005
     """How long messages are gathered before one commit and its acknowledgements."""
     batch_part_tokens: int = Field(262_144, ge=1, le=MAX_PART_TOKENS)

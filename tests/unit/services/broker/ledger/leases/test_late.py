@@ -105,6 +105,17 @@ def test_a_lease_that_everybody_waits_for_goes_to_a_rollout_that_has_room() -> N
     assert row.attempts == 0, "nothing has failed"
 
 
+def test_one_that_is_taken_from_a_rollout_that_has_ended_is_lost() -> None:
+    world, stuck = waiting(min_patience_s=40.0)
+    said: list[Action] = []
+    while not granted(said):
+        said += [*world.tick(1.0), *world.send(R2, LeaseRequest(request_id=1, capacity=1, policy_version=1))]
+    assert any(isinstance(action, Note) and action.event == "lease_taken_back" for action in said)
+    row = world.ledger.state.groups.trajectory(stuck.trajectory_id)
+    assert row is not None
+    assert [peer for peer, _ in row.lost_by] == [R1.peer]
+
+
 def test_it_stays_while_the_learner_is_busy_or_nobody_has_room() -> None:
     world, stuck = waiting()
     for _ in range(20):

@@ -62,6 +62,17 @@ def test_a_lease_that_is_renewed_without_a_token_ends_as_a_failed_attempt_and_ot
     assert replies(world.grow(R1, lease, 2, 1), LeaseEnded), "the former holder can no longer write"
 
 
+def test_two_leases_of_a_group_that_are_idle_at_once_end_it_once() -> None:
+    world = harness(idle_lease_s=60.0, max_attempts=1)
+    held = [(sender, *world.lease(sender)) for sender in (R1, R2)]
+    for _ in range(20):
+        world.tick(4.0)
+        for sender, lease in held:
+            key = LeaseKey(lease.trajectory_id, lease.epoch)
+            world.send(sender, Heartbeat(policy_version=1, status="serving", leases=[key]))
+    assert [(line["event"], line["group_id"]) for line in world.lines] == [("dropped", held[0][1].group_id)]
+
+
 def test_each_new_token_gives_a_lease_its_whole_time_again() -> None:
     world = harness(idle_lease_s=60.0)
     (lease,) = world.lease(R1)

@@ -7,6 +7,7 @@ from pathlib import Path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gspo_protocol.messages import Heartbeat
 from gspo_services.broker.ledger.actions import GrantLease, SessionKey
 from gspo_services.broker.ledger.admission import Admission, Outstanding, Window
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with, delivered
@@ -134,7 +135,11 @@ class Fleet:
                 if row is not None and row.status == "leased" and row.epoch == lease.epoch:
                     self.harness.finish(holder, lease, row.num_tokens)
         elif action == "expire" and self.rng.random() < 0.05:
-            self.harness.tick(51.0)
+            self.harness.tick(30.0)
+            for each in self.rollouts:
+                # It lives, and has lost its leases.
+                self.harness.send(each, Heartbeat(policy_version=self.versions[each], status="serving", leases=[]))
+            self.harness.tick(21.0)
         elif action == "batch":
             self.train()
 
