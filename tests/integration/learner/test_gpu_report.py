@@ -17,6 +17,7 @@ from tests.gpu.half_hour.pack import THERE, _requirements
 from tests.gpu.half_hour.shapes import SMALL, write_model
 
 
+@pytest.mark.ranks
 def test_layers_are_trained_and_measured(tmp_path: Path) -> None:
     environment = os.environ | {"DS_ACCELERATOR": "cpu"}
     command = [sys.executable, "-m", "tests.gpu.half_hour.layers", "1", "activation_checkpointing=false"]

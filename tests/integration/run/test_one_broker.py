@@ -41,7 +41,7 @@ import runpy
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 )
-ENDED_RUN = (
+ENDED_RUNS = (
     NOTE
     + """
 from pathlib import Path
@@ -49,12 +49,15 @@ from gspo_services.cli.main import main
 from gspo_services.runs.replay.batches import RecordedRun
 from gspo_services.shared.settings import read_run_settings
 
-directory = Path(sys.argv[1])
-for command in ("audit", "plot"):
-    sys.argv[1:] = [command, str(directory)]
-    assert main() == 0, command
-answers = list(RecordedRun(directory, read_run_settings(directory)).answers(0))
-assert len(answers) > 1, answers
+# One process, which loads what all need once: that of one broker comes first.
+for directory in map(Path, sys.argv[1:]):
+    for command in ("audit", "plot"):
+        sys.argv[1:] = [command, str(directory)]
+        assert main() == 0, command
+    answers = list(RecordedRun(directory, read_run_settings(directory)).answers(0))
+    assert len(answers) > 1, answers
+    note()
+    noted = noted.with_name(noted.name + "+")
 """
 )
 
@@ -139,13 +142,10 @@ async def test_no_process_of_a_run_of_one_broker_loads_what_several_brokers_or_a
     assert {name: found for name in NAMES if (found := loaded_rooms(tmp_path / name))} == {}
 
 
-def test_who_audits_draws_or_replays_a_run_of_one_broker_does_not_load_it_either(tmp_path: Path) -> None:
+def test_who_audits_draws_or_replays_a_run_loads_it_for_several_brokers_alone(tmp_path: Path) -> None:
     write_small_run(tmp_path / "run")
-    subprocess.run([sys.executable, "-c", ENDED_RUN, str(tmp_path / "noted"), str(tmp_path / "run")], check=True)
+    write_shared_run(tmp_path / "shared")
+    runs = [str(tmp_path / name) for name in ("run", "shared")]
+    subprocess.run([sys.executable, "-c", ENDED_RUNS, str(tmp_path / "noted"), *runs], check=True)
     assert loaded_rooms(tmp_path / "noted") == set()
-
-
-def test_of_a_run_of_several_brokers_it_is_loaded(tmp_path: Path) -> None:
-    write_shared_run(tmp_path / "run")
-    subprocess.run([sys.executable, "-c", ENDED_RUN, str(tmp_path / "noted"), str(tmp_path / "run")], check=True)
-    assert {"gspo_services.runs.several", "gspo_services.learner.several"} <= loaded_rooms(tmp_path / "noted")
+    assert {"gspo_services.runs.several", "gspo_services.learner.several"} <= loaded_rooms(tmp_path / "noted+")

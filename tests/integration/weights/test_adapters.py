@@ -1,4 +1,7 @@
-"""Adapters of a real learner in a real SGLang server: log-probs, versions of tokens, verification, faults."""
+"""Adapters of a real learner in a real SGLang server: log-probs, versions of tokens, verification, faults.
+
+A server with slots for adapters and a learner of their own take half a minute: ``make test-ranks``.
+"""
 
 import asyncio
 import json
@@ -38,6 +41,7 @@ from tests.support.engines.prompt_logprobs import prompt_logprobs
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, reference_logprobs
 from tests.support.wire.zmq_ends import PATIENCE_S
 
+pytestmark = pytest.mark.ranks
 TOLERANCE = 2e-5
 CAUGHT = 100 * TOLERANCE
 LONG = 300

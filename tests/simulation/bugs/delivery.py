@@ -182,7 +182,7 @@ DELIVERY = (
         old="if is_last_of_version and num_left > allowed:",
         new="if False:",
         invariants=("G3",),
-        seed=30,
+        seed=34,
     ),
     Bug(
         name="groups that are too old are trained",
