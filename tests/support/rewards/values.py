@@ -33,6 +33,16 @@ class NumberInAList(list[float]):
         return self[0]
 
 
+class NumberInAText(str):
+    def __float__(self) -> float:
+        return 1.0
+
+
+class RealComplex(complex):
+    def __float__(self) -> float:
+        return self.real
+
+
 GOOD: dict[str, tuple[Any, float]] = {
     "bool": (True, 1.0),
     "int": (3, 3.0),
@@ -62,6 +72,8 @@ WRONG: dict[str, tuple[Any, str, str]] = {
     "numpy text": (np.str_("1"), "not_finite", "(str_)"),
     "list": ([1.0], "not_finite", "[1.0] (list)"),
     "list with __float__": (NumberInAList([1.0]), "not_finite", "[1.0] (NumberInAList)"),
+    "text with __float__": (NumberInAText("1"), "not_finite", "'1' (NumberInAText)"),
+    "complex with __float__": (RealComplex(1), "not_finite", "(RealComplex)"),
     "tuple": ((0.5, 1), "not_finite", "(0.5, 1) (tuple)"),
     "class": (float, "not_finite", "<class 'float'> (type)"),
     "nan": (float("nan"), "not_finite", "the reward is nan (float): expected a finite number, or a dict of named ones"),
