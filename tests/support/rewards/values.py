@@ -33,6 +33,13 @@ class NumberInAList(list[float]):
         return self[0]
 
 
+class Leaves(dict[str, float]):
+    """Components that nobody can read."""
+
+    def items(self) -> Any:
+        raise SystemExit(5)
+
+
 class NumberInAText(str):
     def __float__(self) -> float:
         return 1.0
@@ -107,6 +114,7 @@ COMPONENTS: dict[str, Any] = {
 """All are these: {"a": 1.0, "b-2.c_": 0.25}."""
 
 WRONG_COMPONENTS: dict[str, tuple[Any, str, str]] = {
+    "leaves": (Leaves(), "not_finite", "an object of type Leaves, and reading it raised SystemExit: 5"),
     "none": ({}, "missing_component", "the reward has no components"),
     "None": ({"a": None}, "not_finite", 'component "a" of the reward is None (NoneType): expected a finite number'),
     "text": ({"a": 1.0, "b": "1"}, "not_finite", "component \"b\" of the reward is '1' (str)"),
