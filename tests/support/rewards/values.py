@@ -33,6 +33,23 @@ class NumberInAList(list[float]):
         return self[0]
 
 
+class Leaves(dict[str, float]):
+    """Components that nobody can read."""
+
+    def items(self) -> Any:
+        raise SystemExit(5)
+
+
+class NumberInAText(str):
+    def __float__(self) -> float:
+        return 1.0
+
+
+class RealComplex(complex):
+    def __float__(self) -> float:
+        return self.real
+
+
 GOOD: dict[str, tuple[Any, float]] = {
     "bool": (True, 1.0),
     "int": (3, 3.0),
@@ -62,6 +79,8 @@ WRONG: dict[str, tuple[Any, str, str]] = {
     "numpy text": (np.str_("1"), "not_finite", "(str_)"),
     "list": ([1.0], "not_finite", "[1.0] (list)"),
     "list with __float__": (NumberInAList([1.0]), "not_finite", "[1.0] (NumberInAList)"),
+    "text with __float__": (NumberInAText("1"), "not_finite", "'1' (NumberInAText)"),
+    "complex with __float__": (RealComplex(1), "not_finite", "(RealComplex)"),
     "tuple": ((0.5, 1), "not_finite", "(0.5, 1) (tuple)"),
     "class": (float, "not_finite", "<class 'float'> (type)"),
     "nan": (float("nan"), "not_finite", "the reward is nan (float): expected a finite number, or a dict of named ones"),
@@ -95,6 +114,7 @@ COMPONENTS: dict[str, Any] = {
 """All are these: {"a": 1.0, "b-2.c_": 0.25}."""
 
 WRONG_COMPONENTS: dict[str, tuple[Any, str, str]] = {
+    "leaves": (Leaves(), "not_finite", "an object of type Leaves, and reading it raised SystemExit: 5"),
     "none": ({}, "missing_component", "the reward has no components"),
     "None": ({"a": None}, "not_finite", 'component "a" of the reward is None (NoneType): expected a finite number'),
     "text": ({"a": 1.0, "b": "1"}, "not_finite", "component \"b\" of the reward is '1' (str)"),

@@ -16,7 +16,7 @@ from gspo_services.tasks.environments.programs import Problem, ProgramTest
 ROW: dict[str, Any] = {
     "id": "7/B", "description": "Add.", "official_tests": [{"input": "1 2", "output": "3"}],
     "official_tests_complete": False, "testset_size": 60, "generated_tests": 2,
-    "examples": [{"input": "1 2", "output": "3"}], "time_limit": 1.0,
+    "examples": [{"input": "1 2", "output": "3"}], "time_limit": 1.0, "memory_limit": 64.0,
 }  # fmt: skip
 NAME = "test_cases_0007.parquet"
 
@@ -42,6 +42,7 @@ def test_generated_tests_are_found_beside_the_rows_and_read_where_programs_are_s
     assert found.tests == [ProgramTest(input="1 2", output="3", public=True)]
     assert found.generated is not None
     assert (found.generated.path, found.total_s) == (str(tmp_path / "generated_tests" / NAME), 11.0)
+    assert (found.time_limit_s, found.memory_bytes) == (1.0, 64 << 20)
     kept, other = KeptRows(), msgspec.structs.replace(found.generated, problem="7/A", num_tests=1)
     assert kept.tests(found.generated) == [
         ProgramTest(input="40 2\n", output="42\n"),
