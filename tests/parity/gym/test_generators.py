@@ -52,7 +52,7 @@ RAISES = {"prime_factorization"}
 """Verifiers that raise on text."""
 UNSOUND_ANSWERS = {"coin_flip": ("0", "1"), "game_of_life_halting": ("who knows",), "puzzle24": ("6*4*1*1",)}
 """Answers of which one is always right."""
-BY_HASH = {"isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note"}
+BY_HASH = {"isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
 """Generators that give another task in a process with another hash seed."""
 
 
