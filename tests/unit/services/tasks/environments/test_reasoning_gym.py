@@ -83,6 +83,7 @@ def test_a_task_that_is_not_drawn_here_is_named_and_its_place_is_taken() -> None
         ({"generators": 7}, "generators"),
         ({"generators": [{"nam": "chain_sum"}]}, "nam"),
         ({"generators": [{"name": "chain_sum", "weight": 0}]}, "weight"),
+        ({"generators": [{"name": "chain_sum", "weight": float("nan")}]}, "`float` > 0.0 - at `$.generators[0].weight`"),
         ({"curriculum": {"raise_at": 1.5}}, "raise_at"),
         ({"curriculum": {"first": 1}}, "first"),
         ({"answer_form": "boxed"}, "answer_form"),
