@@ -193,7 +193,7 @@ test-demo: setup models/tiny/config.json models/tools/config.json models/program
 test-wheel: setup ## the built wheel: the loss with only torch, a whole run inside a user's project; needs the package index
 	TORCH="$(TORCH)" $(BIN)/python -m pytest -m packaging tests/packaging
 
-test-parity: $(PARITY)/.installed ## the loss against TRL's GRPOTrainer, chat rendering against the templates it holds, all generators of reasoning-gym, and a run on one; needs the package index
+test-parity: $(PARITY)/.installed ## the loss and its rivals against TRL's and verl's, chat rendering against the templates it holds, all generators of reasoning-gym, and a run on one; needs the package index
 	$(PARITY)/bin/python -m pytest -m parity tests/parity
 
 # An environment that sees the main one's packages and has TRL, which the main one never has.

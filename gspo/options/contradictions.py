@@ -1,13 +1,10 @@
-"""What an objective cannot mean: pairs of fields that contradict each other. Pure Python; ``gspo.settings`` raises them."""
+"""What a ``gspo.settings.Objective`` cannot mean: pairs of fields that contradict each other. Pure Python."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from gspo.settings import Objective
+from typing import Any, Final
 
 WITHOUT_RANGE: Final = frozenset({"cispo", "sapo", "dppo", "m2po"})
 """The surrogates that have no clip range."""
@@ -15,8 +12,8 @@ OF_THE_RANGE: Final = ("eps_low", "eps_high", "clip_range_growth", "noise_z", "c
 CAPS: Final = ("dual_clip", "cispo_cap", "dppo_cap")
 
 
-def require_consistent(objective: Objective) -> None:
-    """Raises: ValueError naming both fields and the way out."""
+def require_consistent(objective: Any) -> None:
+    """Raises: ValueError naming both fields and the way out. objective: an ``Objective``, whose module imports this one."""
     _require_one_aggregation(objective)
     _require_useful_kl(objective)
     _require_the_surrogates_own(objective)
@@ -28,7 +25,7 @@ def require_consistent(objective: Objective) -> None:
         )
 
 
-def _require_the_surrogates_own(objective: Objective) -> None:
+def _require_the_surrogates_own(objective: Any) -> None:
     """What ``surrogate`` needs is there, and nothing is given that it would ignore."""
     surrogate, given = objective.surrogate, {}
     for field in fields(objective):
@@ -62,7 +59,7 @@ def _require_the_surrogates_own(objective: Objective) -> None:
         )
 
 
-def _require_caps_in_reach(objective: Objective) -> None:
+def _require_caps_in_reach(objective: Any) -> None:
     for name in CAPS:
         cap = getattr(objective, name)
         if cap is not None and _is_used(objective, name) and math.log(cap) >= objective.log_ratio_clamp:
@@ -72,11 +69,12 @@ def _require_caps_in_reach(objective: Objective) -> None:
             )
 
 
-def _is_used(objective: Objective, cap: str) -> bool:
-    return objective.surrogate == ("clip" if cap == "dual_clip" else cap.partition("_")[0])
+def _is_used(objective: Any, cap: str) -> bool:
+    owner = "clip" if cap == "dual_clip" else cap.partition("_")[0]
+    return bool(objective.surrogate == owner)
 
 
-def _require_one_aggregation(objective: Objective) -> None:
+def _require_one_aggregation(objective: Any) -> None:
     if objective.aggregation == "constant" and objective.aggregation_tokens is None:
         raise ValueError(
             "aggregation is 'constant' and aggregation_tokens is not set; set it to the length that every sequence's sum is "
@@ -89,7 +87,7 @@ def _require_one_aggregation(objective: Objective) -> None:
         )
 
 
-def _require_useful_kl(objective: Objective) -> None:
+def _require_useful_kl(objective: Any) -> None:
     if objective.kl_coefficient > 0 and objective.kl_in == "loss" and objective.kl_estimator == "k1":
         raise ValueError(
             "kl_estimator is 'k1' with kl_in 'loss': its gradient is 0 on average, whatever the reference model, so it "

@@ -306,3 +306,8 @@ def test_a_step_that_must_not_be_made_is_refused_on_every_rank_and_changes_nothi
         assert not rank["sound"]["untouched"]
         for fault in ("frozen", "nan_loss", "nan_gradient"):
             assert rank[fault]["untouched"], fault
+
+
+def test_a_factor_of_the_learning_rate_holds_for_one_step(everything: Results) -> None:
+    for rank in everything["faults"][2]:
+        assert rank["rates"] == [{"learning_rates": [0.0, 0.02], "moved": [False, True]}] * 2

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -289,7 +290,27 @@ def faults(work: Path) -> dict[str, Any]:
     with torch.no_grad():
         broken.get_input_embeddings().weight[token] = math.nan
     attempt("nan_model", broken, sound)
+    results["rates"] = [rates(work, groups, stage) for stage in RATED_STAGES]
     return results
+
+
+RATED_STAGES = (1, 3)
+
+
+def rates(work: Path, groups: list[TrainGroup], stage: int) -> dict[str, Any]:
+    """A step whose learning rate has the factor 0, and one without a factor."""
+    engine = LearnerEngine.create(work / "model", settings(zero_stage=stage, warmup_steps=0))
+    sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
+    packed = pack(sequences[engine.rank :: engine.world_size], policy_version=1)
+
+    def loss_fn(packed: PackedBatch, result: TokenLogProbs) -> Tensor:
+        return -(result.logprobs_T * packed.advantages_T).sum() / 100
+
+    digests, used = [engine.weights_digest()], []
+    for scale in (lambda: 0.0, None):
+        used.append(engine.train_mini_batch([packed], loss_fn, rate_scale=scale).learning_rate)
+        digests.append(engine.weights_digest())
+    return {"learning_rates": used, "moved": [before != after for before, after in pairwise(digests)]}
 
 
 MOVABLE: dict[str, dict[str, Any]] = {

@@ -187,3 +187,26 @@ def test_each_step_has_the_effective_sample_size_of_its_own_sequences() -> None:
     assert abs(first - second) > 0.01
     assert whole["learning_rate_scale"] == pytest.approx((first + second) / 2, rel=1e-5)
     assert whole["learning_rate"] == pytest.approx(1e-12 * second, rel=1e-5)
+
+
+RIVALS = [
+    Objective.cispo(),
+    Objective.sapo(),
+    Objective.dppo(aggregation_tokens=12),
+    Objective.m2po(),
+    Objective.gmpo(),
+    Objective.icepop(),
+    Objective.luspo(),
+]
+
+
+@pytest.mark.parametrize("objective", RIVALS, ids=["cispo", "sapo", "dppo", "m2po", "gmpo", "icepop", "luspo"])
+def test_a_rival_of_the_clip_trains_a_batch_and_says_what_it_took(objective: Objective) -> None:
+    groups = own_logprobs(BigramEngine(), random_groups(4, 4, seed=1), noise=1.5)
+    metrics = train(BigramEngine(), groups, objective, num_mini_batches=2).metrics
+    assert ("clip_range_high/all" in metrics) is objective.has_clip_range
+    masks = objective.weight_mode == "reject_tokens"
+    assert (metrics["mask_fraction/all"] > 0) is masks
+    # IcePop's clip sees the batch's own steps alone.
+    assert masks or metrics["clip_fraction/all"] > 0
+    assert all(np.isfinite(value) for value in metrics.values())
