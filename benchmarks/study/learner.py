@@ -121,7 +121,7 @@ class Learner:
 
         Raises: DivergedError for a gradient that is not finite.
         """
-        config, mini_batches = self._config, self._mini_batches(sequences, rewards, version, grades)
+        mini_batches = self._mini_batches(sequences, rewards, version, grades)
         record: dict[str, float] = {}
         began = time.process_time()
         needs_start = self._config.anchor == "proximal" or self._config.routing_replay
@@ -149,10 +149,8 @@ class Learner:
             norms.append(float(torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRAD_NORM)))
             if not math.isfinite(norms[-1]):
                 raise DivergedError(f"gradient norm is {norms[-1]} in batch {version}, mini-batch {index}")
-            if config.rate_by_ess:
-                log_weights_S = torch.cat([part.mismatch_S * part.num_tokens_S for part in stats[-HALVES:]])
-                for group in self._optimizer.param_groups:
-                    group["lr"] = config.learning_rate * ess_rate_scale(log_weights_S)
+            if self._config.rate_by_ess:
+                self._scale_rate(stats[-HALVES:])
             self._optimizer.step()
             self._pull_routers()
             if index == 0 and self._config.anchor == "behaviour":
@@ -283,6 +281,12 @@ class Learner:
         if config.clip == "adaptive":
             self._adaptive.update(min(1.0, record["clip"]))
         return record
+
+    def _scale_rate(self, stats: Sequence[SequenceStats]) -> None:
+        """Set the learning rate of a step by the effective sample size of its sequences."""
+        scale = ess_rate_scale(torch.cat([part.mismatch_S * part.num_tokens_S for part in stats]))
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._config.learning_rate * scale
 
     @torch.no_grad()
     def _pull_routers(self) -> None:

@@ -14,6 +14,13 @@ from gspo_services.shared.settings import SCHEDULED, Evaluation, Scheduled, curv
 
 MANY_MICRO_BATCHES: Final = 64
 MUCH_EVALUATION: Final = 0.5
+_OF_RIVALS: Final = {
+    "cispo": ("cispo_cap",),
+    "sapo": ("sapo_tau_positive", "sapo_tau_negative"),
+    "dppo": ("dppo_bound", "dppo_cap"),
+    "m2po": ("m2po_bound",),
+}
+"""Settings that one surrogate has. Another value than the default is refused; the default itself does nothing."""
 
 
 def unused_findings(situation: Situation) -> Iterator[Finding]:
@@ -53,10 +60,14 @@ def _rules(situation: Situation) -> Iterator[tuple[list[str], str]]:
     mode = "off" if objective.anchor == "behaviour" else objective.tis_mode or "truncate"
     for key, modes in (
         ("tis_cap", ("truncate", "reject")),
-        ("tis_token_cap", ("truncate_tokens", "reject_tokens")), ("tis_product_cap", ("truncate_product",)),
+        ("tis_token_cap", ("truncate_tokens", "reject_tokens")),
+        ("tis_token_floor", ("reject_tokens",)), ("tis_product_cap", ("truncate_product",)),
     ):  # fmt: skip
         if mode not in modes:
             yield [f"objective.{key}"], f'for tis_mode = "{modes[0]}", and it is "{mode}"'
+    for rival, names in _OF_RIVALS.items():
+        if objective.surrogate != rival:
+            yield [f"objective.{name}" for name in names], f'for objective.surrogate = "{rival}"'
     if objective.kl_coefficient == 0:
         yield ["objective.kl_estimator", "objective.kl_in"], "objective.kl_coefficient is 0"
     if objective.overlong_buffer_tokens is None:

@@ -84,6 +84,8 @@ def test_positions_that_only_the_learner_stretches_are_a_warning(project: Projec
         ({"objective.tis_token_cap": 3.0}, 'tis_mode = "truncate_tokens", and it is "off"'),
         ({"objective.tis_cap": 1.2}, 'objective.tis_cap: for tis_mode = "truncate", and it is "off"'),
         ({"objective.kl_in": "loss"}, "objective.kl_coefficient is 0"),
+        ({"objective.dppo_cap": 20.0}, 'objective.dppo_cap: for objective.surrogate = "dppo"'),
+        ({"objective.tis_token_floor": 0.5}, 'objective.tis_token_floor: for tis_mode = "reject_tokens"'),
         ({"agent.workers": 3}, "agent.workers: no agent.function"),
         ({"agent.url": "http://127.0.0.1:1", "reward.workers": 3}, "reward.workers: an agent returns its reward itself"),
         ({"learner.rendezvous_address": "host:1"}, "learner.num_nodes is 1"),
