@@ -89,6 +89,7 @@ async def ends_of(run: Running, tasks: list[dict[str, Any]], failures: str) -> l
     """How the episodes of these tasks ended, and a last one that must end well; each that failed is counted in
     ``failures``."""
     run.broker.retry_s = 0.0
+    run.broker.grants_again = True
     numbers = range(1, len(tasks) + 1)
     run.broker.grant(*(lease(number, task) for number, task in zip(numbers, tasks, strict=True)))
     await run.broker.until(lambda: sum(map(len, map(run.broker.ended, numbers))) >= len(tasks))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import zmq.asyncio
+from msgspec import structs
 
 from gspo_protocol.channels import WORK, ChannelSpec
 from gspo_protocol.codec import Array, Received
@@ -43,6 +44,9 @@ class ScriptedBroker:
         self.answers = True
         self.is_away = False
         """Whatever comes is lost."""
+        self.grants_again = False
+        """A lease for which the rollout had no room is given out once more, as a broker does. A rollout that waits long for
+        an answer asks twice, and then gets more than it has room for."""
         self.retry_s = 60.0
         self.pulse = Pulse(policy_version=1, weights_endpoint="")
         self.messages: list[Message] = []
@@ -50,6 +54,7 @@ class ScriptedBroker:
         self.num_hellos = 0
         self.num_repeated = 0
         self._inbox: Inbox | None = None
+        self._granted: dict[int, tuple[Lease | Grade, Mapping[str, Array]]] = {}
         self._news = asyncio.Condition()
 
     def restart(self) -> None:
@@ -81,6 +86,10 @@ class ScriptedBroker:
                     self.chunks.setdefault(chunk.trajectory_id, []).append((chunk, arrays))
                 if self.acknowledges:
                     await self._reply(Ack(next_seq=self._inbox.committed()))
+                if self.grants_again and isinstance(message, Release) and message.reason == "no room":
+                    lease, tokens = self._granted[message.trajectory_id]
+                    self.leases.append((structs.replace(lease, epoch=message.epoch + 1), tokens))
+                    continue
             else:
                 await self._answer(message)
             async with self._news:
@@ -93,6 +102,7 @@ class ScriptedBroker:
         if isinstance(message, LeaseRequest):
             granted, self.leases = self.leases[: message.capacity], self.leases[message.capacity :]
             for lease, arrays in granted:
+                self._granted[lease.trajectory_id] = (lease, arrays)
                 await self._reply(lease, arrays)
             if len(granted) < message.capacity:
                 await self._reply(NoLease(request_id=message.request_id, reason="no_prompts", retry_s=self.retry_s))
