@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.simulation.__main__ import told
 from tests.simulation.bugs.planting import Bug, planted
 from tests.simulation.plan import Event, Plan
-from tests.simulation.test_simulation import told
 from tests.simulation.weather import plan_of
 from tests.simulation.world import Outcome, simulate
 

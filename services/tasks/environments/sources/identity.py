@@ -26,7 +26,7 @@ class IdentifiedTask(NamedTuple):
     task: Task
 
 
-class Question(NamedTuple):
+class AnsweredPrompt(NamedTuple):
     """What a task asks, and the answer."""
 
     prompt: bytes
@@ -73,7 +73,7 @@ class KnownTasks:
         self._tasks: dict[str, tuple[str, bytes]] = {}
         self._answers: dict[bytes, tuple[str, Plain]] = {}
 
-    def agreed(self, task: Task, same: Callable[[Plain, Plain], bool]) -> tuple[Task, Question]:
+    def agreed(self, task: Task, same: Callable[[Plain, Plain], bool]) -> tuple[Task, AnsweredPrompt]:
         """``task`` with its answer as the first row that asked this spells it, and what that makes of it, for ``is_new``.
         ``same`` is asked only where the spellings differ.
 
@@ -88,9 +88,9 @@ class KnownTasks:
                     "correct or remove one of them"
                 )
             task = task | {"answer": first}
-        return task, Question(prompt, first)
+        return task, AnsweredPrompt(prompt, first)
 
-    def is_new(self, identity: str, content: bytes, question: Question | None, where: str) -> bool:
+    def is_new(self, identity: str, content: bytes, question: AnsweredPrompt | None, where: str) -> bool:
         """Note a task that is at ``where``; False when it is there already.
 
         Raises: ValueError that names both places, for another task of the same identity. Nothing is noted then.
