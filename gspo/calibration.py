@@ -89,10 +89,13 @@ NOTHING_MEASURED: Final = Calibration(_NOTHING, _NOTHING, _NOTHING)
 """Before the first batch: the clip range is the paper's."""
 
 
-def measured_sequences(stats: SequenceStats, number: int) -> list[Measured]:
-    """Return the first ``number`` sequences of a batch's statistics: those seen under the weights of the batch's start."""
+def measured_sequences(stats: SequenceStats, rows: Sequence[int]) -> list[Measured]:
+    """Return the sequences at these rows of a batch's statistics: those seen under the weights of the batch's start.
+
+    They must be a fair sample of the batch's lags: a batch's first sequences are not where it is sorted by age.
+    """
     columns = (stats.lag_S, stats.num_tokens_S, stats.mismatch_S, stats.mismatch_variance_S)
-    return [Measured(*row) for row in torch.stack([column[:number].double() for column in columns], dim=1).tolist()]
+    return [Measured(*row) for row in torch.stack([column.double()[list(rows)] for column in columns], dim=1).tolist()]
 
 
 def require_calibration(calibration: Calibration | None, needed_for: str) -> Calibration:

@@ -30,7 +30,7 @@ from gspo.staleness import sequence_lag
 from gspo_services.learner.advantages import AdvantageSettings, AdvantageTable
 from gspo_services.learner.engine import LearnerEngine, LossFn, NonFiniteLossError, ReplayFn, StepResult
 from gspo_services.learner.kl_rewards import ReferenceEngine, with_kl_rewards
-from gspo_services.learner.plan import MiniBatch, planned_mini_batches, sum_over_sequences
+from gspo_services.learner.plan import MINI_BATCH_ORDER, MiniBatch, planned_mini_batches, sum_over_sequences
 from gspo_services.learner.profiling import NO_PROFILE, Phases
 from gspo_services.learner.token_dump import TokenDump
 
@@ -90,14 +90,15 @@ def train_batch(
     profile: Phases = NO_PROFILE,
     token_dump: TokenDump | None = None,
 ) -> BatchReport:
-    """Make ``num_mini_batches`` optimizer steps on the groups, in their order. Collective.
+    """Make ``num_mini_batches`` optimizer steps on the groups. Collective.
 
     With an engine that replays routing, every forward pass of the batch uses the experts chosen at its start.
 
     Args:
         groups: the same on every rank, which has the tokens of the sequences at ``rows_of_rank``.
         policy_version: the version of the engine's weights before the batch; lags are counted from it.
-        num_mini_batches: at most the number of groups; mini-batches hold consecutive whole groups.
+        num_mini_batches: at most the number of groups; each mini-batch has whole groups, and the batch's mix of lags
+            (see ``deal_in_turn``), so that the first one is a fair sample for ``mismatch`` and ``calibration``.
         mismatch: updated from the first forward pass of the batch, the same on every rank.
         adaptive_clip: scales the batch's clip ranges, and is then updated from its clip fraction; None: no scale.
         calibration: gives the batch's calibrated clip ranges and weights, and is then updated from the sequences that were
@@ -145,6 +146,7 @@ def train_batch(
         "learning_rate": steps[-1].learning_rate,
         "packed_tokens": float(sum(step.num_tokens for step in steps)),
         "optimizer_steps": float(len(steps)),
+        "mini_batch_order": float(MINI_BATCH_ORDER),
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
         "mismatch_sigma": mismatch.sigma,
@@ -157,8 +159,8 @@ def train_batch(
             token_dump.write()
         summary = summarise(stats)
         # With the proximal anchor every sequence was seen under the starting weights, else those of the first step.
-        num_seen = len(sequences) if objective.needs_proximal_logprobs else mini_batches[0].num_sequences
-        calibration.update(measured_sequences(stats, num_seen))
+        seen = mini_batches if objective.needs_proximal_logprobs else mini_batches[:1]
+        calibration.update(measured_sequences(stats, [row for mini_batch in seen for row in mini_batch.rows]))
         fraction = signal_clip_fraction(summary)
         if adaptive_clip is not None and fraction is not None:
             adaptive_clip.update(fraction)
@@ -365,4 +367,4 @@ class _BatchRun:
 
 
 def _rows(mini_batch: MiniBatch, packed: PackedBatch) -> tuple[int, ...]:
-    return tuple(mini_batch.first_row + index for index in packed.sequence_indices)
+    return tuple(mini_batch.rows[index] for index in packed.sequence_indices)

@@ -16,7 +16,7 @@ from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainGroup, TrainSequence, pack
 from gspo.settings import Anchor, Objective
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from gspo_services.learner.plan import split_groups
+from gspo_services.learner.plan import deal_groups
 from gspo_services.learner.trainer import train_batch
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.learner.trained import WIDE, own_logprobs
@@ -85,7 +85,7 @@ def test_sigma_is_that_of_the_weights_at_the_start_of_each_batch(anchor: Anchor,
     for batch, noise in enumerate((0.05, 0.4, 0.1)):
         drawn = random_groups(6, 3, seed=20 + batch, versions=(max(batch - 1, 0), batch))
         groups = own_logprobs(engine, drawn, noise=noise)
-        seen = groups if anchor == "proximal" else [groups[i] for i in split_groups(6, num_mini_batches)[0]]
+        seen = groups if anchor == "proximal" else [groups[i] for i in deal_groups(groups, batch, num_mini_batches)[0]]
         at_start = pvariance(measured_noise(engine, seen, batch))
         variance = DECAY * variance + (1 - DECAY) * at_start if batch else at_start
         report = train_batch(
@@ -145,7 +145,7 @@ def test_rewards_that_differ_in_the_ninth_digit_train_the_same_as_others() -> No
 def test_the_calibration_learns_from_sequences_under_the_weights_of_the_batchs_start_only(anchor: Anchor) -> None:
     engine, calibration = BigramEngine(learning_rate=20.0, max_tokens_per_micro_batch=50), LagCalibration()
     groups = own_logprobs(engine, random_groups(6, 3, seed=30, versions=(1, 3)), noise=0.1)
-    seen = groups if anchor == "proximal" else [groups[i] for i in split_groups(6, 3)[0]]
+    seen = groups if anchor == "proximal" else [groups[i] for i in deal_groups(groups, 4, 3)[0]]
     expected = []
     for sequence in (member for group in seen for member in group.sequences):
         packed = pack([sequence.with_advantages(np.zeros(sequence.num_tokens, dtype=np.float32))], policy_version=4)
