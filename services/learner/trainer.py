@@ -7,7 +7,7 @@ compute alike. Only gradients and a table of statistics cross between ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -164,7 +164,22 @@ def train_batch(
         fraction = signal_clip_fraction(summary)
         if adaptive_clip is not None and fraction is not None:
             adaptive_clip.update(fraction)
-        return BatchReport(metrics=metrics | summary | run.expert_metrics() | run.auxiliary_metrics(len(steps)))
+        metrics |= summary | calibration.metrics() | _biases(objective, calibration, summary)
+        return BatchReport(metrics=metrics | run.expert_metrics() | run.auxiliary_metrics(len(steps)))
+
+
+def _biases(objective: Objective, calibration: LagCalibration, summary: Mapping[str, float]) -> dict[str, float]:
+    """``calibration_bias`` by lag: the location of what engine and drift add to the log-ratios, over the clip range's bound
+    on that side. Above 1, more than half of the sequences of that lag lie beyond it before anything is learned."""
+    if objective.anchor != "behaviour":
+        return {}
+    found = {}
+    for key, location in calibration.metrics().items():
+        name, _, bucket = key.partition("/")
+        bound = summary.get(f"clip_range_{'low' if location < 0 else 'high'}/{bucket}", 0.0)
+        if name == "calibration_location" and bound:
+            found[f"calibration_bias/{bucket}"] = location / bound
+    return found
 
 
 def _require_max_lag(groups: Sequence[BatchGroup], policy_version: int, max_lag: int) -> None:

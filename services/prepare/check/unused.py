@@ -50,6 +50,8 @@ def _rules(situation: Situation) -> Iterator[tuple[list[str], str]]:
     if objective.anchor == "proximal":
         of_behaviour = ["objective.clip_range_growth", "objective.noise_z", "objective.clip_calibration"]
         yield of_behaviour, 'for objective.anchor = "behaviour" only'
+    if not objective.is_calibrated:
+        yield ["objective.clip_calibration_cap"], "the clip range is not calibrated (objective.clip_calibration)"
     mode = "off" if objective.anchor == "behaviour" else objective.tis_mode or "truncate"
     for key, modes in (
         ("tis_cap", ("truncate", "reject")),
