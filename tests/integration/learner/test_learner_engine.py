@@ -24,7 +24,15 @@ from gspo_services.learner.advantages import AdvantageSettings, sequences_with_a
 from gspo_services.learner.plan import deal_groups, rows_of_groups
 from gspo_services.shared.settings.sections import Learner, LoraSection, Rollout
 from gspo_services.shared.settings.sections.run import require_colocatable
-from tests.support.learner.learner_worker import ADAM_EPS, IMMOVABLE, MOVABLE, NUM_MINI_BATCHES, OBJECTIVE, SETTINGS
+from tests.support.learner.learner_worker import (
+    ADAM_EPS,
+    IMMOVABLE,
+    MOVABLE,
+    NUM_MINI_BATCHES,
+    OBJECTIVE,
+    SCHEDULED_RATE,
+    SETTINGS,
+)
 from tests.support.learner.ranks import Ranks
 from tests.support.learner.training_groups import padded_logprobs, write_model_and_groups
 
@@ -161,6 +169,7 @@ def test_a_resumed_run_continues_bit_for_bit(
         assert result["resumed"] == result["went_on"]
         assert len({result["untouched"], result["resumed_weights"], result["went_on"]}) == 3
         assert result["batch_position"] == 1
+        assert result["next_rates"] == [SCHEDULED_RATE] * 2, "the warm-up of two steps is over"
 
 
 def test_a_checkpoint_of_another_stage_gives_the_same_weights(results: dict[int, list[dict[str, Any]]]) -> None:
