@@ -15,27 +15,29 @@ measured on the last ``window`` sequences of each lag, with estimates that outli
 If that holds with room to spare at A = 0, V is made smaller until it just holds: then tokens do not vary independently.
 The median absolute deviation: Huber, Robust Statistics (1981).
 
-With k sequences a lag's numbers are (k * measured + 16 * prior) / (k + 16). For lag 0 the prior is 0, the paper's clip. For
-lag d it is lag 0's estimate plus d times the slope that fits the measured lags best (least squares, weighted by sequences,
-with 16 more of lag 1 that did not drift). So nothing jumps: a run begins with the paper's clip, and a new lag on the line.
-Beyond the oldest measured lag the line continues for one version and then stays constant.
+The first 16 sequences of a lag count for nothing: the median of a few is whatever one of them happens to be. With k > 16 a
+lag's numbers are ((k - 16) * measured + 16 * prior) / k. For lag 0 the prior is 0, the paper's clip. For lag d it is lag 0's
+estimate plus d times the slope that fits the measured lags best (least squares, each weighted by its k - 16, with 16 more of
+lag 1 that did not drift). So nothing jumps: a run begins with the paper's clip, and a new lag on the line. Beyond the oldest
+measured lag the line continues for one version and then stays constant.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gspo.diagnostics import SequenceStats
+from gspo.diagnostics import LAG_BUCKETS, SequenceStats
 from gspo.settings import require_number
 
-PRIOR_SEQUENCES: Final = 16.0
-"""How many of a lag's own sequences weigh as much as the prior."""
+PRIOR_SEQUENCES: Final = 16
+"""So many sequences of a lag count for nothing, and as many beyond them weigh as much as the prior."""
 MAD_TO_DEVIATION: Final = 1.4826
 """1 / Phi^-1(3/4): the factor from a median absolute deviation to the standard deviation of a normal distribution."""
 MAX_VARIANCES: Final = 4.0
@@ -45,7 +47,8 @@ MAX_LAGS: Final = 1024
 """Different lags that are kept; beyond, the sequences of older ones count as this lag."""
 TOO_LARGE: Final = 1e100
 """A measurement from here on is refused: the squares of larger ones may overflow. float32 log-ratios stay below."""
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""Of ``LagCalibration.state_dict``. 1 had no ages: they count from when it is loaded."""
 
 
 class Measured(NamedTuple):
@@ -89,10 +92,13 @@ NOTHING_MEASURED: Final = Calibration(_NOTHING, _NOTHING, _NOTHING)
 """Before the first batch: the clip range is the paper's."""
 
 
-def measured_sequences(stats: SequenceStats, number: int) -> list[Measured]:
-    """Return the first ``number`` sequences of a batch's statistics: those seen under the weights of the batch's start."""
+def measured_sequences(stats: SequenceStats, rows: Sequence[int]) -> list[Measured]:
+    """Return the sequences at these rows of a batch's statistics: those seen under the weights of the batch's start.
+
+    They must be a fair sample of the batch's lags: a batch's first sequences are not where it is sorted by age.
+    """
     columns = (stats.lag_S, stats.num_tokens_S, stats.mismatch_S, stats.mismatch_variance_S)
-    return [Measured(*row) for row in torch.stack([column[:number].double() for column in columns], dim=1).tolist()]
+    return [Measured(*row) for row in torch.stack([column.double()[list(rows)] for column in columns], dim=1).tolist()]
 
 
 def require_calibration(calibration: Calibration | None, needed_for: str) -> Calibration:
@@ -108,14 +114,18 @@ def require_calibration(calibration: Calibration | None, needed_for: str) -> Cal
 class LagCalibration:
     """The running estimates. Give every rank the same sequences in the same order, so that all have the same clip range.
 
-    Raises: ValueError for a window below 2.
+    Raises: ValueError for a window that holds no more than the PRIOR_SEQUENCES, which count for nothing.
     """
 
     def __init__(self, *, window: int = 128) -> None:
-        if window < 2:
-            raise ValueError(f"window is {window}; give the number of sequences to keep for each lag, at least 2")
+        if window <= PRIOR_SEQUENCES:
+            raise ValueError(f"window is {window}; give the sequences to keep for each lag, more than {PRIOR_SEQUENCES}")
         self._window = window
         self._by_lag: dict[int, deque[Measured]] = {}
+        self._taken: Counter[int] = Counter()
+        """Sequences of the last batch, by lag."""
+        self._ages: dict[int, int] = {}
+        """Batches since the last one with sequences of the lag."""
         self._current = NOTHING_MEASURED
 
     @property
@@ -138,32 +148,56 @@ class LagCalibration:
         for sequence in batch:
             _require(sequence)
         for sequence in batch:
-            self._keep(sequence)
+            self._by_lag.setdefault(_lag(sequence), deque(maxlen=self._window)).append(sequence)
+        self._taken = Counter(map(_lag, batch))
+        self._ages = {lag: 0 if self._taken[lag] else self._ages.get(lag, 0) + 1 for lag in sorted(self._by_lag)}
         if batch:
             self._current = _estimate(self._by_lag)
 
-    def _keep(self, sequence: Measured) -> None:
-        lag = min(MAX_LAGS - 1, round(sequence.lag))
-        self._by_lag.setdefault(lag, deque(maxlen=self._window)).append(sequence)
+    def metrics(self) -> dict[str, float]:
+        """Return what the last batch gave, by "name/bucket" with the buckets of LAG_BUCKETS, for lags seen at least once.
+
+        ``calibration_sequences``: those of the last batch that were taken. ``calibration_age``: batches since the last one
+        that had any; 0: the last. ``calibration_location``: b, nats; of several lags in a bucket the one furthest from 0.
+        """
+        found: dict[str, float] = {}
+        location_L, _, _ = self._current.at(torch.tensor(list(self._ages), dtype=torch.float64))
+        for (lag, age), location in zip(self._ages.items(), location_L.tolist(), strict=True):
+            bucket = next(name for name, high in LAG_BUCKETS if lag <= high)
+            taken, oldest, furthest = (f"calibration_{name}/{bucket}" for name in ("sequences", "age", "location"))
+            found[taken] = found.get(taken, 0.0) + self._taken[lag]
+            found[oldest] = min(found.get(oldest, inf), float(age))
+            found[furthest] = max(found.get(furthest, 0.0), location, key=abs)
+        return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the kept sequences as plain numbers, strings and lists."""
+        """Return the kept sequences, and the age of each lag, as plain numbers, strings and lists."""
         sequences = [list(sequence) for _, kept in sorted(self._by_lag.items()) for sequence in kept]
-        return {"format": FORMAT, "sequences": sequences}
+        return {"format": FORMAT, "sequences": sequences, "ages": list(self._ages.values())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state. Raises: ValueError for a state of another format or with impossible numbers."""
-        if state.get("format") != FORMAT or set(state) != {"format", "sequences"}:
+        keys = {"format", "sequences", "ages"} if state.get("format") == FORMAT else {"format", "sequences"}
+        if state.get("format") not in (1, FORMAT) or set(state) != keys:
             raise ValueError(
-                f"the calibration has format {state.get('format')!r} and keys {sorted(state)}, this version reads format "
-                f"{FORMAT}: leave it out to measure again, which takes a few batches"
+                f"the calibration has format {state.get('format')!r} and keys {sorted(state)}, this version reads formats 1 "
+                f"to {FORMAT}: leave it out to measure again, which takes a few batches"
             )
         rows = state["sequences"]
         if not all(isinstance(row, list | tuple) and len(row) == len(Measured._fields) for row in rows):
             raise ValueError(f"a sequence of the calibration has fields other than {', '.join(Measured._fields)}")
         fresh = LagCalibration(window=self._window)
         fresh.update(Measured(*map(float, row)) for row in rows)
-        self._by_lag, self._current = fresh._by_lag, fresh.current
+        lags = sorted(fresh._by_lag)
+        ages = state.get("ages", [0] * len(lags))
+        if not (isinstance(ages, list) and len(ages) == len(lags) and all(type(age) is int and age >= 0 for age in ages)):
+            raise ValueError(f"ages are {ages!r:.200}; give a number of batches for each of the lags {lags!r:.200}")
+        self._by_lag, self._ages, self._current = fresh._by_lag, dict(zip(lags, ages, strict=True)), fresh.current
+        self._taken = Counter()
+
+
+def _lag(sequence: Measured) -> int:
+    return min(MAX_LAGS - 1, round(sequence.lag))
 
 
 def _require(sequence: Measured) -> None:
@@ -174,9 +208,11 @@ def _require(sequence: Measured) -> None:
 
 
 def _estimate(by_lag: Mapping[int, Sequence[Measured]]) -> Calibration:
-    lags = sorted(by_lag)
+    lags = sorted(lag for lag, kept in by_lag.items() if len(kept) > PRIOR_SEQUENCES)
+    if not lags:
+        return NOTHING_MEASURED
     distance_K = torch.tensor(lags, dtype=torch.float64)[:, None]
-    counts_K = torch.tensor([[len(by_lag[lag])] for lag in lags], dtype=torch.float64)
+    counts_K = torch.tensor([[len(by_lag[lag]) - PRIOR_SEQUENCES] for lag in lags], dtype=torch.float64)
     own_K = torch.tensor([_of_one_lag(by_lag[lag]) for lag in lags], dtype=torch.float64)
     weights_K = counts_K / (counts_K + PRIOR_SEQUENCES)
     at_zero = weights_K[0] * own_K[0] if lags[0] == 0 else torch.zeros(own_K.shape[1], dtype=torch.float64)

@@ -53,6 +53,8 @@ class SequenceStats:
     """Lower bound of the log-ratio, nats; the mean over the action tokens. NaN where the surrogate has none."""
     clip_high_S: Tensor
     """Upper bound of the log-ratio, like ``clip_low_S``."""
+    clip_capped_S: Tensor
+    """Fraction of the action tokens whose clip range would be wider without its ceiling (``clip_calibration_cap``)."""
     dual_clipped_S: Tensor
     """Fraction of the action tokens whose gradient the dual clip removed (negative advantage)."""
     masked_S: Tensor
@@ -158,6 +160,7 @@ def _bucket_summary(stats: SequenceStats, bucket: str) -> dict[str, float]:
         "clip_fraction_dual": float(stats.dual_clipped_S.mean()),
         "clip_fraction": float((stats.clipped_high_S + stats.clipped_low_S).mean()),
         "mask_fraction": float(stats.masked_S.mean()),
+        "clip_capped": float(stats.clip_capped_S.mean()),
         "ratio_mean": float(ratio_S.mean()),
         "ratio_min": float(ratio_S.min()),
         "ratio_max": float(ratio_S.max()),

@@ -149,7 +149,8 @@ def gspo_loss(
     mean_delta_S = mean_delta_U if by_sequence else x.mean_S(delta_T)
     residual_T = torch.where(x.mask_T, delta_T - mean_delta_S[x.sequence_ids_T], 0.0)
     log_ratio_S = mean_delta_S.clamp(-log_ratio_clamp, log_ratio_clamp)
-    log_bounds_U = (num_tokens_U * log_lo_U, num_tokens_U * log_hi_U)
+    capped_U = clip_range.is_capped(x.units.sequence_ids_U, num_tokens_U)
+    log_bounds_U = (num_tokens_U * log_lo_U, num_tokens_U * log_hi_U, num_tokens_U * capped_U)
     stats = _statistics(x, clip_range, objective_S, log_ratio_S, residual_T, terms, clamped_tokens_U, log_bounds_U)
     if terms.dual_T is not None:
         stats = replace(stats, dual_clipped_S=x.mean_S(terms.dual_T))
@@ -181,10 +182,10 @@ def _statistics(
     residual_T: Tensor,
     terms: Terms,
     clamped_tokens_U: Tensor,
-    log_bounds_U: tuple[Tensor, Tensor],
+    log_bounds_U: tuple[Tensor, Tensor, Tensor],
 ) -> SequenceStats:
-    """``log_bounds_U``: lower and upper, times the unit's tokens."""
-    log_lo_S, log_hi_S = (
+    """``log_bounds_U``: lower, upper, and 1 where they are capped, times the unit's tokens."""
+    log_lo_S, log_hi_S, capped_S = (
         segment_sum(bound_U, x.units.sequence_ids_U, x.num_local) / x.counts_S.clamp(min=1) for bound_U in log_bounds_U
     )
     unmeasured_S, nothing_S = torch.full_like(x.weights_S, float("nan")), torch.zeros_like(x.weights_S)
@@ -205,6 +206,7 @@ def _statistics(
         masked_S=nothing_S,
         clip_low_S=log_lo_S,
         clip_high_S=log_hi_S,
+        clip_capped_S=capped_S,
         mismatch_kl_S=unmeasured_S,
         reference_kl_S=unmeasured_S,
         mismatch_S=unmeasured_S,

@@ -105,6 +105,11 @@ class Objective:
     measured for each lag, at the start of every batch. off: by clip_range_growth and sigma. Not set: widen with the
     behaviour anchor, unless clip_range_growth is given; off with the proximal anchor."""
 
+    clip_calibration_cap: Annotated[float, _POSITIVE] = 0.5
+    """For clip_calibration = widen: for n tokens the clip range is wider by at most this over sqrt(n) on each side, in nats.
+    A range that follows whatever drift it measures would be no brake. The default is 0.29 for 3 tokens, where the demo needs
+    0.22, and 0.008 for 4,000. The metric clip_capped is the share of the tokens for which it holds."""
+
     anchor: Anchor = "behaviour"
     """The denominator of the ratio. behaviour: the engine's log-probs, as the paper proposes. proximal: the learner's own
     log-probs at the start of the batch, for one more forward pass; tis_mode then handles the engine's mismatch, and the

@@ -19,7 +19,9 @@ variance V of a token) instead of guessing them:
 
     k * (log(1 - eps_low), log(1 + eps_high))   widened on both sides by   z * sqrt(A(d_i) + V(d_i) / n)
 
-Where nothing has drifted and there is no noise it is the paper's.
+Where nothing has drifted and there is no noise it is the paper's. The widening of a unit of n tokens is at most
+cap / sqrt(n), as if each token had an error of its own of that deviation: a range that follows whatever drift it measures is
+no brake, because longer steps would only widen it.
 """
 
 from __future__ import annotations
@@ -80,14 +82,31 @@ class ClipRange:
     """z * sigma, in nats: the margin of one token; a unit of n tokens gets noise / sqrt(n)."""
     measured_S: tuple[Tensor, Tensor] | None = None
     """Instead of ``noise``: z^2 A and z^2 V of each sequence's lag, in nats squared."""
+    cap: float = math.inf
+    """The most that ``measured_S`` widens a side, in nats for one token; cap / sqrt(n) for a unit of n."""
 
     def bounds(self, sequence_ids: Tensor, num_tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return (log_lo, log_hi) for units of ``num_tokens`` tokens that belong to the sequences ``sequence_ids``."""
-        margin = self.noise / num_tokens.clamp(min=1).sqrt()
-        if self.measured_S is not None:
-            between_S, token_S = self.measured_S
-            margin = (between_S[sequence_ids] + token_S[sequence_ids] / num_tokens.clamp(min=1)).sqrt()
+        if self.measured_S is None:
+            margin = self.noise / num_tokens.clamp(min=1).sqrt()
+        else:
+            margin = torch.minimum(*self._measured(sequence_ids, num_tokens))
         return self.log_lo_S[sequence_ids] - margin, self.log_hi_S[sequence_ids] + margin
+
+    def is_capped(self, sequence_ids: Tensor, num_tokens: Tensor) -> Tensor:
+        """Return where ``cap`` makes the clip range of such units narrower than what was measured (bool)."""
+        if self.measured_S is None:
+            return torch.zeros_like(sequence_ids, dtype=torch.bool)
+        measured, ceiling = self._measured(sequence_ids, num_tokens)
+        return measured > ceiling
+
+    def _measured(self, sequence_ids: Tensor, num_tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what was measured, and the ceiling, for each unit."""
+        assert self.measured_S is not None
+        between_S, token_S = self.measured_S
+        num_tokens = num_tokens.clamp(min=1)
+        measured = (between_S[sequence_ids] + token_S[sequence_ids] / num_tokens).sqrt()
+        return measured, (self.cap / num_tokens.sqrt()).to(measured.dtype)
 
 
 def clip_range(
@@ -131,15 +150,19 @@ def calibrated_clip_range(
     eps_high: float,
     z: float = 1.0,
     scale: float = 1.0,
+    cap: float = math.inf,
 ) -> ClipRange:
     """Build the calibrated clip range of the module docstring, from ``LagCalibration.current``.
 
-    z: how many deviations of drift and noise the bounds lie further out. Raises: ValueError as ``clip_range``.
+    z: how many deviations of drift and noise the bounds lie further out. cap: the most that they do for one token,
+    in nats; above 0. Raises: ValueError as ``clip_range``.
     """
+    if not cap > 0:
+        raise ValueError(f"cap is {cap}; give a number above 0, in nats, or infinity for none")
     plain = clip_range(lag_S, eps_low=eps_low, eps_high=eps_high, noise_z=z, scale=scale)
     # In float64, before float32 can make a huge variance infinite: 0 times that is NaN.
     _, between_S, token_S = ((z * z * values).to(plain.log_lo_S.dtype) for values in calibration.at(plain.lag_S))
-    return replace(plain, measured_S=(between_S, token_S))
+    return replace(plain, measured_S=(between_S, token_S), cap=cap)
 
 
 def objective_clip_range(
@@ -161,6 +184,7 @@ def objective_clip_range(
             eps_high=objective.eps_high,
             z=objective.noise_z,
             scale=scale,
+            cap=objective.clip_calibration_cap,
         )
     proximal = objective.anchor == "proximal"
     return clip_range(

@@ -106,7 +106,7 @@ def compared(ranks: Ranks, assembled: AssembledBatch, num_mini_batches: int) -> 
                 continue
             bounds = zip(packed.cu_seqlens, packed.cu_seqlens[1:], strict=False)
             for row, (start, end) in zip(packed.sequence_indices, bounds, strict=True):
-                expected = tokens_of(trajectories[step.first_row + row], end - start)
+                expected = tokens_of(trajectories[step.rows[row]], end - start)
                 np.testing.assert_array_equal(packed.input_ids[0, start:end].numpy(), expected)
             num_tokens += packed.num_tokens
     return num_tokens

@@ -20,6 +20,7 @@ Noise = Literal["none", "bf16", "weights", "logprobs"]
 Aggregation = Literal["sequence", "length", "sum"]
 Lag = Literal["fixed", "uniform"]
 Credit = Literal["answer", "number"]
+Order = Literal["drawn", "dealt", "oldest_first"]
 ClipForm = Literal["given", "widen", "recentre", "matched", "shuffled"]
 
 GENERATION = 1
@@ -76,6 +77,10 @@ class RunConfig:
     noise_sigma: float = 0.0
     """"weights": relative deviation of each weight; "logprobs": nats, added to each reported log-prob."""
 
+    order: Order = "drawn"
+    """Of a batch's groups. drawn: that of their tasks, whatever their lags. The others are ``learner.plan.deal_in_turn`` as
+    the service has it (dealt), and how a broker sends them (oldest_first)."""
+
     eval_every: int = 5
     num_eval_episodes: int = 128
     start_models: int = 3
@@ -91,6 +96,7 @@ class RunConfig:
             ("credit", self.credit, get_args(Credit)),
             ("lag_kind", self.lag_kind, get_args(Lag)),
             ("clip_form", self.clip_form, get_args(ClipForm)),
+            ("order", self.order, get_args(Order)),
         ):
             if value not in choices:
                 raise ValueError(f"{name} is {value!r}; choose one of {', '.join(choices)}")

@@ -37,6 +37,7 @@ from gspo.options.aggregation import PER_SEQUENCE, Reduction
 from gspo.options.ess_rate import ess_rate_scale
 from gspo.options.surrogates import surrogate_of
 from gspo.staleness import sequence_lag
+from gspo_services.learner.plan import deal_in_turn
 
 HALVES = 2
 SUM = Reduction(aggregation="constant", length=1)
@@ -121,6 +122,9 @@ class Learner:
 
         Raises: DivergedError for a gradient that is not finite.
         """
+        places = self._order(sequences, version)
+        sequences, rewards = [sequences[place] for place in places], [rewards[place] for place in places]
+        grades = None if grades is None else [grades[place] for place in places]
         mini_batches = self._mini_batches(sequences, rewards, version, grades)
         record: dict[str, float] = {}
         began = time.process_time()
@@ -177,6 +181,18 @@ class Learner:
                 with_entropy=True,
             )
         return result._replace(experts=self._recorder.take())
+
+    def _order(self, sequences: Sequence[TrainSequence], version: int) -> list[int]:
+        """Return the places of the sequences in the order in which they are trained: mini-batches are consecutive."""
+        size, num_groups = self._config.group_size, self._config.num_groups
+        oldest = [int(sequences[group * size].versions.max()) for group in range(num_groups)]
+        groups = list(range(num_groups))
+        if self._config.order == "oldest_first":
+            groups.sort(key=lambda group: oldest[group])
+        elif self._config.order == "dealt":
+            dealt = deal_in_turn(oldest, list(map(str, groups)), self._config.num_mini_batches, seed=version)
+            groups = [group for chosen in dealt for group in chosen]
+        return [group * size + member for group in groups for member in range(size)]
 
     def _mini_batches(
         self,
@@ -272,7 +288,7 @@ class Learner:
         config = self._config
         # With a pass at the start every sequence was seen under the starting weights, else those of the first mini-batch.
         num_seen = config.num_sequences // (1 if config.anchor == "proximal" else config.num_mini_batches)
-        self._calibration.update(measured_sequences(merged, num_seen))
+        self._calibration.update(measured_sequences(merged, range(num_seen)))
         record = loss_record(merged) | lag_record(merged)
         record |= ratio_record(merged.log_ratio_S, "sequence_ratio") | ratio_record(torch.cat(list(deltas)), "token_ratio")
         record["mismatch_sigma"] = self._mismatch.sigma

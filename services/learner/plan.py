@@ -1,19 +1,24 @@
-"""Plans which rank trains which sequences of a batch, and when it packs them: from lengths alone, alike on every rank."""
+"""Plans which mini-batch and which rank train which sequences of a batch, and when they are packed: from versions, ids and
+lengths alone, alike on every rank."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from hashlib import blake2b
+from itertools import accumulate
 from typing import Final, Protocol, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gspo.model.packing import BatchGroup, PackedBatch, pack, plan_micro_batches
 from gspo_services.learner.advantages import AdvantageTable
 from gspo_services.shared.settings import Settings
+
+MINI_BATCH_ORDER: Final = 1
+"""The number of the rule by which groups are dealt to mini-batches, in each batch's metrics. Raise it with any change of
+what ``deal_in_turn`` returns: batches of another rule do not give the same weights when they are trained again."""
 
 KEPT_TOKENS: Final = 2**21
 """Micro-batches of up to this many tokens of a step are packed at once and kept: 128 MB. Larger ones are packed when they
@@ -42,16 +47,54 @@ class SummingRank(RankBudget, Protocol):
     def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...
 
 
-def split_groups(num_groups: int, num_mini_batches: int) -> list[range]:
-    """Consecutive groups of each mini-batch; sizes differ by at most one, the larger ones first.
+def deal_in_turn(
+    oldest_versions: Sequence[int], group_ids: Sequence[str], num_mini_batches: int, *, seed: int
+) -> list[list[int]]:
+    """Deal a batch's groups to its mini-batches, as indices, so that each mini-batch has the batch's mix of versions.
+
+    The broker sends the oldest groups first. Trained in that order, the first mini-batch would hold the oldest ones, and it
+    is all that calibration and sigma see; the freshest would come last, after several steps, and be clipped most. So the
+    groups are sorted by version, and dealt in turn like cards: of each version, and in all, two mini-batches have equally
+    many, or one more. A plain shuffle would have the mix on average only, and a mini-batch has few groups.
+
+    Groups of one version are in an order that ``seed`` and their ids draw, because old ids may mean long or hard tasks. So
+    is the mini-batch that gets the first card; otherwise the first one would get all the odd old groups. Digests draw: they
+    are equal on every rank, machine and release of Python, and do not depend on the order that the broker sends.
+
+    Args:
+        group_ids: all different.
+        seed: another one for each batch.
 
     Raises: ValueError when there are fewer groups than mini-batches.
     """
+    num_groups = len(oldest_versions)
     if not 1 <= num_mini_batches <= num_groups:
         raise ValueError(f"num_mini_batches is {num_mini_batches} for a batch of {num_groups} groups; each needs one group")
-    size, larger = divmod(num_groups, num_mini_batches)
-    starts = [index * size + min(index, larger) for index in range(num_mini_batches + 1)]
-    return [range(start, end) for start, end in pairwise(starts)]
+    dealt = sorted(range(num_groups), key=lambda index: (oldest_versions[index], _draw(f"{seed} {group_ids[index]}")))
+    first = int.from_bytes(_draw(str(seed)), "big") % num_mini_batches
+    return [dealt[(number - first) % num_mini_batches :: num_mini_batches] for number in range(num_mini_batches)]
+
+
+def _draw(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=8).digest()
+
+
+def deal_groups(groups: Sequence[BatchGroup], policy_version: int, num_mini_batches: int) -> list[list[int]]:
+    """Return the groups of each mini-batch, as indices, by ``deal_in_turn`` and the oldest version of any of their tokens.
+
+    ``policy_version`` is that of the batch, and draws. A group without action tokens counts as one of that version.
+    """
+    oldest = [
+        min((each.oldest_version for each in group.sequences if each.oldest_version is not None), default=policy_version)
+        for group in groups
+    ]
+    return deal_in_turn(oldest, [group.group_id for group in groups], num_mini_batches, seed=policy_version)
+
+
+def rows_of_groups(groups: Sequence[BatchGroup], chosen: Iterable[int]) -> list[int]:
+    """Return the places in the batch of the sequences of the groups at ``chosen``, in that order."""
+    starts = [0, *accumulate(len(group.sequences) for group in groups)]
+    return [row for index in chosen for row in range(starts[index], starts[index + 1])]
 
 
 def own_micro_batches(engine: RankBudget, lengths: Sequence[int]) -> list[list[int]]:
@@ -75,24 +118,23 @@ def sum_over_sequences(engine: SummingRank, tensor: Tensor) -> Tensor:
     return engine.sum_over_ranks(tensor if counts else torch.zeros_like(tensor))
 
 
-def rows_of_rank(engine: RankBudget, settings: Settings, lengths: Sequence[Sequence[int]]) -> frozenset[int]:
+def rows_of_rank(
+    engine: RankBudget, settings: Settings, groups: Sequence[BatchGroup], policy_version: int
+) -> frozenset[int]:
     """The sequences of a batch, by their places in it, of which this rank needs the tokens: those that it trains in one of
     the steps, and those that a pass over the whole batch before the first step gives to it.
 
-    Args:
-        lengths: tokens of each sequence, by group.
-
+    ``groups`` and ``policy_version``: those of the batch; the groups' tokens are not read.
     Raises: ValueError, on all ranks alike, when the batch cannot be planned.
     """
-    first_rows = [0, *accumulate(map(len, lengths))]
-    flat = [length for group in lengths for length in group]
-    rows: list[int] = []
-    for groups in split_groups(len(lengths), settings.batch.mini_batches):
-        start, end = first_rows[groups.start], first_rows[groups.stop]
-        rows += [start + row for row in _flat(own_micro_batches(engine, flat[start:end]))]
+    lengths = [sequence.num_tokens for group in groups for sequence in group.sequences]
+    found: set[int] = set()
+    for chosen in deal_groups(groups, policy_version, settings.batch.mini_batches):
+        rows = rows_of_groups(groups, chosen)
+        found.update(rows[index] for index in _flat(own_micro_batches(engine, [lengths[row] for row in rows])))
     if settings.objective.kl_coefficient > 0 and settings.objective.kl_in == "reward":
-        rows += _flat(own_micro_batches(engine, flat))
-    return frozenset(rows)
+        found.update(_flat(own_micro_batches(engine, lengths)))
+    return frozenset(found)
 
 
 @dataclass(frozen=True)
@@ -100,7 +142,8 @@ class MiniBatch:
     """One optimizer step: this rank's share of it, and the place of its rows in the batch's table of statistics."""
 
     micro_batches: Sequence[PackedBatch]
-    num_sequences: int
+    rows: Sequence[int]
+    """The places of its sequences in the batch, over all ranks."""
     num_episodes: int
     """N of the loss, over all ranks."""
     num_action_tokens: int
@@ -109,7 +152,6 @@ class MiniBatch:
     """All tokens, over all ranks."""
     own_tokens: int
     """All tokens on this rank, and on those that train the same sequences."""
-    first_row: int
 
 
 def planned_mini_batches(
@@ -119,28 +161,26 @@ def planned_mini_batches(
     policy_version: int,
     num_mini_batches: int,
 ) -> list[MiniBatch]:
-    """Plan a batch's steps: about equally many consecutive groups, spread over ranks and micro-batches by length.
+    """Plan a batch's steps: the groups of ``deal_groups``, spread over ranks and micro-batches by length.
 
     Raises: ValueError, on all ranks alike, when the batch cannot be planned.
     """
-    first_rows = np.concatenate([[0], np.cumsum([len(group.sequences) for group in groups])]).tolist()
     mini_batches = []
-    for chosen in split_groups(len(groups), num_mini_batches):
-        start, end = first_rows[chosen.start], first_rows[chosen.stop]
-        lengths = [sequence.num_tokens for sequence in credit.sequences[start:end]]
+    for chosen in deal_groups(groups, policy_version, num_mini_batches):
+        rows = rows_of_groups(groups, chosen)
+        members = [credit.sequences[row] for row in rows]
+        lengths = [sequence.num_tokens for sequence in members]
 
-        def pack_own(indices: Sequence[int], first: int = start) -> PackedBatch:
-            members = [credit.with_advantages(first + index) for index in indices]
-            return pack(members, policy_version=policy_version, sequence_indices=indices)
+        def pack_own(indices: Sequence[int], rows: Sequence[int] = rows) -> PackedBatch:
+            own = [credit.with_advantages(rows[index]) for index in indices]
+            return pack(own, policy_version=policy_version, sequence_indices=indices)
 
         own = own_micro_batches(engine, lengths)
         own_tokens = sum(lengths[index] for indices in own for index in indices)
-        num_action_tokens = max(1, sum(sequence.num_action_tokens for sequence in credit.sequences[start:end]))
+        num_action_tokens = max(1, sum(sequence.num_action_tokens for sequence in members))
         num_episodes = sum(groups[index].num_episodes for index in chosen)
         micro_batches = _packed(own, own_tokens, pack_own)
-        mini_batches.append(
-            MiniBatch(micro_batches, end - start, num_episodes, num_action_tokens, sum(lengths), own_tokens, start)
-        )
+        mini_batches.append(MiniBatch(micro_batches, rows, num_episodes, num_action_tokens, sum(lengths), own_tokens))
     return mini_batches
 
 

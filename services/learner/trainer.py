@@ -7,7 +7,7 @@ compute alike. Only gradients and a table of statistics cross between ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -31,7 +31,7 @@ from gspo.staleness import sequence_lag
 from gspo_services.learner.advantages import AdvantageSettings, AdvantageTable
 from gspo_services.learner.engine import LearnerEngine, LossFn, NonFiniteLossError, ReplayFn, StepResult
 from gspo_services.learner.kl_rewards import ReferenceEngine, with_kl_rewards
-from gspo_services.learner.plan import MiniBatch, planned_mini_batches, sum_over_sequences
+from gspo_services.learner.plan import MINI_BATCH_ORDER, MiniBatch, planned_mini_batches, sum_over_sequences
 from gspo_services.learner.profiling import NO_PROFILE, Phases
 from gspo_services.learner.token_dump import TokenDump
 
@@ -96,14 +96,15 @@ def train_batch(
     profile: Phases = NO_PROFILE,
     token_dump: TokenDump | None = None,
 ) -> BatchReport:
-    """Make ``num_mini_batches`` optimizer steps on the groups, in their order. Collective.
+    """Make ``num_mini_batches`` optimizer steps on the groups. Collective.
 
     With an engine that replays routing, every forward pass of the batch uses the experts chosen at its start.
 
     Args:
         groups: the same on every rank, which has the tokens of the sequences at ``rows_of_rank``.
         policy_version: the version of the engine's weights before the batch; lags are counted from it.
-        num_mini_batches: at most the number of groups; mini-batches hold consecutive whole groups.
+        num_mini_batches: at most the number of groups; each mini-batch has whole groups, and the batch's mix of lags
+            (see ``deal_in_turn``), so that the first one is a fair sample for ``mismatch`` and ``calibration``.
         mismatch: updated from the first forward pass of the batch, the same on every rank.
         adaptive_clip: scales the batch's clip ranges, and is then updated from its clip fraction; None: no scale.
         calibration: gives the batch's calibrated clip ranges and weights, and is then updated from the sequences that were
@@ -151,6 +152,7 @@ def train_batch(
         "learning_rate": steps[-1].learning_rate,
         "packed_tokens": float(sum(step.num_tokens for step in steps)),
         "optimizer_steps": float(len(steps)),
+        "mini_batch_order": float(MINI_BATCH_ORDER),
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
         "mismatch_sigma": mismatch.sigma,
@@ -164,12 +166,27 @@ def train_batch(
             token_dump.write()
         summary = summarise(stats)
         # With the proximal anchor every sequence was seen under the starting weights, else those of the first step.
-        num_seen = len(sequences) if objective.needs_proximal_logprobs else mini_batches[0].num_sequences
-        calibration.update(measured_sequences(stats, num_seen))
+        seen = mini_batches if objective.needs_proximal_logprobs else mini_batches[:1]
+        calibration.update(measured_sequences(stats, [row for mini_batch in seen for row in mini_batch.rows]))
         fraction = signal_clip_fraction(summary)
         if adaptive_clip is not None and fraction is not None:
             adaptive_clip.update(fraction)
-        return BatchReport(metrics=metrics | summary | run.expert_metrics() | run.auxiliary_metrics(len(steps)))
+        metrics |= summary | calibration.metrics() | _biases(objective, calibration, summary)
+        return BatchReport(metrics=metrics | run.expert_metrics() | run.auxiliary_metrics(len(steps)))
+
+
+def _biases(objective: Objective, calibration: LagCalibration, summary: Mapping[str, float]) -> dict[str, float]:
+    """``calibration_bias`` by lag: the location of what engine and drift add to the log-ratios, over the clip range's bound
+    on that side. Above 1, more than half of the sequences of that lag lie beyond it before anything is learned."""
+    if objective.anchor != "behaviour":
+        return {}
+    found = {}
+    for key, location in calibration.metrics().items():
+        name, _, bucket = key.partition("/")
+        bound = summary.get(f"clip_range_{'low' if location < 0 else 'high'}/{bucket}", 0.0)
+        if name == "calibration_location" and bound:
+            found[f"calibration_bias/{bucket}"] = location / bound
+    return found
 
 
 def _require_max_lag(groups: Sequence[BatchGroup], policy_version: int, max_lag: int) -> None:
@@ -288,10 +305,10 @@ class _BatchRun:
 
         def rate_scale() -> float:
             """By the weights of the whole step's sequences, which every rank then knows."""
-            log_weights = torch.zeros(mini_batch.num_sequences, dtype=torch.float64)
+            log_weights = torch.zeros(len(self._group_ids), dtype=torch.float64)
             for rows, stats in zip(self._rows[num_before:], self._stats[num_before:], strict=True):
-                log_weights[rows - mini_batch.first_row] = (stats.mismatch_S * stats.num_tokens_S).double().cpu()
-            scale = ess_rate_scale(sum_over_sequences(self._engine, log_weights))
+                log_weights[rows] = (stats.mismatch_S * stats.num_tokens_S).double().cpu()
+            scale = ess_rate_scale(sum_over_sequences(self._engine, log_weights)[list(mini_batch.rows)])
             self._rate_scales.append(scale)
             return scale
 
@@ -391,4 +408,4 @@ class _BatchRun:
 
 
 def _rows(mini_batch: MiniBatch, packed: PackedBatch) -> tuple[int, ...]:
-    return tuple(mini_batch.first_row + index for index in packed.sequence_indices)
+    return tuple(mini_batch.rows[index] for index in packed.sequence_indices)

@@ -136,6 +136,13 @@ FAULTS: dict[str, Fault] = {
         summary="Engine and learner differ by 50m nats a token",
         description="KL(engine || learner) of tokens of the current version is 50m nats; 0.02 is the bound.",
     ),
+    "GspoBiasBeyondClip": Fault(
+        {diagnostic("calibration_bias", "lag_1"): then("0.2", 20, 3)},
+        minutes=31,
+        quiet_minutes=29,
+        summary="The mismatch of some lag lies beyond its clip range",
+        description="Before a batch is learned, its log-ratios lie at 3 times a bound of the clip range.",
+    ),
     "GspoClipFractionHigh": Fault(
         {diagnostic("clip_fraction", "all"): then("0.15", 20, 0.75)},
         minutes=36,

@@ -81,6 +81,7 @@ def healthy() -> Series:
     made[series("gspo_learner_damaged_checkpoint_files", "", LEARNER)] = steady(0)
     for name, bucket, value in (
         ("mismatch_kl", "lag_0", 0.001),
+        ("calibration_bias", "lag_1", 0.2),
         ("clip_fraction", "all", 0.15),
         ("optimizer_steps", "", 4),
     ):

@@ -115,9 +115,9 @@ class Assembly:
     """Takes the parts of one batch in order, and keeps this rank's tokens."""
 
     def __init__(
-        self, batch: Batch, arrays: Mapping[str, Array], rows_of: Callable[[list[list[int]]], frozenset[int]]
+        self, batch: Batch, arrays: Mapping[str, Array], rows_of: Callable[[Sequence[BatchGroup], int], frozenset[int]]
     ) -> None:
-        """``rows_of`` says, from the lengths of each group's sequences, which of the batch's sequences this rank trains.
+        """``rows_of`` says, from the batch's groups and its policy version, which of the sequences this rank trains.
 
         Raises: ValueError when a group cannot be trained, and for a sequence that is longer than its group was allowed; what
             ``rows_of`` raises.
@@ -136,9 +136,8 @@ class Assembly:
             _require_length(item, outline)
         self._rewards = [rewards.astype(np.float64) for _, rewards, _ in split]
         self._sequences: list[list[BatchSequence]] = [_absent(item, outline) for item, _, outline in split]
-        own = rows_of(
-            [[each.num_tokens for place in places for each in self._sequences[place]] for places in by_group.values()]
-        )
+        # A group that cannot be trained is refused here, before its tokens come.
+        own = rows_of(self._groups(), batch.policy_version)
         self._own: dict[int, list[int]] = {}
         """By the item's place: which of its sequences this rank trains."""
         row = 0
@@ -148,7 +147,6 @@ class Assembly:
             row += number
             if mine:
                 self._own[place] = mine
-        self._groups()  # A group that cannot be trained is refused before its tokens come.
 
     @property
     def complete(self) -> bool:
@@ -218,7 +216,7 @@ class Assembly:
 
 def assemble(
     announced: BatchAnnounced,
-    rows_of: Callable[[list[list[int]]], frozenset[int]],
+    rows_of: Callable[[Sequence[BatchGroup], int], frozenset[int]],
     next_arrival: Callable[[], Answer | None],
     watched: Callable[[int], AbstractContextManager[None]],
 ) -> AssembledBatch | SkipBatch | EndOfRun | None:

@@ -52,11 +52,28 @@ def schedule_findings(situation: Situation) -> Iterator[Finding]:
 
 
 def _rules(situation: Situation) -> Iterator[tuple[list[str], str]]:
+    yield from _rules_of_objective(situation)
     settings = situation.settings
-    objective = settings.objective
+    if not settings.evaluation.every_batches and not settings.evaluation.sets:
+        yield ["evaluation.num_tasks"], "evaluation.every_batches is 0"
+    of_agents = [key for key in situation.sources if key.startswith("agent.")]
+    of_rewards = [key for key in situation.sources if key.startswith("reward.")]
+    if not settings.reward.group:
+        yield ["reward.group_deadline_s", "reward.group_weights"], "reward.group is not set"
+    if settings.agent.is_used and not settings.reward.group:
+        yield of_rewards, "an agent returns its reward itself"
+    if not settings.agent.is_used:
+        yield of_agents, "no agent.function, agent.command or agent.url"
+    yield from _rules_of_processes(situation)
+
+
+def _rules_of_objective(situation: Situation) -> Iterator[tuple[list[str], str]]:
+    settings, objective = situation.settings, situation.settings.objective
     if objective.anchor == "proximal":
         of_behaviour = ["objective.clip_range_growth", "objective.noise_z", "objective.clip_calibration"]
         yield of_behaviour, 'for objective.anchor = "behaviour" only'
+    if not objective.is_calibrated:
+        yield ["objective.clip_calibration_cap"], "the clip range is not calibrated (objective.clip_calibration)"
     mode = "off" if objective.anchor == "behaviour" else objective.tis_mode or "truncate"
     for key, modes in (
         ("tis_cap", ("truncate", "reject")),
@@ -76,17 +93,6 @@ def _rules(situation: Situation) -> Iterator[tuple[list[str], str]]:
         yield ["objective.aggregation_tokens"], 'for objective.aggregation = "constant"'
     if settings.batch.mini_batches == 1 and objective.routing_replay:
         yield ["objective.routing_replay"], "batch.mini_batches is 1, so experts are never replayed"
-    if not settings.evaluation.every_batches and not settings.evaluation.sets:
-        yield ["evaluation.num_tasks"], "evaluation.every_batches is 0"
-    of_agents = [key for key in situation.sources if key.startswith("agent.")]
-    of_rewards = [key for key in situation.sources if key.startswith("reward.")]
-    if not settings.reward.group:
-        yield ["reward.group_deadline_s", "reward.group_weights"], "reward.group is not set"
-    if settings.agent.is_used and not settings.reward.group:
-        yield of_rewards, "an agent returns its reward itself"
-    if not settings.agent.is_used:
-        yield of_agents, "no agent.function, agent.command or agent.url"
-    yield from _rules_of_processes(situation)
 
 
 def _rules_of_processes(situation: Situation) -> Iterator[tuple[list[str], str]]:

@@ -135,7 +135,8 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     out: Path = arguments.out or source.with_name(f"{source.name}-replay")
     settings = override_settings(read_run_settings(source), [*arguments.overrides, f"run.directory={out}"])
     require_model(settings.model.path)
-    num_batches = RecordedRun(source, settings).num_batches
+    recorded = RecordedRun(source, settings)
+    num_batches = recorded.num_batches
     first: int = arguments.from_checkpoint or 0
     if arguments.batches is not None and arguments.batches < 1:
         raise ConfigurationError(f"--batches is {arguments.batches}: use at least 1")
@@ -143,6 +144,13 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     if first >= end:
         raise ConfigurationError(f"{source} has {num_batches} batches, and --from-checkpoint is {first}: none is left")
     changed = any(not override.startswith(WITHOUT_EFFECT) for override in arguments.overrides)
+    others = recorded.trained_in_another_order(first, end)
+    if others and not changed:
+        raise ConfigurationError(
+            f"{source} has {len(others)} batches, from batch {others[0]} on, that a learner of another release trained: it "
+            "took their groups in another order, which gives other weights. Replay them with that release; or train "
+            f"on the same data anew: --set learner.learning_rate={settings.learner.learning_rate}, or any other setting"
+        )
     rescheduled = any(override.startswith(RESCHEDULES) for override in arguments.overrides)
     return Plan(source=source, out=out, settings=settings, first=first, end=end, changed=changed, rescheduled=rescheduled)
 

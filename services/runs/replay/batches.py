@@ -16,6 +16,7 @@ from gspo_services.broker.rows import BatchRow, GroupRow, TrajectoryRow
 from gspo_services.broker.sending import StoredBatch, batch_of_groups, members_of
 from gspo_services.broker.store import LEDGER_FILE, Reader, reading, refusing_damage
 from gspo_services.learner.broker import Answer, BatchAnnounced, BrokerPort, PartArrived, ToBroker
+from gspo_services.learner.plan import MINI_BATCH_ORDER
 from gspo_services.learner.weights import WeightCopy, build_snapshot
 from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.schedules import RunSchedules
@@ -24,6 +25,10 @@ from gspo_services.shared.settings import Settings
 SAME: Final = "same"
 DIFFERENT: Final = "different"
 UNKNOWN: Final = "not recorded"
+ORDERS: Final = """
+SELECT json_extract(line, '$.batch'), json_extract(line, '$.mini_batch_order') FROM metrics_lines
+WHERE json_extract(line, '$.event') = 'batch' ORDER BY number
+"""
 
 
 class RecordedRun:
@@ -48,11 +53,16 @@ class RecordedRun:
         # The newest batch may lack a share: nobody trained it.
         self.num_assembled = min(ledger.num_assembled for ledger in self._ledgers)
         self._newest = max(ledger.newest_version for ledger in self._ledgers)
+        self._orders = self._ledgers[0].orders
 
     @property
     def num_batches(self) -> int:
         """Batches that can be trained: the recorded ones or, if none was assembled, as many as complete groups make."""
         return self.num_assembled or min(ledger.num_unassembled for ledger in self._ledgers)
+
+    def trained_in_another_order(self, first: int, end: int) -> list[int]:
+        """Batches of [first, end) whose groups the run's learner did not deal to mini-batches as this release does."""
+        return [index for index, order in sorted(self._orders.items()) if first <= index < end and order != MINI_BATCH_ORDER]
 
     def answers(self, index: int) -> Iterator[Answer]:
         """The batch as the learner received it, part by part, each read when it is asked for; or that it was quarantined.
@@ -94,6 +104,8 @@ class _RecordedLedger:
                 "SELECT group_id FROM groups WHERE split = 'train' AND status = 'complete' ORDER BY group_id"
             )
             waiting = [group_id for (group_id,) in complete]
+            self.orders: dict[int, float | None] = dict(connection.execute(ORDERS))
+            """By batch that was trained: the learner's ``MINI_BATCH_ORDER``; None: a release that had no such number."""
         self.newest_version = int(newest)
         # A run without a learner has no batches: its groups are taken in their order.
         self._unassembled = [tuple(waiting[at : at + size]) for at in range(0, len(waiting) - size + 1, size)]

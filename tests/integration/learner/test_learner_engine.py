@@ -21,10 +21,18 @@ from gspo.mismatch import MismatchTracker, mismatch_moments
 from gspo.model.packing import TrainGroup
 from gspo.staleness import sequence_lag
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from gspo_services.learner.plan import split_groups
+from gspo_services.learner.plan import deal_groups, rows_of_groups
 from gspo_services.shared.settings.sections import Learner, LoraSection, Rollout
 from gspo_services.shared.settings.sections.run import require_colocatable
-from tests.support.learner.learner_worker import ADAM_EPS, IMMOVABLE, MOVABLE, NUM_MINI_BATCHES, OBJECTIVE, SETTINGS
+from tests.support.learner.learner_worker import (
+    ADAM_EPS,
+    IMMOVABLE,
+    MOVABLE,
+    NUM_MINI_BATCHES,
+    OBJECTIVE,
+    SCHEDULED_RATE,
+    SETTINGS,
+)
 from tests.support.learner.ranks import Ranks
 from tests.support.learner.training_groups import padded_logprobs, write_model_and_groups
 
@@ -88,8 +96,8 @@ def reference(work: Path) -> dict[str, Any]:
     )
     mismatch = MismatchTracker()
     losses, grad_norms = [], []
-    for step, chosen in enumerate(split_groups(len(groups), NUM_MINI_BATCHES)):
-        members = sequences[3 * chosen.start : 3 * chosen.stop]
+    for step, chosen in enumerate(deal_groups(groups, 1, NUM_MINI_BATCHES)):
+        members = [sequences[row] for row in rows_of_groups(groups, chosen)]
         logprobs_T = torch.cat(padded_logprobs(model, members))
         mask_T, behaviour_T, advantages_T, versions_T = (
             torch.from_numpy(np.concatenate([getattr(sequence, name)[1:] for sequence in members]))
@@ -161,6 +169,7 @@ def test_a_resumed_run_continues_bit_for_bit(
         assert result["resumed"] == result["went_on"]
         assert len({result["untouched"], result["resumed_weights"], result["went_on"]}) == 3
         assert result["batch_position"] == 1
+        assert result["next_rates"] == [SCHEDULED_RATE] * 2, "the warm-up of two steps is over"
 
 
 def test_a_checkpoint_of_another_stage_gives_the_same_weights(results: dict[int, list[dict[str, Any]]]) -> None:

@@ -159,9 +159,9 @@ def _merged(rows: Array) -> Array:
     return merged
 
 
-def all_rows(lengths: Sequence[Sequence[int]]) -> frozenset[int]:
+def all_rows(groups: Sequence[BatchGroup], policy_version: int) -> frozenset[int]:
     """The rows of a rank that trains everything."""
-    return frozenset(range(sum(map(len, lengths))))
+    return frozenset(range(sum(len(group.sequences) for group in groups)))
 
 
 FOUR_TOKENS = Pieces([Segment("observation", 0, 2), Segment("action", 0, 2)], [VersionRun(-1, 2), VersionRun(3, 2)], [1.0])

@@ -50,6 +50,8 @@ SETTINGS: dict[str, Any] = {
     "max_tokens_per_micro_batch": 60,
     "logprob_chunk_tokens": 16,
 }
+SCHEDULED_RATE = 0.01
+"""Of the batches after the first, as a schedule sets it."""
 ADAM_EPS = 0.1
 """A large eps keeps Adam's update proportional to the gradient; a small one turns float noise into full steps."""
 OBJECTIVE = Objective(eps_low=0.003, eps_high=0.003, noise_z=0.5, anchor="behaviour", tis_mode="off")
@@ -112,6 +114,7 @@ def stages(work: Path) -> dict[str, Any]:
         saver = CheckpointSaver(engine, work / f"checkpoints-{stage}-{world_size}", keep=1, background=Threads())
         saver.begin(state)
         # Training continues while it is written.
+        engine.set_learning_rate(SCHEDULED_RATE)
         train(engine, groups[::-1], mismatch, "proximal")
         went_on = engine.weights_digest()
         path = None
@@ -123,6 +126,8 @@ def stages(work: Path) -> dict[str, Any]:
         resumed_mismatch = MismatchTracker()
         resumed_mismatch.load_state_dict(loaded.mismatch)
         resumed_weights = resumed.weights_digest()
+        resumed.set_learning_rate(SCHEDULED_RATE)
+        next_rates = [each._engine.optimizer.param_groups[0]["lr"] for each in (engine, resumed)]
         train(resumed, groups[::-1], resumed_mismatch, "proximal")
         results[str(stage)] = {
             "metrics": metrics,
@@ -130,6 +135,7 @@ def stages(work: Path) -> dict[str, Any]:
             "went_on": went_on,
             "resumed_weights": resumed_weights,
             "resumed": resumed.weights_digest(),
+            "next_rates": next_rates,
             "batch_position": loaded.batch_position,
         }
         if stage in (2, 3):

@@ -237,6 +237,7 @@ def _bounds(
     g, margin = (1 + c * y.lag if c >= 0 else 1 / (1 + abs(c) * y.lag)), z * sigma / math.sqrt(num_tokens)
     if objective.clip_calibration == "widen" or (objective.clip_calibration is None and c == 0):
         margin = z * math.sqrt(_at(measured.between, y.lag) + _at(measured.token, y.lag) / num_tokens)
+        margin = min(margin, objective.clip_calibration_cap / math.sqrt(num_tokens))
     if objective.anchor == "proximal":
         g, margin = 1.0, 0.0
     return k * g * math.log(1 - objective.eps_low) - margin, k * g * math.log(1 + objective.eps_high) + margin

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gspo.calibration import Calibration, LagCalibration, Measured
+from gspo.diagnostics import summarise
 from gspo.loss import LossOutput, objective_loss
 from gspo.mismatch import sequence_mismatch
 from gspo.settings import Objective
@@ -48,12 +49,44 @@ def test_a_variance_beyond_float32_clips_nothing_and_with_z_0_is_the_papers_clip
     assert (low.item(), high.item()) == pytest.approx(expected)
 
 
+def test_the_range_widens_up_to_its_ceiling_and_the_statistics_say_for_how_many_it_holds() -> None:
+    """Long turns reach it first: what their tokens share does not average out."""
+    objective = replace(WIDEN, clip_calibration_cap=0.204, ratio_unit="turn")
+    lag_S, turns_T = torch.tensor([0.0, 1.0], dtype=torch.float64), torch.tensor([0, 0, 1, 1, 0, 1, 1, 1])
+    values = torch.zeros(2).double()
+    stats = loss(objective, values, lag_S, values, calibration=DRIFT, turn_ids_T=turns_T).stats
+    long, short, ceiling = math.sqrt(0.0009 + 0.04 / 3), math.sqrt(0.0009 + 0.04), 0.204 / math.sqrt(3)
+    assert long > ceiling
+    assert short < 0.204
+    margin = (3 * ceiling + short) / 4
+    assert stats.clip_high_S.tolist() == pytest.approx([math.log1p(4e-4), math.log1p(4e-4) + margin])
+    assert stats.clip_low_S.tolist() == pytest.approx([math.log1p(-3e-4), math.log1p(-3e-4) - margin])
+    assert stats.clip_capped_S.tolist() == [0, 0.75]
+    assert summarise(stats)["clip_capped/lag_1"] == 0.75
+    off = replace(objective, clip_calibration="off", noise_z=9.0)
+    assert loss(off, values, lag_S, values, sigma=9.0, turn_ids_T=turns_T).stats.clip_capped_S.tolist() == [0, 0]
+    with pytest.raises(ValueError, match=r"cap is 0\.0; give a number above 0"):
+        bounds(DRIFT, 1.0, 4.0, cap=0.0)
+
+
+@pytest.mark.parametrize(
+    ("drift", "num_tokens", "held"),
+    [(0.22, 3, False), (0.033, 200, False), (0.4, 3, True), (0.1, 50, True), (0.05, 4000, True)],
+)
+def test_the_default_ceiling_leaves_healthy_widths_and_holds_runaway_ones(drift: float, num_tokens: int, held: bool) -> None:
+    """0.22 nats: the demo's first batches, at lag 2; 0.033: a small pretrained model."""
+    calibration = Calibration(*torch.tensor([[0.0], [drift**2], [0.0]], dtype=torch.float64))
+    clip = objective_clip_range(WIDEN, torch.zeros(1, dtype=torch.float64), sigma=0.0, calibration=calibration)
+    _, high = clip.bounds(torch.tensor([0]), torch.tensor([num_tokens], dtype=torch.float64))
+    assert high.item() - math.log1p(4e-4) == pytest.approx(0.5 / math.sqrt(num_tokens) if held else drift)
+
+
 def test_an_objective_asks_for_its_calibrated_clip_range() -> None:
-    objective = replace(WIDEN, noise_z=2.0)
+    objective = replace(WIDEN, noise_z=2.0, clip_calibration_cap=0.7)
     lag_S = torch.tensor([1.0], dtype=torch.float64)
     clip = objective_clip_range(objective, lag_S, sigma=9.0, scale=3.0, calibration=DRIFT)
     found = tuple(bound.item() for bound in clip.bounds(torch.tensor([0]), torch.tensor([100.0], dtype=torch.float64)))
-    assert found == bounds(DRIFT, 1.0, 100.0, z=2.0, scale=3.0)
+    assert found == bounds(DRIFT, 1.0, 100.0, z=2.0, scale=3.0, cap=0.7) != bounds(DRIFT, 1.0, 100.0, z=2.0, scale=3.0)
 
 
 def loss(
@@ -119,6 +152,18 @@ def test_the_mismatch_of_a_sequence_is_the_mean_and_variance_of_its_tokens() -> 
     assert found.token_variance_S.tolist() == pytest.approx([variance(deltas), 0.0, 0.0])
     assert found.kl_S[0].item() == pytest.approx(fmean(math.expm1(x) - x for x in deltas))
     assert not found.mean_S.requires_grad
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e4, 1e20, 1e38])
+def test_whatever_an_engine_reports_can_be_calibrated_with(size: float) -> None:
+    """The square of a large float32 is infinite, which no calibration takes."""
+    learner_T = torch.tensor([0.0, -size, 0.0, -size, 0.0])
+    found = sequence_mismatch(learner_T, torch.zeros(5), torch.ones(5, dtype=torch.bool), torch.tensor([0, 0, 0, 0, 1]), 2)
+    assert found.token_variance_S.tolist() == pytest.approx([size**2 / 3, 0.0])
+    LagCalibration().update(
+        Measured(0.0, float(number), mean, variance)
+        for number, mean, variance in zip([4, 1], found.mean_S.tolist(), found.token_variance_S.tolist(), strict=True)
+    )
 
 
 def test_an_objective_that_needs_a_calibration_says_what_to_give() -> None:

@@ -77,17 +77,69 @@ def test_a_new_lag_starts_on_the_line_of_the_others_and_moves_away_with_its_own_
     assert locations[-1] == pytest.approx(0.44, abs=0.05)
 
 
+def test_a_sequence_weighs_in_the_variance_of_a_token_by_its_degrees_of_freedom() -> None:
+    """The means differ by far more than the tokens explain, so that the variance is not made smaller."""
+    calibration = LagCalibration()
+    calibration.update(
+        Measured(0.0, tokens, mean, variance) for tokens, variance in ((2, 0.01), (3, 0.02)) for mean in (-9.0, 9.0) * 16
+    )
+    assert at(calibration.current, 0.0)[2] == pytest.approx((1 * 0.01 + 2 * 0.02) / 3 * (64 - 16) / 64)
+
+
 def test_between_two_lags_lies_the_straight_line() -> None:
     calibration = Calibration(*torch.tensor([[0.0, -0.2], [0.0, 0.4], [0.1, 0.3]], dtype=torch.float64))
     assert at(calibration, 0.25) == pytest.approx((-0.05, 0.1, 0.15))
 
 
 def test_old_sequences_leave_the_window() -> None:
-    calibration = LagCalibration(window=10)
-    calibration.update(Measured(1.0, 10.0, 5.0, 1.0) for _ in range(10))
-    calibration.update(Measured(1.0, 10.0, 0.0, 0.0) for _ in range(10))
+    calibration = LagCalibration(window=20)
+    calibration.update(Measured(1.0, 10.0, 5.0, 1.0) for _ in range(20))
+    assert at(calibration.current, 1.0)[0] > 0
+    calibration.update(Measured(1.0, 10.0, 0.0, 0.0) for _ in range(20))
     assert at(calibration.current, 1.0) == (0.0, 0.0, 0.0)
-    assert calibration.num_sequences == {1: 10}
+    assert calibration.num_sequences == {1: 20}
+
+
+@pytest.mark.parametrize("known", [0, 128])
+@given(means=st.lists(st.floats(-10, 10), max_size=16), lag=st.sampled_from([2, 4, 9]))
+def test_sixteen_sequences_of_a_new_lag_move_no_estimate(known: int, means: list[float], lag: int) -> None:
+    """Neither their own nor, through the line, that of another lag, whatever they are."""
+    calibration = LagCalibration()
+    calibration.update(Measured(float(other), 20.0, 0.01 * number, 1.0) for other in (0, 1, 3) for number in range(known))
+    before = calibration.current
+    calibration.update(Measured(float(lag), 20.0, mean, 50.0) for mean in means)
+    for values, earlier in zip(vars(calibration.current).values(), vars(before).values(), strict=True):
+        assert torch.equal(values, earlier)
+
+
+def test_metrics_say_how_many_sequences_of_each_lag_were_taken_and_when_one_was_last() -> None:
+    calibration = LagCalibration()
+    assert calibration.metrics() == {}
+    calibration.update(Measured(lag, 9.0, 0.25 * lag, 0.0) for lag in (0.0, 0.4, 1.0, 3.0, 4.0) for _ in range(32))
+    found = calibration.metrics()
+    assert [found.pop(f"calibration_sequences/{name}") for name in ("lag_0", "lag_1", "lag_3_4")] == [64, 32, 64]
+    assert [found.pop(f"calibration_age/{name}") for name in ("lag_0", "lag_1", "lag_3_4")] == [0, 0, 0]
+    assert found == {
+        f"calibration_location/{name}": at(calibration.current, lag)[0]
+        for name, lag in (("lag_0", 0.0), ("lag_1", 1.0), ("lag_3_4", 4.0))
+    }
+    assert found["calibration_location/lag_3_4"] > 0.5
+    calibration.update([Measured(4.0, 9.0, 1.0, 0.0)])
+    calibration.update([])
+    resumed = LagCalibration()
+    resumed.load_state_dict(calibration.state_dict())
+    for each in (calibration, resumed):
+        each.update([Measured(0.0, 9.0, 0.0, 0.0)])
+        found = each.metrics()
+        assert [found[f"calibration_sequences/{name}"] for name in ("lag_0", "lag_1", "lag_3_4")] == [1, 0, 0]
+        assert [found[f"calibration_age/{name}"] for name in ("lag_0", "lag_1", "lag_3_4")] == [0, 3, 2]
+
+
+def test_a_state_without_ages_is_read_and_they_count_from_then() -> None:
+    calibration = LagCalibration()
+    calibration.load_state_dict({"format": 1, "sequences": [[1.0, 5.0, 0.1, 0.0]]})
+    calibration.update([])
+    assert calibration.metrics()["calibration_age/lag_1"] == 1
 
 
 def test_sequences_without_action_tokens_are_left_out() -> None:
@@ -96,29 +148,31 @@ def test_sequences_without_action_tokens_are_left_out() -> None:
     assert calibration.current is NOTHING_MEASURED
 
 
+extreme = st.sampled_from([0.0, 5e-324, 1e-305, 1e-200, 1.0, 1e99, 9.9e99])
 measured = st.builds(
     Measured,
-    lag=st.floats(0, 70),
-    num_tokens=st.integers(1, 10_000).map(float),
-    mean=st.floats(-10, 10),
-    token_variance=st.floats(0, 100),
+    lag=st.floats(0, 70) | st.sampled_from([0.0, 1.0, 1e300]),
+    num_tokens=st.integers(1, 10_000).map(float) | st.sampled_from([1.0, 2.0, 9.9e99]),
+    mean=st.floats(-10, 10) | extreme | extreme.map(lambda value: -value),
+    token_variance=st.floats(0, 100) | extreme,
 )
 
 
-@given(st.lists(st.lists(measured, max_size=8), max_size=6), st.floats(0, 100))
-@example([[Measured(0.0, 100.0, mean, 1e-305) for mean in (10.0, 0.0, -10.0)]], 0.0)
-@example([[Measured(float(lag), 9e99, mean, 9e99) for mean in (9e99, 0.0, -9e99)] for lag in (0, 1, 1023)], 1024.0)
+@given(st.lists(st.lists(measured, max_size=6), max_size=4), st.floats(0, 100), st.sampled_from([1, 20]))
+@example([[Measured(0.0, 100.0, mean, 1e-305) for mean in (10.0, 0.0, -10.0)]], 0.0, 20)
+@example([[Measured(float(lag), 9e99, mean, 9e99) for mean in (9e99, 0.0, -9e99)] for lag in (0, 1, 1023)], 1024.0, 20)
 def test_whatever_was_measured_the_estimates_are_finite_and_survive_being_saved(
-    batches: list[list[Measured]], lag: float
+    batches: list[list[Measured]], lag: float, times: int
 ) -> None:
-    calibration = LagCalibration(window=6)
+    calibration = LagCalibration(window=20)
     for batch in batches:
-        calibration.update(batch)
+        calibration.update(times * batch)
+        assert all(map(math.isfinite, calibration.metrics().values()))
     location, between, token = at(calibration.current, lag)
     assert math.isfinite(location)
     assert 0 <= between < math.inf
     assert 0 <= token < math.inf
-    resumed = LagCalibration(window=6)
+    resumed = LagCalibration(window=20)
     resumed.load_state_dict(json.loads(json.dumps(calibration.state_dict())))
     assert at(resumed.current, lag) == (location, between, token)
     resumed.update([Measured(1.0, 5.0, 0.1, 0.0)])
@@ -143,8 +197,8 @@ def test_bad_numbers_are_refused_before_anything_changes() -> None:
         with pytest.raises(ValueError, match="give a finite number"):
             calibration.update([Measured(0.0, 5.0, 0.0, 0.0), bad])
     assert calibration.state_dict() == before
-    with pytest.raises(ValueError, match="window is 1"):
-        LagCalibration(window=1)
+    with pytest.raises(ValueError, match="window is 16; give the sequences to keep for each lag, more than 16"):
+        LagCalibration(window=16)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +206,12 @@ def test_bad_numbers_are_refused_before_anything_changes() -> None:
     [
         ({}, "format None"),
         ({"format": 0, "sequences": []}, "format 0"),
+        ({"format": 1, "sequences": [], "ages": []}, "format 1 and keys"),
+        (
+            {"format": 2, "sequences": [[1.0, 2.0, 0.0, 0.0]], "ages": [1, 1]},
+            r"ages are \[1, 1\]; .* each of the lags \[1\]",
+        ),
+        ({"format": 2, "sequences": [[1.0, 2.0, 0.0, 0.0]], "ages": [-1]}, r"ages are \[-1\]"),
         ({"format": 1, "sequences": [[1.0, 2.0]]}, "fields other than"),
         ({"format": 1, "sequences": [[1.0, 2.0, math.nan, 0.0]]}, "mean is nan"),
     ],

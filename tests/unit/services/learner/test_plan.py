@@ -1,9 +1,12 @@
 """Every rank plans alike from lengths, and needs the tokens of its own sequences only."""
 
+import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +15,17 @@ from hypothesis import strategies as st
 from gspo.model.packing import BatchGroup, BatchSequence, PackedBatch, TrainGroup
 from gspo_services.learner.advantages import AdvantageSettings, AdvantageTable
 from gspo_services.learner.broker.assembly import AbsentSequence
-from gspo_services.learner.plan import PackedLater, own_micro_batches, planned_mini_batches, rows_of_rank, sum_over_sequences
+from gspo_services.learner.plan import (
+    MINI_BATCH_ORDER,
+    PackedLater,
+    deal_groups,
+    deal_in_turn,
+    own_micro_batches,
+    planned_mini_batches,
+    rows_of_groups,
+    rows_of_rank,
+    sum_over_sequences,
+)
 from gspo_services.shared.settings.configuration import validated
 from tests.support.loss.sequences import random_groups
 
@@ -56,10 +69,6 @@ class Summing(Place):
         return tensor
 
 
-def lengths_of(groups: Sequence[BatchGroup]) -> list[list[int]]:
-    return [[sequence.num_tokens for sequence in group.sequences] for group in groups]
-
-
 def part_of(groups: Sequence[TrainGroup], rows: frozenset[int]) -> list[BatchGroup]:
     """What a rank has of a batch that needs the tokens at ``rows``."""
     found, row = [], 0
@@ -80,35 +89,84 @@ def same(first: PackedBatch, second: PackedBatch) -> bool:
     return equal and first.sequence_indices == second.sequence_indices
 
 
+versions_of_groups = st.lists(st.integers(VERSION - 4, VERSION), min_size=1, max_size=24)
+
+
+@given(versions_of_groups, st.integers(1, 24), st.integers(0, 2**40), st.randoms(use_true_random=False))
+def test_every_mini_batch_has_the_batchs_mix_of_versions_whatever_order_the_broker_sends(
+    versions: list[int], num_mini_batches: int, seed: int, order: random.Random
+) -> None:
+    num_mini_batches = min(num_mini_batches, len(versions))
+    sent = [(version, f"{index}") for index, version in enumerate(sorted(versions))]
+    for version in ("all", *set(versions)):
+        dealt = deal_in_turn(*zip(*sent, strict=True), num_mini_batches, seed=seed)
+        counts = [sum(version in ("all", sent[index][0]) for index in chosen) for chosen in dealt]
+        assert max(counts) - min(counts) <= 1, f"version {version}: {counts}"
+        assert sorted(index for chosen in dealt for index in chosen) == list(range(len(versions)))
+    ids = [[sent[index][1] for index in chosen] for chosen in dealt]
+    order.shuffle(sent)
+    dealt = deal_in_turn(*zip(*sent, strict=True), num_mini_batches, seed=seed)
+    assert [[sent[index][1] for index in chosen] for chosen in dealt] == ids
+
+
+def test_over_many_batches_every_group_comes_first_equally_often() -> None:
+    """Also those of the oldest version, whose odd group must go somewhere, and those of the lowest ids."""
+    first = Counter[int]()
+    for batch in range(2000):
+        first.update(deal_in_turn([1, 1, 1, 2, 2, 3, 3], list("abcdefg"), 3, seed=batch)[0])
+    assert all(count == pytest.approx(2000 / 3, rel=0.1) for count in first.values()), first
+
+
+def test_the_deal_is_the_same_in_every_process_and_release() -> None:
+    """Change ``MINI_BATCH_ORDER`` with what is dealt: replay compares it."""
+    dealt = deal_in_turn([3, 3, 3, 4, 4, 5, 5, 5], list("abcdefgh"), 3, seed=7)
+    assert (MINI_BATCH_ORDER, dealt) == (1, [[2, 7], [1, 4, 5], [0, 3, 6]])
+    with pytest.raises(ValueError, match="num_mini_batches is 3 for a batch of 2 groups"):
+        deal_in_turn([1, 1], ["a", "b"], 3, seed=0)
+
+
+def test_a_group_is_as_old_as_its_oldest_token_and_one_without_actions_is_new() -> None:
+    def group(name: str, *oldest: int | None) -> BatchGroup:
+        return BatchGroup(
+            group_id=name, sequences=tuple(AbsentSequence(5, 2, each) for each in oldest), rewards=np.zeros(len(oldest))
+        )
+
+    groups = [group("a", None), group("b", 9, 7), group("c", 9, 9), group("d", 7, None, 8)]
+    assert deal_groups(groups, 9, 2) == deal_in_turn([9, 7, 9, 7], list("abcd"), 2, seed=9)
+    assert rows_of_groups(groups, [3, 0]) == [5, 6, 7, 0]
+
+
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 99))
 def test_a_rank_packs_the_same_from_its_own_sequences_as_from_all(world_size: int, num_mini_batches: int, seed: int) -> None:
-    groups = random_groups(4, 3, seed=seed)
-    settings, trained = settings_of(num_mini_batches), []
+    groups = [random_groups(4, 3, seed=seed, versions=(VERSION - age, VERSION))[age] for age in range(4)]
+    settings, trained, plans = settings_of(num_mini_batches), [], []
     for rank in range(world_size):
         place = Place(rank, world_size)
-        rows = rows_of_rank(place, settings, lengths_of(groups))
+        rows = rows_of_rank(place, settings, part_of(groups, frozenset()), VERSION)
         own, whole = (
             planned_mini_batches(place, held, AdvantageTable.of(held, AdvantageSettings()), VERSION, num_mini_batches)
             for held in (part_of(groups, rows), groups)
         )
+        plans.append([step.rows for step in own])
         for step, expected in zip(own, whole, strict=True):
             assert replace(step, micro_batches=()) == replace(expected, micro_batches=())
             assert all(map(same, step.micro_batches, expected.micro_batches))
             indices = [index for packed in step.micro_batches for index in packed.sequence_indices]
             assert sum(packed.num_tokens for packed in step.micro_batches) == step.own_tokens
-            trained += [step.first_row + index for index in indices]
+            trained += [step.rows[index] for index in indices]
         assert set(trained[-len(rows) :]) == rows if rows else True
     assert sorted(trained) == list(range(12))
+    assert plans == [plans[0]] * world_size
 
 
 def test_a_pass_over_the_whole_batch_adds_the_sequences_that_it_gives_to_the_rank() -> None:
-    lengths = lengths_of(random_groups(4, 3, seed=1))
+    groups = random_groups(4, 3, seed=1)
     place = Place(0, 2)
-    flat = [length for group in lengths for length in group]
-    unsplit = {row for indices in own_micro_batches(place, flat) for row in indices}
-    steps = rows_of_rank(place, settings_of(2), lengths)
+    lengths = [sequence.num_tokens for group in groups for sequence in group.sequences]
+    unsplit = {row for indices in own_micro_batches(place, lengths) for row in indices}
+    steps = rows_of_rank(place, settings_of(2), groups, VERSION)
     assert not unsplit <= steps, "the test needs another split"
-    assert rows_of_rank(place, settings_of(2, kl_coefficient=0.1, kl_in="reward"), lengths) == steps | unsplit
+    assert rows_of_rank(place, settings_of(2, kl_coefficient=0.1, kl_in="reward"), groups, VERSION) == steps | unsplit
 
 
 def test_a_sequence_of_another_rank_cannot_be_packed() -> None:

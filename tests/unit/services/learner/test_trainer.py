@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from gspo.adaptive import AdaptiveClip
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainGroup
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from gspo_services.learner.plan import split_groups
+from gspo_services.learner.plan import deal_groups
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.engines.moe_engine import MoeEngine
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
@@ -49,23 +50,17 @@ def test_the_step_does_not_depend_on_the_size_of_micro_batches() -> None:
     torch.testing.assert_close(gradients[1], gradients[2], rtol=1e-4, atol=1e-6)
 
 
-def test_mini_batches_are_steps_on_consecutive_whole_groups() -> None:
+def test_mini_batches_are_steps_on_whole_groups() -> None:
     together = BigramEngine()
     groups = own_logprobs(together, random_groups(4, 3, seed=4))
     report = train(together, groups, num_mini_batches=2)
     apart = BigramEngine()
-    train(apart, groups[:2])
-    train(apart, groups[2:])
+    for chosen in deal_groups(groups, 0, 2):
+        train(apart, [groups[index] for index in chosen])
     assert torch.equal(together.table, apart.table)
     assert report.metrics["optimizer_steps"] == 2
     assert report.metrics["sequences/all"] == 12
     assert report.metrics["groups/all"] == 4
-
-
-def test_splitting_groups_keeps_their_order_and_uses_each_once() -> None:
-    assert [list(part) for part in split_groups(7, 3)] == [[0, 1, 2], [3, 4], [5, 6]]
-    with pytest.raises(ValueError, match="num_mini_batches is 3 for a batch of 2 groups"):
-        split_groups(2, 3)
 
 
 def test_sigma_is_the_deviation_of_engine_noise_on_tokens_of_the_current_version() -> None:
@@ -183,14 +178,16 @@ def test_experts_changed_is_counted_after_the_first_mini_batch_against_the_start
         return
     assert set(changes[nothing]) == {"experts_changed/all", "experts_changed/lag_1"}
     assert set(changes[nothing].values()) == {0.0}
-    assert changes[next_expert]["experts_changed/all"] == pytest.approx(shifted_share(groups, num_mini_batches), abs=1e-12)
+    assert changes[next_expert]["experts_changed/all"] == pytest.approx(
+        shifted_share(groups, 1, num_mini_batches), abs=1e-12
+    )
 
 
-def shifted_share(groups: list[TrainGroup], num_mini_batches: int) -> float:
+def shifted_share(groups: list[TrainGroup], policy_version: int, num_mini_batches: int) -> float:
     """The share of changed picks when ``next_expert`` follows every mini-batch, from the untouched model's logits."""
     model = tiny_qwen3_moe()
     changed, total = 0, 0
-    for index, chosen in enumerate(split_groups(len(groups), num_mini_batches)):
+    for index, chosen in enumerate(deal_groups(groups, policy_version, num_mini_batches)):
         for sequence in (member for g in chosen for member in groups[g].sequences):
             with torch.no_grad():
                 ids = torch.from_numpy(sequence.token_ids)[None]
@@ -218,10 +215,10 @@ def test_with_routing_replay_no_expert_changes_and_the_routers_still_learn(ancho
         engine = MoeEngine(tiny_qwen3_moe(), update=next_expert, replays_routing=replays_routing)
         report = train(engine, groups, replace(WIDE, anchor=anchor), num_mini_batches=4)
         changed[replays_routing] = report.metrics.get("experts_changed/all")
-        ratios[replays_routing] = report.metrics["ratio_max/all"]
+        ratios[replays_routing] = report.metrics["ratio_mean/all"]
         assert all(bool(layer.mlp.gate.weight.grad.any()) for layer in engine.model.model.layers)
     # Only the proximal anchor already has a pass to compare with.
-    assert changed[False] == (pytest.approx(shifted_share(groups, 4)) if anchor == "proximal" else None)
+    assert changed[False] == (pytest.approx(shifted_share(groups, 0, 4)) if anchor == "proximal" else None)
     assert changed[True] == 0
     assert ratios[True] != ratios[False]
 
@@ -295,18 +292,25 @@ def test_zero_advantage_groups_neither_open_nor_close_an_adaptive_clip() -> None
 def test_rejected_sequences_neither_open_nor_close_an_adaptive_clip() -> None:
     """They have an advantage and are never clipped: no signal."""
     start = BigramEngine(learning_rate=3.0)
-    groups = own_logprobs(start, random_groups(6, 4, seed=15))
+    groups = own_logprobs(start, random_groups(6, 4, seed=15, versions=(1, 1)))
+    # Of an older version, so that as many of them come to each mini-batch, beside the same other groups.
     foreign = [
-        replace(g, sequences=tuple(replace(s, behaviour_logprobs=s.behaviour_logprobs - 2) for s in g.sequences))
+        replace(
+            g,
+            sequences=tuple(
+                replace(s, behaviour_logprobs=s.behaviour_logprobs - 2, versions=s.versions - s.action_mask)
+                for s in g.sequences
+            ),
+        )
         for g in groups
     ]
     objective = replace(WIDE, anchor="proximal", tis_mode="reject", eps_low=0.01, eps_high=0.01)
     alone, mixed, unmoved = (AdaptiveClip(target=0.1) for _ in range(3))
-    ordinary = train(BigramEngine(learning_rate=3.0), groups, objective, num_mini_batches=2, adaptive_clip=alone).metrics
-    half = train(
-        BigramEngine(learning_rate=3.0), groups + foreign, objective, num_mini_batches=4, adaptive_clip=mixed
-    ).metrics
-    none = train(BigramEngine(learning_rate=3.0), foreign, objective, num_mini_batches=2, adaptive_clip=unmoved).metrics
+    step = partial(train, objective=objective, policy_version=1, num_mini_batches=2)
+    ordinary = step(BigramEngine(learning_rate=3.0), groups, adaptive_clip=alone).metrics
+    # They count in N, so that a step is half as long.
+    half = step(BigramEngine(learning_rate=6.0), groups + foreign, adaptive_clip=mixed).metrics
+    none = step(BigramEngine(learning_rate=3.0), foreign, adaptive_clip=unmoved).metrics
     assert half["rejected_sequences/all"] == half["signal_sequences/all"] == ordinary["sequences/all"]
     assert mixed.scale == pytest.approx(alone.scale, abs=1e-9)
     assert mixed.scale != 1

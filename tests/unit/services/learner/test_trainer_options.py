@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gspo.model.packing import TrainGroup
+from gspo.model.logprobs import TokenLogProbs
+from gspo.model.packing import PackedBatch, TrainGroup
 from gspo.options.ess_rate import ess_rate_scale
 from gspo.settings import Objective
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
@@ -140,6 +141,30 @@ def test_an_entropy_bonus_without_a_gradient_is_refused() -> None:
     groups = random_groups(2, 3, seed=1)
     with pytest.raises(ValueError, match=r"^entropy_T carries no gradient .* so the bonus would do nothing"):
         train(BigramEngine(), groups, replace(WIDE, entropy_coefficient=0.2))
+
+
+class BalancingRank(BigramEngine):
+    """One of two ranks, with a balance loss of 1 in each of its micro-batches."""
+
+    balances_load = True
+    world_size = 2
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+
+    def _forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
+        return super()._forward(packed, with_entropy)._replace(balance_loss=torch.ones(()))
+
+
+def test_the_balance_losses_of_all_ranks_micro_batches_are_a_mean_over_the_steps_tokens() -> None:
+    """A loss of 1 everywhere is 1 for the step, however its tokens are spread over ranks."""
+    groups = own_logprobs(BigramEngine(), random_groups(5, 4, seed=5))
+    plain = BigramEngine()
+    shares = [train(BalancingRank(rank), groups).metrics["load_balancing_loss"] for rank in (0, 1)]
+    assert sum(shares) == pytest.approx(1)
+    assert min(shares) > 0.2
+    assert "load_balancing_loss" not in train(plain, groups).metrics
 
 
 def test_the_engine_of_a_run_has_what_its_objective_needs() -> None:

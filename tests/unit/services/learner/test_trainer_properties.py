@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from statistics import fmean, pvariance, stdev
 
 import numpy as np
@@ -16,7 +17,7 @@ from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainGroup, TrainSequence, pack
 from gspo.settings import Anchor, Objective
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from gspo_services.learner.plan import split_groups
+from gspo_services.learner.plan import MINI_BATCH_ORDER, deal_groups
 from gspo_services.learner.trainer import train_batch
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.learner.trained import WIDE, own_logprobs
@@ -85,7 +86,7 @@ def test_sigma_is_that_of_the_weights_at_the_start_of_each_batch(anchor: Anchor,
     for batch, noise in enumerate((0.05, 0.4, 0.1)):
         drawn = random_groups(6, 3, seed=20 + batch, versions=(max(batch - 1, 0), batch))
         groups = own_logprobs(engine, drawn, noise=noise)
-        seen = groups if anchor == "proximal" else [groups[i] for i in split_groups(6, num_mini_batches)[0]]
+        seen = groups if anchor == "proximal" else [groups[i] for i in deal_groups(groups, batch, num_mini_batches)[0]]
         at_start = pvariance(measured_noise(engine, seen, batch))
         variance = DECAY * variance + (1 - DECAY) * at_start if batch else at_start
         report = train_batch(
@@ -145,7 +146,7 @@ def test_rewards_that_differ_in_the_ninth_digit_train_the_same_as_others() -> No
 def test_the_calibration_learns_from_sequences_under_the_weights_of_the_batchs_start_only(anchor: Anchor) -> None:
     engine, calibration = BigramEngine(learning_rate=20.0, max_tokens_per_micro_batch=50), LagCalibration()
     groups = own_logprobs(engine, random_groups(6, 3, seed=30, versions=(1, 3)), noise=0.1)
-    seen = groups if anchor == "proximal" else [groups[i] for i in split_groups(6, 3)[0]]
+    seen = groups if anchor == "proximal" else [groups[i] for i in deal_groups(groups, 4, 3)[0]]
     expected = []
     for sequence in (member for group in seen for member in group.sequences):
         packed = pack([sequence.with_advantages(np.zeros(sequence.num_tokens, dtype=np.float32))], policy_version=4)
@@ -163,6 +164,47 @@ def test_the_calibration_learns_from_sequences_under_the_weights_of_the_batchs_s
     )
     kept = [tuple(row[:3]) for row in calibration.state_dict()["sequences"]]
     assert sorted(kept) == [pytest.approx(row, rel=1e-4, abs=1e-6) for row in sorted(expected)]
+
+
+def test_the_calibration_sees_every_lag_of_a_batch_that_comes_oldest_first_and_the_metrics_say_so() -> None:
+    engine, calibration = BigramEngine(learning_rate=20.0), LagCalibration()
+    train = partial(train_batch, engine, objective=WIDE, num_mini_batches=4, mismatch=MismatchTracker())
+
+    def batch(*oldest: int) -> list[TrainGroup]:
+        drawn = [random_groups(12, 8, seed=30 + version, versions=(version, version)) for version in oldest]
+        return own_logprobs(engine, [drawn[place // 4][place] for place in range(12)], noise=0.1)
+
+    found = train(batch(2, 3, 4), policy_version=4, calibration=calibration).metrics
+    assert [found[f"calibration_sequences/{lag}"] for lag in ("lag_0", "lag_1", "lag_2")] == [8, 8, 8]
+    sigma, kept = found["mismatch_sigma"], calibration.num_sequences
+    assert sigma > 0
+    found = train(batch(4, 4, 5), policy_version=5, calibration=calibration).metrics
+    assert [found[f"calibration_sequences/{lag}"] for lag in ("lag_0", "lag_1", "lag_2")] == [8, 16, 0]
+    assert [found[f"calibration_age/{lag}"] for lag in ("lag_0", "lag_1", "lag_2")] == [0, 0, 1]
+    assert calibration.num_sequences == {0: kept[0] + 8, 1: kept[1] + 16, 2: kept[2]}
+    assert found["mini_batch_order"] == MINI_BATCH_ORDER
+
+
+@pytest.mark.parametrize("bias", [-0.05, 0.001, 0.5])
+def test_a_constant_bias_of_the_engine_is_measured_against_the_clip_range(bias: float) -> None:
+    engine, calibration = BigramEngine(learning_rate=0.0), LagCalibration()
+    groups = [
+        replace(
+            group,
+            sequences=tuple(replace(s, behaviour_logprobs=s.behaviour_logprobs - np.float32(bias)) for s in group.sequences),
+        )
+        for group in own_logprobs(engine, random_groups(8, 4, seed=31), noise=0.0)
+    ]
+    objective = Objective(eps_low=0.01, eps_high=0.02)
+    train = partial(train_batch, engine, groups, policy_version=0, num_mini_batches=1, mismatch=MismatchTracker())
+    found = train(objective=objective, calibration=calibration).metrics
+    location = found["calibration_location/lag_0"]
+    assert location == pytest.approx(bias / 2, rel=1e-4), "half of it, after 32 sequences"
+    bound = found["clip_range_low/lag_0" if bias < 0 else "clip_range_high/lag_0"]
+    assert found["calibration_bias/lag_0"] == pytest.approx(location / bound)
+    assert (found["calibration_bias/lag_0"] > 1) == (bias != 0.001)
+    proximal = replace(objective, anchor="proximal")
+    assert not any("bias" in name for name in train(objective=proximal, calibration=calibration).metrics)
 
 
 def test_a_batch_is_clipped_by_the_calibration_of_the_batches_before_it() -> None:

@@ -17,6 +17,7 @@ from gspo_services.broker.sending import TokenSpan
 from gspo_services.broker.store.reader import LEDGER_FILE, StoreCorrupt
 from gspo_services.broker.store.schema import TABLES, row_checksum
 from gspo_services.learner.broker.batches import BatchAnnounced, PartArrived
+from gspo_services.learner.plan import MINI_BATCH_ORDER
 from gspo_services.learner.weights.snapshot import Snapshot
 from gspo_services.learner.weights.weight_copy import copy_weights
 from gspo_services.runs.replay.__main__ import ranks_of, replay_command
@@ -200,11 +201,12 @@ def test_versions_that_the_run_did_not_publish_are_not_compared(run: Path) -> No
     ("words", "said"),
     [
         (["--set", "model.path=nowhere"], "model.path is nowhere: there is no config.json"),
-        (["--from-checkpoint", "2"], "has checkpoints after these batches: 1"),
+        (["--from-checkpoint", "2", "--set", "learner.learning_rate=1e-5"], "has checkpoints after these batches: 1"),
         (["--from-checkpoint", "3"], "has 3 batches, and --from-checkpoint is 3: none is left"),
         (["--batches", "0"], "--batches is 0: use at least 1"),
         (["--set", "objective.eps_lo=1"], "did you mean 'eps_low'?"),
-        (["--out", "."], "is not empty"),
+        (["--out", ".", "--set", "learner.learning_rate=1e-5"], "is not empty"),
+        ([], "has 3 batches, from batch 0 on, that a learner of another release trained: it took their groups in another"),
     ],
 )
 def test_a_run_that_cannot_be_replayed_gives_a_line_with_the_reason(
@@ -219,6 +221,13 @@ def test_a_run_that_cannot_be_replayed_gives_a_line_with_the_reason(
     assert replay_command([str(run), *given, *words]) == 2
     assert said in capsys.readouterr().err
     assert not run.with_name("run-replay").exists()
+
+
+def test_the_batches_that_were_trained_in_another_order_are_known(run: Path) -> None:
+    dealt = f"UPDATE metrics_lines SET line = json_set(line, '$.mini_batch_order', {float(MINI_BATCH_ORDER)})"
+    change(run, f"{dealt} WHERE json_extract(line, '$.event') = 'batch' AND json_extract(line, '$.batch') != 1")
+    assert recorded(run).trained_in_another_order(0, 3) == [1]
+    assert recorded(run).trained_in_another_order(2, 3) == []
 
 
 def test_a_directory_that_is_no_run_cannot_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """A batch's parts become the trainer's groups: a token that the engine did not sample never becomes an action."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gspo.model.packing import BatchSequence
+from gspo.model.packing import BatchGroup, BatchSequence
 from gspo_protocol.messages import Batch, BatchItem, BatchPart, Segment, SkipBatch, VersionRun
 from gspo_protocol.messages.pieces import ACTION, Pieces
 from gspo_services.learner.broker import Answer
@@ -104,7 +104,7 @@ def test_wherever_a_batch_is_cut_a_rank_has_its_own_sequences_and_the_lengths_of
     whole = [sequence for group in groups_of(made_batch(made)) for sequence in group.sequences]
     cut = made_batch(made, part_tokens=part_tokens)
     assert len(cut.parts) == -(-29 // part_tokens)
-    assembly = Assembly(cut.batch, cut.arrays, lambda lengths: frozenset(own))
+    assembly = Assembly(cut.batch, cut.arrays, lambda groups, version: frozenset(own))
     for part, arrays in cut.parts:
         assert not assembly.complete
         assembly.add(part, arrays)
@@ -121,11 +121,17 @@ def test_wherever_a_batch_is_cut_a_rank_has_its_own_sequences_and_the_lengths_of
                 sequence.loaded()
 
 
-def test_the_lengths_that_decide_who_trains_what_come_by_group() -> None:
-    made = made_batch([a_trajectory(0, 1), a_trajectory(1, 2, ALTERNATING), a_trajectory(2, 1)])
+def test_what_decides_who_trains_what_is_known_before_the_tokens() -> None:
+    made = made_batch([a_trajectory(0, 1), a_trajectory(1, 2, ALTERNATING), a_trajectory(2, 1)], policy_version=6)
     asked = []
-    Assembly(made.batch, made.arrays, lambda lengths: asked.append(lengths) or frozenset())  # type: ignore[func-returns-value]
-    assert asked == [[[7, 7], [4, 3]]]
+
+    def rows_of(groups: Sequence[BatchGroup], version: int) -> frozenset[int]:
+        outlines = [[(each.num_tokens, each.oldest_version) for each in group.sequences] for group in groups]
+        asked.append((outlines, [group.group_id for group in groups], version))
+        return frozenset()
+
+    Assembly(made.batch, made.arrays, rows_of)
+    assert asked == [([[(7, 4), (7, 4)], [(4, 4), (3, 4)]], ["1", "2"], 6)]
 
 
 def test_a_part_out_of_turn_or_of_another_batch_is_refused() -> None:
