@@ -16,6 +16,7 @@ from gspo.options.ess_rate import ess_rate_scale
 from gspo.settings import Objective
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from gspo_services.learner.engine.gradients import NonFiniteLossError
+from gspo_services.learner.plan import deal_groups
 from gspo_services.learner.start import engine_settings_of
 from gspo_services.shared.settings.sections import Settings
 from tests.support.engines.bigram_engine import BigramEngine
@@ -206,7 +207,8 @@ def test_each_step_has_the_effective_sample_size_of_its_own_sequences() -> None:
     groups = own_logprobs(BigramEngine(), random_groups(4, 3, seed=2), noise=0.2)
     scaled = replace(WIDE, learning_rate_by_ess=True)
     # So slow that the second step sees the weights of the first.
-    halves = [train(BigramEngine(learning_rate=1e-12), half, scaled).metrics for half in (groups[:2], groups[2:])]
+    dealt = [[groups[index] for index in chosen] for chosen in deal_groups(groups, 0, 2)]
+    halves = [train(BigramEngine(learning_rate=1e-12), half, scaled).metrics for half in dealt]
     whole = train(BigramEngine(learning_rate=1e-12), groups, scaled, num_mini_batches=2).metrics
     first, second = (half["learning_rate_scale"] for half in halves)
     assert abs(first - second) > 0.01
