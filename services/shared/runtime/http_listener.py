@@ -35,8 +35,8 @@ async def listen(
 ) -> web.ServerRunner:
     """Serve with ``handler``, which is cancelled when its client hangs up. ``cleanup`` of what is returned ends it.
 
-    ``max_connections``: see ``ConnectionPlaces``; fewer where the process may open fewer files. ``head_s``: from a connection to its
-    first request. ``application`` makes the requests, if they are for one.
+    ``max_connections``: see ``ConnectionPlaces``; fewer where the process may open fewer files. ``head_s``: from a
+    connection to its first request. ``application`` makes the requests, if they are for one.
     Raises: EndpointError when the port is taken or the address is not of this host.
     """
     options = {} if application is None else {"request_factory": application._make_request}
