@@ -12,8 +12,11 @@ TRACKERS := .venv-trackers
 FUZZ_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 GPU_PIP := $(GPU)/bin/python -m pip --disable-pip-version-check install --quiet
-# The CPU build of PyTorch. Where the package index has only CUDA builds, point this at a CPU index or a local wheel.
-TORCH ?= torch==2.13.0
+# What a list in requirements/ names and nothing else, from files with its hashes.
+LOCKED := --no-deps --require-hashes
+# Another PyTorch than that of requirements/torch.txt, such as a local wheel: pip installs it unchecked.
+TORCH ?=
+NO_TORCH := the package index has no CPU build of PyTorch: set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu, or TORCH
 CONFIG ?= examples/arithmetic.toml
 RUN_ARGS ?=
 DOCKER ?= docker
@@ -33,7 +36,7 @@ export TOKENIZERS_PARALLELISM := false
 .PHONY: help setup demo demo-calculator demo-agent demo-code demo-verifiers demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
 	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-sandbox bench-pipeline bench-trl bench-weights bench-parts \
 	bench-stalls bench-fleet test lint types contracts unit test-demo test-wheel test-parity test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
-	gpu-report gpu-pack setup-gpu lock-gpu \
+	gpu-report gpu-pack setup-gpu lock-gpu lock-hashes \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images sbom chart push-chart push-manifests clean
 
 help: ## list the targets
@@ -41,35 +44,40 @@ help: ## list the targets
 
 setup: $(VENV)/.installed ## install everything into .venv (CPU; about 3 minutes the first time)
 
-$(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml setup.py Makefile
+$(VENV)/.installed: requirements/torch.txt requirements/cpu.txt requirements/dev.txt requirements/deepspeed.txt pyproject.toml setup.py Makefile
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11, or run make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) $(TORCH)
+	$(if $(TORCH),$(PIP) $(TORCH),$(PIP) $(LOCKED) -r requirements/torch.txt || { echo "$(NO_TORCH)"; exit 1; })
 	# --no-deps: SGLang's own requirements are CUDA builds; requirements/cpu.txt names every package it needs on CPU.
-	$(PIP) --no-deps -r requirements/cpu.txt -r requirements/dev.txt
-	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 $(PIP) --no-deps --no-build-isolation deepspeed==0.19.8
+	$(PIP) $(LOCKED) -r requirements/cpu.txt -r requirements/dev.txt
+	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 $(PIP) $(LOCKED) --no-build-isolation -r requirements/deepspeed.txt
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 setup-gpu: $(GPU)/.installed ## install SGLang, DeepSpeed and this project for a GPU into .venv-gpu (Linux, CUDA 13; about 10 GB)
 
-$(GPU)/.installed: requirements/gpu.txt pyproject.toml setup.py
+$(GPU)/.installed: requirements/gpu.txt requirements/deepspeed.txt pyproject.toml setup.py
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11, or run make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)
-	$(GPU_PIP) --no-deps -r requirements/gpu.txt
+	$(GPU_PIP) $(LOCKED) -r requirements/gpu.txt
 	# Its operations are compiled when they are first used: that needs a compiler, and learners of one GPU use none.
-	DS_BUILD_OPS=0 $(GPU_PIP) --no-deps --no-build-isolation deepspeed==0.19.8
+	DS_BUILD_OPS=0 $(GPU_PIP) $(LOCKED) --no-build-isolation -r requirements/deepspeed.txt
 	$(GPU_PIP) --no-deps --no-build-isolation --editable .
 	$(GPU)/bin/python -m pip --disable-pip-version-check check
 	@touch $@
 
 lock-gpu: ## choose the versions of requirements/gpu.txt anew: those of requirements/cpu.txt where they fit; needs uv
 	@command -v uv >/dev/null || { echo "uv not found: pip install uv"; exit 1; }
-	grep == requirements/cpu.txt > requirements/gpu.new
+	sed -n 's/^\([A-Za-z0-9].*==[^ ]*\).*/\1/p' requirements/cpu.txt > requirements/gpu.new
 	uv pip compile pyproject.toml requirements/gpu.in --extra services --extra learner --extra datasets --extra agents --extra judge --extra postgres \
 		--python-version 3.11 --python-platform x86_64-manylinux_2_34 --no-annotate --no-header --quiet -o requirements/gpu.new
 	{ sed -n '/^#/p' requirements/gpu.txt; grep -v ^deepspeed== requirements/gpu.new; } > requirements/gpu.lock
 	mv requirements/gpu.lock requirements/gpu.txt; rm requirements/gpu.new
+	$(PYTHON) requirements/hash.py requirements/gpu.txt
+
+lock-hashes: ## write the hashes of all versions in requirements/ beside them; needs uv
+	@command -v uv >/dev/null || { echo "uv not found: pip install uv"; exit 1; }
+	$(PYTHON) requirements/hash.py requirements/*.txt
 
 models/tiny/config.json: | setup
 	$(BIN)/gspo model tiny models/tiny
@@ -200,7 +208,7 @@ test-parity: $(PARITY)/.installed ## the loss and its rivals against TRL's and v
 $(PARITY)/.installed: requirements/parity.txt | setup
 	test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
 	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(PARITY)/lib/python3.11/site-packages/main.pth
-	$(PARITY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/parity.txt
+	$(PARITY)/bin/python -m pip --disable-pip-version-check install --quiet $(LOCKED) -r requirements/parity.txt
 	@touch $@
 
 test-view: $(VIEW)/.installed ## the page of `gspo view` in real Chromium, with a live run and one of a million trajectories; needs chromium and the package index
@@ -210,7 +218,7 @@ test-view: $(VIEW)/.installed ## the page of `gspo view` in real Chromium, with 
 $(VIEW)/.installed: requirements/view-tests.txt | setup
 	test -x $(VIEW)/bin/python || $(PYTHON) -m venv $(VIEW)
 	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(VIEW)/lib/python3.11/site-packages/main.pth
-	$(VIEW)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/view-tests.txt
+	$(VIEW)/bin/python -m pip --disable-pip-version-check install --quiet $(LOCKED) -r requirements/view-tests.txt
 	@touch $@
 
 test-frameworks: $(FRAMEWORKS)/verifiers/.installed $(FRAMEWORKS)/agents/.installed setup ## verifiers, OpenEnv, openai-agents, langgraph and MCP tools against the endpoint; needs the package index
@@ -219,7 +227,7 @@ test-frameworks: $(FRAMEWORKS)/verifiers/.installed $(FRAMEWORKS)/agents/.instal
 # Pythons that have another project and nothing of ours: what the projects pin does not go together.
 $(FRAMEWORKS)/%/.installed: requirements/frameworks-%.txt
 	test -x $(FRAMEWORKS)/$*/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)/$*
-	$(FRAMEWORKS)/$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/frameworks-$*.txt
+	$(FRAMEWORKS)/$*/bin/python -m pip --disable-pip-version-check install --quiet $(LOCKED) -r requirements/frameworks-$*.txt
 	@touch $@
 
 test-sandbox: setup ## hostile programs in real sandboxes, as root and as an ordinary user; needs bubblewrap
@@ -240,12 +248,12 @@ test-trackers: $(TRACKERS)/.installed ## TensorBoard, Weights & Biases, MLflow a
 $(TRACKERS)/.installed: requirements/trackers.txt | setup
 	test -x $(TRACKERS)/bin/python || $(PYTHON) -m venv $(TRACKERS)
 	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(TRACKERS)/lib/python3.11/site-packages/main.pth
-	$(TRACKERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/trackers.txt
+	$(TRACKERS)/bin/python -m pip --disable-pip-version-check install --quiet $(LOCKED) -r requirements/trackers.txt
 	@touch $@
 
 test-deploy: setup ## every Kubernetes overlay against schemas and against the code, and planted mistakes; needs kubectl
 	@command -v kubectl >/dev/null || { echo "kubectl not found: https://kubernetes.io/docs/tasks/tools; no cluster is needed"; exit 1; }
-	$(PIP) --no-deps -r requirements/deploy.txt
+	$(PIP) $(LOCKED) -r requirements/deploy.txt
 	$(BIN)/python -m pytest -m deploy tests/deploy
 
 test-faults: setup models/tiny/config.json ## whole runs of real processes with hung servers, broken links, kills and full disks
@@ -286,7 +294,7 @@ fuzz: $(FUZZ)/.installed ## ten million inputs for all decoders and loaders, gui
 $(FUZZ)/.installed: requirements/fuzz.txt | setup
 	test -x $(FUZZ)/bin/python || $(PYTHON) -m venv $(FUZZ)
 	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(FUZZ)/lib/python3.11/site-packages/main.pth
-	$(FUZZ)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/fuzz.txt
+	$(FUZZ)/bin/python -m pip --disable-pip-version-check install --quiet $(LOCKED) -r requirements/fuzz.txt
 	@touch $@
 
 monitor: setup ## a Prometheus with rules and a page of panels, while `make demo` runs in another terminal; needs prometheus
@@ -302,7 +310,7 @@ images: ## build the container images IMAGES (without GPUs: IMAGES="broker cpu")
 	done
 
 sbom: setup ## dist/sbom: a CycloneDX bill of materials for each of IMAGES
-	$(PIP) --no-deps -r requirements/deploy.txt
+	$(PIP) $(LOCKED) -r requirements/deploy.txt
 	for name in $(IMAGES); do \
 	    $(BIN)/python -m deploy.sbom.generate $$name dist/sbom/gspo-$$name-$(VERSION).cdx.json --version $(VERSION) || exit 1; \
 	done

@@ -1,8 +1,10 @@
 """What holds for all tests."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 import gspo
@@ -30,3 +32,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ
 for package in (gspo, gspo_protocol, gspo_services):
     if not Path(package.__file__).is_relative_to(ROOT):
         raise RuntimeError(f"{package.__name__} is that of {package.__file__}: run `make setup` in {ROOT}")
+
+
+@pytest.fixture(autouse=True)
+def _umask() -> Iterator[None]:
+    """Commands change that of their process, which tests share."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)

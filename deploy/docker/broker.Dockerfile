@@ -5,7 +5,7 @@ FROM ${BASE} AS build
 RUN python -m venv /opt/gspo
 ENV PATH=/opt/gspo/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY requirements/broker.txt /src/requirements/
-RUN pip install --no-deps -r /src/requirements/broker.txt
+RUN pip install --no-deps --require-hashes -r /src/requirements/broker.txt
 # Of pyarrow's 168 MiB the broker needs what reads and writes Parquet and Arrow files on its volume: 103 MiB.
 RUN cd /opt/gspo/lib/python3.11/site-packages/pyarrow && rm -r tests include includes src libarrow_flight.so* _flight.* \
     libarrow_s3.so* _s3fs.* libarrow_python.so libarrow_python.so.*.*

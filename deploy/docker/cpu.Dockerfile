@@ -1,16 +1,17 @@
 # Rollouts and learner without a GPU: what `make setup` installs. Where the package index has only CUDA builds of PyTorch:
-# --build-arg TORCH="torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu"
+# --build-arg TORCH="--no-deps --require-hashes -r /src/requirements/torch.txt --extra-index-url https://download.pytorch.org/whl/cpu"
 ARG BASE=docker.io/library/python:3.11.14-slim-bookworm
 
 FROM ${BASE} AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/gspo
 ENV PATH=/opt/gspo/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-ARG TORCH=torch==2.13.0
+COPY requirements/cpu.txt requirements/torch.txt requirements/deepspeed.txt /src/requirements/
+ARG TORCH="--no-deps --require-hashes -r /src/requirements/torch.txt"
 RUN pip install ${TORCH}
-COPY requirements/cpu.txt /src/requirements/
-RUN pip install --no-deps -r /src/requirements/cpu.txt
-RUN DS_ACCELERATOR=cpu DS_BUILD_OPS=0 pip install --no-deps --no-build-isolation deepspeed==0.19.8
+RUN pip install --no-deps --require-hashes -r /src/requirements/cpu.txt
+RUN DS_ACCELERATOR=cpu DS_BUILD_OPS=0 pip install --no-deps --require-hashes \
+    --no-build-isolation -r /src/requirements/deepspeed.txt
 COPY pyproject.toml README.md LICENSE /src/
 COPY protocol /src/protocol
 COPY gspo /src/gspo

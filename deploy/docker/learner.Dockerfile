@@ -4,12 +4,13 @@ ARG BASE=docker.io/library/python:3.11.14-slim-bookworm
 FROM ${BASE} AS build
 RUN python -m venv /opt/gspo
 ENV PATH=/opt/gspo/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-ARG TORCH=torch==2.13.0
+COPY requirements/learner.txt requirements/torch-cuda.txt requirements/deepspeed.txt /src/requirements/
+ARG TORCH="--no-deps --require-hashes -r /src/requirements/torch-cuda.txt"
 RUN pip install ${TORCH}
-COPY requirements/learner.txt /src/requirements/
-RUN pip install --no-deps -r /src/requirements/learner.txt
+RUN pip install --no-deps --require-hashes -r /src/requirements/learner.txt
 # Without a GPU here DeepSpeed would refuse cuda; which accelerator it uses is decided when it runs.
-RUN DS_ACCELERATOR=cpu DS_BUILD_OPS=0 pip install --no-deps --no-build-isolation deepspeed==0.19.8
+RUN DS_ACCELERATOR=cpu DS_BUILD_OPS=0 pip install --no-deps --require-hashes \
+    --no-build-isolation -r /src/requirements/deepspeed.txt
 COPY pyproject.toml README.md LICENSE /src/
 COPY protocol /src/protocol
 COPY gspo /src/gspo

@@ -5,7 +5,7 @@ FROM ${BASE} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY requirements/rollout-gpu.txt /src/requirements/
 # A directory of its own: the image's packages stay as SGLang tested them.
-RUN python3 -m pip install --no-deps --target /opt/gspo -r /src/requirements/rollout-gpu.txt
+RUN python3 -m pip install --no-deps --require-hashes --target /opt/gspo -r /src/requirements/rollout-gpu.txt
 COPY pyproject.toml README.md LICENSE /src/
 COPY protocol /src/protocol
 COPY gspo /src/gspo

@@ -6,7 +6,7 @@ FROM ${BASE} AS build
 RUN python -m venv /opt/gspo
 ENV PATH=/opt/gspo/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY requirements/sandbox.txt /src/requirements/
-RUN pip install --no-deps -r /src/requirements/sandbox.txt
+RUN pip install --no-deps --require-hashes -r /src/requirements/sandbox.txt
 COPY pyproject.toml README.md LICENSE /src/
 COPY protocol /src/protocol
 COPY gspo /src/gspo

@@ -75,9 +75,9 @@ def _packages(lines: list[str]) -> Iterator[Component]:
 
 def _pins(path: Path) -> Iterator[tuple[str, str]]:
     for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.strip() or line.startswith("#"):
+        if not line.strip() or line.startswith(("#", "    --hash=")):
             continue
-        entry = Requirement(line.strip())
+        entry = Requirement(line.strip(" \\"))
         (pin,) = [*entry.specifier] or [None]
         if pin is None or pin.operator != "==":
             raise SbomError(f"{path}: {line.strip()} has no exact version: pin it with ==")

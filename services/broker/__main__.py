@@ -9,7 +9,7 @@ from gspo_services.broker.entry import run_broker
 from gspo_services.shared.runtime.errors import exit_status
 from gspo_services.shared.runtime.lifecycle import run_until_stopped
 from gspo_services.shared.runtime.logs import configure_logging
-from gspo_services.shared.settings import parse_process_arguments
+from gspo_services.shared.settings import parse_process_arguments, told_settings
 
 log = structlog.get_logger()
 
@@ -22,7 +22,7 @@ def main() -> int:
 
 def _run() -> None:
     settings = parse_process_arguments("gspo broker", "The durable queue of one run.", default_name="broker").settings
-    log.info("settings", **settings.model_dump(mode="json"))
+    log.info("settings", **told_settings(settings))
     run_until_stopped(partial(run_broker, settings))
 
 

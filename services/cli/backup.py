@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
 from rich.table import Table
 
 from gspo_services.runs.backup import back_up, list_backups, restore
 from gspo_services.runs.opening import audit_run
+from gspo_services.shared.runtime.console import PlainConsole
 from gspo_services.shared.runtime.errors import EXIT_FAILED, ConfigurationError, ServiceError
 
 MIB: Final = 2**20
@@ -17,7 +17,7 @@ def backup_command(directory: Path, destination: Path | None) -> int:
     """Make a backup. Returns 0, or 1 when it cannot be made. Raises: ConfigurationError, NoLedger, OSError."""
     if destination is None:
         raise ConfigurationError("also name the directory for the backups: gspo backup RUN_DIR DEST")
-    console = Console()
+    console = PlainConsole()
     try:
         path, manifest = back_up(directory, destination, lambda line: _say(console, line))
     except ServiceError as error:
@@ -52,7 +52,7 @@ def list_command(destination: Path) -> int:
             f"{manifest.num_bytes / MIB:,.1f}",
             f"{manifest.new_bytes / MIB:,.1f}",
         )
-    Console().print(table)
+    PlainConsole().print(table)
     return 0
 
 
@@ -61,7 +61,7 @@ def restore_command(source: Path, directory: Path, batch: int | None) -> int:
 
     Raises: ConfigurationError, OSError.
     """
-    console = Console()
+    console = PlainConsole()
     try:
         restore(source, directory, batch, lambda line: _say(console, line))
         audit = audit_run(directory)
@@ -81,5 +81,5 @@ def restore_command(source: Path, directory: Path, batch: int | None) -> int:
     return 0
 
 
-def _say(console: Console, line: str) -> None:
-    console.print(line, soft_wrap=True, highlight=False, markup=False)
+def _say(console: PlainConsole, line: str) -> None:
+    console.print(line, soft_wrap=True)

@@ -17,6 +17,7 @@ from gspo_services.broker.rows import AdditionRow
 from gspo_services.broker.store import LEDGER_FILE, Reader, file_digest, reading
 from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.runtime.logs import quiet_logs
+from gspo_services.shared.runtime.plain_text import indented_lines
 from gspo_services.shared.settings import read_run_settings
 from gspo_services.tasks.environments import MixedTasks, create_environment, create_task_set
 
@@ -148,7 +149,8 @@ def _wait(incoming: Mapping[Path, Path], digest: str, wait_s: float) -> int:
                     print(f"addition {row.number}: {row.num_tasks} tasks are in the ledger")
                     return 0
             elif not path.exists() and refused.exists():
-                print(f"gspo data: refused: {refused.read_text(encoding='utf-8').strip()}", file=sys.stderr)
+                why = refused.read_text(encoding="utf-8").strip()
+                print(indented_lines(f"gspo data: refused: {why}"), file=sys.stderr)
                 return EXIT_REFUSED
         time.sleep(LOOK_S)
     where = "" if len(incoming) == 1 else f" ({', '.join(map(str, left))})"

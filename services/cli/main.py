@@ -12,6 +12,7 @@ from gspo_services.cli.completion import completion_script
 from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, ConfigurationError
 from gspo_services.shared.runtime.output import protect_result
 from gspo_services.shared.runtime.plain_text import indented_lines
+from gspo_services.shared.runtime.private_files import keep_private
 
 if TYPE_CHECKING:
     from gspo_services.cli.run import Look
@@ -28,11 +29,15 @@ OWN_PROCESSES: Final = {
     ("track",): "gspo_services.runs.track.command",
 }
 """Commands that parse their own arguments, and load what the others do not need."""
+FOR_OTHERS: Final = ("export", "init", "model", "tasks", "completion")
+"""Commands whose files are for others, too: these follow the umask."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and act. Returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] not in FOR_OTHERS:
+        keep_private()
     if words[:1] not in (["run"], ["generate"]):
         protect_result()  # Those two go on whoever reads them: their result is the run.
     if words[:1] == ["rollout"] and any(word.partition("=")[0] == "--generate" for word in words):

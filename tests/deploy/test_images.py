@@ -32,7 +32,9 @@ def final_stage(image: str) -> list[tuple[str, str]]:
 
 def pins(name: str) -> dict[str, str]:
     lines = [line.strip() for line in (ROOT / "requirements" / name).read_text().splitlines()]
-    entries = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    entries = [
+        Requirement(line.rstrip("\\")) for line in lines if line and not line.startswith(("#", "    --hash", "--hash"))
+    ]
     assert all(re.fullmatch(r"==[\w.+!]+", str(entry.specifier)) for entry in entries), f"{name} does not pin everything"
     return {re.sub(r"[-_.]+", "-", entry.name).lower(): str(entry.specifier) for entry in entries}
 
@@ -73,6 +75,7 @@ def test_bases_and_packages_are_pinned(image: str) -> None:
             rest = [part for part in free if not part.endswith(".txt")]
             assert all(part == "${TORCH}" or "==" in part for part in rest), command
             assert files or part_of_torch(command) or "--no-deps" in command
+            assert not files or "--require-hashes" in command
 
 
 def part_of_torch(command: str) -> bool:
@@ -124,12 +127,11 @@ def test_an_image_has_the_tested_versions(name: str) -> None:
 
 
 def test_torch_and_deepspeed_are_those_of_the_tested_environment() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for image in ("cpu", "learner"):
+    assert pins("torch-cuda.txt")["torch"] == pins("torch.txt")["torch"]
+    for image, torch in (("cpu", "torch.txt"), ("learner", "torch-cuda.txt")):
         text = "\n".join(arguments for _, arguments in instructions(image))
-        for package in ("torch", "deepspeed"):
-            (pin,) = re.findall(rf"\b{package}==[\d.]+", text)
-            assert re.search(rf"{re.escape(pin)}$", makefile, re.MULTILINE), pin
+        assert f"-r /src/requirements/{torch}" in text
+        assert "-r /src/requirements/deepspeed.txt" in text
 
 
 def test_sglang_has_the_tested_version() -> None:

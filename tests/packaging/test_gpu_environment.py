@@ -21,7 +21,9 @@ LINUX = {**default_environment(), "sys_platform": "linux", "platform_machine": "
 def pins(name: str) -> dict[str, str]:
     """The versions, by canonical name."""
     lines = (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines()
-    entries = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    entries = [
+        Requirement(line.rstrip("\\")) for line in lines if line and not line.startswith(("#", "    --hash", "--hash"))
+    ]
     assert all(re.fullmatch(r"==[\w.+!]+", str(entry.specifier)) for entry in entries), f"{name} does not pin everything"
     return {canonicalize_name(entry.name): str(entry.specifier)[2:] for entry in entries}
 

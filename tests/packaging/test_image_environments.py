@@ -64,7 +64,15 @@ def made(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
         if image not in cache:
             place = tmp_path_factory.mktemp(image) / "gspo"
             python = environment(place)
-            pip("install", "--quiet", "--no-deps", "-r", str(ROOT / "requirements" / f"{image}.txt"), python=python)
+            pip(
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--require-hashes",
+                "-r",
+                str(ROOT / "requirements" / f"{image}.txt"),
+                python=python,
+            )
             before = bytes_below(place)
             for line in [line for line in runs_of(image) if line.startswith("cd ")]:
                 subprocess.run(["sh", "-ec", line.replace(PREFIX, str(place))], check=True, timeout=60)
@@ -103,9 +111,10 @@ def test_the_bill_of_materials_lists_what_is_installed(
     image: str, made: Callable[[str], ImageEnvironment], tmp_path: Path
 ) -> None:
     tools = environment(tmp_path / "tools")
-    pins = [line.strip() for name in ("dev", "cpu") for line in text(name).splitlines()]
+    pins = [line.strip(" \\") for name in ("dev", "cpu") for line in text(name).splitlines()]
     shared = [pin for pin in pins if pin.startswith(("packaging==", "sortedcontainers==", "typing_extensions=="))]
-    pip("install", "--quiet", "--no-deps", "-r", ROOT / "requirements" / "deploy.txt", *shared, python=tools)
+    pip("install", "--quiet", "--no-deps", "-r", ROOT / "requirements" / "deploy.txt", python=tools)
+    pip("install", "--quiet", "--no-deps", *shared, python=tools)
     bill = tmp_path / "bill.json"
     subprocess.run([tools, "-B", "-m", "deploy.sbom.generate", image, bill], check=True, cwd=ROOT, timeout=60)
     listed = {

@@ -45,7 +45,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def torch_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment that holds torch and what torch requires."""
     python = environment(tmp_path_factory.mktemp("torch") / "venv")
-    pip("install", "--quiet", *os.environ.get("TORCH", "torch==2.13.0").split(), python=python)
+    pip("install", "--quiet", *(os.environ.get("TORCH") or "torch==2.13.0").split(), python=python)
     return python
 
 

@@ -8,6 +8,7 @@ from gspo_services.cli.doctor.damage import Holder
 from gspo_services.cli.doctor.observe import RECENT_LINES_S, Observation
 from gspo_services.runs.ledgers import broker_name
 from gspo_services.shared.runtime.plain_text import one_line
+from gspo_services.shared.runtime.private_files import open_to_all
 
 FREE_LEAST_BYTES: Final = 1 << 30
 SILENT_S: Final = 10.0
@@ -51,6 +52,8 @@ def unseen(seen: Observation) -> list[str]:
 
 
 def _disk(seen: Observation) -> Iterator[Remark]:
+    if said := open_to_all(seen.settings.run.directory):
+        yield Remark(text=said, wrong=False)
     for place, (free, total) in seen.free_bytes.items():
         if free < min(FREE_LEAST_BYTES, total // 20):
             yield Remark(text=f"{place} has {free / 2**20:,.0f} MiB free: make room, or the run stops making progress")

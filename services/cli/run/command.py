@@ -23,6 +23,7 @@ from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
 from gspo_services.shared.runtime.lifecycle import run_process, until_stopped
 from gspo_services.shared.runtime.log_files import LogLimits
 from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.runtime.private_files import keep_private
 from gspo_services.shared.settings import Settings, forwarded_arguments, load_settings, require_model
 
 log = structlog.get_logger()
@@ -57,6 +58,7 @@ def with_free_ports(config: Path, overrides: Sequence[str], look: Look, claims: 
     Raises: ConfigurationError.
     """
     settings = load_settings(config, overrides)
+    keep_private(settings.run.directory)
     moved = moved_ports(settings, claims)
     if moved and look != "quiet":
         others = " or another broker of this one" if settings.broker.num_brokers > 1 else ""

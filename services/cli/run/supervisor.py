@@ -41,7 +41,7 @@ HOPELESS: Final = {
     EXIT_OCCUPIED: "found its place taken by a live process, and is not restarted: stop that one and start this run again, "
     "which continues; ",
 }
-"""Exit statuses that a restart would only repeat, and how the error begins."""
+"""Exit statuses that a restart would only repeat, and how the error begins; see ``Supervisor._may_pass``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +82,8 @@ class Child:
     num_restarts: int = 0
     last_status: int | None = None
     """The exit status of its last end; -9 for signal 9."""
+    cannot_start: str = ""
+    """Why its last start failed, if it said so."""
     state: str = "starting"
     given_up: str = ""
     """Why it is not restarted although the run continues."""
@@ -158,7 +160,7 @@ class Supervisor:
                 return
             if self._stopping.is_set():
                 return
-            if status in HOPELESS:
+            if not self._may_pass(child, status) and status in HOPELESS:
                 if self._is_given_up(child, f"it {HOPELESS[status]}{last_error(child.log_path)}"):
                     return
                 raise ServiceError(f"{child.spec.name} {HOPELESS[status]}{last_error(child.log_path)}")
@@ -182,6 +184,13 @@ class Supervisor:
             child.state = f"restarting after status {status}"
             log.warning("process_ended", process=child.spec.name, status=status, restarts=child.num_restarts)
             await until_stopped(self._stopping, self._backoff_s * len(child.restarts))
+
+    def _may_pass(self, child: Child, status: int) -> bool:
+        """Whether a process that says it cannot start gets another try: it could start before, with the same configuration,
+        and has not given this reason twice in a row."""
+        says_so = status == EXIT_CONFIGURATION
+        former, child.cannot_start = child.cannot_start, last_error(child.log_path) if says_so else ""
+        return says_so and child.num_restarts > 0 and former != child.cannot_start
 
     def _is_given_up(self, child: Child, reason: str) -> bool:
         """Give up a process that the run can do without; False for any other."""

@@ -18,6 +18,7 @@ from gspo_services.shared.net import Security
 from gspo_services.shared.placement import require_driver
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.plain_text import one_line
+from gspo_services.shared.runtime.private_files import open_to_all
 from gspo_services.shared.settings import EXPOSED, SandboxSection, Settings, is_private, read_run_settings, run_fingerprint
 from gspo_services.tasks.sandbox import SandboxError, SandboxLimits, open_configured
 
@@ -116,6 +117,9 @@ def _directory(situation: Situation) -> Iterator[Finding]:
             way_out="--set run.directory=runs/NEW begins a new run; or go back to the settings of the old one",
         )  # fmt: skip
         return
+    if said := open_to_all(directory):
+        what, _, way_out = said.rpartition(": ")
+        yield Finding(check="run directory", status="warn", text=what, way_out=way_out)
     yield Finding(check="run directory", status="note", text=f"{directory} holds a run with these settings: it is continued")
 
 

@@ -14,7 +14,7 @@ from gspo_services.rollout.agents.runner import AgentEpisodes, AgentTerms, Solve
 from gspo_services.rollout.endpoint import EndpointLimits, EndpointMetrics, EndpointServer, RunSampling
 from gspo_services.rollout.episodes import EpisodeRegistry, EpisodeShared
 from gspo_services.shared.runtime.clock import Clock
-from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
 from gspo_services.shared.settings import AgentSection, Settings
 from gspo_services.tasks.agents import (
     AgentPool,
@@ -75,6 +75,7 @@ async def open_solver(settings: Settings, name: str) -> AsyncIterator[Solve]:
     """Open the solver that runs the agent on rollout ``name``: rollout.max_running episodes at a time.
 
     Raises: ConfigurationError when the agent cannot be run; a function is imported first, so that this is known at once.
+    ServiceError when its worker ended otherwise, as by a signal: another start may go well.
     """
     agent, most = settings.agent, settings.rollout.max_running
     require_agent(agent)
@@ -103,5 +104,6 @@ async def open_solver(settings: Settings, name: str) -> AsyncIterator[Solve]:
     async with TaskGroup() as tasks, AgentPool(agent.function, pool_options, tasks=tasks, output=output) as pool:
         unusable = await pool.first_worker()
         if unusable is not None:
-            raise ConfigurationError(f"agent.function is {agent.function!r}: {unusable.detail}")
+            error = ConfigurationError if unusable.is_proven else ServiceError
+            raise error(f"agent.function is {agent.function!r}: {unusable.detail}")
         yield pool.solve

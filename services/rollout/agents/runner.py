@@ -10,7 +10,7 @@ from gspo_protocol.messages import Lease
 from gspo_services.rollout.episodes import EpisodeCalls, EpisodeRegistry, EpisodeShared
 from gspo_services.rollout.sglang import EngineError
 from gspo_services.rollout.work import EpisodeFailed
-from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.tasks.agents import AgentFailure, AgentResult, AgentTask, StepJournal
 from gspo_services.tasks.environments import through_the_door
 
@@ -86,8 +86,9 @@ class AgentEpisodes:
             return
         if result.failure == "unknown_function":
             self._count(result.failure)
-            # The fault affects every episode: trying them all would only drop every group.
-            raise ConfigurationError(f"agent.function: {result.detail}")
+            # The fault affects every episode: trying them all would only drop every group. But a worker had imported it
+            # before, so it may pass: the next start finds out.
+            raise ServiceError(f"agent.function: {result.detail}")
         if result.failure == "deadline" and self._terms.on_deadline == "zero":
             self._count(result.failure)
             await calls.finish(0.0, "length")

@@ -27,7 +27,7 @@ class Exchange:
     """A request and its response, bounded in memory: each write waits until the agent has read the previous one."""
 
     def __init__(self, request: web.BaseRequest, *, silent_s: float) -> None:
-        """``silent_s`` bounds the wait for the agent's next bytes, and for the agent to take ours."""
+        """``silent_s`` bounds the wait for the agent's whole body, and for the agent to take our next bytes."""
         self.request = request
         given = request.headers.get(_REQUEST_ID_HEADER, "")
         self.request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
@@ -58,13 +58,13 @@ class Exchange:
             self.request.writer.output_size = 0
         body = bytearray()
         try:
-            while not self.request.content.at_eof():
-                async with asyncio.timeout(self._silent_s):
+            async with asyncio.timeout(self._silent_s):
+                while not self.request.content.at_eof():
                     body += await self.request.content.readany()
-                if len(body) > most_bytes:
-                    raise too_large
+                    if len(body) > most_bytes:
+                        raise too_large
         except TimeoutError as error:
-            raise CallRefused(408, "slow_body", f"no byte of the body in {self._silent_s:g} s") from error
+            raise CallRefused(408, "slow_body", f"the body was not whole in {self._silent_s:g} s") from error
         except web.RequestPayloadError as error:
             raise CallRefused(400, "broken_body", "the body's framing is broken") from error
         except ConnectionError as error:

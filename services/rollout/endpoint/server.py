@@ -39,7 +39,7 @@ class EndpointLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one episode at a time."""
     max_connections: int = 4096
     silent_s: float = 60.0
-    """Wait for an agent's next bytes, and for an agent to take ours."""
+    """Wait for an agent's whole body, and for an agent to take our next bytes."""
 
 
 class EndpointServer:

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from gspo.tasks.environments import Environment, Task, TaskSet, TaskSource
@@ -12,7 +13,7 @@ from gspo_protocol.messages.base import require_plain
 from gspo_services.runs.local_play import of_the_configuration
 from gspo_services.shared.eval_metrics import default_metrics, require_samples
 from gspo_services.shared.runtime.errors import ConfigurationError
-from gspo_services.shared.settings import ONLY_SET, EvaluationSet, Settings
+from gspo_services.shared.settings import ONLY_SET, EvaluationSet, Settings, told_settings
 from gspo_services.tasks.environments import create_environment, create_task_set
 
 
@@ -41,17 +42,20 @@ class ScoredSet:
 
     def header(self) -> Mapping[str, Any]:
         """Return what its samples depend on, besides the model. Their number is not included: more may be taken later."""
-        sampling = self.settings.sampling
-        agent = self.settings.agent
+        told = told_settings(self.settings)
+        agent = {key: value for key, value in told["agent"].items() if key not in ("port", "host")}
+        if variables := self.settings.agent.environment:
+            # Samples depend on them, and they may be secret.
+            agent["environment"] = blake2b(json.dumps(variables, sort_keys=True).encode(), digest_size=16).hexdigest()
         return {
             "set": self.name,
             "dtype": self.settings.model.dtype,
             "template_arguments": self.settings.model.template_arguments,
             "show_special_tokens": self.settings.model.show_special_tokens,
             "split": self.terms.split,
-            "environment": self.settings.environment.model_dump(mode="json"),
-            "sampling": sampling.model_dump(mode="json"),
-            "agent": agent.model_dump(mode="json", exclude={"port", "host"}) if agent.is_used else None,
+            "environment": told["environment"],
+            "sampling": told["sampling"],
+            "agent": agent if self.settings.agent.is_used else None,
             "reward_model": self.settings.reward.model or None,
             "seed": self.settings.run.seed,
         }

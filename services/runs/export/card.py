@@ -11,7 +11,7 @@ from gspo_services.runs.export.choice import ChosenCheckpoint
 from gspo_services.runs.export.versions import gspo_version, versions
 from gspo_services.runs.metrics import HeldOut, RunMetrics, number
 from gspo_services.shared.runtime.plain_text import one_line
-from gspo_services.shared.settings import Settings, is_place
+from gspo_services.shared.settings import Settings, is_place, told_settings
 
 PAPER: Final = "https://arxiv.org/abs/2507.18071"
 _SECRET: Final = re.compile(r"(?i)key|token|secret|password|credential|authorization")
@@ -170,7 +170,7 @@ def _thinned(evaluations: Sequence[HeldOut], version: int) -> list[HeldOut]:
 
 def _toml(settings: Settings) -> str:
     lines: list[str] = []
-    for section, content in settings.model_dump(mode="json").items():
+    for section, content in told_settings(settings).items():
         if section in _NOT_TOLD:
             continue
         kept = {key: value for key, value in content.items() if value is not None and not is_place(section, key)}

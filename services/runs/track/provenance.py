@@ -7,19 +7,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from gspo_services.shared.settings import Settings
+from gspo_services.shared.settings import HIDDEN, Settings, told_settings
 
 CHECKOUT: Final = Path(__file__).resolve().parents[3]
 """The directory of our sources, if this is a checkout and not an installed wheel."""
 GIT_S: Final = 10.0
-HIDDEN: Final = "(hidden)"
 _SECRET: Final = re.compile(r"(^|_)(key|token|secret|password|credentials?)s?$", re.IGNORECASE)
 
 
 def flat_settings(settings: Settings) -> dict[str, str | float | bool]:
     """Return every setting by section.key, as trackers take them. Possible secrets of a user's agent are hidden."""
     flat: dict[str, str | float | bool] = {}
-    for section, values in settings.model_dump(mode="json").items():
+    for section, values in told_settings(settings).items():
         _flatten(f"{section}.", values, flat, hidden=False)
     return flat
 

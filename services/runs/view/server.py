@@ -16,10 +16,12 @@ from gspo_services.broker.store import NoLedger, StoreCorrupt
 from gspo_services.runs.view.answers import NotThere, PageAnswers
 from gspo_services.runs.view.watched_run import WatchedRun
 from gspo_services.shared.runtime.errors import EndpointError
+from gspo_services.shared.runtime.http_listener import listen
 
 PAGE: Final = Path(__file__).parent / "page"
 COOKIE: Final = "gspo_view"
 TOKEN: Final = "token"
+MAX_CONNECTIONS: Final = 256
 TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 LOCAL_NAMES: Final = re.compile(r"^(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?$")
 HEADERS: Final = {
@@ -197,14 +199,13 @@ def _id(request: web.Request) -> int:
 
 async def serve_until(stop: asyncio.Event, server: ViewServer, host: str, port: int, ready: Callable[[str], None]) -> None:
     """Serve until ``stop``; ``ready`` is told the address. Raises: EndpointError when the port is taken."""
-    runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=0.5)
-    await runner.setup()
+    application = server.application()
+    application.freeze()
     try:
-        site = web.TCPSite(runner, host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise EndpointError(f"{host}:{port}: {error.strerror or error}. Choose another --port, or 0 for any") from error
+        runner = await listen(application._handle, host, port, MAX_CONNECTIONS, application=application)
+    except EndpointError as error:
+        raise EndpointError(f"{error} with --port, or 0 for any") from error
+    try:
         server.port = int(runner.addresses[0][1])
         await server.warm()
         ready(f"http://{f'[{host}]' if ':' in host else host}:{server.port}/")

@@ -4,6 +4,7 @@ Peers, engines, model outputs and damaged files fill these texts. On a terminal 
 forge a line, and a bidirectional override could turn one round.
 """
 
+import re
 import unicodedata
 from typing import Final
 
@@ -11,6 +12,15 @@ MOST_CHARACTERS: Final = 4000
 INDENT: Final = "    "
 # Control, format (bidirectional overrides, invisible), surrogates, private, unassigned, and two kinds of line ends.
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+_USER: Final = re.compile(r"(?<=://)[^/\s?#@]*@")
+_PARAMETER: Final = re.compile(r"([?&](?:[\w-]*[_-])?(?:key|token|secret|password|signature)=)[^&#\s]+", re.IGNORECASE)
+
+
+def without_passwords(text: str) -> str:
+    """Return ``text`` without users and passwords of addresses in it, and without values of parameters such as a key."""
+    return _PARAMETER.sub(r"\1hidden", _USER.sub("", text)) if "://" in text else text
 
 
 def one_line(value: object, most: int = MOST_CHARACTERS) -> str:

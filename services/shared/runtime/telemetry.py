@@ -9,7 +9,6 @@ import io
 import socket
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final, TextIO
@@ -21,6 +20,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from gspo_services.shared.runtime.clock import Clock
+from gspo_services.shared.runtime.connection_places import ConnectionPlaces
 from gspo_services.shared.runtime.errors import EndpointError
 
 log = structlog.get_logger()
@@ -168,19 +168,18 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Server(ThreadingWSGIServer):
-    """At most MAX_CONNECTIONS at a time: a newer one ends the oldest, so that slow clients keep nobody out."""
+    """At most MAX_CONNECTIONS at a time: a newer one ends an older one, so that slow clients keep nobody out."""
 
     request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
         super().__init__(address, handler)
-        self._open: OrderedDict[int, socket.socket] = OrderedDict()
+        self._open: ConnectionPlaces[socket.socket] = ConnectionPlaces(MAX_CONNECTIONS)
         self._lock = threading.Lock()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            self._open[id(request)] = request
-            oldest = self._open.popitem(last=False)[1] if len(self._open) > MAX_CONNECTIONS else None
+            oldest = self._open.come(request, client_address[0])
         if oldest is not None:
             with suppress(OSError):
                 oldest.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads or writes there; it closes the connection
@@ -188,7 +187,7 @@ class _Server(ThreadingWSGIServer):
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._open.pop(id(request), None)
+            self._open.gone(request)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -47,9 +47,11 @@ from gspo_services.shared.settings.sections import (
     curves,
     value_at,
 )
+from gspo_services.shared.settings.told import HIDDEN, told_settings
 
 __all__ = [
     "EXPOSED",
+    "HIDDEN",
     "ONLY_SET",
     "RENAMED",
     "RESERVED",
@@ -88,6 +90,7 @@ __all__ = [
     "require_model",
     "run_fingerprint",
     "section_names",
+    "told_settings",
     "training_settings",
     "value_at",
     "value_text",

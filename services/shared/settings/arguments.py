@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gspo_services.shared.runtime.config_arguments import add_configuration_arguments
+from gspo_services.shared.runtime.private_files import keep_private
 from gspo_services.shared.settings.configuration import load_settings
 from gspo_services.shared.settings.sections import Settings
 
@@ -29,8 +30,9 @@ def parse_process_arguments(
     shorthands: Mapping[str, tuple[str, str]] = {},
     environment: Mapping[str, str] = os.environ,
 ) -> ProcessArguments:
-    """Parse the command line of one process. Raises: ConfigurationError; SystemExit for --help and unknown arguments.
+    """Parse the command line of one process, whose files are private from now on.
 
+    Raises: ConfigurationError; SystemExit for --help and unknown arguments.
     ``shorthands``: options that stand for one override each, with their help. ``environment``: may also hold settings.
     """
     parser = argparse.ArgumentParser(prog=prog, description=description)
@@ -41,8 +43,10 @@ def parse_process_arguments(
         )
     parser.add_argument("--name", default=default_name, help="this process's name among its peers (default: %(default)s)")
     arguments = parser.parse_args(argv)
+    settings = load_settings(arguments.config, arguments.overrides, environment)
+    keep_private(settings.run.directory)
     return ProcessArguments(
-        settings=load_settings(arguments.config, arguments.overrides, environment),
+        settings=settings,
         name=arguments.name,
         forwarded=(*forwarded_arguments(arguments.config, arguments.overrides), "--name", arguments.name),
     )

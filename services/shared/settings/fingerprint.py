@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import Final
 
 from gspo_services.shared.settings.sections import Settings
+from gspo_services.shared.settings.told import told_settings
 
 _OF_AGENTS: Final = {"function", "command", "on_deadline", "on_replay", "weights", "renderer"}
 
@@ -21,7 +22,7 @@ def run_fingerprint(settings: Settings) -> str:
     batches, evaluation, objective, learning rate, and sampling, which the broker records for each group and sends with its
     leases: all rollouts sample a group alike, whatever their own files say).
     """
-    plain = settings.model_dump(mode="json")
+    plain = told_settings(settings)  # settings.json has no more
     agreed = {
         "seed": plain["run"]["seed"],
         "model": PurePath(plain["model"]["path"]).name,

@@ -1,4 +1,4 @@
-"""settings.json in the run's directory: the settings of the run's last start. Only the broker writes it."""
+"""settings.json in the run's directory: the settings of the run's last start, as told. Only the broker writes it."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from typing import Final
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings.configuration import validated
 from gspo_services.shared.settings.sections import Settings
+from gspo_services.shared.settings.told import told_settings
 
 SETTINGS_FILE: Final = "settings.json"
 
@@ -16,7 +17,7 @@ def write_run_settings(settings: Settings) -> None:
     """Replace the file. Raises: OSError."""
     path = settings.ledger_directory / SETTINGS_FILE
     partial = path.with_name(f".partial-{path.name}")
-    partial.write_text(json.dumps(settings.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps(told_settings(settings), indent=2) + "\n", encoding="utf-8")
     os.replace(partial, path)
 
 

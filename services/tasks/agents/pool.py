@@ -31,6 +31,14 @@ _WORKERS_REASONS: tuple[AgentFailure, ...] = ("deadline", "raised", "memory", *g
 """Failures that a worker may report."""
 
 
+class WorkerNotReady(msgspec.Struct, frozen=True):
+    """Why a worker cannot run the agent."""
+
+    detail: str
+    is_proven: bool
+    """Two workers said the same, and nothing has killed them: another try would end alike."""
+
+
 class AgentPool:
     """Solves as many episodes at a time as its workers have places; an episode waits while all are taken.
 
@@ -71,14 +79,27 @@ class AgentPool:
         for worker in workers:
             await worker.ended.wait()
 
-    async def first_worker(self) -> AgentResult | None:
-        """Start a worker before it is needed. Returns why it cannot run the agent, or None.
+    async def first_worker(self) -> WorkerNotReady | None:
+        """Start a worker before it is needed, and another one if the first ends. Returns why none runs the agent, or None.
 
-        waits for:    the import of the agent, at most start_timeout_s
+        waits for:    the import of the agent, at most twice start_timeout_s
         """
+        first = await self._tried_worker()
+        if first is None:
+            return None
+        log.warning("user_worker_started_again", function=self._function, detail=first.detail)
+        second = await self._tried_worker()
+        if second is None:
+            return None
+        return WorkerNotReady(second.detail, is_proven=second == first and second.is_proven)
+
+    async def _tried_worker(self) -> WorkerNotReady | None:
         worker = self._start_worker()
         await worker.ready.wait()
-        return worker.end_result
+        if worker.end_result is None:
+            return None
+        await worker.ended.wait()
+        return WorkerNotReady(worker.end_result.detail, is_proven=not worker.was_killed)
 
     async def solve(self, task: AgentTask, journal: StepJournal | None = None) -> AgentResult:
         """The result of one episode, whatever its code does. A cancelled call cancels the episode in its worker.

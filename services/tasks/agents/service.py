@@ -8,6 +8,7 @@ from types import TracebackType
 
 import msgspec
 
+from gspo_services.shared.runtime.plain_text import without_passwords
 from gspo_services.tasks.agents.answers import answered
 from gspo_services.tasks.agents.results import AgentResult, AgentTask, failed
 from gspo_services.tasks.json_rewards import JsonClient, UnansweredError
@@ -22,6 +23,7 @@ class AgentService:
     def __init__(self, url: str, weights: Mapping[str, float] | None = None) -> None:
         """``weights``: as in UserProcessOptions."""
         self._url = url
+        self._shown = without_passwords(url)
         self._weights = weights
         self._client = JsonClient()
 
@@ -45,7 +47,7 @@ class AgentService:
             async with asyncio.timeout(task.deadline_s):
                 body = await self._client.post(self._url, msgspec.json.encode(fields))
         except TimeoutError:
-            return failed("deadline", f"{self._url} did not answer within {task.deadline_s} s")
+            return failed("deadline", f"{self._shown} did not answer within {task.deadline_s} s")
         except UnansweredError as error:
             return failed(error.reason, str(error))
-        return answered(body, f"the answer of {self._url}", self._weights)
+        return answered(body, f"the answer of {self._shown}", self._weights)

@@ -83,6 +83,12 @@ class UserWorker:
         """What the end of the process means for an episode; None while it runs."""
         return None if self._verdict is None else failed(*self._verdict[:2])
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal has ended it that was not ours, such as that of a kernel without memory."""
+        crashed = self._verdict is not None and self._verdict[0] == "crashed"
+        return crashed and (self._process.returncode or 0) < 0
+
     def enter(self) -> WorkerEpisode:
         """A new episode, which has a place in this worker from now on."""
         self._num_begun += 1

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import aiohttp
 
+from gspo_services.shared.runtime.plain_text import without_passwords
 from gspo_services.tasks.json_rewards.reading import MAX_ANSWER_BYTES
 
 _CONNECT_S: Final = 10.0
@@ -23,7 +24,7 @@ class UnansweredError(Exception):
     def __init__(
         self, reason: UnansweredReason, text: str, status: int | None = None, retry_after_s: float | None = None
     ) -> None:
-        super().__init__(text)
+        super().__init__(without_passwords(text))
         self.reason: UnansweredReason = reason
         """unreachable: the connection failed. refused: the service answered with an error, or the URL is none."""
         self.status = status

@@ -36,7 +36,7 @@ UNUSED = (
 def _requirements(there: Iterable[str]) -> list[str]:
     missing = {name.lower() for name in there}
     lines = (ROOT / "requirements" / "cpu.txt").read_text().splitlines()
-    pinned = [line.split("#")[0].strip() for line in lines if re.match(r"[A-Za-z]", line)]
+    pinned = [line.split("#")[0].strip(" \\") for line in lines if re.match(r"[A-Za-z]", line)]
     return [line for line in pinned if line.split("==")[0].lower() not in missing]
 
 

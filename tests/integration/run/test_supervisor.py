@@ -158,6 +158,21 @@ async def test_a_configuration_error_ends_everything_at_once(pipe: Pipe, tmp_pat
     assert (learner.state, learner.pid) == ("stopped", None)
 
 
+async def test_a_process_that_could_start_before_may_once_say_that_it_cannot(pipe: Pipe, tmp_path: Path) -> None:
+    async with supervised(pipe, [spec(pipe, "rollout-0", "refuse", str(tmp_path / "starts"), "1")]) as supervisor:
+        for _ in range(3):
+            await pipe.started()
+        assert supervisor.children[0].num_restarts == 2
+
+
+async def test_a_process_that_says_twice_in_a_row_that_it_cannot_start_ends_everything(pipe: Pipe, tmp_path: Path) -> None:
+    specs = [spec(pipe, "rollout-0", "refuse", str(tmp_path / "starts"), "9")]
+    supervisor = Supervisor(specs, tmp_path / "logs", VirtualClock(), backoff_s=0.001)
+    error = await ended(supervisor)
+    assert str(error) == "rollout-0 cannot start: no such thing"
+    assert supervisor.children[0].num_restarts == 2
+
+
 @pytest.mark.parametrize(
     ("status", "event", "words"),
     [

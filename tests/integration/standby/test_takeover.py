@@ -162,8 +162,11 @@ async def test_a_leader_that_was_suspended_writes_nothing_more_and_ends_while_it
 async def test_a_database_that_waits_for_nobody_is_refused_with_the_way_out(
     tmp_path: Path, postgres: SynchronousDatabase, schema: str
 ) -> None:
-    weak = f"{postgres.conninfo} options='-c synchronous_commit=local'"
-    broker = BrokerProcess(tmp_path, {"broker": {"database": weak, "database_schema": schema}})
-    with pytest.raises(BrokerDidNotStart, match=r"its synchronous_commit is local: .* ALTER ROLE postgres SET"):
-        await broker.start()
+    broker = BrokerProcess(tmp_path, {"broker": {"database": postgres.conninfo, "database_schema": schema}})
+    postgres.server.setting("synchronous_standby_names", "")
+    try:
+        with pytest.raises(BrokerDidNotStart, match=r"its synchronous_standby_names is empty: .* Set synchronous_standby_n"):
+            await broker.start()
+    finally:
+        postgres.server.setting("synchronous_standby_names", "*")
     assert broker.returncode == 2

@@ -43,8 +43,8 @@ def programs() -> Path | None:
     return newest[-1].parent if newest else None
 
 
-def _as_postgres(*command: str) -> list[str]:
-    """The server refuses to run as root."""
+def as_postgres(*command: str) -> list[str]:
+    """Root's commands as another user: the server refuses to run as root."""
     if os.getuid():
         return list(command)
     return ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", *command]
@@ -118,7 +118,7 @@ class PostgresServer:
         options = {**self._settings, "port": str(self.port), "unix_socket_directories": str(self._folder)}
         options["listen_addresses"] = "127.0.0.1"
         arguments = [each for key, value in options.items() for each in ("-c", f"{key}={value}")]
-        command = _as_postgres(str(self._programs / "postgres"), "-D", str(self.data), *arguments)
+        command = as_postgres(str(self._programs / "postgres"), "-D", str(self.data), *arguments)
         log = (self._folder / f"{self.name}.log").open("ab")
         with log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd="/")
@@ -170,9 +170,15 @@ class PostgresServer:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
+    def reset(self, name: str) -> None:
+        """Undo ``setting``; its default has to be "on" or "off"."""
+        ((default,),) = self.sql(f"SELECT boot_val FROM pg_settings WHERE name = '{name}'")
+        self.setting(name, default)
+        self.sql(f"ALTER SYSTEM RESET {name}")
+
     def _call(self, program: str, *arguments: str) -> None:
         assert self._programs is not None
-        command = _as_postgres(str(self._programs / program), *arguments)
+        command = as_postgres(str(self._programs / program), *arguments)
         done = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
         if done.returncode:
             raise RuntimeError(f"{program}: {done.stderr}")
@@ -199,7 +205,7 @@ class Witness:
         command = [str(binary / "pg_receivewal"), "-D", str(self._folder), "--synchronous", "--no-loop"]
         conninfo = f"host=127.0.0.1 port={self._server.port} user=postgres application_name={self._name}"
         self._process = subprocess.Popen(
-            _as_postgres(*command, "-d", conninfo), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/"
+            as_postgres(*command, "-d", conninfo), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/"
         )
         self._wait_for([(True,)])
 

@@ -1,6 +1,7 @@
 """A run's log in PostgreSQL, and who may write it. Imported only with broker.database set: it needs psycopg."""
 
 from gspo_services.broker.standby.database.checks import ServerFacts, asynchronous, refusal, waiting
+from gspo_services.broker.standby.database.commit_wait import CommitState, doubt_of
 from gspo_services.broker.standby.database.connection import Database
 from gspo_services.broker.standby.database.errors import DatabaseRefused, LeadershipLost
 from gspo_services.broker.standby.database.leadership import LeaderRow, claim, leader_of, release
@@ -8,6 +9,7 @@ from gspo_services.broker.standby.database.log import DatabaseLog
 from gspo_services.broker.standby.database.tables import LoggedRun, open_log
 
 __all__ = [
+    "CommitState",
     "Database",
     "DatabaseLog",
     "DatabaseRefused",
@@ -17,6 +19,7 @@ __all__ = [
     "ServerFacts",
     "asynchronous",
     "claim",
+    "doubt_of",
     "leader_of",
     "open_log",
     "refusal",

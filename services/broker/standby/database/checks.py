@@ -1,6 +1,6 @@
 """Whether a server keeps what it confirms. Pure.
 
-It is looked at with each new connection: a failover may lead to another server.
+It is looked at with each new connection: a failover may lead to another server. ``commit_wait`` looks at each commit.
 """
 
 from dataclasses import dataclass
@@ -10,12 +10,10 @@ from gspo_services.broker.standby.database.errors import SETTING
 
 OLDEST_VERSION: Final = 130000
 ALLOW: Final = "broker.allow_asynchronous_database = true accepts that"
-WEAK: Final = ("off", "local", "remote_write")
 FACTS: Final = """
 SELECT current_setting('server_version_num')::int, current_setting('server_version'), pg_is_in_recovery(),
     current_setting('transaction_read_only') = 'on', current_setting('fsync') = 'on',
-    current_setting('full_page_writes') = 'on', current_setting('synchronous_commit'),
-    current_setting('synchronous_standby_names'),
+    current_setting('full_page_writes') = 'on', current_setting('synchronous_standby_names'),
     (SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum') AND state = 'streaming'),
     (SELECT count(*) FROM pg_stat_replication WHERE sync_state IS NULL),
     has_database_privilege(current_database(), 'CREATE') OR to_regnamespace(quote_ident(%s)) IS NOT NULL, current_user::text
@@ -32,7 +30,6 @@ class ServerFacts:
     read_only: bool
     fsync: bool
     full_page_writes: bool
-    synchronous_commit: str
     standby_names: str
     """synchronous_standby_names."""
     num_synchronous: int
@@ -59,14 +56,14 @@ def refusal(facts: ServerFacts, *, allow_asynchronous: bool) -> str:
 def asynchronous(facts: ServerFacts) -> str:
     """Why what the server confirms could be lost with it; empty when two machines have it."""
     if not (facts.fsync and facts.full_page_writes):
-        name = "full_page_writes" if facts.fsync else "fsync"
-        return f"its {name} is off: a crash of its machine loses what it confirmed. Set {name} = on; {ALLOW}"
-    if facts.synchronous_commit in WEAK:
-        return (
-            f"its synchronous_commit is {facts.synchronous_commit}: what it confirms is on one machine's disk at most, and "
-            f"lost with it. ALTER ROLE {facts.user} SET synchronous_commit = on; {ALLOW}"
-        )
+        return without_crash_safety(fsync=facts.fsync)
     return without_standbys() if not facts.standby_names.strip() else ""
+
+
+def without_crash_safety(*, fsync: bool) -> str:
+    """What is said of a server whose files a crash can break. ``fsync``: whether that is on."""
+    name = "full_page_writes" if fsync else "fsync"
+    return f"its {name} is off: a crash of its machine loses what it confirmed. Set {name} = on; {ALLOW}"
 
 
 def without_standbys() -> str:

@@ -1,23 +1,21 @@
 """One connection to PostgreSQL: made when it is needed, given up when it fails, and never waited for without an end."""
 
-import socket
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NoReturn, TypeVar
 
 import psycopg
 from psycopg import errors as pg_errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from gspo_services.broker.standby.database.checks import FACTS, ServerFacts, refusal, waiting
+from gspo_services.broker.standby.database.commit_wait import LOCK_MS, PREPARE, STATE, CommitState, doubt_of, unproven
+from gspo_services.broker.standby.database.deadline import Deadline
 from gspo_services.broker.standby.database.errors import SETTING, UNREADABLE, DatabaseRefused, needs_a_person, way_out
 from gspo_services.broker.store import StoreUnavailable
 
 STATEMENT_S: Final = 10.0
 """How long an answer is waited for. A commit waits in the server for its synchronous standby, without any end of its own."""
-LOCK_MS: Final = 3000
-"""A statement that waits behind one of ours, which hangs, gives up: they must not heap up in the server."""
 DEFAULTS: Final[dict[str, str]] = {
     "connect_timeout": "3",
     "keepalives_idle": "5",
@@ -28,6 +26,7 @@ DEFAULTS: Final[dict[str, str]] = {
     "application_name": "gspo-broker",
 }
 """A host that vanishes is noticed within seconds. What the user's string says comes before these."""
+T = TypeVar("T")
 
 
 class Database:
@@ -49,8 +48,10 @@ class Database:
         self.where = _shown(given)
         self._statement_s = statement_s
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
-        self.warnings: list[str] = []
+        self._warnings: list[str] = []
         """What the server warned of during the last statement."""
+        self._proven = ""
+        """When the settings were read under which a second machine was seen to have a commit."""
         self._has_worked = False
 
     def run(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -59,27 +60,57 @@ class Database:
         Raises: StoreUnavailable when its outcome is not known, or it failed for now; DatabaseRefused when a person has to
         change something; psycopg.IntegrityError as it is.
         """
+        return self._again(lambda connection: _rows(connection.execute(statement.encode(), parameters)))
+
+    def commit(self, statement: str, parameters: Sequence[Any] = ()) -> tuple[list[tuple[Any, ...]], str]:
+        """As ``run``, for what counts only once a second machine has it. Returns its rows, and why that is not certain;
+        empty when it is."""
+        return self._again(lambda connection: self._committed(connection, statement, parameters))
+
+    def _committed(
+        self, connection: psycopg.Connection[tuple[Any, ...]], statement: str, parameters: Sequence[Any]
+    ) -> tuple[list[tuple[Any, ...]], str]:
+        """All in one round trip. The server reads changed settings between two messages, also between those of one
+        transaction; what the transaction has set for itself stays."""
+        waits = not self.allow_asynchronous
+        with connection.pipeline():
+            connection.execute(b"BEGIN")
+            before = connection.execute(PREPARE.encode(), (waits,))
+            cursor = connection.execute(statement.encode(), parameters)
+            connection.execute(b"COMMIT")
+            after = connection.execute(STATE.encode())
+        rows = _rows(cursor)
+        if not (waits and rows):
+            return rows, ""
+        first, last = (CommitState(*_rows(each)[0][:5]) for each in (before, after))
+        doubt = "; ".join(self._warnings) or doubt_of(first, last)
+        if not doubt and last.read_at != self._proven:
+            doubt = unproven(connection, last)
+            self._proven = "" if doubt else last.read_at
+        return rows, doubt
+
+    def _again(self, work: Callable[[psycopg.Connection[tuple[Any, ...]]], T]) -> T:
         # A proxy drops connections that were idle: the next statement finds that out, and nothing is wrong.
         was_open = self._connection is not None
         try:
-            return self._run(statement, parameters)
+            return self._once(work)
         except _Broken as broken:
             if was_open and not broken.expired:
                 try:
-                    return self._run(statement, parameters)
+                    return self._once(work)
                 except _Broken as again:
                     broken = again
             raise broken.unavailable from broken.unavailable.__cause__
 
-    def _run(self, statement: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
+    def _once(self, work: Callable[[psycopg.Connection[tuple[Any, ...]]], T]) -> T:
         connection = self.connected()
-        self.warnings.clear()
-        deadline = _Deadline(connection.fileno(), self._statement_s)
+        self._warnings.clear()
+        deadline = Deadline(connection.fileno(), self._statement_s)
         try:
             with deadline:
-                cursor = connection.execute(statement.encode(), parameters)
-                return cursor.fetchall() if cursor.description is not None else []
+                return work(connection)
         except psycopg.IntegrityError:
+            self.close()
             raise
         except (pg_errors.InsufficientPrivilege, pg_errors.UndefinedTable, pg_errors.InvalidSchemaName) as error:
             self.close()
@@ -99,7 +130,6 @@ class Database:
             connection = self._connect()
             try:
                 self._check(connection)
-                connection.execute(f"SET lock_timeout = {LOCK_MS}".encode())
             except psycopg.Error as error:
                 connection.close()
                 raise self._unavailable(error) from error
@@ -114,7 +144,8 @@ class Database:
     def transaction(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         """Several statements as one, within the time of one. Raises: as ``run``; psycopg.Error of the block as it is."""
         connection = self.connected()
-        with _Deadline(connection.fileno(), self._statement_s), connection.transaction():
+        with Deadline(connection.fileno(), self._statement_s), connection.transaction():
+            connection.execute(f"SET LOCAL lock_timeout = {LOCK_MS}".encode())
             yield connection
 
     def close(self) -> None:
@@ -133,7 +164,7 @@ class Database:
             raise StoreUnavailable(f"{self.where}: cannot be reached: {text}; {way_out(None)}") from error
 
     def _check(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        with _Deadline(connection.fileno(), self._statement_s):
+        with Deadline(connection.fileno(), self._statement_s):
             found = connection.execute(FACTS.encode(), (self.schema,)).fetchone()
         assert found is not None
         facts = ServerFacts(**dict(zip(ServerFacts.__dataclass_fields__, found, strict=True)))
@@ -151,7 +182,7 @@ class Database:
 
     def _on_notice(self, notice: psycopg.errors.Diagnostic) -> None:
         if notice.severity_nonlocalized == "WARNING":
-            self.warnings.append(notice.message_primary or "")
+            self._warnings.append(notice.message_primary or "")
 
     def _unavailable(self, error: psycopg.Error) -> StoreUnavailable:
         return StoreUnavailable(f"{self.where}: {_text(error)}; {way_out(error.sqlstate)}")
@@ -172,34 +203,8 @@ class _Broken(Exception):
         self.expired = expired
 
 
-class _Deadline:
-    """Ends a connection when the block takes too long. The statement is not cancelled: that would end its wait for the
-    standby, but not the commit. Its outcome is looked up later."""
-
-    def __init__(self, descriptor: int, seconds: float) -> None:
-        self.expired = False
-        self._descriptor = descriptor
-        self._lock = threading.Lock()
-        self._is_over = False
-        self._timer = threading.Timer(seconds, self._expire)
-        self._timer.name, self._timer.daemon = "database-deadline", True
-
-    def __enter__(self) -> "_Deadline":
-        self._timer.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        with self._lock:
-            self._is_over = True
-
-    def _expire(self) -> None:
-        with self._lock:
-            if self._is_over:
-                return
-            self.expired = True
-            with suppress(OSError), closing(socket.fromfd(self._descriptor, socket.AF_INET, socket.SOCK_STREAM)) as copy:
-                copy.shutdown(socket.SHUT_RDWR)
+def _rows(cursor: psycopg.Cursor[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return cursor.fetchall() if cursor.description is not None else []
 
 
 def _shown(given: dict[str, Any]) -> str:

@@ -19,8 +19,9 @@ WAYS_OUT: Final[Mapping[str, str]] = {
 NEEDS_A_PERSON: Final = (
     "password authentication failed", "no password supplied", "no pg_hba.conf entry", "does not exist",
     "is not permitted to log in", "invalid port number", "authentication failed", "certificate",
+    "transaction blocks not allowed",
 )  # fmt: skip
-"""Parts of a refusal to connect that no waiting changes. libpq gives no SQLSTATE for these."""
+"""Parts of refusals that no waiting changes, of a server or of a pooler. libpq gives no SQLSTATE for these."""
 UNREADABLE: Final = (
     f"{SETTING} cannot be read as a connection string of PostgreSQL (it is not shown: it may hold a password); write "
     "postgresql://user@host:5432/name, or host=... dbname=... user=..."
@@ -41,5 +42,5 @@ def way_out(sqlstate: str | None) -> str:
 
 
 def needs_a_person(text: str) -> bool:
-    """Whether a refusal to connect is for good."""
+    """Whether a refusal is for good."""
     return any(part in text for part in NEEDS_A_PERSON)

@@ -40,7 +40,7 @@ def claim(database: Database, seen: LeaderRow, holder: str) -> int | None:
 
     Raises: StoreUnavailable, after which the place may be taken in our name: nobody uses that epoch then.
     """
-    rows = database.run(CLAIM.format(s=database.schema), (holder, seen.epoch, seen.renewals))
+    rows, _ = database.commit(CLAIM.format(s=database.schema), (holder, seen.epoch, seen.renewals))
     return rows[0][0] if rows else None
 
 

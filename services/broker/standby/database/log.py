@@ -5,7 +5,6 @@ from typing import Any, Final
 
 import psycopg
 
-from gspo_services.broker.standby.database.checks import without_standbys
 from gspo_services.broker.standby.database.connection import Database
 from gspo_services.broker.standby.database.errors import LeadershipLost
 from gspo_services.broker.store import Commit, LedgerDiverged, StoreUnavailable
@@ -21,14 +20,14 @@ WITH own AS (
 INSERT INTO {s}.commits (number, digest, chunks, tokens, batches, lines, content, epoch)
 SELECT %s, %s, %s, %s, %s, %s, %b, epoch FROM own
 WHERE %s = 0 OR EXISTS (SELECT 1 FROM {s}.commits WHERE number = %s AND digest = %s)
-RETURNING current_setting('synchronous_standby_names')
+RETURNING number
 """
-"""One statement, so one transaction and one round trip. The row of the leader is locked until it ends: whoever takes over
+"""One statement. The row of the leader is locked until it ends: whoever takes over
 waits for it, or makes it insert nothing. The commit before must be there: a server that has lost some gets no more.
 """
 RENEW: Final = """
 UPDATE {s}.leader SET renewals = renewals + 1, renewed_at = clock_timestamp(), confirmed = greatest(confirmed, %s)
-WHERE epoch = %s AND NOT released RETURNING current_setting('synchronous_standby_names')
+WHERE epoch = %s AND NOT released RETURNING epoch
 """
 
 
@@ -46,21 +45,20 @@ class DatabaseLog:
         values = (commit.number, commit.digest, commit.chunks, commit.tokens, commit.batches, commit.lines, content)
         parameters = (before.number, self.epoch, *values, before.number, before.number, before.digest)
         try:
-            rows = self._run(APPEND, parameters)
+            rows, doubt = self.database.commit(APPEND.format(s=self.database.schema), parameters)
         except psycopg.errors.UniqueViolation:
             self._settle(commit)
         else:
             if not rows:
                 self._say_why_not(commit, before)
-            if self._is_certain(rows):
-                self.confirmed = commit.number
-            else:
+            if doubt:
                 self._confirm(commit)
+            else:
+                self.confirmed = commit.number
 
     def renew(self) -> None:
         """Say that the leader lives, and which commits count. Raises: StoreUnavailable, LeadershipLost."""
-        if not self._is_certain(self._renewed(self.confirmed)):
-            raise self._uncertain()
+        self._renew(self.confirmed)
 
     def newest(self) -> Commit | None:
         """The last commit; None in an empty log. It may not be on two machines yet."""
@@ -98,25 +96,16 @@ class DatabaseLog:
     def _confirm(self, commit: Commit) -> None:
         """A commit that is there may be on one machine only: a wait for the standby that was cancelled leaves it visible. A
         later commit that waits for the standby covers all before it."""
-        if not self._is_certain(self._renewed(commit.number)):
-            raise self._uncertain()
+        self._renew(commit.number)
         self.confirmed = commit.number
 
-    def _renewed(self, confirmed: int) -> list[tuple[Any, ...]]:
-        rows = self._run(RENEW, (confirmed, self.epoch))
+    def _renew(self, confirmed: int) -> None:
+        rows, doubt = self.database.commit(RENEW.format(s=self.database.schema), (confirmed, self.epoch))
         if not rows:
             self._require_lead()
-        return rows
-
-    def _is_certain(self, rows: list[tuple[Any, ...]]) -> bool:
-        """Whether the statement that gave ``rows`` has waited for a standby to have it."""
-        if self.database.allow_asynchronous:
-            return True
-        return not self.database.warnings and bool(rows) and bool(rows[0][0].strip())
-
-    def _uncertain(self) -> StoreUnavailable:
-        reason = "; ".join(self.database.warnings) or without_standbys()
-        return StoreUnavailable(f"{self.database.where}: nothing is acknowledged, because {reason}")
+        if doubt or not rows:
+            reason = doubt or "the leader's row is changed by others"
+            raise StoreUnavailable(f"{self.database.where}: nothing is acknowledged, because {reason}")
 
     def _say_why_not(self, commit: Commit, before: Commit) -> None:
         self._require_lead()

@@ -6,7 +6,7 @@ import msgspec
 import psycopg
 
 from gspo_services.broker.standby.database.connection import Database
-from gspo_services.broker.standby.database.errors import SETTING, DatabaseRefused
+from gspo_services.broker.standby.database.errors import SETTING, DatabaseRefused, needs_a_person
 from gspo_services.broker.store import SCHEMA_VERSION, StoreUnavailable
 
 FORMAT: Final = 1
@@ -104,6 +104,7 @@ def _create(database: Database, fingerprint: str, run_id: str) -> None:
         ) from error
     except psycopg.Error as error:
         database.close()
-        raise StoreUnavailable(
-            f"{database.where}: schema {schema} cannot be made: {error.diag.message_primary or error}"
-        ) from error
+        text = f"{database.where}: schema {schema} cannot be made: {error.diag.message_primary or error}"
+        if needs_a_person(text):
+            raise DatabaseRefused(f"{SETTING}: {text}") from error
+        raise StoreUnavailable(text) from error

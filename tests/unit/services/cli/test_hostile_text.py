@@ -1,6 +1,8 @@
 """Text that peers say never breaks a display, forges a line of it, or reaches the terminal raw, whatever field it is in."""
 
+import ast
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,7 +12,10 @@ from typing import Any
 
 import pytest
 
+import gspo_services
+from gspo_services.broker.refresh import REFUSED
 from gspo_services.cli.audit import print_audit
+from gspo_services.cli.data import _wait as wait_for_addition
 from gspo_services.cli.doctor.command import report
 from gspo_services.cli.doctor.observe import Log, Observation, read_log
 from gspo_services.cli.run.display import Display
@@ -228,3 +233,34 @@ def test_every_character_that_does_not_show_itself_is_written_out() -> None:
     assert one_line("x" * 10, most=4) == "xxxx... (10 characters)"
     assert one_line(None) == "None"
     assert indented_lines("a\n    b\nnothing is wrong") == "a\n    b\n    nothing is wrong"
+
+
+PRINTS = re.compile(r"(?:print|std(?:out|err)\.write)\((.*)", re.DOTALL)
+SAID = re.compile(r"\{(?:str\()?(?:error|reason|why|text|detail|leaf|refused\b)[^}]*\}")
+
+
+def test_every_command_shows_what_others_said_through_the_one_function() -> None:
+    """Consoles are made printable by their class, and lines that quote an error or a reason by ``plain_text``."""
+    services = Path(gspo_services.__file__).parent
+    raw = []
+    for path in sorted(services.rglob("*.py")):
+        # The worker of agents and the sandbox's first program speak to us alone, with the standard library alone.
+        if path.is_relative_to(services / "tasks") or path.name == "console.py":
+            continue
+        source = path.read_text(encoding="utf-8")
+        raw += [f"{path}: rich's own console"] if re.search(r"^\s*from rich.*\bConsole\b", source, re.MULTILINE) else []
+        for node in ast.walk(ast.parse(source)):
+            if not isinstance(node, ast.Call) or not PRINTS.match(call := ast.unparse(node)):
+                continue
+            if SAID.search(call) and "one_line(" not in call and "indented_lines(" not in call:
+                raw.append(f"{path}:{node.lineno}: {call}")
+    assert raw == []
+
+
+def test_why_rows_were_refused_is_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    write_small_run(run)
+    (run / REFUSED).mkdir(parents=True)
+    (run / REFUSED / "rows.reason.txt").write_text("row 3 says \x1b[2J\u202e", encoding="utf-8")
+    assert wait_for_addition({run: run / "rows"}, "digest", 60.0) == 1
+    assert capsys.readouterr().err == "gspo data: refused: row 3 says \\x1b[2J\\u202e\n"

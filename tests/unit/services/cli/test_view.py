@@ -26,4 +26,4 @@ def test_what_is_no_directory_is_named(tmp_path: Path, capsys: pytest.CaptureFix
 def test_an_address_of_another_host_is_refused_with_the_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["view", str(tmp_path), "--host", "192.0.2.1", "--port", "0"]) == 2
     assert "192.0.2.1:0: " in (said := capsys.readouterr().err)
-    assert "Choose another --port" in said
+    assert "Choose another port with --port" in said

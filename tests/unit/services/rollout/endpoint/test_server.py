@@ -208,16 +208,26 @@ async def test_what_is_not_http_is_answered_and_cut_off_and_fills_no_log(
             assert (await agent.answer())[0] == 200
 
 
-async def test_connections_beyond_the_limit_are_closed_at_once(serve: Serve) -> None:
+async def test_a_connection_that_waits_for_nothing_makes_room_for_a_new_one(serve: Serve) -> None:
     async with serve(limits=EndpointLimits(max_connections=1)) as endpoint, wire(endpoint) as first:
         first.send()
         assert (await first.answer())[0] == 200
         with capture_logs() as logs:
             async with wire(endpoint) as second:
-                assert await second.num_left() == 0
-        assert [line["event"] for line in logs] == ["http_connection_refused"]
-        first.send()
-        assert (await first.answer())[0] == 200
+                assert await first.num_left() == 0
+                second.send()
+                assert (await second.answer())[0] == 200
+        assert [line["event"] for line in logs] == ["http_connection_closed"]
+
+
+async def test_a_body_that_comes_byte_by_byte_has_one_deadline(serve: Serve) -> None:
+    async with serve(limits=EndpointLimits(silent_s=0.2)) as endpoint, wire(endpoint) as agent:
+        agent.send(b"", content_length="1000")
+        loop = asyncio.get_running_loop()
+        drips = [loop.call_later(0.05 * number, agent.writer.write, b" ") for number in range(1000)]
+        assert (await agent.answer())[2]["error"]["code"] == "slow_body"
+        for drip in drips:
+            drip.cancel()
 
 
 async def test_a_failure_of_the_calls_is_logged_with_its_traceback_and_the_requests_id(serve: Serve) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gspo_services.runs.track import provenance
-from gspo_services.runs.track.provenance import HIDDEN, code_version, flat_settings
-from gspo_services.shared.settings import Settings, override_settings
+from gspo_services.runs.track.provenance import code_version, flat_settings
+from gspo_services.shared.settings import HIDDEN, Settings, override_settings
 
 
 def test_settings_are_flat_and_have_every_key() -> None:

@@ -1,10 +1,12 @@
 """The page's server on a small real run: what it answers, to whom, and what it does with broken runs."""
 
+import asyncio
 import json
 import re
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,15 @@ from yarl import URL
 from gspo_services.broker.store import LEDGER_FILE
 from gspo_services.runs.opening import open_run
 from gspo_services.runs.reading import OpenRun
-from gspo_services.runs.view import LearnerNumbers, PageAnswers, ViewServer, WatchedRun, watched_run, watched_runs
+from gspo_services.runs.view import (
+    LearnerNumbers,
+    PageAnswers,
+    ViewServer,
+    WatchedRun,
+    serve_until,
+    watched_run,
+    watched_runs,
+)
 from gspo_services.shared.runtime.clock import MonotonicClock
 from tests.support.processes.small_run import write_small_run
 
@@ -272,3 +282,25 @@ async def test_a_run_where_nothing_can_be_written_is_opened_once_for_many_looks(
     first, second = await watched.call(look), await watched.call(look)
     watched.close()
     assert first is second
+
+
+async def test_half_sent_requests_keep_the_page_from_nobody(run: Path, tmp_path: Path) -> None:
+    runs = watched_runs([run], MonotonicClock())
+    server = ViewServer(runs, PageAnswers(runs, LearnerNumbers(tmp_path / "cache")), "")
+    stop, address = asyncio.Event(), asyncio.get_running_loop().create_future()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve_until(stop, server, "127.0.0.1", 0, address.set_result))
+        url = URL(await address)
+        hostile = [await asyncio.open_connection(url.host, url.port) for _ in range(300)]
+        for _, writer in hostile:
+            writer.write(b"GET / HTTP/1.1\r\nHost: ")
+        async with ClientSession() as honest, honest.get(url / "api/runs") as response:
+            assert response.status == 200
+        with suppress(ConnectionError):
+            async with asyncio.timeout(5):
+                assert await hostile[0][0].read() == b""
+        for _, writer in hostile:
+            writer.transport.abort()
+        stop.set()
+    for each in runs.values():
+        each.close()

@@ -13,7 +13,6 @@ GOOD = ServerFacts(
     read_only=False,
     fsync=True,
     full_page_writes=True,
-    synchronous_commit="on",
     standby_names="ANY 1 (*)",
     num_synchronous=1,
     num_hidden=0,
@@ -24,9 +23,7 @@ ALLOW = "; broker.allow_asynchronous_database = true accepts that"
 
 
 def test_a_server_that_waits_for_another_one_is_taken() -> None:
-    for level in ("on", "remote_apply"):
-        facts = replace(GOOD, synchronous_commit=level)
-        assert (refusal(facts, allow_asynchronous=False), waiting(facts, allow_asynchronous=False)) == ("", "")
+    assert (refusal(GOOD, allow_asynchronous=False), waiting(GOOD, allow_asynchronous=False)) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -48,14 +45,6 @@ def test_a_server_that_waits_for_another_one_is_taken() -> None:
         (
             {"full_page_writes": False},
             f"its full_page_writes is off: a crash of its machine loses what it confirmed. Set full_page_writes = on{ALLOW}",
-        ),
-        *(
-            (
-                {"synchronous_commit": level},
-                f"its synchronous_commit is {level}: what it confirms is on one machine's disk at most, and lost with it. "
-                f"ALTER ROLE gspo SET synchronous_commit = on{ALLOW}",
-            )
-            for level in ("off", "local", "remote_write")
         ),
         (
             {"standby_names": " "},

@@ -68,10 +68,7 @@ def test_a_user_who_may_not_make_a_schema_is_refused_until_there_is_one(postgres
         assert open_log(database, fingerprint="f", run_id="run").run_id == "run"
 
 
-def test_a_server_that_waits_for_nobody_is_refused_by_each_of_its_settings(
-    postgres: SynchronousDatabase, schema: str
-) -> None:
-    assert "its synchronous_commit is off: " in refused(postgres, schema, options="'-c synchronous_commit=off'")
+def test_a_server_that_waits_for_nobody_is_refused(postgres: SynchronousDatabase, schema: str) -> None:
     try:
         postgres.server.setting("synchronous_standby_names", "")
         assert "its synchronous_standby_names is empty: " in refused(postgres, schema)
