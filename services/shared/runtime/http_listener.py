@@ -19,9 +19,15 @@ _CLEANUP_S: Final = 0.1
 
 
 async def listen(
-    handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], host: str, port: int, max_connections: int
+    handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+    host: str,
+    port: int,
+    max_connections: int,
+    idle_s: float = _IDLE_S,
 ) -> web.ServerRunner:
     """Serve with ``handler``, which is cancelled when its client hangs up. ``cleanup`` of what is returned ends it.
+
+    ``idle_s``: seconds until a connection is closed that has no whole request.
 
     Raises: EndpointError when the port is taken or the address is not of this host.
     """
@@ -29,7 +35,7 @@ async def listen(
         handler,
         max_connections=max_connections,
         handler_cancellation=True,
-        keepalive_timeout=_IDLE_S,
+        keepalive_timeout=idle_s,
         auto_decompress=False,
         access_log=None,
         logger=_http_log(),
