@@ -233,13 +233,18 @@ $(FRAMEWORKS)/%/.installed: requirements/frameworks-%.txt
 test-sandbox: setup ## hostile programs in real sandboxes, as root and as an ordinary user; needs bubblewrap
 	@command -v bwrap >/dev/null || { echo "bwrap not found: install bubblewrap (Debian: apt-get install bubblewrap)"; exit 1; }
 	$(BIN)/python -m pytest -m sandbox tests/sandbox
-	@# Once more as an ordinary user, where this one is root and another python3.11 than root's own is there.
-	test "$$(id -u)" != 0 || ! test -x /usr/bin/python3.11 || \
-	    HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$(CURDIR)/names:$(CURDIR):$(CURDIR)/$(VENV)/lib/python3.11/site-packages" \
-	    setpriv --reuid=12345 --regid=12345 --clear-groups /usr/bin/python3.11 -m pytest -m sandbox -p no:cacheprovider tests/sandbox
+	$(ONCE_MORE) -m pytest -m sandbox -p no:cacheprovider tests/sandbox
 
-test-sandbox-leaks: setup ## 10,000 runs in sandboxes, here and over HTTP, and kill -9 of whoever started them: nothing is left; needs bubblewrap
+test-sandbox-leaks: setup ## 10,000 runs in sandboxes, here and over HTTP, kill -9 of whoever started them, and 2,000 hostile programs: nothing is left; needs bubblewrap
 	GSPO_TEST_RUNS=10000 $(BIN)/python -m pytest -m sandbox --timeout 3600 tests/sandbox/test_leaks.py
+	$(BIN)/python -m pytest -m sandbox --timeout 7200 tests/sandbox/hostile
+	$(ONCE_MORE) -m pytest -m sandbox --timeout 7200 -p no:cacheprovider tests/sandbox/hostile
+test-sandbox-leaks: export GSPO_TEST_HOSTILE = 2000
+
+# As an ordinary user, where this one is root and another python3.11 than root's own is there.
+ONCE_MORE = test "$$(id -u)" != 0 || ! test -x /usr/bin/python3.11 || \
+    HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$(CURDIR)/names:$(CURDIR):$(CURDIR)/$(VENV)/lib/python3.11/site-packages" \
+    setpriv --reuid=12345 --regid=12345 --clear-groups /usr/bin/python3.11
 
 test-trackers: $(TRACKERS)/.installed ## TensorBoard, Weights & Biases, MLflow and Trackio: what they store is what metrics.jsonl has; needs the package index
 	$(TRACKERS)/bin/python -m pytest -m trackers tests/trackers

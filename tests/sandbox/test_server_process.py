@@ -20,8 +20,8 @@ pytestmark = pytest.mark.sandbox
 
 KEY = "the-key-of-this-test"
 START_S = 120
-NUM_PROCESSES = 5
-"""Two of bubblewrap, init, the run's first process and its program."""
+NUM_PROCESSES = 6
+"""Two of bubblewrap, init, its spawner, the run's first process and its program."""
 Starts = Callable[[int], "subprocess.Popen[bytes]"]
 
 

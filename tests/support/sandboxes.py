@@ -15,7 +15,8 @@ BOUNDS = SandboxBounds(max_wall_s=20, max_memory_bytes=1 << 30, idle_s=30)
 
 
 class ScriptedSandbox:
-    """Remembers what is done in it. Commands: "echo" says its files and input; "hang" waits; "fail" fails like a sandbox."""
+    """Remembers what is done in it. Commands: "echo" says its files and input; "hang" waits; "flood" says
+    48 MiB; "fail" fails like a sandbox."""
 
     def __init__(self, sandboxes: "ScriptedSandboxes") -> None:
         self._sandboxes = sandboxes
@@ -40,6 +41,8 @@ class ScriptedSandbox:
                 raise
         if command[0] == "fail":
             raise SandboxError("init has ended")
+        if command[0] == "flood":
+            return outcome(0, bytes(48 << 20))
         return outcome(0, f"{sorted(self.files)} {self.prepared} {stdin!r}".encode())
 
 

@@ -20,7 +20,14 @@ from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.runtime.private_files import open_to_all
 from gspo_services.shared.settings import EXPOSED, SandboxSection, Settings, is_private, read_run_settings, run_fingerprint
-from gspo_services.tasks.sandbox import SandboxError, SandboxLimits, open_configured
+from gspo_services.tasks.sandbox import (
+    CGROUP_WAY_OUT,
+    NO_CGROUP,
+    LocalSandboxes,
+    SandboxError,
+    SandboxLimits,
+    open_configured,
+)
 
 ACQUIRE_TIMEOUT_S: Final = 0.5
 """For servers of sandboxes, which should be there by now."""
@@ -60,7 +67,7 @@ def _sandboxes(situation: Situation) -> Iterator[Finding]:
         yield Finding(check="sandbox", status="note", text=f"{where}: not tried, the run will be on other machines")
         return
     try:
-        said = asyncio.run(_program(section.model_copy(update={"acquire_timeout_s": ACQUIRE_TIMEOUT_S, "warm": 0})))
+        said, memory = asyncio.run(_program(section.model_copy(update={"acquire_timeout_s": ACQUIRE_TIMEOUT_S, "warm": 0})))
     except (ConfigurationError, SandboxError) as error:
         text, _, out = str(error).partition("\n")
         yield Finding(
@@ -69,14 +76,24 @@ def _sandboxes(situation: Situation) -> Iterator[Finding]:
         )  # fmt: skip
         return
     yield Finding(check="sandbox", status="ok", text=f"{where} runs Python {said}", basis="tried")
+    if memory.startswith(NO_CGROUP):
+        yield Finding(
+            check="sandbox", status="note", text=f"memory of programs: {memory}", way_out=CGROUP_WAY_OUT, basis="tried"
+        )
+    elif memory:
+        yield Finding(check="sandbox", status="ok", text=f"memory of programs: {memory}", basis="tried")
 
 
-async def _program(section: SandboxSection) -> str:
-    """What a small program prints in the sandbox. Raises: ConfigurationError; SandboxError."""
+async def _program(section: SandboxSection) -> tuple[str, str]:
+    """What a small program prints in the sandbox, and what counts its memory, where that is said here.
+
+    Raises: ConfigurationError; SandboxError.
+    """
     async with open_configured(section) as sandboxes, sandboxes.acquire() as sandbox:
         await sandbox.put({"version.py": b"import sys\nprint(sys.version.split()[0])\n"})
         outcome = await sandbox.run(["python", "version.py"], SandboxLimits())
-        return one_line(outcome.stdout.decode(errors="replace").strip(), 40)
+        memory = sandboxes.memory if isinstance(sandboxes, LocalSandboxes) else ""
+        return one_line(outcome.stdout.decode(errors="replace").strip(), 40), memory
 
 
 def nearest_folder(path: Path) -> Path:

@@ -32,11 +32,13 @@ async def listen(
     *,
     application: web.Application | None = None,
     head_s: float = _HEAD_S,
+    idle_s: float = _IDLE_S,
 ) -> web.ServerRunner:
     """Serve with ``handler``, which is cancelled when its client hangs up. ``cleanup`` of what is returned ends it.
 
     ``max_connections``: see ``ConnectionPlaces``; fewer where the process may open fewer files. ``head_s``: from a
-    connection to its first request. ``application`` makes the requests, if they are for one.
+    connection to its first request. ``idle_s``: from an answer to the next request. ``application`` makes the requests, if
+    they are for one.
     Raises: EndpointError when the port is taken or the address is not of this host.
     """
     options = {} if application is None else {"request_factory": application._make_request}
@@ -45,7 +47,7 @@ async def listen(
         most=min(max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2),
         head_s=head_s,
         handler_cancellation=True,
-        keepalive_timeout=_IDLE_S,
+        keepalive_timeout=idle_s,
         auto_decompress=False,
         access_log=None,
         logger=_http_log(),

@@ -31,7 +31,8 @@ class SandboxLimits:
     wall_s: float = 10.0
     cpu_s: float = 10.0
     memory_bytes: int = 512 << 20
-    """Resident memory; what processes share counts for each. One process may reserve twice as much address space."""
+    """Resident memory, where what processes share counts for each, and buffers of sockets. One process may reserve twice as
+    much address space. A cgroup, where there is one, gives the run no more than this and ``scratch_bytes``."""
     processes: int = 32
     """Threads included; more cannot be started."""
     output_bytes: int = 1 << 20
@@ -99,8 +100,15 @@ def check_files(files: Mapping[str, bytes]) -> None:
         raise ProgramRefused(f"{len(files)} files: a sandbox takes {MAX_FILES} at once")
     for name in files:
         parts = name.split("/")
-        if not name or "\0" in name or any(part in ("", ".", "..") for part in parts) or len(name) > 255:
-            raise ProgramRefused(f"the file name {name[:100]!r} must be a relative path without . and ..")
+        if (
+            not name
+            or "\0" in name
+            or any(part in ("", ".", "..") for part in parts)
+            or len(name.encode(errors="replace")) > 255
+        ):
+            raise ProgramRefused(
+                f"the file name {name[:100]!r} must be a relative path without . and .., of 255 bytes at most"
+            )
     size = sum(map(len, files.values()))
     if size > MAX_FILES_BYTES:
         raise ProgramRefused(f"{size} bytes of files: a sandbox takes {MAX_FILES_BYTES} at once")

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from gspo_services.tasks.sandbox.cgroups import MemoryCgroups, memory_cgroups
 from gspo_services.tasks.sandbox.frames import frame, read_frame
 from gspo_services.tasks.sandbox.interface import (
     RunOutcome,
@@ -27,7 +28,7 @@ from gspo_services.tasks.sandbox.walls import FIRST_USER, bubblewrap_command, fo
 
 log = structlog.get_logger()
 
-START_S: Final = 20.0
+START_S: Final = 30.0
 GRACE_S: Final = 10.0
 """Init ends a run at its limit; if it has said nothing for so long after that, it is ended itself."""
 STDERR_BYTES: Final = 4096
@@ -157,6 +158,12 @@ class LocalSandboxes:
         self._tasks: asyncio.TaskGroup | None = None
         self._commands: dict[int, list[str]] = {}
         """What starts the init of each user."""
+        self._cgroups = MemoryCgroups(None, "", "not open")
+
+    @property
+    def memory(self) -> str:
+        """What counts the memory of programs, in words."""
+        return self._cgroups.described
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator["LocalSandboxes"]:
@@ -166,22 +173,29 @@ class LocalSandboxes:
         python, is_root = self._options.python, os.geteuid() == 0
         folders = [*folders_of(python), *self._options.read_only]
         self._commands = {user: bubblewrap_command(python, folders, user if is_root else None) for user in self._users}
-        failure: BaseException | None = None
-        self._warm.append(await self._start())
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
-                self._refill()
-                try:
+        with memory_cgroups() as self._cgroups:
+            self._warm.append(await self._start("try"))
+            log.info("sandboxes_opened", memory=self.memory)
+            try:
+                async with self._refilling():
                     yield self
-                except BaseException as error:  # noqa: BLE001
-                    # Kept from the group, which would break off the starts that are under way and lose their processes.
-                    failure = error
-                self._tasks = None
-        finally:
-            for sandbox, _ in self._warm:
-                await sandbox.close()
-            self._warm.clear()
+            finally:
+                for sandbox, _ in self._warm:
+                    await sandbox.close()
+                self._warm.clear()
+
+    @asynccontextmanager
+    async def _refilling(self) -> AsyncIterator[None]:
+        failure: BaseException | None = None
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            self._refill()
+            try:
+                yield
+            except BaseException as error:  # noqa: BLE001
+                # Kept from the group, which would break off the starts that are under way and lose their processes.
+                failure = error
+            self._tasks = None
         if failure is not None:
             raise failure
 
@@ -211,17 +225,21 @@ class LocalSandboxes:
         finally:
             self._num_starting -= 1
 
-    async def _start(self) -> tuple[LocalSandbox, int]:
+    async def _start(self, word: str = "start") -> tuple[LocalSandbox, int]:
         user = self._users.pop(0)
         sandbox = None
         try:
+            files = self._cgroups.files(user)
+            command = [*self._commands[user], word, *map(str, files)]
             sandbox = LocalSandbox(
-                await asyncio.create_subprocess_exec(*self._commands[user], stdin=PIPE, stdout=PIPE, stderr=PIPE)
+                await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, pass_fds=files)
             )
             await sandbox.ready()
-        except BaseException:
+        except BaseException as error:
             self._users.append(user)
             if sandbox is not None:
                 await sandbox.close()
+            if isinstance(error, OSError):
+                raise SandboxUnavailable(f"no sandbox can be started: {error}") from error
             raise
         return sandbox, user

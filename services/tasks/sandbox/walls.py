@@ -10,7 +10,9 @@ from gspo_services.tasks.sandbox.interface import ProgramRefused
 INIT: Final = Path(__file__).with_name("init")
 INSIDE: Final = "/init/gspo_sandbox_init"
 """Init's folder as a program would see it. The name is nobody else's, as "services" may be."""
-START: Final = "import sys; sys.path.insert(0, '/init'); from gspo_sandbox_init.main import main; del sys.path[0]; main()"
+START: Final = (
+    "import sys; sys.path.insert(0, '/init'); from gspo_sandbox_init.main import main; del sys.path[0]; main(sys.argv[1:])"
+)
 SANDBOX_BYTES: Final = 256 << 20
 """Of all files in ``/sandbox``; memory holds them."""
 FIRST_USER: Final = 2_000_000_000
@@ -45,6 +47,9 @@ def bubblewrap_command(python: Path, read_only: Sequence[Path], user: int | None
         command += [*_parents(path), "--ro-bind", str(path), str(path)]
     command += ["--perms", "0755", "--dir", "/init", "--ro-bind", str(INIT), INSIDE, "--proc", "/proc", "--dev", "/dev"]
     command += ["--perms", "1777", "--tmpfs", "/tmp", "--perms", "0777", "--size", str(SANDBOX_BYTES), "--tmpfs", "/sandbox"]
+    # Nobody needs terminals, which are the whole machine's. What is mapped of /dev/zero is memory that nothing counts, and
+    # /dev/full reads the same.
+    command += ["--tmpfs", "/dev/pts", "--remount-ro", "/dev/pts", "--dev-bind", "/dev/full", "/dev/zero"]
     # As an ordinary user a program owns /dev as well.
     command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--clearenv"]
     for name, value in VARIABLES.items():

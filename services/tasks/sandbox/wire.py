@@ -89,6 +89,8 @@ class SandboxInfo(msgspec.Struct, frozen=True):
     waiting: int
     max_wall_s: float
     max_memory_bytes: int
+    memory: str = ""
+    """What counts the memory of programs, in words: a cgroup, or why there is none."""
 
 
 def packed(message: SandboxRequest | SandboxAnswer, *blobs: bytes) -> bytes:
@@ -105,7 +107,8 @@ def request_of(data: bytes) -> tuple[SandboxRequest, list[bytes]]:
     text, blobs = _parts(data)
     try:
         request: SandboxRequest = _REQUESTS.decode(text)
-    except msgspec.ValidationError as error:
+    # Limits may be numbers that are none of this machine's.
+    except (msgspec.MsgspecError, OverflowError) as error:
         raise WireError(f"the request is not one: {error}") from error
     if len(blobs) != (len(request.names) if isinstance(request, PutFiles) else 1):
         raise WireError(f"the request has {len(blobs)} parts")
@@ -123,7 +126,7 @@ def answer_of(data: bytes) -> SandboxDone | RunOutcome | SandboxRefused | Sandbo
             raise WireError(f"the outcome has {len(blobs)} outputs")
         fields = {**msgspec.structs.asdict(answer), "stdout": blobs[0], "stderr": blobs[1]}
         return msgspec.convert(fields, RunOutcome)
-    except msgspec.ValidationError as error:
+    except msgspec.MsgspecError as error:
         raise WireError(f"the answer is not one: {error}") from error
 
 

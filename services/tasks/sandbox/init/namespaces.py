@@ -11,6 +11,8 @@ CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x08000000, 0x
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 24, 38
 CAPABILITY_VERSION = 0x20080522
 SYS_CLONE3 = 435  # on every architecture
+INODE_BYTES = 4096
+"""Of a file system's bytes, for each of its files: the kernel's own memory of a file counts nowhere."""
 LIBC = ctypes.CDLL(None, use_errno=True)
 WITH_LOCK = ctypes.PyDLL(None, use_errno=True)
 """Python's lock is held meanwhile, so that a child which this makes has it."""
@@ -62,8 +64,10 @@ def enter(uid: int, gid: int, limits: dict[str, Any], may_write_sandbox: bool) -
     """What a run may see of the file system, in the namespaces that ``clone`` has made."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         write("/proc/self/" + name, text)
+    # Where the whole machine has too little memory, this ends first.
+    write("/proc/self/oom_score_adj", "1000")
     mount("none", "/", "", MS_REC | MS_PRIVATE)
-    scratch = f"mode=1777,size={limits['scratch_bytes']}"
+    scratch = f"mode=1777,size={limits['scratch_bytes']},nr_inodes={max(1024, limits['scratch_bytes'] // INODE_BYTES)}"
     mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, scratch)
     mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, scratch)
     mount("tmpfs", "/proc", "tmpfs", MS_NOSUID | MS_NODEV | MS_RDONLY, "size=0")

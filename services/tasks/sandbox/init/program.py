@@ -1,4 +1,4 @@
-"""The processes of one run, from init's fork to the program."""
+"""The processes of one run, from the first one of its namespaces to the program."""
 
 import _thread
 import atexit
@@ -14,33 +14,57 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from .namespaces import LIBC, PR_SET_DUMPABLE, clone, drop_rights, enter, fork
+from .filter import forbid
+from .namespaces import LIBC, PR_SET_DUMPABLE, drop_rights, fork
+
+STACK_BYTES = 8 << 20
+"""Of the first thread, as almost everywhere: a program must not crash on one machine and end well on another."""
 
 
 def set_limits(limits: dict[str, Any]) -> None:
-    """What one process may use; init adds up what all of them use."""
+    """What one process may use; init adds up what all of them use. None is left as this machine has it.
+
+    Raises: OSError for a limit that this machine does not give.
+    """
     for name, value in (
-        (resource.RLIMIT_CPU, int(limits["cpu_s"]) + 1),
-        (resource.RLIMIT_AS, 2 * limits["memory_bytes"]),
-        (resource.RLIMIT_FSIZE, limits["file_bytes"]),
-        (resource.RLIMIT_NOFILE, limits["open_files"]),
-        (resource.RLIMIT_NPROC, limits["processes"] + 1),  # besides the one that watches
-        (resource.RLIMIT_CORE, 0),
+        ("CPU", int(limits["cpu_s"]) + 1),
+        ("AS", 2 * limits["memory_bytes"]),
+        ("FSIZE", limits["file_bytes"]),
+        ("NOFILE", limits["open_files"]),
+        ("NPROC", limits["processes"] + 1),  # besides the one that watches
     ):
-        resource.setrlimit(name, (value, value))
+        try:
+            resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
+        except ValueError as error:
+            most = resource.getrlimit(getattr(resource, "RLIMIT_" + name))[1]
+            raise OSError(f"a run needs {value} as its RLIMIT_{name}, and this machine gives {most} (ulimit -H)") from error
+    for name, most in (("CORE", 0), ("MSGQUEUE", 0), ("NICE", 0), ("RTPRIO", 0), ("SIGPENDING", 1024), ("MEMLOCK", 8 << 20)):
+        number = getattr(resource, "RLIMIT_" + name)
+        hard = resource.getrlimit(number)[1]
+        value = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(number, (value, value))
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    resource.setrlimit(
+        resource.RLIMIT_STACK, (STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard), hard)
+    )
 
 
-def become(argv: list[str], python: bool, streams: Sequence[int], limits: dict[str, Any]) -> NoReturn:
-    """The program itself, in the last of the processes."""
+def prepare(streams: Sequence[int], limits: dict[str, Any]) -> None:
+    """Everything of this process that is not the program's to choose, but for open files. Raises: OSError."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
-    os.closerange(3, 1024)
     os.setsid()
     os.chdir("/tmp")
-    set_limits(limits)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
+    set_limits(limits)
+
+
+def become(argv: list[str], python: bool) -> NoReturn:
+    """The program itself, in the last of the processes."""
+    os.closerange(3, 1024)
     if python:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         run_python(argv)
     os.execvpe(argv[0], argv, os.environ)
 
@@ -95,51 +119,42 @@ def exit_code(call: Callable[[], object]) -> int:
     return 0
 
 
-def watch_program(request: dict[str, Any], streams: Sequence[int], report: int) -> NoReturn:
-    """Process 1 of the namespace: when it ends, the kernel ends everything that the program has left."""
+def watch_program(request: dict[str, Any], streams: Sequence[int], report: int, filter_steps: bytes) -> NoReturn:
+    """Process 1 of the namespace: when it ends, the kernel ends everything that the program has left.
+
+    The program shares its user and its namespace. So it has no handler of any signal, or a program could call it.
+    """
     drop_rights()
-    # The program has the same user: it may neither read nor trace this process.
+    # The program may neither read nor trace this process.
     LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    forbid(filter_steps)
     program = fork()
     if program == 0:
         try:
-            become(request["argv"], request["python"], streams, request["limits"])
+            prepare(streams, request["limits"])
+        except BaseException as error:  # noqa: BLE001
+            say(report, {"failed": str(error)})
+            os._exit(1)
+        try:
+            become(request["argv"], request["python"])
         except BaseException as error:  # noqa: BLE001
             os.write(2, f"cannot run {request['argv'][0]}: {error}\n".encode())
             os._exit(127)
-    for stream in streams:
-        os.close(stream)
-    cpu_s = 0.0
-    while True:
-        pid, status, usage = os.wait4(-1, 0)
-        cpu_s += usage.ru_utime + usage.ru_stime
-        if pid == program:
-            say(report, {"status": status, "cpu_s": cpu_s})
-            os._exit(0)
+    try:
+        for stream in streams:
+            os.close(stream)
+        cpu_s = 0.0
+        while True:
+            pid, status, usage = os.wait4(-1, 0)
+            cpu_s += usage.ru_utime + usage.ru_stime
+            if pid == program:
+                say(report, {"status": status, "cpu_s": cpu_s})
+                os._exit(0)
+    finally:
+        # Whatever ends this process now is the program's doing: ``main.run`` takes it so where no status is said.
+        os._exit(1)
 
 
 def say(report: int, what: dict[str, Any]) -> None:
     """A line for init."""
     os.write(report, json.dumps(what).encode() + b"\n")
-
-
-def start(request: dict[str, Any]) -> tuple[int, int, int, int, int]:
-    """Start the program; gives the first process of its namespaces, and the ends of its streams and of its report."""
-    inside_in, to_in = os.pipe()
-    from_out, inside_out = os.pipe()
-    from_err, inside_err = os.pipe()
-    from_report, report = os.pipe()
-    uid, gid = os.getuid(), os.getgid()
-    first = clone()
-    if first == 0:
-        try:
-            for fd in (to_in, from_out, from_err, from_report):
-                os.close(fd)
-            enter(uid, gid, request["limits"], request["prepares"])
-            watch_program(request, (inside_in, inside_out, inside_err), report)
-        except BaseException as error:  # noqa: BLE001
-            say(report, {"failed": str(error)})
-        os._exit(1)
-    for fd in (inside_in, inside_out, inside_err, report):
-        os.close(fd)
-    return first, to_in, from_out, from_err, from_report

@@ -4,44 +4,33 @@ import json
 import os
 import select
 import time
+from collections.abc import Container, Sequence
 from typing import Any
+
+from .memory import Memory, resident, used
 
 LOOK_S = 0.05
 """How often memory and processor time of a running program are added up."""
-PAGE = os.sysconf("SC_PAGE_SIZE")
-TICKS = os.sysconf("SC_CLK_TCK")
+MOST_FILES = 65536
+"""In /sandbox, where a compiler writes."""
 
 
-def resident() -> int:
-    """Bytes of memory of this process."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * PAGE
-
-
-def used(inherited: int) -> tuple[int, float]:
-    """Bytes of memory and seconds of processor time that everything but init and process 1 uses now.
-
-    Of each process, ``inherited`` bytes are not counted.
-    """
-    memory, seconds, own = 0, 0.0, os.getpid()
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) in (1, own):
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        memory += max(0, int(fields[21]) * PAGE - inherited)
-        seconds += sum(int(field) for field in fields[11:15]) / TICKS
-    return memory, seconds
+def is_overfull(folder: str) -> bool:
+    """Whether a file system has more files, or less room, than the next files need."""
+    found = os.statvfs(folder)
+    return found.f_files - found.f_ffree > MOST_FILES or 2 * found.f_bfree < found.f_blocks
 
 
 class Watch:
     """The streams of one run, and the limits that belong to all of its processes together."""
 
-    def __init__(self, request: dict[str, Any], stdin: bytes, to_in: int, from_out: int, from_err: int, report: int) -> None:
+    def __init__(
+        self, request: dict[str, Any], stdin: bytes, memory: Memory, others: Container[int], ends: Sequence[int]
+    ) -> None:
+        """``others``: processes that are not the run's."""
+        to_in, from_out, from_err, report = ends
         self.limits, self.stdin, self.report = request["limits"], memoryview(stdin), report
+        self.memory, self.others, self.prepares = memory, others, request["prepares"]
         # A script's processes have all of init's memory, which they share.
         self.inherited = resident() if request["python"] else 0
         self.to_in: int | None = to_in
@@ -49,6 +38,7 @@ class Watch:
         self.sizes = {from_out: 0, from_err: 0}
         self.open = {from_out, from_err, report}
         self.said = b""
+        self.taken = 0
         self.limit: str | None = None
         self.cpu_s = 0.0
         for fd in (to_in, from_out, from_err, report):
@@ -77,9 +67,11 @@ class Watch:
 
     def look(self) -> None:
         """Compare what is used with what may be."""
-        memory, self.cpu_s = used(self.inherited)
-        if memory > self.limits["memory_bytes"]:
+        memory, self.cpu_s = used(self.inherited, self.others)
+        if memory > self.limits["memory_bytes"] or self.memory.was_exceeded():
             self.limit = "memory"
+        elif self.prepares and is_overfull("/sandbox"):
+            self.limit = "file"
         elif self.cpu_s > self.limits["cpu_s"]:
             self.limit = "cpu"
 
@@ -105,6 +97,7 @@ class Watch:
             data = os.read(fd, 65536)
         except BlockingIOError:
             return
+        self.taken += len(data)
         if not data:
             self.open.discard(fd)
         elif fd == self.report:
@@ -117,9 +110,13 @@ class Watch:
                 self.limit = "output"
 
     def rest(self, fd: int) -> None:
-        """Everything that a stream still has, when nobody writes any more."""
-        os.set_blocking(fd, True)
-        while fd in self.open and (fd == self.report or self.limit != "output"):
+        """Everything that a stream still has, when nobody writes any more.
+
+        Its end may not come: a writer that travels in a circle of sockets is open until the kernel looks for such circles.
+        """
+        size = -1
+        while fd in self.open and size != self.taken and (fd == self.report or self.limit != "output"):
+            size = self.taken
             self.read(fd)
 
     def lines(self) -> dict[str, Any]:

@@ -84,6 +84,7 @@ async def serve(settings: Settings, key: str, stop: asyncio.Event) -> None:
                 max_sandboxes=max_sandboxes,
                 max_waiting=section.max_waiting,
                 key=key,
+                memory=sandboxes.memory,
             )
             metrics_host = settings.security.metrics_host
             with TelemetryServer(metrics_host, section.metrics_port, registry, health) as telemetry:
@@ -93,6 +94,7 @@ async def serve(settings: Settings, key: str, stop: asyncio.Event) -> None:
                     host=host,
                     port=port,
                     max_sandboxes=max_sandboxes,
+                    memory=sandboxes.memory,
                     metrics_port=telemetry.port,
                     key=bool(key),
                 )

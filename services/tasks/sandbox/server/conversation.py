@@ -58,7 +58,8 @@ class SandboxConversation:
 
     produces:     answers
     waits for:    the client's next request; its program
-    unblocked by: the program's limits; ``SandboxBounds.idle_s``; the end of the connection, which ends the program
+    unblocked by: the program's limits; ``SandboxBounds.idle_s``, also for whoever takes no answer; the end of the
+                  connection, which ends the program
     """
 
     def __init__(
@@ -83,11 +84,19 @@ class SandboxConversation:
                         answering.cancel()
                         return
                     answer, goes_on = answering.result()
-                    await self._socket.send_bytes(answer)
+                    await self._send(answer)
                     if not goes_on:
                         return
             finally:
                 receiving.cancel()
+
+    async def _send(self, answer: bytes) -> None:
+        """Raises: ConnectionError for a client that does not take it."""
+        try:
+            async with asyncio.timeout(self._bounds.idle_s):
+                await self._socket.send_bytes(answer)
+        except TimeoutError as error:
+            raise ConnectionAbortedError(f"a client took no answer for {self._bounds.idle_s:g} s") from error
 
     async def _next(self, receiving: "asyncio.Task[WSMessage]") -> WSMessage | None:
         """The next request; None at the end of the connection, and when none comes for too long."""

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import msgspec
@@ -27,6 +27,10 @@ RETRY_STOPPING_S: Final = 5
 DRAINING: Final = "this server stops: ask another one"
 SPARE_CONNECTIONS: Final = 64
 """For those that are told why they get no sandbox."""
+REQUEST_S: Final = 10.0
+"""For a whole request: half of one keeps a connection from somebody else."""
+CLOSE_S: Final = 2.0
+"""For a client to take what was sent to it before its end."""
 
 
 class NoSandbox(Exception):
@@ -56,8 +60,11 @@ class SandboxServer:
         max_sandboxes: int,
         max_waiting: int,
         key: str = "",
+        memory: str = "",
     ) -> None:
-        """``max_sandboxes``: as many as ``sandboxes`` gives. ``key``: empty where everybody who gets here may use it."""
+        """``max_sandboxes``: as many as ``sandboxes`` gives. ``key``: empty where everybody who gets here may use it.
+        ``memory``: what counts the memory of programs, in words."""
+        self._memory = memory
         self._sandboxes = sandboxes
         self._metrics = metrics
         self._bounds = bounds
@@ -68,7 +75,7 @@ class SandboxServer:
         self._num_waiting = 0
         self._draining = False
         self._waits: set[asyncio.Timeout] = set()
-        self._sockets: set[web.WebSocketResponse] = set()
+        self._sockets: dict[web.WebSocketResponse, web.BaseRequest] = {}
         self._none_open = asyncio.Event()
         self._none_open.set()
         self._runner: web.ServerRunner | None = None
@@ -77,7 +84,7 @@ class SandboxServer:
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen; gives the address. Raises: EndpointError when the port is taken or the address is not of this host."""
         most = self._max_sandboxes + self._max_waiting + SPARE_CONNECTIONS
-        self._runner = await listen(self._serve, host, port, most)
+        self._runner = await listen(self._serve, host, port, most, head_s=REQUEST_S, idle_s=REQUEST_S)
         address: tuple[str, int] = self._runner.addresses[0][:2]
         return address
 
@@ -91,8 +98,8 @@ class SandboxServer:
                 await self._none_open.wait()
         except TimeoutError:
             log.warning("sandbox_drain_incomplete", sandboxes=len(self._sockets), budget_s=budget_s)
-            for socket in list(self._sockets):
-                await socket.close(code=WSCloseCode.GOING_AWAY, message=b"the server stops")
+            ends = (self._close(*each, WSCloseCode.GOING_AWAY, b"the server stops") for each in self._sockets.items())
+            await asyncio.gather(*ends)
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -127,15 +134,26 @@ class SandboxServer:
             await socket.prepare(request)
         except web.HTTPException as error:
             raise NoSandbox(400, "request", f"no WebSocket handshake: {error.text or error.reason}") from error
-        self._sockets.add(socket)
+        self._sockets[socket] = request
         try:
             await SandboxConversation(socket, sandbox, self._bounds, self._metrics).run()
         except* ConnectionError:
             pass  # The client has gone between its request and our answer.
         finally:
-            self._sockets.discard(socket)
-            await socket.close()
+            del self._sockets[socket]
+            await self._close(socket, request, WSCloseCode.OK, b"")
         return socket
+
+    async def _close(self, socket: web.WebSocketResponse, request: web.BaseRequest, code: int, said: bytes) -> None:
+        """End a connection. One that takes nothing any more is cut off, with what was to be sent."""
+        transport = request.transport
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await socket.close(code=code, message=said)
+        finally:
+            if transport is not None and transport.get_write_buffer_size():
+                transport.abort()
 
     @asynccontextmanager
     async def _acquired(self) -> AsyncIterator[Sandbox]:
@@ -187,4 +205,5 @@ class SandboxServer:
         return SandboxInfo(
             version=VERSION, max_sandboxes=self._max_sandboxes, used=self._num_used, waiting=self._num_waiting,
             max_wall_s=self._bounds.max_wall_s, max_memory_bytes=self._bounds.max_memory_bytes,
+            memory=self._memory,
         )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Final
 
 from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.settings import SandboxSection
-from gspo_services.tasks.sandbox import Sandbox, SandboxError, SandboxLimits, open_configured
+from gspo_services.tasks.sandbox import LocalSandboxes, Sandbox, SandboxError, SandboxLimits, open_configured
 
 RUNS: Final = 50
 LIMITS: Final = SandboxLimits(wall_s=10, cpu_s=10)
@@ -29,6 +29,8 @@ async def try_sandbox(section: SandboxSection, programs: Sequence[str], say: Cal
                 begin = time.perf_counter()
                 for _ in range(RUNS):
                     await sandbox.run(["python", "try.py"], LIMITS)
+                if isinstance(sandboxes, LocalSandboxes):
+                    say(f"ok    memory of programs: {one_line(sandboxes.memory)}\n")
                 say(f"ok    {RUNS} runs, one after the other: {1000 * (time.perf_counter() - begin) / RUNS:.1f} ms each\n")
                 return await _find(sandbox, programs, say)
         except SandboxError as error:

@@ -1,8 +1,13 @@
 """Whether programs can run where the configuration says."""
 
+import shutil
+from contextlib import nullcontext
+
 import pytest
 
 from gspo_services.prepare.check.findings import Finding
+from gspo_services.tasks.sandbox import NO_CGROUP, local
+from gspo_services.tasks.sandbox.cgroups import MemoryCgroups
 from tests.support.checking.projects import Project
 
 
@@ -30,6 +35,19 @@ def test_a_machine_without_bubblewrap_is_told_how_to_get_it(project: Project, mo
     (finding,) = of_the_sandbox(project.findings(code=False))
     assert finding.text == "bwrap is not found in PATH"
     assert "apt-get install bubblewrap" in finding.way_out
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bubblewrap here")
+@pytest.mark.parametrize("has_cgroup", [True, False])
+def test_what_counts_the_memory_of_programs_is_said(
+    project: Project, monkeypatch: pytest.MonkeyPatch, has_cgroup: bool
+) -> None:
+    found = MemoryCgroups(None, "", "cgroup v2 /here" if has_cgroup else f"{NO_CGROUP} (/here cannot have parts)")
+    monkeypatch.setattr(local, "memory_cgroups", lambda: nullcontext(found))
+    project.keys["sandbox.max_sandboxes"] = 1
+    _, finding = of_the_sandbox(project.findings(code=False))
+    assert (finding.status, finding.text) == ("ok" if has_cgroup else "note", f"memory of programs: {found.described}")
+    assert ("Delegate=yes" in finding.way_out) is not has_cgroup
 
 
 @pytest.mark.parametrize(

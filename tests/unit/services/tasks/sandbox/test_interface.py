@@ -62,7 +62,8 @@ def test_the_walls_let_nothing_through() -> None:
             "--clearenv",
         } <= set(command)
         assert "--bind" not in command
-        assert "--dev-bind" not in command
+        assert command.count("--dev-bind") == 1
+        assert command[command.index("--dev-bind") + 1 :][:2] == ["/dev/full", "/dev/zero"]
         assert command.index("--remount-ro") > max(index for index, word in enumerate(command) if word == "--tmpfs")
         assert ("--unshare-user" in command) == (user is None)
         assert (f"--reuid={user}" in command) == (user is not None)
