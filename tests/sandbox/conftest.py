@@ -1,7 +1,9 @@
 """Sandboxes of real bubblewrap, on this machine and behind HTTP."""
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -20,6 +22,10 @@ from gspo_services.tasks.sandbox.server.conversation import SandboxBounds
 from gspo_services.tasks.sandbox.server.metrics import SandboxMetrics
 from gspo_services.tasks.sandbox.server.server import SandboxServer
 
+TIGHT = SandboxLimits(
+    wall_s=2, cpu_s=0.5, memory_bytes=64 << 20, processes=12, output_bytes=1 << 20, file_bytes=16 << 20,
+    scratch_bytes=32 << 20, open_files=64,
+)  # fmt: skip
 LIMITS = SandboxLimits(wall_s=10, cpu_s=5, memory_bytes=128 << 20)
 BOUNDS = SandboxBounds(max_wall_s=120, max_memory_bytes=4 << 30, idle_s=60)
 KEY = "a key of the tests"
@@ -66,3 +72,20 @@ def below(pid: int) -> list[int]:
     for parent in found:
         found += [child for child, of in parents.items() if of == parent]
     return found[1:]
+
+
+def mounts() -> list[str]:
+    """Without network namespaces, which other tests of this machine mount."""
+    return [line for line in Path("/proc/self/mounts").read_text().splitlines() if not line.startswith("nsfs ")]
+
+
+def files_in(folder: str) -> set[str]:
+    return {name for name in os.listdir(folder) if name.startswith(("bwrap", "gspo-sandbox"))}
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    before = mounts(), files_in("/tmp"), files_in("/dev/shm")
+    yield
+    assert not below(os.getpid())
+    assert before == (mounts(), files_in("/tmp"), files_in("/dev/shm"))

@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -39,23 +37,6 @@ async def main():
         await run
 asyncio.run(main())
 """
-
-
-def mounts() -> list[str]:
-    """Without network namespaces, which other tests of this machine mount."""
-    return [line for line in Path("/proc/self/mounts").read_text().splitlines() if not line.startswith("nsfs ")]
-
-
-def files_in(folder: str) -> set[str]:
-    return {name for name in os.listdir(folder) if name.startswith(("bwrap", "gspo-sandbox"))}
-
-
-@pytest.fixture
-def nothing_is_left() -> Iterator[None]:
-    before = mounts(), files_in("/tmp"), files_in("/dev/shm")
-    yield
-    assert not below(os.getpid())
-    assert before == (mounts(), files_in("/tmp"), files_in("/dev/shm"))
 
 
 @pytest.mark.parametrize("over", ["local", "http"])

@@ -6,21 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from gspo_services.tasks.sandbox import LocalOptions, LocalSandboxes, RunOutcome, Sandbox, SandboxError, SandboxLimits
-from tests.sandbox.conftest import LIMITS, python
+from gspo_services.tasks.sandbox import LocalOptions, LocalSandboxes, RunOutcome, Sandbox, SandboxError
+from tests.sandbox.conftest import LIMITS, TIGHT, python
 from tests.sandbox.hostile.programs import CANARY, KINDS, SEEN, HostileProgram, draw
-from tests.sandbox.test_leaks import nothing_is_left
-
-__all__ = ["nothing_is_left"]
 
 pytestmark = pytest.mark.sandbox
 
 COUNT = int(os.environ.get("GSPO_TEST_HOSTILE", len(KINDS)))
 SEED = int(os.environ.get("GSPO_TEST_SEED", "1"))
-TIGHT = SandboxLimits(
-    wall_s=2, cpu_s=0.5, memory_bytes=64 << 20, processes=12, output_bytes=1 << 20, file_bytes=16 << 20,
-    scratch_bytes=32 << 20, open_files=64,
-)  # fmt: skip
 RUNS_A_SANDBOX = 25
 WITNESS = f"""
 import socket, sys, time

@@ -15,9 +15,8 @@ MEASURED = """
 import asyncio, contextlib, os, sys
 from gspo_services.tasks.sandbox import local
 from gspo_services.tasks.sandbox.cgroups import MemoryCgroups
-from tests.sandbox.conftest import python
+from tests.sandbox.conftest import TIGHT, python
 from tests.sandbox.hostile.programs import draw, KINDS
-from tests.sandbox.hostile.test_hostile import TIGHT
 os.write(int(sys.argv[1]), b"0")
 if sys.argv[2] == "counted":
     local.memory_cgroups = lambda: contextlib.nullcontext(MemoryCgroups(None, "", "no cgroup (a test)"))
