@@ -59,13 +59,16 @@ def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupM
                     copying.add(str(path.relative_to(held)), path)
         if (directory / CHECKPOINTS / "last-version").is_file():
             copying.add(f"{CHECKPOINTS}/last-version", directory / CHECKPOINTS / "last-version")
-    manifest = _rest(directory, partial, name, copying, copied)
+    number = earlier[-1][1].number + 1 if earlier else 1
+    manifest = _rest(directory, partial, name, number, copying, copied)
     (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     publish_directory(partial, destination / name)
     return destination / name, manifest
 
 
-def _rest(directory: Path, partial: Path, name: str, copying: "_Copying", copied: CopiedLedgers) -> BackupManifest:
+def _rest(
+    directory: Path, partial: Path, name: str, number: int, copying: "_Copying", copied: CopiedLedgers
+) -> BackupManifest:
     """Copy the files that the ledgers' copies name, and write the manifest."""
     of_ledgers = [
         _beside(source, partial, str(source.relative_to(directory)), copying) for source in ledger_directories(directory)
@@ -85,6 +88,7 @@ def _rest(directory: Path, partial: Path, name: str, copying: "_Copying", copied
         num_brokers=len(of_ledgers),
         new_bytes=copying.new_bytes,
         files=copying.files,
+        number=number,
     )
 
 
