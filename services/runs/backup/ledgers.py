@@ -155,9 +155,12 @@ def _hold(directory: Path, held: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         try:
             shutil.copytree(source, partial, copy_function=_link)
-        except (FileNotFoundError, shutil.Error):
-            shutil.rmtree(partial, ignore_errors=True)  # The learner is removing it right now.
-            continue
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            if (source / "checkpoint.json").is_file():
+                reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+                raise OSError(f"{source} cannot be copied beside the run: {reason}") from error
+            continue  # The learner is removing it right now.
         partial.rename(link)
 
 
