@@ -4,6 +4,7 @@ Hard links hold the checkpoints during the copy, because the learner removes old
 transaction. Ledgers of several brokers are of one moment only if none has changed until all are copied.
 """
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -54,11 +55,18 @@ class _State:
 
 @contextmanager
 def held_checkpoints(directory: Path) -> Iterator[Path]:
-    """Make a directory for links on the file system of the checkpoints."""
-    for left in directory.glob(f"{_HELD}*"):
-        shutil.rmtree(left)
+    """Make a directory for links on the file system of the checkpoints. Yield ``directory`` itself where nobody can write:
+    on a snapshot, or a copy, that is mounted read-only."""
     held = directory / f"{_HELD}{os.getpid()}"
-    (held / CHECKPOINTS).mkdir(parents=True)
+    try:
+        for left in directory.glob(f"{_HELD}*"):
+            shutil.rmtree(left)
+        (held / CHECKPOINTS).mkdir(parents=True)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        yield directory
+        return
     try:
         yield held
     finally:

@@ -1,5 +1,5 @@
 """A disk that is full anywhere in a backup or a restore: an error with the place and the free space, nothing stays, and a
-second try succeeds."""
+second try succeeds. And one that cannot be written at all."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from gspo_services.runs.opening import audit_run
 from gspo_services.shared.runtime.errors import NoRoomError, ServiceError
 from tests.support.processes.small_disk import small_disk
 from tests.support.processes.small_run import write_small_run
-from tests.support.runs.backups import nothing
+from tests.support.runs.backups import identity, nothing
 
 MIB = 2**20
 PAGE = 4096
@@ -78,3 +78,15 @@ def test_a_checkpoint_that_cannot_be_held_is_no_checkpoint_that_was_replaced(
             back_up(run, tmp_path / "backups", nothing)
     back_up(run, tmp_path / "backups", nothing)
     assert len(list_backups(tmp_path / "backups")) == 1
+
+
+def test_a_run_that_is_mounted_read_only_is_backed_up_and_restored_twice(run: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 4 * MIB) as disk:
+        shutil.copytree(run, disk.path / "run")
+        disk.set_writable(False)
+        _, manifest = back_up(disk.path / "run", tmp_path / "backups", nothing)
+    assert manifest.positions == [1]
+    for name in ("one", "other"):
+        restore(tmp_path / "backups", tmp_path / name, None, nothing)
+        assert audit_run(tmp_path / name).problems == []
+    assert len({identity(run), identity(tmp_path / "one"), identity(tmp_path / "other")}) == 3
