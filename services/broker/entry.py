@@ -26,14 +26,22 @@ from gspo_services.broker.refresh import Refresh, read_additions
 from gspo_services.broker.retention import Retention
 from gspo_services.broker.rows import LedgerContents
 from gspo_services.broker.service import BrokerService
-from gspo_services.broker.store import LEDGER_FILE, Store, StoreMismatch, StoreUnavailable
+from gspo_services.broker.store import (
+    LEDGER_FILE,
+    MARK_FILE,
+    Store,
+    StoreMismatch,
+    StoreUnavailable,
+    lock_holder,
+    read_mark,
+)
 from gspo_services.broker.upkeep import Upkeep
 from gspo_services.shared.net import Authenticator, RouterChannel, Security
 from gspo_services.shared.runtime.clock import Clock, MonotonicClock
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.telemetry import Health, TelemetryServer
 from gspo_services.shared.schedules import RunSchedules
-from gspo_services.shared.settings import Settings, run_fingerprint, write_run_settings
+from gspo_services.shared.settings import Settings, read_run_settings, run_fingerprint, write_run_settings
 from gspo_services.tasks.environments import MixedTasks, create_environment, create_task_set
 
 if TYPE_CHECKING:
@@ -76,6 +84,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
             log.info("broker_stopped")
             return
         store, telemetry, leading = opened
+        require_no_copy_of_a_live_run(settings, store.run_id)
         _write_settings(settings)
         config = replace(ledger_config(settings, tasks, store.run_id, fingerprint), evaluation_sets=sets)
         contents = store.contents()
@@ -293,6 +302,25 @@ def _open_store(settings: Settings, fingerprint: str) -> Store:
         return Store(settings.ledger_directory / LEDGER_FILE, fingerprint=fingerprint, run_id=uuid.uuid4().hex[:12])
     except (StoreMismatch, StoreUnavailable) as error:
         raise ConfigurationError(f"run.directory is {settings.run.directory}: {error}") from error
+
+
+def require_no_copy_of_a_live_run(settings: Settings, run_id: str) -> None:
+    """Two brokers of one identity are one to their learners and rollouts, which would mix the two runs.
+
+    Only seen on one machine, by the settings of the last start. Raises: ConfigurationError.
+    """
+    own = settings.ledger_directory
+    try:
+        former = read_run_settings(own).ledger_directory
+        mark = None if not former.exists() or former.samefile(own) else read_mark(former / MARK_FILE)
+    except (ConfigurationError, OSError):
+        return
+    if mark is not None and mark.run_id == run_id and lock_holder(former / LEDGER_FILE) is not None:
+        raise ConfigurationError(
+            f"run.directory is {settings.run.directory}: a copy of {former}, whose broker is running, and both are run "
+            f"{run_id}. Make a run of its own with `gspo backup {former} BACKUPS` and `gspo restore BACKUPS NEW_DIR`, or "
+            "end the other one first"
+        )
 
 
 def _write_settings(settings: Settings) -> None:

@@ -94,9 +94,8 @@ class BrokerMetrics(MetricTable):
     zero_advantage_groups = gauge("zero_advantage_groups", "Groups of the last batch whose rewards are all equal.")
     groups_per_batch = gauge("batch_groups", "Groups of a batch (batch.groups_per_batch)")
     wanted = gauge("batches_wanted", "Batches after which the run ends (run.num_batches)")
-    last_batch = gauge(
-        "last_batch_timestamp_seconds",
-        "Unix time at which the last batch was reported trained; before the first one, of this broker's start",
+    quiet = gauge(
+        "quiet_seconds", "Seconds since a batch was reported trained; before the first one, since this broker's start"
     )
     rollouts = gauge(
         "rollouts",
@@ -136,11 +135,9 @@ class BrokerMetrics(MetricTable):
             connections=lambda outcome: self.connections.labels(outcome).inc(),
         )
 
-    def count(self, line: Mapping[str, Any], wall_s: float) -> None:
-        """Count what a new line of metrics.jsonl tells; ``wall_s``: the time, in seconds since 1970."""
-        if line["event"] == "batch":
-            self.last_batch.set(wall_s)
-        elif line["event"] == "quarantined":
+    def count(self, line: Mapping[str, Any]) -> None:
+        """Count what a new line of metrics.jsonl tells."""
+        if line["event"] == "quarantined":
             self.quarantined.inc()
         elif line["event"] == "filtered":
             self.filtered.inc()

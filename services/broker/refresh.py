@@ -22,7 +22,7 @@ import structlog
 from gspo_services.broker.ledger import AddedTasks
 from gspo_services.broker.rows import ADDED_DIRECTORY, AdditionRow
 from gspo_services.broker.store import file_digest
-from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.runtime.errors import ConfigurationError, is_for_want_of_room
 from gspo_services.tasks.environments import MixedTasks
 
 log = structlog.get_logger()
@@ -52,6 +52,7 @@ class Refresh:
         self._digests = {row.digest for row in additions}
         self._seen: dict[Path, _Look] = {}
         self._unfinished: set[Path] = set()
+        self._without_room: set[Path] = set()
         self._ready: tuple[Path, AddedTasks] | None = None
         self._durable = asyncio.Event()
 
@@ -84,13 +85,17 @@ class Refresh:
         self._durable.set()
 
     async def _prepare(self, path: Path) -> bool:
-        """Put the file's tasks behind the others. False: it is refused, or was added before."""
+        """Put the file's tasks behind the others. False: it is refused, was added before, or waits for room on the disk."""
         try:
-            added = await asyncio.to_thread(self._add, path)
-        except (ValueError, OSError) as error:
-            log.error("data_refused", file=str(path), reason=str(error))
-            await asyncio.to_thread(self._refuse, path, str(error))
+            added = await asyncio.to_thread(self._added_or_refused, path)
+        except OSError as error:
+            if not is_for_want_of_room(error):
+                raise
+            if path not in self._without_room:
+                self._without_room.add(path)
+                log.warning("data_waits_for_room", file=str(path), reason=str(error), way_out="make room: it is tried again")
             return False
+        self._without_room.discard(path)
         if added is not None:
             self._ready = (path, added)
         return added is not None
@@ -113,6 +118,17 @@ class Refresh:
         self._seen = found
         return None
 
+    def _added_or_refused(self, path: Path) -> AddedTasks | None:
+        """Raises: OSError for a full disk, which is no fault of the file."""
+        try:
+            return self._add(path)
+        except (ValueError, OSError) as error:
+            if is_for_want_of_room(error):
+                raise
+            log.error("data_refused", file=str(path), reason=str(error))
+            self._refuse(path, str(error))
+            return None
+
     def _add(self, path: Path) -> AddedTasks | None:
         source = self._source_of(path)
         digest = file_digest(path)
@@ -123,18 +139,23 @@ class Refresh:
         copy = self._directory / ADDED_DIRECTORY / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         partial = copy.with_name(f".{name}")
-        shutil.copyfile(path, partial)
-        if file_digest(partial) != digest:
-            raise ValueError(f"{path} changed while it was read: write it elsewhere and rename it, or use `gspo data add`")
-        _sync(partial)
-        partial.rename(copy)
-        _sync(copy.parent)
-        first_task = self._tasks.num_tasks
         try:
+            shutil.copyfile(path, partial)
+            if file_digest(partial) != digest:
+                raise ValueError(
+                    f"{path} changed while it was read: write it elsewhere and rename it, or use `gspo data add`"
+                )
+            _sync(partial)
+            partial.rename(copy)
+            _sync(copy.parent)
+            first_task = self._tasks.num_tasks
             num_tasks = self._tasks.add(copy)
-        except ValueError as error:
-            copy.unlink()
-            raise ValueError(str(error).replace(str(copy), str(path))) from error
+        except (ValueError, OSError) as error:
+            for left in (partial, copy):
+                left.unlink(missing_ok=True)
+            if isinstance(error, ValueError):
+                raise ValueError(str(error).replace(str(copy), str(path))) from error
+            raise
         self._next_number += 1
         self._digests.add(digest)
         return AddedTasks(source=source, name=name, digest=digest, first_task=first_task, num_tasks=num_tasks)

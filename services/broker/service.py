@@ -108,7 +108,8 @@ class BrokerService:
         self._next = NextRound()
         self._committer = Committer(store, self._in_thread, self._next, metrics, health, clock)
         self._batches = BatchSender(store, self._in_thread, self._send, part_tokens=part_tokens)
-        metrics.last_batch.set(wall_s())
+        # By this process's clock, whatever the time is on the machine that watches.
+        metrics.quiet.set_function(lambda: ledger.training.quiet_s(clock.now()))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set. What has come in by then is committed and answered."""
@@ -257,7 +258,7 @@ class BrokerService:
                     )
                 case WriteMetrics(line=line):
                     changes.lines.append({**line, "time": self._wall_s(), "time_s": self._clock.now() - self._started})
-                    self._metrics.count(line, self._wall_s())
+                    self._metrics.count(line)
                 case _:
                     into.effects.append(action)
 

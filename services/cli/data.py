@@ -16,6 +16,7 @@ from gspo_services.broker.refresh import INCOMING, REFUSED, read_additions
 from gspo_services.broker.rows import AdditionRow
 from gspo_services.broker.store import LEDGER_FILE, Reader, file_digest, reading
 from gspo_services.runs.ledgers import ledger_directories
+from gspo_services.shared.runtime.durable import flush_file
 from gspo_services.shared.runtime.logs import quiet_logs
 from gspo_services.shared.runtime.plain_text import indented_lines
 from gspo_services.shared.settings import read_run_settings
@@ -124,12 +125,12 @@ def _hand_in(directory: Path, file: Path, source: str) -> Path:
     folder = directory / INCOMING / source
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f".{os.getpid()}-{file.name}"
-    shutil.copyfile(file, partial)
-    descriptor = os.open(partial, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        shutil.copyfile(file, partial)
+        flush_file(partial)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     path = folder / file.name
     partial.rename(path)
     return path

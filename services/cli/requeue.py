@@ -26,7 +26,7 @@ from gspo_services.cli.operator import NoAnswer, TurnedAway, operator
 from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.runtime.logs import configure_logging
 from gspo_services.shared.runtime.plain_text import one_line
-from gspo_services.shared.settings import Settings, read_run_settings, run_fingerprint
+from gspo_services.shared.settings import Settings, override_settings, read_run_settings, run_fingerprint
 
 ANSWER_S: Final = 15.0
 LOOK_S: Final = 0.2
@@ -91,7 +91,7 @@ def requeue_command(directory: Path, batches: Sequence[str], *, only_list: bool)
     Raises: ConfigurationError when there is no such run, ValueError for a batch that is not quarantined.
     """
     configure_logging("requeue", usual_level="warning")
-    settings = read_run_settings(directory)
+    settings = override_settings(read_run_settings(directory), [f"run.directory={directory}"])
     try:
         found = read_quarantine(directory)
         if only_list or not batches:

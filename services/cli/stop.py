@@ -8,7 +8,7 @@ from typing import Final
 from gspo_services.cli.operator import NoAnswer, operator
 from gspo_services.shared.runtime.logs import configure_logging
 from gspo_services.shared.runtime.plain_text import one_line
-from gspo_services.shared.settings import Settings, read_run_settings
+from gspo_services.shared.settings import Settings, override_settings, read_run_settings
 
 ANSWER_S: Final = 15.0
 
@@ -19,7 +19,7 @@ def stop_command(directory: Path, reason: str) -> int:
     Raises: ConfigurationError when there is no such run.
     """
     configure_logging("stop", usual_level="warning")
-    settings = read_run_settings(directory)
+    settings = override_settings(read_run_settings(directory), [f"run.directory={directory}"])
     try:
         text = asyncio.run(_stop(settings, reason))
     except NoAnswer as error:

@@ -64,7 +64,7 @@ class TokenPart:
 
 
 def write_part(run_directory: Path, part: TokenPart, *, rank: int, world_size: int) -> Path:
-    """Write one rank's part; an older one of the same name is replaced. Raises: OSError."""
+    """Write one rank's part, in place of an older one and of those of another number of ranks. Raises: OSError."""
     directory = run_directory / TOKEN_DIRECTORY
     directory.mkdir(exist_ok=True)
     path = directory / f"batch-{part.batch:09d}-rank-{rank:04d}-of-{world_size:04d}.npz"
@@ -73,6 +73,10 @@ def write_part(run_directory: Path, part: TokenPart, *, rank: int, world_size: i
     with partial.open("wb") as file:
         np.savez(file, **arrays)
     os.replace(partial, path)
+    # A run may continue on another number of ranks and train a batch again. Times of files may not say which was the last.
+    for other in directory.glob(f"batch-{part.batch:09d}-rank-*.npz"):
+        if not other.name.endswith(f"-of-{world_size:04d}.npz"):
+            other.unlink(missing_ok=True)
     return path
 
 
@@ -95,7 +99,7 @@ def read_parts(run_directory: Path, batch: int) -> list[TokenPart]:
             by_world.setdefault(int(match[3]), {})[int(match[2])] = path
     if not by_world:
         return []
-    # A run may continue on another number of ranks and train a batch again.
+    # Two only while the ranks write.
     world, paths = max(by_world.items(), key=lambda item: max(path.stat().st_mtime_ns for path in item[1].values()))
     missing = [rank for rank in range(world) if rank not in paths]
     if missing:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from tests.monitoring.series import (
     BROKER,
+    INTERVAL_S,
     LEARNER,
     OTHER,
     ROLLOUT,
@@ -80,7 +81,7 @@ FAULTS: dict[str, Fault] = {
         labels=POD,
     ),
     "GspoNoProgress": Fault(
-        {series("gspo_broker_last_batch_timestamp_seconds", "", BROKER): steady(300)},
+        {series("gspo_broker_quiet_seconds", "", BROKER): rising(INTERVAL_S, start=-300)},
         minutes=40,
         quiet_minutes=35.5,
         summary="No batch was trained for 35m 0s",

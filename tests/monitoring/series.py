@@ -56,12 +56,11 @@ def healthy() -> Series:
         "gspo_broker_disk_free_bytes": 60e9,
         "gspo_broker_disk_bytes": 100e9,
         "gspo_broker_queue_messages": 12,
+        "gspo_broker_quiet_seconds": 30,
         "gspo_broker_damaged_rows": 0,
         "gspo_broker_log_bytes": 4e6,
     }
     made |= {series(name, "", BROKER): steady(value) for name, value in gauges.items()}
-    # At most a minute old: promtool's time begins at 0.
-    made[series("gspo_broker_last_batch_timestamp_seconds", "", BROKER)] = rising(INTERVAL_S)
     made[series("gspo_broker_commit_failures_total", "", BROKER)] = steady(3)
     made[series("gspo_broker_archive_failures_total", "", BROKER)] = steady(1)
     for standing in ("slowed", "shut_out"):

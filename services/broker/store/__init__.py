@@ -25,7 +25,7 @@ from gspo_services.broker.store.damage import (
 )
 from gspo_services.broker.store.inspection import has_content, mark_ledger, recorded, require_whole
 from gspo_services.broker.store.lock import lock_holder
-from gspo_services.broker.store.mark import MARK_FILE
+from gspo_services.broker.store.mark import MARK_FILE, read_mark
 from gspo_services.broker.store.payload import (
     Payload,
     StoredChunk,
@@ -101,6 +101,7 @@ __all__ = [
     "mark_ledger",
     "next_archive",
     "read_evidence",
+    "read_mark",
     "reading",
     "recorded",
     "refusing_damage",

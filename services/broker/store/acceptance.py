@@ -14,6 +14,7 @@ from gspo_services.broker.store.mark import MARK_FILE, Mark, MarkFile, read_mark
 from gspo_services.broker.store.reader import Reader, StoreCorrupt, reading_file
 from gspo_services.broker.store.schema import LOG_KEY, row_checksum
 from gspo_services.broker.store.store import StoreUnavailable
+from gspo_services.shared.runtime.durable import make_partial_directory, partial_path, publish_directory
 
 
 def accept_loss(ledger: Path) -> tuple[Loss, Path] | None:
@@ -63,6 +64,9 @@ def _accept(ledger: Path, loss: Loss) -> Path:
         commit = newest.next([checksum], number=after)
         write_commit(connection, commit)
         connection.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        shutil.rmtree(aside)
+        raise _unkept(ledger, error) from error
     except sqlite3.DatabaseError as error:
         raise StoreCorrupt(f"{ledger}: cannot be written: {error}; what it was is in {aside}") from error
     finally:
@@ -86,11 +90,25 @@ def _keep(ledger: Path) -> Path:
     number = 1
     while (aside := ledger.with_name(f"damage-{number}")).exists():
         number += 1
-    aside.mkdir()
-    for name in (ledger.name, ledger.name + WAL_SUFFIX, MARK_FILE, METRICS_FILE):
-        if (ledger.parent / name).is_file():
-            shutil.copy2(ledger.parent / name, aside / name)
+    partial = partial_path(aside)
+    try:
+        make_partial_directory(aside)
+        for name in (ledger.name, ledger.name + WAL_SUFFIX, MARK_FILE, METRICS_FILE):
+            if (ledger.parent / name).is_file():
+                shutil.copy2(ledger.parent / name, partial / name)
+        publish_directory(partial, aside)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise _unkept(ledger, error) from error
     return aside
+
+
+def _unkept(ledger: Path, error: Exception) -> StoreUnavailable:
+    free = shutil.disk_usage(ledger.parent).free / 2**20
+    return StoreUnavailable(
+        f"{ledger}: no copy of it, or the loss, can be written beside it: {error}; {free:,.0f} MiB are free there. Nothing "
+        "was changed: make room, or move the directory to where there is room, and repeat the command"
+    )
 
 
 def _move_lost_checkpoints(directory: Path, trained: int, aside: Path) -> None:

@@ -80,6 +80,10 @@ def refusing_damage(path: Path) -> Iterator[None]:
         ) from error
 
 
+NO_ROOM_FOR_INDEX: Final = sqlite3.SQLITE_IOERR_SHMSIZE
+"""What SQLite says of a full disk when it makes the index of its log, which a reader needs, too: "disk I/O error"."""
+
+
 class NoLedger(ValueError):
     """There is no ledger to read, or not one of this release. The text names the file and the way out."""
 
@@ -159,7 +163,8 @@ def _transaction_on(path: Path) -> sqlite3.Connection | None:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.OperationalError as error:
         connection.close()
-        if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+        code = error.sqlite_errorcode
+        if code & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) or code == NO_ROOM_FOR_INDEX:
             return None
         raise NoLedger(f"{path}: cannot be read: {error}") from error
     # UnicodeDecodeError: SQLite's own message quotes what is broken in the file.

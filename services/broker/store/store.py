@@ -6,6 +6,7 @@ One broker writes; others may read at the same time (see reader.py).
 import errno
 import json
 import math
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from gspo_services.broker.store.inspection import require_whole
 from gspo_services.broker.store.lock import LedgerLock, LockHeldError, lock_path
 from gspo_services.broker.store.mark import MARK_FILE, Mark, MarkFile, read_mark
 from gspo_services.broker.store.payload import CHUNK_COLUMNS, StoredChunk
-from gspo_services.broker.store.reader import Reader, StoreMismatch, other_schema
+from gspo_services.broker.store.reader import NO_ROOM_FOR_INDEX, Reader, StoreMismatch, other_schema
 from gspo_services.broker.store.schema import CREATE, LOG_KEY, SCHEMA_VERSION, TABLES, row_checksum
 from gspo_services.broker.store.written_rows import WrittenRows, encode_rows, rendered, require_sound
 
@@ -287,6 +288,9 @@ class Store(Reader):
         self._connection.execute(f"PRAGMA max_page_count = {max_pages}")
 
     def _unavailable(self, error: sqlite3.OperationalError) -> StoreUnavailable:
+        if error.sqlite_errorcode == NO_ROOM_FOR_INDEX:
+            full = f"{os.strerror(errno.ENOSPC)}; {WAYS_OUT[sqlite3.SQLITE_FULL]}"
+            return StoreUnavailable(f"{self.path}: cannot be written: {error}: {full}")
         primary = error.sqlite_errorcode & 0xFF
         way_out = WAYS_OUT.get(primary, "see the message")
         return StoreUnavailable(f"{self.path}: cannot be written: {error}; {way_out}")

@@ -18,6 +18,8 @@ from gspo_services.shared.settings import Settings, load_settings, override_sett
 
 EXIT_WRONG: Final = 1
 CELL_CHARACTERS: Final = 200
+CLOCK_ERROR_S: Final = 2.0
+"""The clocks of two machines may differ by so much without a word."""
 HEADINGS: Final = ("process", "state", "waits for", "last event", "version", "lag", "work")
 
 
@@ -74,7 +76,7 @@ def processes_table(seen: Observation) -> Table:
 def _row(seen: Observation, name: str, rollout: dict[str, Any] | None) -> tuple[str, str, str, str, str, str]:
     page, log, status = seen.pages.get(name), seen.logs.get(name), seen.status
     metrics = {} if page is None else page.metrics
-    event = "-" if log is None else f"{log.event}, {age(log.age_s)} ago"
+    event = "-" if log is None else f"{log.event}, {ago(log.age_s)}"
     state, waits = _state(seen, name, rollout)
     if name in _brokers(seen):
         own = _own_status(seen, name)
@@ -133,6 +135,11 @@ def _state(seen: Observation, name: str, rollout: dict[str, Any] | None) -> tupl
 
 def _number(metrics: dict[str, float], name: str) -> str:
     return f"{metrics[name]:.0f}" if name in metrics else "-"
+
+
+def ago(seconds: float) -> str:
+    """Say how old something is, by the clock here."""
+    return f"{age(max(0.0, seconds))} ago" if seconds > -CLOCK_ERROR_S else f"by a clock {age(-seconds)} ahead"
 
 
 def age(seconds: float) -> str:

@@ -303,9 +303,9 @@ def _progress(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
 
 def _quiet(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
     """Remark that no batch was trained for long, compared with the usual pace or, before there is one, a fixed time."""
-    ages, quiet_s = seen.batch_ages_s, status["quiet_s"]
-    if len(ages) > 1:
-        usual = (ages[0] - ages[-1]) / (len(ages) - 1)
+    times, quiet_s = seen.batch_times_s, status["quiet_s"]
+    if len(times) > 1:
+        usual = (times[-1] - times[0]) / (len(times) - 1)
         if quiet_s > max(QUIET_LEAST_S, QUIET_FACTOR * usual):
             yield Remark(text=f"no batch was trained for {quiet_s:.0f} s; earlier batches took {usual:.0f} s each")
         return

@@ -91,8 +91,8 @@ class Observation:
     logs: dict[str, Log]
     ledger: LedgerState | None
     no_ledger: str
-    batch_ages_s: list[float]
-    """How long ago the last batches were recorded, oldest first."""
+    batch_times_s: list[float]
+    """When the last batches were recorded, in seconds of the run, oldest first: no clock that was set disturbs them."""
     free_bytes: dict[str, tuple[int, int]]
     """Free and total bytes of the file systems in use, by their content."""
     damage: str = ""
@@ -132,7 +132,7 @@ async def observe(settings: Settings, now: datetime, *, answer_s: float = ANSWER
         no_ledger=no_ledger,
         damage="; ".join(filter(None, (_read(unread, each, find_damage, "") for each in ledgers.values()))),
         holders={name: holder for name, each in ledgers.items() if (holder := find_holder(each)) is not None},
-        batch_ages_s=_read(unread, directory / METRICS_FILE, partial(batch_ages, now=now), []),
+        batch_times_s=_read(unread, directory / METRICS_FILE, batch_times, []),
         free_bytes=free_bytes(settings),
         unread=unread,
     )
@@ -231,7 +231,8 @@ def read_log(path: Path, now: datetime) -> Log | None:
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
         last = last or (name, age_s)
-        if age_s > RECENT_LINES_S:
+        # Its process may have another clock, and lines from before a clock was set are of no known age.
+        if abs(age_s - min(last[1], 0.0)) > RECENT_LINES_S:
             break
         if is_warning:
             left_out = event.get("left_out")
@@ -273,8 +274,8 @@ def _read_one(directory: Path) -> LedgerState:
     return LedgerState(batches=batches, trained=trained, version=version, groups=counts)
 
 
-def batch_ages(path: Path, now: datetime) -> list[float]:
-    """How long ago the last batches were recorded, oldest first; empty when metrics.jsonl is not there."""
+def batch_times(path: Path) -> list[float]:
+    """When the last batches were recorded, in seconds of the run, oldest first; empty when metrics.jsonl is not there."""
     if not path.is_file():
         return []
     with path.open("rb") as file:
@@ -286,9 +287,9 @@ def batch_ages(path: Path, now: datetime) -> list[float]:
             row = json.loads(line)
         except (ValueError, RecursionError):
             continue  # the first and the last line may be cut
-        if isinstance(row, dict) and row.get("event") == "batch" and isinstance(row.get("time"), float):
-            times.append(row["time"])
-    return [now.timestamp() - time for time in times[-RECENT_BATCHES:]]
+        if isinstance(row, dict) and row.get("event") == "batch" and isinstance(row.get("time_s"), float):
+            times.append(row["time_s"])
+    return times[-RECENT_BATCHES:]
 
 
 def free_bytes(settings: Settings) -> dict[str, tuple[int, int]]:

@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from gspo_protocol.messages import RequeueRequest, Status, StatusRequest, StopRequest
+from gspo_services.broker.store import MARK_FILE, read_mark
 from gspo_services.shared.net import PeerClient
 
 ASK_AGAIN_S: Final = 1.0
@@ -21,11 +24,12 @@ class TurnedAway(NoAnswer):
 class OperatorLine:
     """A connection to one broker, to ask it questions."""
 
-    def __init__(self, client: PeerClient, endpoint: str, number: int) -> None:
-        """``number``: the broker of the run that must answer."""
+    def __init__(self, client: PeerClient, endpoint: str, number: int, directory: Path) -> None:
+        """``number``: the broker of the run that must answer. ``directory``: of its ledger, if it is on this machine."""
         self._client = client
         self._endpoint = endpoint
         self._number = number
+        self._directory = directory
 
     async def status(self, timeout_s: float) -> dict[str, Any]:
         """Return the broker's status. Raises: NoAnswer."""
@@ -83,6 +87,16 @@ class OperatorLine:
             raise TurnedAway(
                 f"{self._endpoint}: broker {welcome.broker} of the run answers where broker {self._number} belongs: "
                 "see broker.batch_endpoint, and --set broker.number of the processes"
+            )
+        mark = None
+        with suppress(OSError):
+            mark = read_mark(self._directory / MARK_FILE)
+        # A restored run has the endpoints of the one that was backed up.
+        if mark is not None and mark.run_id != welcome.run_id:
+            raise TurnedAway(
+                f"{self._endpoint}: run {welcome.run_id} answers, and {self._directory} has run {mark.run_id}: it was "
+                "restored or begun anew, and its own broker does not run there. Name the directory of the run that answers, "
+                "or start this one with another broker.batch_endpoint"
             )
 
     async def _ask(self) -> dict[str, Any]:

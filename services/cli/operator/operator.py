@@ -10,6 +10,7 @@ import zmq.asyncio
 from gspo_protocol.channels import BATCH
 from gspo_protocol.sessions import new_session, session_tag
 from gspo_services.cli.operator.line import NoAnswer, OperatorLine, TurnedAway
+from gspo_services.runs.ledgers import ledger_directory
 from gspo_services.shared.net import PeerClient, Security
 from gspo_services.shared.runtime.clock import Clock, MonotonicClock
 from gspo_services.shared.runtime.errors import ConfigurationError, EndpointError, ServiceError, flatten
@@ -95,7 +96,7 @@ def _status_of(answers: Sequence[dict[str, Any] | None]) -> dict[str, Any] | Non
 
 @asynccontextmanager
 async def connection(settings: Settings, clock: Clock) -> AsyncIterator[Operator]:
-    """Connect to the brokers of ``settings``.
+    """Connect to the brokers of ``settings``, whose ledgers are in ``run.directory``, or on other machines.
 
     Raises: EndpointError, ConfigurationError; ServiceError, in a group and also from the block, when a broker refuses us.
     """
@@ -123,7 +124,10 @@ async def connection(settings: Settings, clock: Clock) -> AsyncIterator[Operator
             talking = [tasks.create_task(client.run(), name="operator") for client in clients]
             try:
                 yield Operator(
-                    [OperatorLine(*each, number) for number, each in enumerate(zip(clients, endpoints, strict=True))]
+                    [
+                        OperatorLine(*each, number, ledger_directory(settings.run.directory, number))
+                        for number, each in enumerate(zip(clients, endpoints, strict=True))
+                    ]
                 )
             finally:
                 for task in talking:

@@ -4,8 +4,10 @@ Everything that is copied beside the ledgers never changes once it exists.
 """
 
 import os
+import shutil
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -28,7 +30,13 @@ from gspo_services.broker.store import (
 from gspo_services.runs.backup.ledgers import CHECKPOINTS, CopiedLedgers, Say, copy_ledgers, held_checkpoints
 from gspo_services.runs.backup.manifest import FORMAT, MANIFEST, BackupDamaged, BackupFile, BackupManifest, list_backups
 from gspo_services.runs.ledgers import ledger_directories
-from gspo_services.shared.runtime.durable import make_partial_directory, publish_directory, remove_leftovers
+from gspo_services.shared.runtime.durable import (
+    discard_directory,
+    make_partial_directory,
+    publish_directory,
+    remove_leftovers,
+)
+from gspo_services.shared.runtime.errors import NoRoomError, ServiceError, is_for_want_of_room
 from gspo_services.shared.settings import SETTINGS_FILE
 
 _BLOCK: Final = 1 << 20
@@ -50,22 +58,45 @@ def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupM
     earlier = list_backups(destination)
     name = f"{datetime.now(tz=UTC):%Y-%m-%dT%H-%M-%S.%fZ}"
     partial = make_partial_directory(destination / name)
-    with held_checkpoints(directory) as held:
-        copied = copy_ledgers(directory, held, partial, say)
-        copying = _Copying(partial, earlier[-1] if earlier else None, say)
-        for checkpoint in copied.checkpoints:
-            for path in sorted((held / CHECKPOINTS / checkpoint.name).rglob("*")):
-                if path.is_file():
-                    copying.add(str(path.relative_to(held)), path)
-        if (directory / CHECKPOINTS / "last-version").is_file():
-            copying.add(f"{CHECKPOINTS}/last-version", directory / CHECKPOINTS / "last-version")
-    manifest = _rest(directory, partial, name, copying, copied)
-    (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
-    publish_directory(partial, destination / name)
+    with all_or_nothing(partial):
+        with held_checkpoints(directory) as held:
+            copied = copy_ledgers(directory, held, partial, say)
+            copying = _Copying(partial, earlier[-1] if earlier else None, say)
+            for checkpoint in copied.checkpoints:
+                for path in sorted((held / CHECKPOINTS / checkpoint.name).rglob("*")):
+                    if path.is_file():
+                        copying.add(str(path.relative_to(held)), path)
+            if (directory / CHECKPOINTS / "last-version").is_file():
+                copying.add(f"{CHECKPOINTS}/last-version", directory / CHECKPOINTS / "last-version")
+        number = earlier[-1][1].number + 1 if earlier else 1
+        manifest = _rest(directory, partial, name, number, copying, copied)
+        (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        publish_directory(partial, destination / name)
     return destination / name, manifest
 
 
-def _rest(directory: Path, partial: Path, name: str, copying: "_Copying", copied: CopiedLedgers) -> BackupManifest:
+@contextmanager
+def all_or_nothing(partial: Path) -> Iterator[None]:
+    """Remove ``partial`` when the block fails. Raises: NoRoomError, or ServiceError for SQLite's errors, with the room."""
+    try:
+        yield
+    except BaseException as error:
+        free = shutil.disk_usage(partial.parent).free / 2**20
+        if partial.exists():
+            discard_directory(partial)
+        is_full = is_for_want_of_room(error)
+        # SQLite also calls a full disk an I/O error.
+        if not is_full and not isinstance(error, sqlite3.OperationalError):
+            raise
+        raise (NoRoomError if is_full else ServiceError)(
+            f"{partial.parent.absolute()} cannot be written: {error}; {free:,.0f} MiB were free there, and nothing was "
+            "kept. Make room and repeat the command"
+        ) from error
+
+
+def _rest(
+    directory: Path, partial: Path, name: str, number: int, copying: "_Copying", copied: CopiedLedgers
+) -> BackupManifest:
     """Copy the files that the ledgers' copies name, and write the manifest."""
     of_ledgers = [
         _beside(source, partial, str(source.relative_to(directory)), copying) for source in ledger_directories(directory)
@@ -85,6 +116,7 @@ def _rest(directory: Path, partial: Path, name: str, copying: "_Copying", copied
         num_brokers=len(of_ledgers),
         new_bytes=copying.new_bytes,
         files=copying.files,
+        number=number,
     )
 
 

@@ -4,6 +4,7 @@ Hard links hold the checkpoints during the copy, because the learner removes old
 transaction. Ledgers of several brokers are of one moment only if none has changed until all are copied.
 """
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -54,11 +55,18 @@ class _State:
 
 @contextmanager
 def held_checkpoints(directory: Path) -> Iterator[Path]:
-    """Make a directory for links on the file system of the checkpoints."""
-    for left in directory.glob(f"{_HELD}*"):
-        shutil.rmtree(left)
+    """Make a directory for links on the file system of the checkpoints. Yield ``directory`` itself where nobody can write:
+    on a snapshot, or a copy, that is mounted read-only."""
     held = directory / f"{_HELD}{os.getpid()}"
-    (held / CHECKPOINTS).mkdir(parents=True)
+    try:
+        for left in directory.glob(f"{_HELD}*"):
+            shutil.rmtree(left)
+        (held / CHECKPOINTS).mkdir(parents=True)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        yield directory
+        return
     try:
         yield held
     finally:
@@ -155,9 +163,12 @@ def _hold(directory: Path, held: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         try:
             shutil.copytree(source, partial, copy_function=_link)
-        except (FileNotFoundError, shutil.Error):
-            shutil.rmtree(partial, ignore_errors=True)  # The learner is removing it right now.
-            continue
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            if (source / "checkpoint.json").is_file():
+                reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+                raise OSError(f"{source} cannot be copied beside the run: {reason}") from error
+            continue  # The learner is removing it right now.
         partial.rename(link)
 
 

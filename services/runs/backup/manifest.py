@@ -45,6 +45,9 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     new_bytes: int
     """Bytes that were copied; the other files are hard links to those of an earlier backup."""
     files: dict[str, BackupFile]
+    number: int = 0
+    """Counts the backups of a directory, from 1: a clock that was set back does not change their order. 0: of a release that
+    did not count."""
 
     @property
     def num_bytes(self) -> int:
@@ -75,5 +78,5 @@ def list_backups(destination: Path) -> list[tuple[Path, BackupManifest]]:
     """List complete backups in ``destination``, oldest first; ``destination`` may itself be one. Raises: BackupDamaged."""
     if (destination / MANIFEST).is_file():
         return [(destination, read_manifest(destination))]
-    found = sorted(path.parent for path in destination.glob(f"[0-9]*/{MANIFEST}"))
-    return [(path, read_manifest(path)) for path in found]
+    found = [(path.parent, read_manifest(path.parent)) for path in destination.glob(f"[0-9]*/{MANIFEST}")]
+    return sorted(found, key=lambda each: (each[1].number, each[0]))

@@ -10,11 +10,11 @@ from pathlib import Path
 from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
 from gspo_services.broker.store import ARCHIVE_DIRECTORY, LEDGER_FILE, Reader, refusing_damage, rewrite_ledger
 from gspo_services.runs.audit import Checkpoint, read_checkpoints
-from gspo_services.runs.backup.backup import copy_and_digest
+from gspo_services.runs.backup.backup import all_or_nothing, copy_and_digest
 from gspo_services.runs.backup.ledgers import CHECKPOINTS
 from gspo_services.runs.backup.manifest import MANIFEST, BackupDamaged, BackupManifest, list_backups
 from gspo_services.runs.ledgers import ledger_directories
-from gspo_services.shared.runtime.durable import discard_directory, make_partial_directory, publish_directory
+from gspo_services.shared.runtime.durable import make_partial_directory, publish_directory
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import SETTINGS_FILE
 
@@ -36,7 +36,7 @@ def restore(source: Path, directory: Path, batch: int | None, say: Callable[[str
         batch = max(manifest.positions)
         say(f"its ledgers were copied while the run was active: restoring it to the checkpoint of {batch} batches")
     partial = make_partial_directory(directory)
-    try:
+    with all_or_nothing(partial):
         _copy(backup, manifest, partial, batch, say)
         checkpoint = _newest_checkpoint(partial)
         rewind_to = None if batch is None or checkpoint is None else (batch, checkpoint.policy_version)
@@ -49,10 +49,6 @@ def restore(source: Path, directory: Path, batch: int | None, say: Callable[[str
         if directory.exists():
             directory.rmdir()
         publish_directory(partial, directory)
-    except BaseException:
-        if partial.exists():
-            discard_directory(partial)
-        raise
     return manifest
 
 

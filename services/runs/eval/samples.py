@@ -87,10 +87,17 @@ class SampleFile:
         self._take(sample)
 
     def _write(self, line: bytes) -> None:
+        """Write a line, whole or not at all: another sample may find room where this one did not."""
+        end = os.lseek(self._descriptor, 0, os.SEEK_CUR)
         rest = line + b"\n"
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
-        os.fsync(self._descriptor)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+            os.fsync(self._descriptor)
+        except OSError:
+            os.ftruncate(self._descriptor, end)
+            os.lseek(self._descriptor, end, os.SEEK_SET)
+            raise
 
     def _take(self, sample: ScoredSample) -> None:
         self.samples[sample.task, sample.sample] = sample

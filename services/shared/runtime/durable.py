@@ -34,25 +34,30 @@ def remove_leftovers(parent: Path) -> None:
 def publish_directory(partial: Path, destination: Path) -> None:
     """Flush every file of ``partial`` to disk, then rename it to ``destination``.
 
-    An existing ``destination`` is replaced: for an instant neither is there.
+    An existing ``destination`` is replaced, and removed after that: only for an instant neither is there.
     """
     for directory, _, files in os.walk(partial):
         for name in files:
             flush_file(Path(directory) / name)
         flush_file(Path(directory))
-    if destination.exists():
-        discard_directory(destination)
+    former = _set_aside(destination) if destination.exists() else None
     partial.rename(destination)
     flush_file(destination.parent)
+    if former is not None:
+        shutil.rmtree(former)
 
 
 def discard_directory(directory: Path) -> None:
     """Remove a directory so that a half of it is never mistaken for the whole."""
+    shutil.rmtree(_set_aside(directory))
+
+
+def _set_aside(directory: Path) -> Path:
     discarded = directory.with_name(_DISCARDED + directory.name)
     if discarded.exists():
         shutil.rmtree(discarded)
     directory.rename(discarded)
-    shutil.rmtree(discarded)
+    return discarded
 
 
 def replace_file(path: Path, text: str) -> None:

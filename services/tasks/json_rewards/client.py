@@ -87,19 +87,26 @@ class JsonClient:
                 raise UnansweredError("refused", text, response.status)
             if response.status != 200:
                 shown = answer[:_SHOWN_CHARS].decode(errors="replace")
-                wait_s = seconds_to_wait(response.headers.get("Retry-After", ""))
+                wait_s = seconds_to_wait(response.headers.get("Retry-After", ""), response.headers.get("Date", ""))
                 raise UnansweredError("refused", f"{url} answered {response.status}: {shown}", response.status, wait_s)
             return bytes(answer[: MAX_ANSWER_BYTES + 1])
 
 
-def seconds_to_wait(retry_after: str) -> float | None:
-    """The seconds that a Retry-After header asks for, as a number or a date (RFC 9110, 10.2.3). None: it says nothing."""
+def seconds_to_wait(retry_after: str, sent: str) -> float | None:
+    """The seconds that a Retry-After header asks for, as a number or a date (RFC 9110, 10.2.3). None: it says nothing.
+
+    ``sent``: the Date header, when the answer was sent by the clock of its sender; without one, the clock here counts.
+    """
     text = retry_after.strip()
     if text.isascii() and text.isdigit():
         return min(float(text), _LONGEST_WAIT_S)
+    until, now = _date(text), _date(sent) or datetime.now(tz=UTC)
+    return None if until is None else min(max(0.0, (until - now).total_seconds()), _LONGEST_WAIT_S)
+
+
+def _date(text: str) -> datetime | None:
     try:
         date = parsedate_to_datetime(text)
     except ValueError:
         return None
-    until = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
-    return min(max(0.0, (until - datetime.now(tz=UTC)).total_seconds()), _LONGEST_WAIT_S)
+    return date if date.tzinfo is not None else date.replace(tzinfo=UTC)

@@ -4,9 +4,11 @@ import asyncio
 import socket
 from pathlib import Path
 
+from gspo_services.runs.backup import back_up, restore
 from tests.support.broker.commands import ALONE, command
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import broker_process
+from tests.support.runs.backups import identity, nothing
 from tests.support.wire.zmq_ends import in_background, zmq_context
 
 
@@ -25,6 +27,20 @@ async def test_the_doctor_names_the_missing_processes_and_then_that_the_broker_i
     status, said = await command("doctor", str(broker.run_directory))
     assert status == 1
     assert "the broker is not running. 0 of 4 batches are trained" in said
+
+
+async def test_a_restored_run_that_does_not_go_on_is_not_taken_for_the_one_that_does(tmp_path: Path) -> None:
+    async with broker_process(tmp_path, **ALONE) as broker:
+        back_up(broker.run_directory, tmp_path / "backups", nothing)
+        restore(tmp_path / "backups", tmp_path / "restored", None, nothing)
+        status, said = await command("stop", str(tmp_path / "restored"))
+        assert status == 1
+        assert f"run {identity(broker.run_directory)} answers" in said
+        assert f"has run {identity(tmp_path / 'restored')}: it was restored or begun anew" in said
+        # Moved, it is itself.
+        broker.run_directory.rename(tmp_path / "moved")
+        status, said = await command("stop", str(tmp_path / "moved"))
+        assert status == 0, said
 
 
 async def test_a_run_that_is_told_to_stop_ends_with_the_current_batch(tmp_path: Path) -> None:

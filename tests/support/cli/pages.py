@@ -43,7 +43,7 @@ HEALTHY = Observation(
     logs={},
     ledger=A_LEDGER,
     no_ledger="",
-    batch_ages_s=[40.0, 25.0, 10.0],
+    batch_times_s=[60.0, 75.0, 90.0],
     free_bytes={"run.directory (runs/x)": (50 * GIB, 100 * GIB)},
 )
 

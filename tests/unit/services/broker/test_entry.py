@@ -1,13 +1,17 @@
 """What the broker refuses before it begins, and where its tasks come from."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gspo_services.broker.entry import require_batch_fits, tasks_of
+from gspo_services.broker.entry import require_batch_fits, require_no_copy_of_a_live_run, tasks_of
 from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import override_settings, read_run_settings
 from gspo_services.shared.settings.configuration import validated
+from tests.support.broker.damage import open_store
+from tests.support.processes.small_run import write_small_run
 
 
 def settings_of(environment: str, **agent: str) -> Any:
@@ -52,3 +56,21 @@ def test_a_batch_of_any_size_that_its_description_can_name_is_taken() -> None:
         ConfigurationError, match=r"65536 trajectories of sampling.max_tokens = 65537 .* use smaller batches"
     ):
         require_batch_fits(a_run_of(4096, 16, 65_537))
+
+
+def test_a_copy_of_a_run_does_not_start_beside_it_and_a_moved_run_does(tmp_path: Path) -> None:
+    write_small_run(tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    copy = override_settings(read_run_settings(tmp_path / "run"), [f"run.directory={tmp_path / 'copy'}"])
+    require_no_copy_of_a_live_run(copy, "run")
+    with open_store(tmp_path / "run"):
+        with pytest.raises(
+            ConfigurationError, match=rf"a copy of {tmp_path / 'run'}, whose broker is running, and both are run"
+        ):
+            require_no_copy_of_a_live_run(copy, "run")
+        require_no_copy_of_a_live_run(copy, "restored")
+        require_no_copy_of_a_live_run(read_run_settings(tmp_path / "run"), "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    moved = override_settings(read_run_settings(tmp_path / "moved"), [f"run.directory={tmp_path / 'moved'}"])
+    with open_store(tmp_path / "moved") as store:
+        require_no_copy_of_a_live_run(moved, store.run_id)

@@ -13,6 +13,7 @@ from gspo_services.tasks.environments import MixedTasks, create_task_set
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with
 from tests.support.broker.ledger_training import R1, generate
 from tests.support.files.written import written
+from tests.support.processes.small_disk import small_disk
 
 
 def tasks_of(directory: Path, **sources: tuple[int, ...]) -> MixedTasks:
@@ -32,11 +33,7 @@ def looked(refresh: Refresh) -> AddedTasks | None:
     path = refresh._next_file()
     if path is None:
         return None
-    try:
-        return refresh._add(path)
-    except ValueError as error:
-        refresh._refuse(path, str(error))
-        return None
+    return refresh._added_or_refused(path)
 
 
 def row_of(number: int, added: AddedTasks, at_draw: int = 0) -> AdditionRow:
@@ -102,6 +99,27 @@ def test_a_file_that_cannot_be_used_is_refused_by_name_and_adds_nothing(
     assert (tmp_path / REFUSED / path.name).read_text() == text
     assert tasks.num_tasks == 2
     assert not list((tmp_path / ADDED_DIRECTORY).glob("*"))
+
+
+async def test_a_full_disk_makes_a_file_wait_whether_it_is_good_or_bad(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        tasks = tasks_of(disk.path)
+        refresh = Refresh(disk.path, tasks, ())
+        good = written(disk.path / INCOMING / "good.jsonl", *range(2, 600))
+        bad = written(disk.path / INCOMING / "bad.jsonl", end="\n{}\n")
+        for room in (0, 4096, 8192):
+            disk.fill(room)
+            for path in (good, bad) if not room else (good,):
+                assert not await refresh._prepare(path)
+                assert path.exists(), room
+            assert not (disk.path / REFUSED / f"{good.name}.reason.txt").exists()
+            assert [path.name for path in (disk.path / ADDED_DIRECTORY).glob("*")] == []
+            disk.empty()
+        assert tasks.num_tasks == 2
+        assert await refresh._prepare(good)
+        assert not await refresh._prepare(bad)
+        assert (disk.path / REFUSED / "bad.jsonl.reason.txt").exists()
+        assert tasks.num_tasks == 600
 
 
 def test_a_broker_killed_before_it_removed_the_file_does_not_add_it_twice(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """What the learner keeps for each token is what the loss computed, and finds its way back to its trajectory."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +117,14 @@ def test_a_damaged_or_missing_part_is_named(tmp_path: Path) -> None:
     write_part(tmp_path, part, rank=1, world_size=3)
     with pytest.raises(ValueError, match="batch 7 lacks the parts of ranks 0, 2 of 3"):
         read_parts(tmp_path, 7)
+
+
+def test_a_batch_that_fewer_ranks_trained_again_is_theirs_whatever_the_clock_says(tmp_path: Path) -> None:
+    part, _ = train(tmp_path, random_groups(2, 3, seed=1))
+    for rank in range(2):
+        hours_ahead = tmp_path.stat().st_mtime + 10_800
+        os.utime(write_part(tmp_path, part, rank=rank, world_size=2), (hours_ahead, hours_ahead))
+    write_part(tmp_path, replace(part, policy_version=part.policy_version + 1), rank=0, world_size=1)
+    (read,) = read_parts(tmp_path, 7)
+    assert read.policy_version == part.policy_version + 1
+    assert len(list((tmp_path / "learner-tokens").iterdir())) == 1

@@ -129,6 +129,15 @@ def test_a_second_backup_takes_only_what_is_new_and_the_first_may_be_removed(run
     assert audit_run(tmp_path / "again").problems == []
 
 
+def test_the_last_backup_is_the_newest_although_the_clock_was_set_back(run: Path, tmp_path: Path) -> None:
+    former, _ = back_up(run, tmp_path / "backups", nothing)
+    former.rename(former.with_name("2099-01-01T00-00-00.000000Z"))
+    train_on(run, first=1, last=4, checkpoint_at=4)
+    last, _ = back_up(run, tmp_path / "backups", nothing)
+    assert [path.name for path, _ in list_backups(tmp_path / "backups")] == ["2099-01-01T00-00-00.000000Z", last.name]
+    assert restore(tmp_path / "backups", tmp_path / "again", None, nothing).num_batches == 4
+
+
 def test_the_run_is_restored_as_it_stood_when_a_checkpoint_covered_some_batches(run: Path, tmp_path: Path) -> None:
     train_on(run, first=1, last=5, checkpoint_at=4)
     back_up(run, tmp_path / "backups", nothing)

@@ -1,5 +1,6 @@
 """A person may go on from what is left of a ledger: it is recorded for ever, and what was there is kept."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,13 +10,14 @@ from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
 from gspo_services.broker.store import lock
 from gspo_services.broker.store.acceptance import accept_loss
 from gspo_services.broker.store.mark import MARK_FILE, read_mark
-from gspo_services.broker.store.reader import LEDGER_FILE
-from gspo_services.broker.store.store import RowChanges
+from gspo_services.broker.store.reader import LEDGER_FILE, reading
+from gspo_services.broker.store.store import RowChanges, StoreUnavailable
 from gspo_services.cli.main import main
 from gspo_services.runs.opening import audit_run
 from gspo_services.shared.runtime.errors import EXIT_DAMAGED
 from tests.support.broker.damage import DAMAGE, content, killed_run, open_store, run
 from tests.support.broker.rows import group
+from tests.support.processes.small_disk import small_disk
 from tests.support.processes.small_run import write_checkpoint, write_small_run
 
 __all__ = ["killed_run", "run"]  # fixtures
@@ -43,6 +45,35 @@ def test_the_run_goes_on_and_the_audit_names_the_loss_for_ever(run: Path, damage
     assert any(str(loss) in text for text in audit.findings.texts["lost, and accepted"])
     assert "acknowledged and missing" not in audit.findings.counts, audit.problems
     assert accept_loss(run / LEDGER_FILE) is None
+
+
+def test_a_full_disk_leaves_the_evidence_alone_and_no_half_of_a_copy(run: Path, tmp_path: Path) -> None:
+    ACCEPTABLE[0][1](run)
+    with small_disk(tmp_path / "disk", 1 << 21) as disk:
+        there = Path(shutil.copytree(run, disk.path / "run"))
+        needed = sum(path.stat().st_size for path in there.iterdir() if path.is_file())
+        evidence = {path.name: path.read_bytes() for path in there.iterdir() if path.is_file()}
+        for room in (0, 1 << 15, needed // 2):
+            disk.fill(room)
+            with pytest.raises(StoreUnavailable, match=r"0 MiB are free there\. Nothing was changed: make room"):
+                accept_loss(there / LEDGER_FILE)
+            assert [path.name for path in there.glob("*damage*")] == [], room
+            assert {name: (there / name).read_bytes() for name in evidence} == evidence, room
+            disk.empty()
+        assert accept_loss(there / LEDGER_FILE) is not None
+
+
+def test_a_full_disk_is_no_damage_of_a_ledger_whose_broker_ended_in_order(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1 << 21) as disk:
+        there = disk.path / "run"
+        write_small_run(there)
+        disk.fill()
+        with reading(there) as connection:
+            assert connection.execute("SELECT count(*) FROM batches").fetchone() == (3,)
+        with pytest.raises(StoreUnavailable, match="No space left on device; free space on its disk"):
+            open_store(there)
+        disk.empty()
+        open_store(there).close()
 
 
 def test_checkpoints_of_lost_batches_are_moved_out_of_the_learners_way(run: Path) -> None:

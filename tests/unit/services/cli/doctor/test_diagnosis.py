@@ -85,7 +85,7 @@ CASES: list[tuple[str, Observation, str]] = [
     ("rollout not ready", replace(HEALTHY, pages=NOT_READY), "rollout-1 is not ready: model.embed"),
     (
         "no batch",
-        replace(HEALTHY, status=a_status(quiet_s=600.0), batch_ages_s=[630.0, 615.0, 600.0]),
+        replace(HEALTHY, status=a_status(quiet_s=600.0), batch_times_s=[70.0, 85.0, 100.0]),
         "no batch was trained for 600 s; earlier batches took 15 s each",
     ),
     (
@@ -157,7 +157,7 @@ def test_drops_are_explained() -> None:
 def test_a_slow_batch_is_compared_with_the_usual_pace() -> None:
     def seen(*ages_s: float, quiet_s: float | None = None) -> Observation:
         status = a_status(quiet_s=ages_s[-1] if quiet_s is None else quiet_s)
-        return replace(HEALTHY, batch_ages_s=list(ages_s), status=status)
+        return replace(HEALTHY, batch_times_s=[10_000.0 - age_s for age_s in ages_s], status=status)
 
     assert wrong(seen(1500.0, 1000.0, 500.0)) == []
     assert wrong(seen(100.0, 99.5, 99.0)) == []
@@ -183,7 +183,7 @@ def test_a_first_batch_that_does_not_come_is_remarked_on(
     rollouts = [a_rollout(f"rollout-{index}", status=state) for index, state in enumerate(states)]
     settings = SETTINGS.model_copy(update={"rollout": Rollout(num_servers=len(states))})
     status = a_status(rollouts=rollouts, quiet_s=quiet_s, batches_trained=len(ages_s))
-    said = wrong(replace(HEALTHY, settings=settings, status=status, batch_ages_s=ages_s))
+    said = wrong(replace(HEALTHY, settings=settings, status=status, batch_times_s=ages_s))
     assert [text.startswith(f"no batch was trained for {quiet_s:.0f} s, and there is no earlier pace") for text in said] == [
         True
     ] * remarkable

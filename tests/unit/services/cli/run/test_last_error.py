@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gspo_services.cli.doctor.observe import Log, read_log
+from gspo_services.cli.doctor.command import ago
+from gspo_services.cli.doctor.observe import Log, batch_times, read_log
 from gspo_services.cli.run.supervisor import FINAL_EVENTS, last_error
 
 ERROR = '{"error": "metrics port 9101 is in use", "event": "cannot_start", "level": "error"}\n'
@@ -58,3 +59,21 @@ def test_warnings_of_the_last_two_minutes_are_counted_with_those_that_were_left_
 def test_an_old_log_has_a_last_event_and_no_warnings(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(line("odd", 9000.0, level="warning"))
     assert read_log(tmp_path / "log", NOW) == Log(event="odd", age_s=9000.0, error="")
+
+
+def test_a_clock_that_differs_or_was_set_hides_no_warning_and_counts_no_old_one(tmp_path: Path) -> None:
+    (tmp_path / "ahead").write_text(
+        line("old", -3400.0, level="warning") + line("odd", -3590.0, level="warning") + line("usual", -3600.0)
+    )
+    assert read_log(tmp_path / "ahead", NOW) == Log(event="usual", age_s=-3600.0, error="", warnings={"odd": 1})
+    (tmp_path / "set-back").write_text(
+        line("old", -7200.0, level="warning") + line("odd", 60.0, level="warning") + line("usual", 40.0)
+    )
+    assert read_log(tmp_path / "set-back", NOW) == Log(event="usual", age_s=40.0, error="", warnings={"odd": 1})
+    assert [ago(age_s) for age_s in (40.0, -1.0, -10_800.0)] == ["40 s ago", "0 s ago", "by a clock 3.0 h ahead"]
+
+
+def test_the_pace_of_batches_is_that_of_the_run_and_not_of_a_clock_that_was_set(tmp_path: Path) -> None:
+    rows = [{"event": "batch", "time": time, "time_s": time_s} for time, time_s in ((9000.0, 10.0), (20.0, 25.0))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert batch_times(tmp_path / "metrics.jsonl") == [10.0, 25.0]

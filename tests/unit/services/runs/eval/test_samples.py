@@ -9,6 +9,7 @@ import pytest
 
 from gspo_services.runs.eval.samples import SampleFile, ScoredSample
 from gspo_services.shared.runtime.errors import ConfigurationError
+from tests.support.processes.small_disk import small_disk
 
 HEADER: dict[str, Any] = {"model": {"identity": "a"}, "set": "aime"}
 
@@ -30,6 +31,22 @@ def test_samples_are_there_after_a_kill_in_the_middle_of_a_line(tmp_path: Path) 
         file.append(sample(2))
     lines = path.read_text().splitlines()
     assert [json.loads(line).get("task") for line in lines] == [None, 0, 1, 2]
+
+
+def test_a_sample_that_found_no_room_spoils_none_that_does(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        path = disk.path / "aime.jsonl"
+        with SampleFile(path, HEADER) as file:
+            file.append(sample(0))
+            disk.fill()
+            with pytest.raises(OSError, match="No space left"):
+                file.append(sample(1, answer="x" * 8192))
+            assert sorted(file.samples) == [(0, 0)]
+            file.append(sample(2))  # It fits into what the file has of its last page.
+            disk.empty()
+            file.append(sample(1))
+        with SampleFile(path, HEADER) as file:
+            assert sorted(file.samples) == [(0, 0), (1, 0), (2, 0)]
 
 
 def test_the_newest_line_of_a_sample_counts_and_what_all_have_cost(tmp_path: Path) -> None:

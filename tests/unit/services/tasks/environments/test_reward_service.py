@@ -138,7 +138,12 @@ async def test_a_service_that_wants_to_be_left_alone_for_longer_than_the_deadlin
      ("soon", None), ("-3", None), ("1.5", None), ("nan", None), ("\u0663", None)],
 )  # fmt: skip
 def test_what_a_retry_after_says(header: str, seconds: float | None) -> None:
-    assert seconds_to_wait(header) == seconds
+    assert seconds_to_wait(header, "") == seconds
+
+
+def test_a_date_is_read_by_the_clock_of_the_service_that_says_it() -> None:
+    until, sent = "Wed, 21 Oct 2015 07:28:30 GMT", "Wed, 21 Oct 2015 07:28:00 GMT"
+    assert [seconds_to_wait(until, at) for at in (sent, "odd", "")] == [30.0, 0.0, 0.0]
 
 
 async def test_one_hung_request_costs_a_second_one_and_not_the_attempt() -> None:

@@ -1,0 +1,31 @@
+"""A directory that is replaced is there, old or new, whenever its writer is killed."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gspo_services.shared.runtime.durable import make_partial_directory, publish_directory, remove_leftovers
+
+
+def test_a_writer_killed_while_it_removes_the_former_directory_has_published_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destination = tmp_path / "checkpoint"
+    for content in ("old", "new"):
+        partial = make_partial_directory(destination)
+        (partial / "file").write_text(content)
+        if content == "new":
+
+            def killed(path: Path) -> None:
+                raise KeyboardInterrupt(str(path))
+
+            monkeypatch.setattr(shutil, "rmtree", killed)
+            with pytest.raises(KeyboardInterrupt, match="discarded"):
+                publish_directory(partial, destination)
+        else:
+            publish_directory(partial, destination)
+    monkeypatch.undo()
+    assert (destination / "file").read_text() == "new"
+    remove_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == [destination]
