@@ -13,7 +13,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from deploy.monitoring.generate import RULES
 from gspo.mismatch import MismatchTracker
 from gspo.moe.experts import ExpertPicks, ExpertTally
-from gspo.settings import Objective
+from gspo.settings import Anchor, Objective
 from gspo_services.broker.metrics import BrokerMetrics
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.trainer import train_batch
@@ -71,23 +71,27 @@ STATES = ("pending", "firing")
 
 def diagnostics() -> dict[str, float]:
     """What the learner reports of a batch with several lags, trained here on a table, together with a router's picks."""
-    objective = Objective(anchor="proximal")
-    report = train_batch(
-        BigramEngine(),
-        random_groups(8, 4, seed=0, versions=(0, 6)),
-        objective=objective,
-        policy_version=6,
-        num_mini_batches=2,
-        mismatch=MismatchTracker(),
-    )
+
+    def trained(anchor: Anchor, versions: tuple[int, int]) -> dict[str, float]:
+        return train_batch(
+            BigramEngine(),
+            random_groups(8, 4, seed=0, versions=versions),
+            objective=Objective(anchor=anchor),
+            policy_version=6,
+            num_mini_batches=1,
+            mismatch=MismatchTracker(),
+        ).metrics
+
+    # Each anchor has measurements of its own; those of calibration need many sequences of one lag.
+    metrics = trained("behaviour", (6, 6)) | trained("proximal", (0, 6))
     tally, mask_T = ExpertTally(), torch.ones(2, dtype=torch.bool)
     picks = ExpertPicks(torch.tensor([[[0], [1]]], dtype=torch.int8), num_experts=2)
     for lag in range(6):
         tally.add(picks, mask_T, torch.zeros(2, dtype=torch.int64), torch.tensor([float(lag)]), reference=picks)
     # Other batches have the buckets that this one leaves empty.
-    names = {key.partition("/")[0] for key in report.metrics if key.endswith("/lag_5_up")}
+    names = {key.partition("/")[0] for key in metrics if key.endswith("/lag_5_up")}
     lags = {f"{name}/{bucket}": 0.0 for name in names for bucket in ("lag_0", "lag_1", "lag_2", "lag_3_4")}
-    return {**lags, **report.metrics, **tally.metrics(torch.Tensor.clone), "train_s": 1.0, "publish_s": 1.0}
+    return {**lags, **metrics, **tally.metrics(torch.Tensor.clone), "train_s": 1.0, "publish_s": 1.0}
 
 
 def recorded(rules: Iterable[dict[str, Any]]) -> dict[str, str]:

@@ -94,11 +94,11 @@ class Training:
             if received.seq is not None:
                 await self.end.acknowledge(received)
 
-    async def train(self, index: int, policy_version: int) -> None:
-        """Answer the request for a batch."""
+    async def train(self, index: int, policy_version: int, made_at: int | None = None) -> None:
+        """Answer the request for a batch. ``made_at``: the version of a batch that was made before; a broker keeps it."""
         while await self.take(BatchRequest) != BatchRequest(index=index, policy_version=policy_version):
             pass
-        await send_batch(self.end, a_training_batch(index, policy_version))
+        await send_batch(self.end, a_training_batch(index, policy_version if made_at is None else made_at))
 
 
 @contextlib.asynccontextmanager
@@ -270,7 +270,7 @@ async def test_a_learner_that_trains_batches_again_publishes_nothing_before_the_
     flip_a_bit(tmp_path / "checkpoints" / "version-0000000004-batch-0000000003" / "engine" / "table.safetensors")
     async with training(tmp_path, 4, trained_batches=3, weights_digest=newest.digest) as again:
         assert await again.take(Resume) == Resume(next_batch=2)
-        await again.train(2, 0)
+        await again.train(2, 0, made_at=3)
         published = await again.take(Published)
         assert isinstance(published, Published)
         assert (published.policy_version, published.digest) == (4, newest.digest)
