@@ -15,12 +15,11 @@ LOCK_MS: Final = 3000
 """A statement that waits behind one of ours, which hangs, gives up: they must not heap up in the server."""
 LOOKS: Final = 20
 LOOK_S: Final = 0.05
-_STATE: Final = """
+STATE: Final = """
 SELECT current_setting('synchronous_standby_names'), current_setting('fsync') = 'on',
     current_setting('full_page_writes') = 'on', pg_conf_load_time()::text, pg_current_wal_flush_lsn()::text
 """
-STATE: Final = _STATE
-PREPARE: Final = f"""{_STATE.rstrip()}, set_config('lock_timeout', '{LOCK_MS}', true),
+PREPARE: Final = f"""{STATE.rstrip()}, set_config('lock_timeout', '{LOCK_MS}', true),
     CASE WHEN %s AND current_setting('synchronous_commit') <> 'remote_apply'
         THEN set_config('synchronous_commit', 'on', true) END
 """
