@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO, Literal, get_args
 
 import msgpack
 
@@ -142,20 +142,21 @@ def _set_soft_limit(limit: int, value: int) -> None:
 
 def _take_stdout() -> BinaryIO:
     """The pipe to the parent, where reward code cannot print: its output goes to /dev/null."""
-    results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-    return results
+    return _taken(sys.stdout.fileno(), "wb", os.O_WRONLY)
 
 
 def _take_stdin() -> BinaryIO:
     """The pipe from the parent. ``exit`` closes stdin, and would wait for the thread that reads there."""
-    jobs = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, sys.stdin.fileno())
+    return _taken(sys.stdin.fileno(), "rb", os.O_RDONLY)
+
+
+def _taken(standard: int, mode: Literal["rb", "wb"], flags: int) -> BinaryIO:
+    """What a standard descriptor led to; it leads to /dev/null from here on."""
+    pipe = os.fdopen(os.dup(standard), mode)
+    nothing = os.open(os.devnull, flags)
+    os.dup2(nothing, standard)
     os.close(nothing)
-    return jobs
+    return pipe
 
 
 def _read_jobs(pipe: BinaryIO, jobs: queue.Queue[dict[str, Any]], folder: str) -> None:
