@@ -39,14 +39,15 @@ def set_limits(limits: dict[str, Any]) -> None:
             most = resource.getrlimit(getattr(resource, "RLIMIT_" + name))[1]
             raise OSError(f"a run needs {value} as its RLIMIT_{name}, and this machine gives {most} (ulimit -H)") from error
     for name, most in (("CORE", 0), ("MSGQUEUE", 0), ("NICE", 0), ("RTPRIO", 0), ("SIGPENDING", 1024), ("MEMLOCK", 8 << 20)):
-        number = getattr(resource, "RLIMIT_" + name)
-        hard = resource.getrlimit(number)[1]
-        value = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(number, (value, value))
-    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
-    resource.setrlimit(
-        resource.RLIMIT_STACK, (STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard), hard)
-    )
+        value, _ = within_hard_limit("RLIMIT_" + name, most)
+        resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
+    resource.setrlimit(resource.RLIMIT_STACK, within_hard_limit("RLIMIT_STACK", STACK_BYTES))
+
+
+def within_hard_limit(name: str, most: int) -> tuple[int, int]:
+    """``most``, or what this machine's hard limit leaves of it; and that limit."""
+    hard = resource.getrlimit(getattr(resource, name))[1]
+    return (most if hard == resource.RLIM_INFINITY else min(most, hard)), hard
 
 
 def prepare(streams: Sequence[int], limits: dict[str, Any]) -> None:
