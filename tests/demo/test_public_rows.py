@@ -13,10 +13,11 @@ from gspo_services.prepare.init.command import main as init
 from gspo_services.prepare.tiny_models.tiny import make_tiny_model
 from gspo_services.shared.runtime.lifecycle import module_command
 from tests.support.broker.ledger_audit import audit
+from tests.support.files.public_data import PUBLIC_DATA
 from tests.support.files.public_forms import FORMS, NUM_ROWS
 from tests.support.processes.run_process import REPOSITORY, RunProcess
 
-MATH_500 = Path(os.environ.get("GSPO_DATA_DIR", REPOSITORY.parent / "shared" / "data")) / "math500" / "test.jsonl"
+MATH_500 = PUBLIC_DATA / "math500" / "test.jsonl"
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(1800)]
 SMALL = (
     "run.num_batches=2", "batch.group_size=2", f"batch.groups_per_batch={len(FORMS)}", "batch.mini_batches=1",

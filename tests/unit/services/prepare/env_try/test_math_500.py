@@ -1,7 +1,6 @@
 """MATH-500 as a newcomer meets it: ``gspo init``, and then answers that are typed in, or piped."""
 
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -11,9 +10,9 @@ import pytest
 
 from gspo_services.prepare.env_try.command import main as env_try
 from gspo_services.prepare.init.command import main as init
+from tests.support.files.public_data import PUBLIC_DATA
 
-ROOT = Path(__file__).parents[5]
-ROWS = Path(os.environ.get("GSPO_DATA_DIR", ROOT.parent / "shared" / "data")) / "math500" / "test.jsonl"
+ROWS = PUBLIC_DATA / "math500" / "test.jsonl"
 WITH_ITS_UNIT = re.compile(r"\\circ|cents|mbox|\\\$|^x=5$|,\\!")
 """Golds of which a number is the whole answer, too."""
 

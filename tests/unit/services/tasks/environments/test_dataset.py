@@ -1,7 +1,6 @@
 """Questions from files: which rows are usable, the errors of the others, and how answers are compared."""
 
 import json
-import os
 from pathlib import Path
 
 import pyarrow
@@ -12,8 +11,8 @@ from gspo.tasks.environments import RewardJob
 from gspo_services.tasks.environments.dataset import Dataset, DatasetOptions
 from gspo_services.tasks.environments.reward_pool import RewardPool
 from gspo_services.tasks.environments.sources import MixedTasks
+from tests.support.files.public_data import PUBLIC_DATA
 
-DATA_DIR = Path(os.environ.get("GSPO_DATA_DIR", Path(__file__).parents[6] / "shared" / "data"))
 GOOD = {"question": "1+1?", "answer": "one and one is #### 2"}
 
 
@@ -144,9 +143,9 @@ def test_tasks_that_come_later_are_checked_too(tmp_path: Path) -> None:
 
 
 async def test_gsm8k_loads_unchanged_and_its_own_answers_are_graded_right() -> None:
-    train, test = DATA_DIR / "gsm8k" / "train.jsonl", DATA_DIR / "gsm8k" / "test.jsonl"
+    train, test = PUBLIC_DATA / "gsm8k" / "train.jsonl", PUBLIC_DATA / "gsm8k" / "test.jsonl"
     if not (train.is_file() and test.is_file()):
-        pytest.skip(f"no GSM8K files in {train.parent} (set GSPO_DATA_DIR)")
+        pytest.skip(f"no GSM8K files in {train.parent} (set GSPO_PUBLIC_DATA)")
     environment = Dataset(DatasetOptions(train_path=str(train), eval_path=str(test)))
     assert (environment.tasks("train").num_tasks, environment.tasks("eval").num_tasks) == (7473, 1319)
     source = environment.tasks("eval")

@@ -1,7 +1,6 @@
 """Every kind of answer in mathematics is decided, and both sides of each decision are tried."""
 
 import json
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -13,10 +12,10 @@ from math_verify import parse, verify
 
 from gspo_services.tasks.reward_worker.maths import fault_of, gold_kind, integer_in, is_same_vote, vote_of
 from gspo_services.tasks.reward_worker.maths.grading import ending_of, grade_answer
+from tests.support.files.public_data import PUBLIC_DATA
 
 PAIRS = Path(__file__).with_name("pairs.txt")
 ROOT = Path(__file__).parents[5]
-DATA_DIR = Path(os.environ.get("GSPO_DATA_DIR", ROOT.parent / "shared" / "data"))
 GUIDE = ROOT / "docs" / "guide" / "programs.md"
 
 
@@ -190,7 +189,7 @@ def test_integers_of_golds_are_read_as_those_of_answers() -> None:
 
 
 def test_math_500_is_right_for_itself_and_for_no_fragment() -> None:
-    path = DATA_DIR / "math500" / "test.jsonl"
+    path = PUBLIC_DATA / "math500" / "test.jsonl"
     if not path.is_file():
         pytest.skip(f"no MATH-500 in {path.parent} (set GSPO_DATA_DIR)")
     golds = [json.loads(line)["answer"] for line in path.read_text(encoding="utf-8").splitlines()]
