@@ -77,8 +77,8 @@ def leave(status: int) -> NoReturn:
     """Flush the standard streams and end the process, without the interpreter's own clean-up.
 
     For processes with a process group of torch.distributed. gloo's threads outlive ``destroy_process_group`` while anything
-    in DeepSpeed refers to the group. A thread that calls into Python during the clean-up makes C++ abort the process, which
-    then ends by SIGABRT although it has done all its work.
+    in DeepSpeed refers to the group. A thread that the clean-up finds running makes C++ abort the process ("terminate called
+    without an active exception"), which then ends by SIGABRT although it has done all its work.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

@@ -39,6 +39,7 @@ from gspo_services.learner.profiling.report import as_json
 from gspo_services.learner.start.engine_settings import EngineSettings
 from gspo_services.learner.trainer import train_batch
 from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.lifecycle import leave
 from gspo_services.shared.settings.sections import Learner, LoraSection
 from tests.support.loss.sequences import load_groups
 
@@ -418,3 +419,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)

@@ -31,6 +31,7 @@ from gspo_services.learner.checkpoints.saver import CheckpointSaver, Threads
 from gspo_services.learner.engine.engine import LearnerEngine
 from gspo_services.learner.export import export_model
 from gspo_services.learner.trainer import train_batch
+from gspo_services.shared.runtime.lifecycle import leave
 from tests.support.learner.learner_worker import OBJECTIVE, settings
 from tests.support.loss.sequences import load_groups
 
@@ -216,3 +217,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)
