@@ -51,7 +51,7 @@ class CountingEnvironment(Environment):
         if self._options.start_fails:
             raise RuntimeError("no such task")
         state = {"turn": 0, "said": [], "seed": seed, "more": self._options.state}
-        return Start(state=state, messages=[{"role": "user", "content": str(task["question"])}])
+        return Start(state=state, messages=[{"role": "user", "content": str(task.get("question", task))}])
 
     def step(self, state: dict[str, Any], action: str) -> Step:
         turn = state["turn"]
