@@ -20,7 +20,7 @@ from benchmarks.random_kills.memory import role_of
 from tests.storm import network
 from tests.support.processes.small_disk import SmallDisk
 
-BREAK_S: Final = 25.0
+BREAK_S: Final = 30.0
 """Between the end of one event and the next, on average: a run recovers from several at once too, but slower."""
 SUSPENDED_S: Final = (2.0, 10.0)
 FULL_S: Final = (4.0, 12.0)
