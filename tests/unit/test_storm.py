@@ -1,11 +1,18 @@
 """The pure parts of tests/storm: what is dealt, what counts as a loss, and what is an attacker's."""
 
+import asyncio
 import random
+import time
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from gspo.tasks.agents import Episode
 from gspo.tasks.environments import RewardJob
 from gspo_services.tasks.environments.arithmetic import Arithmetic, ArithmeticOptions
-from tests.storm.attacker import is_hostile
+from tests.storm import attacker
+from tests.storm.attacker import BREACH, is_hostile
 from tests.storm.hostile import ROLLOUT
 from tests.storm.losses import honest, losses
 from tests.storm.mixture import KINDS, Mixture, kind_of
@@ -71,3 +78,32 @@ def test_the_mixture_is_judged_in_all_three_places() -> None:
     assert any("setsid" in str(reward.arguments["source"]) for reward in judged[0])
     assert all(isinstance(reward, RewardJob) and reward.function for reward in judged[1] + judged[2])
     assert all(reward == 1.0 for kind in range(3, KINDS) for reward in judged[kind])
+
+
+@pytest.mark.parametrize(("act", "status", "is_breach"), [
+    ("strange_keys", 200, True), ("strange_keys", 401, False), ("forged_ids", 500, True), ("forged_ids", 400, False),
+])  # fmt: skip
+async def test_an_attacker_notes_what_nobody_may_be_answered(
+    act: str, status: int, is_breach: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = tmp_path / "notes"
+    notes.touch()
+    monkeypatch.setenv("GSPO_STORM_NOTES", str(notes))
+    keys: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        keys.append(head.partition(b"Bearer ")[2].partition(b"\r\n")[0])
+        writer.write(f"HTTP/1.1 {status} said\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    episode: Any = Episode(
+        task={}, seed=0, base_url=address, api_key="own-key", model="m", ends_at=time.monotonic(), recorded=(), record=None,  # type: ignore[arg-type]
+    )  # fmt: skip
+    async with server:
+        await getattr(attacker, act)(episode, random.Random(0))
+    assert notes.read_text().startswith(BREACH) == is_breach
+    assert (b"own-key" in keys) == (act == "forged_ids")
