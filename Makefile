@@ -290,7 +290,7 @@ test-soak: setup ## 5,000 simulated runs in all weathers, on all cores
 kills: setup ## the demo with 50 processes killed at random moments: reward, audit, leaks, memory; about 20 minutes
 	$(BIN)/python -m benchmarks.random_kills --kills 50
 
-test-storm: setup ## an hour of kills, suspensions, full disks, flipped bits and a hostile peer against one run
+test-storm: setup ## an hour of kills, suspensions, full disks, flipped bits, partitions and attackers against two runs; needs root, nft and bubblewrap
 	$(BIN)/python -m tests.storm $(STORM_ARGS)
 
 fuzz: $(FUZZ)/.installed ## ten million inputs for all decoders and loaders, guided by coverage; hours; needs the package index

@@ -36,7 +36,7 @@ from tests.support.postgres.server import programs
 TARGET: Final = 0.85
 SAMPLE_S: Final = 2.0
 GRACE_S: Final = 120.0
-TARGETS: Final = ("broker", "learner", "agent", "sglang", "scheduler")
+TARGETS: Final = ("broker", "learner", "rollout", "sglang", "scheduler")
 DATABASE: Final = "database"
 """Killed, and started again at once on its disk: the run's own processes are what comes back by itself."""
 MEMORY: Final = Path("/dev/shm")

@@ -15,7 +15,11 @@ from matplotlib import pyplot
 
 LEAST_S: Final = 60.0
 """Growth per minute is measured over the second half of a life of at least this length: a start is no leak."""
-ROLES: Final = ("gspo run", "broker", "learner", "agent", "reward", "sglang", "scheduler", "detokenizer")
+ROLES: Final = (
+    "gspo run", "broker", "learner", "rollout", "agent", "reward", "reward model", "sandbox server", "sandbox", "sglang",
+    "scheduler", "detokenizer",
+)  # fmt: skip
+"""An agent is a worker process of users' agents, a sandbox one of bubblewrap with its init."""
 
 
 @dataclass
@@ -72,13 +76,17 @@ class Watch:
 def role_of(command: str) -> str:
     """Return the role in the run of the process with this command line; empty between fork and exec, and for passers-by."""
     for pattern, name in (
+        (r"gspo_sandbox_init", "sandbox"),
+        (r"gspo_services\.tasks\.sandbox\.server", "sandbox server"),
+        (r"services/tasks/worker/main\.py", "agent"),
         (r"gspo_services\.tasks\.reward_worker", "reward"),
+        (r"gspo_services\.tasks\.reward_model", "reward model"),
         (r"sglang::scheduler", "scheduler"),
         (r"sglang::detok", "detokenizer"),
         (r"sglang", "sglang"),
         (r"gspo_services\.broker", "broker"),
         (r"gspo_services\.learner", "learner"),
-        (r"gspo_services\.rollout", "agent"),
+        (r"gspo_services\.rollout", "rollout"),
         (r"gspo_services\.cli\.main", "gspo run"),
     ):
         if re.search(pattern, command):

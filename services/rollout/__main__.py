@@ -48,6 +48,7 @@ from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
 from gspo_services.shared.runtime.lifecycle import run_until_stopped, until_stopped
 from gspo_services.shared.runtime.log_files import LogLimits
 from gspo_services.shared.runtime.logs import configure_logging
+from gspo_services.shared.runtime.stray_processes import kill_orphans
 from gspo_services.shared.runtime.telemetry import Health, TelemetryServer
 from gspo_services.shared.settings import ProcessArguments, Settings, parse_process_arguments
 from gspo_services.shared.weights import SpreadError, kv_heads, require_served, require_spread, spread_of
@@ -130,6 +131,8 @@ async def _generate(
 ) -> bool:
     """Open everything and serve until ``stop`` or the end of the run. Returns whether the run is complete."""
     settings, metrics = arguments.settings, RolloutMetrics(registry)
+    if num_strays := await asyncio.to_thread(kill_orphans):
+        log.warning("strays_ended", number=num_strays, meaning="processes that a killed rollout's agents or rewards left")
     try:
         tokenizer = ChatTokenizer(
             settings.model.path,

@@ -209,7 +209,9 @@ async def open_episodes(
         yield _environment_loop(settings, policy, player, limits.turns)
         return
     try:
-        renderer = create_renderer(policy.tokenizer, settings.agent.renderer)
+        renderer = create_renderer(
+            policy.tokenizer, settings.agent.renderer, most_tokens=settings.largest_sampling.max_tokens
+        )
     except RenderingError as error:
         raise ConfigurationError(f"agent.renderer: {error}") from error
     shared = EpisodeShared(

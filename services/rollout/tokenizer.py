@@ -7,7 +7,7 @@ are decoded for the environment but never encoded again.
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from tokenizers import Tokenizer, decoders
@@ -28,7 +28,14 @@ from gspo_services.rollout.chat_template import (
     stop_at,
 )
 
-__all__ = ["SENTINEL", "ChatTokenizer", "Messages", "TokenizerError"]
+__all__ = ["SENTINEL", "ChatTokenizer", "Messages", "TokenizerError", "TooManyTokens"]
+
+
+PIECE_CHARS: Final = 4096
+
+
+class TooManyTokens(TokenizerError):
+    """A text does not fit, however it is divided into tokens."""
 
 
 class ChatTokenizer:
@@ -125,6 +132,18 @@ class ChatTokenizer:
         """Token ids of ``text``, in which special tokens may be written out."""
         # As a batch of one: only a batch lets other threads run meanwhile.
         return list(self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
+
+    def require_fewer(self, text: str, most_tokens: int) -> None:
+        """Refuse a text of far more tokens, in the memory and time of those. Raises: TooManyTokens.
+
+        A cut adds few tokens, so pieces of a text have less than twice its tokens. Encoding all of it would take some
+        200 bytes a token, and as one word of a few million characters a minute.
+        """
+        num_tokens = 0
+        for begin in range(0, len(text), PIECE_CHARS) if len(text) > PIECE_CHARS else ():
+            num_tokens += len(self.encode(text[begin : begin + PIECE_CHARS]))
+            if num_tokens > 2 * most_tokens:
+                raise TooManyTokens(f"a text of {len(text)} characters has more than {most_tokens} tokens")
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ``token_ids`` with special tokens; ids outside the vocabulary have no text."""

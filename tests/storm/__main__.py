@@ -1,12 +1,15 @@
-"""An hour of everything at once against a whole run: does it learn, lose nothing, leak nothing, and keep its pace?
+"""An hour of everything at once against two whole runs: do they learn, lose nothing, leak nothing, and keep their pace?
 
-make test-storm            # or: python -m tests.storm --minutes 60 --quiet 8 --seed 0
+make test-storm            # or: python -m tests.storm --minutes 60 --quiet 5 --seed 0
 
-First the run works undisturbed for --quiet minutes, which gives its pace. Then the storm: processes are killed and
-suspended, its disk fills, bits of its checkpoints flip, and a peer with keys of its own attacks its sockets. At the end the
-run is stopped as a user stops it. These must hold: the held-out reward rose, the audit is clean, nothing was dropped as
-stale, the pace was at least 0.7 of the quiet one, memory and files did not grow, nothing is left behind. The exit status is
-1 when one does not. The run's directory is a file system of its own (tmpfs), for which this needs the right to mount.
+One half of the time belongs to a run of an environment whose answers are judged by a reward worker, in the sandbox and by a
+reward model, the other to a run of agents (--part names one alone). Each has two brokers and works undisturbed for --quiet
+minutes, which gives its pace. Then the storm: processes of every kind are killed and suspended, the disk of one broker
+fills, one broker is cut off, bits of checkpoints flip, a peer with keys of its own attacks the sockets, and some agents
+attack the endpoint and their worker. At the end the run is stopped as a user stops it. These must hold: the held-out reward
+rose, the audit of all ledgers is clean, nothing was dropped as stale, only attackers lost groups, the pace was at least 0.7
+of the quiet one, memory and files did not grow, everything of the weather happened, nothing is left behind. The exit status
+is 1 when one does not. It needs root: for file systems and a network of its own.
 """
 
 import argparse
@@ -16,7 +19,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -24,33 +27,34 @@ from typing import Final
 import psutil
 
 from benchmarks.random_kills.memory import Watch, growth_table, plot
-from gspo_services.runs.opening import audit_run
-from tests.storm.measure import Files, files_of, largest_median, memory_by_role, trajectories_per_s
+from tests.storm import network
+from tests.storm.measure import Files, files_of
+from tests.storm.parts import NUM_BROKERS, Part, broker_ports, parts
 from tests.storm.run import StormRun
-from tests.storm.weather import Event, Weather
+from tests.storm.verdict import Times, verdict
+from tests.storm.weather import BREAK_S, Weather
 from tests.support.processes.small_disk import SmallDisk, small_disk
 
-PACE: Final = 0.7
-RISE: Final = 0.1
-DISK_BYTES: Final = 3 * 2**30
+DISK_BYTES: Final = 2**30
 START_S: Final = 600.0
 RECOVER_S: Final = 60.0
 SAMPLE_S: Final = 2.0
 GROWING: Final = ("ledger", "archive", "metrics.jsonl", "logs", "ballast", "checkpoints/damaged", "checkpoints/.")
 SHARED: Final = Path("/dev/shm")
+PARTS: Final = tuple(parts(SHARED))
 
 
 class Storm:
-    """The whole program: a run, its weather, and what was measured."""
+    """One run, its weather, and what was seen of both."""
 
-    def __init__(self, run: StormRun, weather: Weather, *, quiet_s: float, storm_s: float) -> None:
-        self._run, self._weather = run, weather
-        self._quiet_s, self._storm_s = quiet_s, storm_s
-        self.watch = Watch(run.root)
+    def __init__(self, run: StormRun, weather: Weather) -> None:
+        self.run, self.weather = run, weather
+        self.watch = Watch(psutil.Process())
         self.files: list[Files] = []
         self.attacks = ""
         self._begin = time.monotonic()
         self._sampled = 0.0
+        self._growing = (*GROWING, *(f"broker-{number}/{name}" for number in range(1, NUM_BROKERS) for name in GROWING))
 
     def look(self) -> None:
         """Sample memory and files now and then."""
@@ -58,66 +62,26 @@ class Storm:
         if now - self._sampled >= SAMPLE_S:
             self._sampled = now
             self.watch.sample(now)
-            self.files.append(files_of(self._run.directory, GROWING))
+            self.files.append(files_of(self.run.directory, self._growing))
 
-    def blow(self) -> None:
+    def blow(self, quiet_s: float, storm_s: float) -> Times:
         """The quiet part, then the storm, then a minute to recover in."""
-        run = self._run
+        run = self.run
         run.wait_batches(10, START_S, self.look)
-        self.quiet_from = _unix_s()
-        run.wait(self._quiet_s, self.look)
-        self.storm_from, self.storm_from_s = _unix_s(), time.monotonic() - self._begin
+        quiet_from = _unix_s()
+        run.wait(quiet_s, self.look)
+        storm_from, watched_from_s = _unix_s(), time.monotonic() - self._begin
         self.files.clear()
         run.attack()
-        for event in self._weather.blow(self._storm_s):
+        for event in self.weather.blow(storm_s):
             print(event, flush=True)
-        self.storm_to, self.storm_to_s = _unix_s(), time.monotonic() - self._begin
+        storm_to, watched_to_s = _unix_s(), time.monotonic() - self._begin
         self.attacks = run.calm()
         run.wait(RECOVER_S, self.look)
-
-    def verdict(self, status: int) -> tuple[list[str], list[str]]:
-        """What was measured, and what did not hold."""
-        run = self._run
-        batches = run.trained()
-        quiet = trajectories_per_s(batches, self.quiet_from, self.storm_from)
-        storm = trajectories_per_s(batches, self.storm_from, self.storm_to)
-        audit = audit_run(run.directory)
-        rewards = [row["eval/reward"] for row in run.rows("eval") if row["eval/reward"] is not None]
-        dropped = Counter(row["reason"] for row in run.rows("dropped"))
-        memory = memory_by_role(list(self.watch.lives.values()), self.storm_from_s, self.storm_to_s)
-        before, after = largest_median(self.files)
-        lines = [
-            f"batches {audit.num_batches}, trained again {audit.num_trained_again}, dropped groups {dict(dropped)}",
-            f"pace: {quiet:.1f} trajectories/s quiet, {storm:.1f} in the storm: {storm / quiet:.2f}",
-            f"held-out reward: first {rewards[0]:.2f}, best {max(rewards):.2f}, last {rewards[-1]:.2f}",
-            f"files: {before.number} with {before.num_bytes / 2**20:.1f} MiB, at the end {after.number} with "
-            f"{after.num_bytes / 2**20:.1f} MiB",
-            *(
-                f"memory of {each.role}: {each.first / 2**20:.0f} MiB, at the end {each.last / 2**20:.0f}, at most "
-                f"{each.largest / 2**20:.0f}"
-                for each in memory
-            ),
-            self.attacks,
-        ]
-        checks = [
-            (f"gspo run ended with status {status}:\n{run.tail()}", status != 0),
-            (f"the audit objects: {audit.problems[:3]}", not audit.clean),
-            (
-                f"the reward did not rise by {RISE}: {rewards[0]:.2f}, then {rewards[-1]:.2f}",
-                rewards[-1] < rewards[0] + RISE,
-            ),
-            (f"{dropped['stale']} groups were dropped as stale", bool(dropped["stale"])),
-            (f"the pace is {storm / quiet:.2f} of the quiet one", storm < PACE * quiet),
-            *((f"the memory of the {each.role} grew", each.grew) for each in memory),
-            *((f"the {each.role} held {each.largest / 2**20:.0f} MiB at once", each.burst) for each in memory),
-            (
-                f"files grew from {before} to {after}",
-                after.number > before.number + 16 or after.num_bytes > 1.3 * before.num_bytes,
-            ),
-            (f"processes are left: {self.watch.leftovers()}", bool(self.watch.leftovers())),
-            (f"weights are left: {sorted(run.weights.iterdir())}", any(run.weights.iterdir())),
-        ]
-        return lines, [text for text, wrong in checks if wrong]
+        return Times(
+            quiet_from=quiet_from, storm_from=storm_from, storm_to=storm_to,
+            watched_from_s=watched_from_s, watched_to_s=watched_to_s,
+        )  # fmt: skip
 
 
 def _unix_s() -> float:
@@ -128,53 +92,61 @@ def _unix_s() -> float:
 def main() -> None:
     """Run, disturb, judge, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=60.0, help="the storm's length, the quiet part included")
-    parser.add_argument("--quiet", type=float, default=8.0, help="minutes without any disturbance at the beginning")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of all parts together, the quiet ones included")
+    parser.add_argument("--quiet", type=float, default=5.0, help="minutes without any disturbance at the beginning of each")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this one")
+    parser.add_argument("--break", dest="break_s", type=float, default=BREAK_S, help="mean seconds between two events")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--directory", type=Path, default=Path("runs/storm"), help="gets the report, the plot and the logs")
+    parser.add_argument("--directory", type=Path, default=Path("runs/storm"), help="gets the reports, plots and logs")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     arguments = parser.parse_args()
+    network.enter("tests.storm")
     shutil.rmtree(arguments.directory, ignore_errors=True)
-    arguments.directory.mkdir(parents=True)
-    place = Path(tempfile.mkdtemp(prefix="gspo-storm-", dir=SHARED))
-    try:
-        with small_disk(place / "run", DISK_BYTES) as disk:
-            failed = storm(arguments, place, disk)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    chosen = arguments.part or PARTS
+    failed = []
+    for name in chosen:
+        place = Path(tempfile.mkdtemp(prefix="gspo-storm-", dir=SHARED))
+        try:
+            with ExitStack() as stack:
+                disks = [stack.enter_context(small_disk(place / "run", DISK_BYTES))]
+                for number in range(1, NUM_BROKERS):
+                    disks.append(stack.enter_context(small_disk(place / f"run/broker-{number}", DISK_BYTES)))
+                failed += storm(arguments, parts(place)[name], place, disks, arguments.minutes / len(chosen))
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
     sys.exit(1 if failed else 0)
 
 
-def storm(arguments: argparse.Namespace, place: Path, disk: SmallDisk) -> list[str]:
-    """One whole storm; returns what did not hold."""
-    quiet_s = 60 * arguments.quiet
-    run = StormRun(place, arguments.seed, *arguments.overrides)
+def storm(arguments: argparse.Namespace, part: Part, place: Path, disks: list[SmallDisk], minutes: float) -> list[str]:
+    """One part; returns what did not hold."""
+    to = arguments.directory / part.name
+    to.mkdir(parents=True)
+    run = StormRun(part, place, arguments.seed, *arguments.overrides)
+    weather = Weather(
+        psutil.Process(), run.directory, disks, [broker_ports(number) for number in range(NUM_BROKERS)], part.roles,
+        random.Random(arguments.seed), lambda seconds: run.wait(seconds, watched.look), arguments.break_s,
+    )  # fmt: skip
+    watched = Storm(run, weather)
     try:
         with run:
-            weather = Weather(
-                run.root, run.directory, disk, random.Random(arguments.seed), lambda s: run.wait(s, watched.look)
-            )
-            watched = Storm(run, weather, quiet_s=quiet_s, storm_s=60 * arguments.minutes - quiet_s)
-            watched.blow()
+            quiet_s = 60 * arguments.quiet
+            times = watched.blow(quiet_s, 60 * minutes - quiet_s)
             status = run.stop()
-        lines, failed = watched.verdict(status)
+        lines, failed = verdict(part, run, weather, watched.watch, watched.files, times, status)
     finally:
-        shutil.copytree(run.directory / "logs", arguments.directory / "logs", dirs_exist_ok=True)
-        shutil.copy(place / "run.log", arguments.directory / "run.log")
-    plot(watched.watch.lives.values(), [event.time_s for event in weather.events], arguments.directory / "memory.png")
-    _print(arguments, weather.events, lines, failed, growth_table(watched.watch.lives.values()))
+        shutil.copytree(run.directory / "logs", to / "logs", dirs_exist_ok=True)
+        for log in place.glob("*.log"):
+            shutil.copy(log, to / log.name)
+    lives = watched.watch.lives.values()
+    plot(lives, [times.watched_from_s + event.time_s for event in weather.events], to / "memory.png")
+    where = f"{datetime.now(UTC):%Y-%m-%d}, {psutil.cpu_count()} cores"
+    head = f"{part.name}: {minutes:g} minutes, seed {arguments.seed}, {where}"
+    text = [head, *lines, watched.attacks, "", growth_table(lives), "", *(f"FAILED: {each}" for each in failed)]
+    print("\n".join(text), flush=True)
+    (to / "report.txt").write_text("\n".join(text) + "\n")
+    events = [{"time_s": each.time_s, "card": str(each.card), "detail": each.detail} for each in weather.events]
+    (to / "storm.json").write_text(json.dumps({"events": events, "lines": lines, "failed": failed}, indent=1) + "\n")
     return failed
-
-
-def _print(arguments: argparse.Namespace, events: list[Event], lines: list[str], failed: list[str], table: str) -> None:
-    kinds = Counter(event.kind for event in events)
-    head = f"{arguments.minutes:g} minutes, seed {arguments.seed}, {datetime.now(UTC):%Y-%m-%d}, {psutil.cpu_count()} cores"
-    text = [head, ", ".join(f"{number} x {kind}" for kind, number in sorted(kinds.items())), *lines, "", table, ""]
-    text += [f"FAILED: {each}" for each in failed]
-    print("\n".join(text))
-    record = {"events": [vars(event) for event in events], "lines": lines, "failed": failed}
-    (arguments.directory / "storm.json").write_text(json.dumps(record, indent=1) + "\n")
-    (arguments.directory / "report.txt").write_text("\n".join(text) + "\n")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,10 @@ class Memory:
     last: int
     largest: int
 
+    def __str__(self) -> str:
+        first, last, largest = (f"{size / MIB:.0f}" for size in (self.first, self.last, self.largest))
+        return f"memory of {self.role}: {first} MiB, at the end {last}, at most {largest}"
+
     @property
     def grew(self) -> bool:
         return self.last > max(GROWTH * self.first, self.first + ROOM_BYTES)

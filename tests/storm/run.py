@@ -1,4 +1,4 @@
-"""The run that the storm hits: ``gspo run`` with keys on a small disk, as a user starts it."""
+"""The run that the storm hits: ``gspo run`` with keys on small disks, as a user starts it, and servers of sandboxes."""
 
 import json
 import signal
@@ -12,18 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-import psutil
-
+from gspo_services.runs.ledgers import broker_name
 from gspo_services.shared.net import KEY_ROLES
 from tests.storm.hostile import NAMES
-from tests.support.processes.ports import free_ports
+from tests.storm.parts import CONFIG, NUM_BROKERS, WEIGHTS_PORT, Part, blows, broker_ports
 from tests.support.processes.run_process import REPOSITORY
 
 GSPO: Final = (sys.executable, "-m", "gspo_services.cli.main")
+CLASSIFIER: Final = "import pathlib, tests.support.rewards.classifiers as c; c.save_classifier(pathlib.Path({!r}))"
 LOOK_S: Final = 0.5
 STOP_S: Final = 300.0
 HOSTILE_STOP_S: Final = 30.0
-CONFIG: Final = REPOSITORY / "examples/arithmetic.toml"
 
 
 @dataclass(frozen=True)
@@ -34,15 +33,38 @@ class Trained:
     num_trajectories: int
 
 
-class StormRun:
-    """Use as a context manager; leaving it ends the run and its hostile peer."""
+class Server:
+    """A server of sandboxes, which is started again whenever it ends, as a service manager does."""
 
-    def __init__(self, place: Path, seed: int, *settings: str) -> None:
-        """``place`` gets the model, the keys, the weights' folder and the run's directory, which may be a mounted disk."""
+    def __init__(self, port: int, log: Path) -> None:
+        self._port, self._log = port, log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def keep(self) -> None:
+        """Start it if it does not run."""
+        if self._process is None or self._process.poll() is not None:
+            settings = (f"sandbox.port={self._port}", "sandbox.metrics_port=0", "sandbox.max_sandboxes=2")
+            command = [*GSPO, "sandbox", *(word for setting in settings for word in ("--set", setting))]
+            with self._log.open("ab") as output:
+                self._process = subprocess.Popen(command, stdout=output, stderr=output, cwd=REPOSITORY)
+
+    def stop(self) -> None:
+        """End it in order."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_S)
+            finally:
+                self._process.kill()
+
+
+class StormRun:
+    """Use as a context manager; leaving it ends the run, its servers and its hostile peer."""
+
+    def __init__(self, part: Part, place: Path, seed: int, *settings: str) -> None:
+        """``place`` gets the models, the keys, the weights' folder and the run's directory, which may be a mounted disk."""
         self.place, self.directory, self.weights = place, place / "run", place / "weights"
-        work, batch, weights = (f"tcp://127.0.0.1:{port}" for port in free_ports(3))
-        self._endpoints = (work, batch, weights)
-        self._seed = seed
+        self._part, self._seed, self._more = part, seed, settings
         self._keys = place / "keys"
         self._settings = [
             f"run.directory={self.directory}",
@@ -51,32 +73,30 @@ class StormRun:
             "run.max_restarts=1000",
             f"model.path={place / 'model'}",
             f"security.keys={self._keys}",
-            f"broker.work_endpoint={work}",
-            f"broker.batch_endpoint={batch}",
-            f"learner.weights_endpoint={weights}",
-            "broker.metrics_port=0",
-            "learner.metrics_port=0",
-            "rollout.metrics_port=0",
             f"rollout.weights_directory={self.weights}",
-            "learner.learning_rate=3e-5",
-            "learner.keep_checkpoints=4",
-            "evaluation.every_batches=25",
+            *part.settings,
             *settings,
         ]
         self._watch = threading.Event()
+        self._servers = [Server(port, place / f"sandbox-{port}.log") for port in part.sandbox_ports]
         self._hostile: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
         self.weights.mkdir(parents=True)
-        subprocess.run([*GSPO, "model", "tiny", str(self.place / "model"), "--seed", str(self._seed)], check=True)
+        if not any(setting.startswith("model.path=") for setting in self._more):
+            subprocess.run([*GSPO, "model", "tiny", str(self.place / "model"), "--seed", str(self._seed)], check=True)
+        if self._part.has_reward_model:
+            program = CLASSIFIER.format(str(self.place / "classifier"))
+            subprocess.run([sys.executable, "-c", program], check=True, cwd=REPOSITORY)
         names = [word for name in (*KEY_ROLES, *NAMES) for word in ("--name", name)]
         subprocess.run([*GSPO, "keys", str(self._keys), *names], check=True, stdout=subprocess.DEVNULL)
+        for server in self._servers:
+            server.keep()
         flags = [word for setting in self._settings for word in ("--set", setting)]
         with (self.place / "run.log").open("wb") as output:
             self._process = subprocess.Popen(
                 [*GSPO, "run", str(CONFIG), "--plain", *flags], stdout=output, stderr=output, cwd=REPOSITORY
             )
-        self.root = psutil.Process(self._process.pid)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,11 +104,20 @@ class StormRun:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
             self._process.wait(STOP_S)
+        for server in self._servers:
+            server.stop()
 
     def attack(self) -> None:
-        """Start the hostile peer."""
+        """Start the hostile peer, and tell the attackers among the agents."""
+        blows(self.place).touch()
+        work, batch = (
+            ",".join(f"tcp://127.0.0.1:{broker_ports(number)[each]}" for number in range(NUM_BROKERS)) for each in (0, 1)
+        )
         self._hostile = subprocess.Popen(
-            [sys.executable, "-m", "tests.storm.hostile", *self._endpoints, str(self._keys), str(self._seed)],
+            [
+                *(sys.executable, "-m", "tests.storm.hostile", work, batch, f"tcp://127.0.0.1:{WEIGHTS_PORT}"),
+                *(str(self._keys), str(self._seed)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -96,7 +125,8 @@ class StormRun:
         )
 
     def calm(self) -> str:
-        """End the hostile peer; returns what it says that it did."""
+        """End the attacks; returns what the hostile peer says that it did."""
+        blows(self.place).unlink(missing_ok=True)
         if self._hostile is None:
             return ""
         hostile, self._hostile = self._hostile, None
@@ -105,8 +135,7 @@ class StormRun:
         except subprocess.TimeoutExpired:
             hostile.kill()
             said, _ = hostile.communicate()
-        attacks = Counter(said.split("\n")[:-1])
-        return "attacks: " + ", ".join(f"{number} {name}" for name, number in sorted(attacks.items()))
+        return "attacks of a peer: " + counted(said.split("\n")[:-1])
 
     def stop(self) -> int:
         """Stop the run as a user does; returns its exit status."""
@@ -123,6 +152,8 @@ class StormRun:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self._require_both()
+            for server in self._servers:
+                server.keep()
             look()
             self._watch.wait(min(LOOK_S, left))
 
@@ -133,11 +164,22 @@ class StormRun:
             assert time.monotonic() < deadline, f"fewer than {number} batches within {timeout_s} s:\n{self.tail()}"
             self.wait(LOOK_S, look)
 
-    def rows(self, event: str) -> list[dict[str, Any]]:
-        """Rows of metrics.jsonl of one kind; an incomplete last line is left out."""
-        path = self.directory / "metrics.jsonl"
+    def rows(self, event: str, broker: int = 0) -> list[dict[str, Any]]:
+        """Rows of one kind in a broker's metrics.jsonl; an incomplete last line is left out."""
+        path = self.directory / (broker_name(broker) if broker else "") / "metrics.jsonl"
         lines = path.read_text().split("\n")[:-1] if path.is_file() else []
         return [row for row in map(json.loads, lines) if row["event"] == event]
+
+    def logged(self, broker: int, *events: str) -> list[dict[str, Any]]:
+        """A broker's log lines of these events, in order."""
+        found = []
+        logs = (self.directory / "logs").glob(f"{broker_name(broker)}.log*")
+        for path in sorted(logs, key=lambda path: path.stat().st_mtime):
+            for line in path.read_text(errors="replace").split("\n"):
+                if line.startswith("{") and line.endswith("}") and any(f'"{event}"' in line for event in events):
+                    row = json.loads(line)
+                    found += [row] if row.get("event") in events else []
+        return found
 
     def trained(self) -> list[Trained]:
         """The batches so far."""
@@ -146,3 +188,8 @@ class StormRun:
     def tail(self) -> str:
         """The end of what ``gspo run`` printed."""
         return (self.place / "run.log").read_text(errors="replace")[-3000:]
+
+
+def counted(names: list[str]) -> str:
+    """Each with how often it occurs."""
+    return ", ".join(f"{number} {name}" for name, number in sorted(Counter(names).items()))

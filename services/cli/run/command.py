@@ -24,6 +24,7 @@ from gspo_services.shared.runtime.lifecycle import run_process, until_stopped
 from gspo_services.shared.runtime.log_files import LogLimits
 from gspo_services.shared.runtime.logs import configure_logging
 from gspo_services.shared.runtime.private_files import keep_private
+from gspo_services.shared.runtime.stray_processes import kill_orphans
 from gspo_services.shared.settings import Settings, forwarded_arguments, load_settings, require_model
 
 log = structlog.get_logger()
@@ -48,6 +49,8 @@ def run_command(config: Path, overrides: Sequence[str], *, look: Look) -> int:
         console.print(f"places: {placement.text}", soft_wrap=True)
     status = run_process(lambda stop: run_processes(settings, specs, console, stop, look=look))
     claims.close()
+    # Of a rollout that was killed and not started again.
+    kill_orphans()
     _report(settings.run.directory, console, look)
     return status
 

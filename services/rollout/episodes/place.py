@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from gspo_services.rollout.endpoint import CallRefused, CallRequest
 from gspo_services.rollout.episodes.log import Round
-from gspo_services.rollout.rendering import Renderer, RenderingError
+from gspo_services.rollout.rendering import Renderer, RenderingError, TooLongError
 
 LONG_TEXT: Final = 32_768
 """Above this many characters a thread renders: it takes some 20 ms, which would stall every other episode."""
@@ -37,7 +37,7 @@ class Place:
 async def find_place(renderer: Renderer, request: CallRequest, known: Sequence[Known], *, is_first: bool) -> Place:
     """Return the first of ``known`` that can be bridged to the request's new messages, or a new sequence.
 
-    Raises: CallRefused for messages that the model's format refuses.
+    Raises: CallRefused for messages that the model's format refuses, or that cannot fit.
     """
     find = partial(_find, renderer, request, known, is_first=is_first)
     return await asyncio.to_thread(find) if _num_characters(request) > LONG_TEXT else find()
@@ -54,6 +54,11 @@ def _find(renderer: Renderer, request: CallRequest, known: Sequence[Known], *, i
                 return Place(sequence=each.sequence, observation=bridge, reason="other")
         prompt = renderer.prompt_ids(request.messages, *prompted)
         renderer.stream(request.stop)
+    except TooLongError as error:
+        text = (
+            f"this model's maximum context length is smaller (sampling.max_tokens): {error}; send fewer or shorter messages"
+        )
+        raise CallRefused(400, "context_length_exceeded", text, param="messages") from error
     except RenderingError as error:
         raise CallRefused(400, "not_rendered", f"the model's chat format refuses this: {error}") from error
     if not prompt:

@@ -12,6 +12,7 @@ from gspo_services.rollout.rendering.interface import (
     Renderer,
     RenderingError,
     Stream,
+    TooLongError,
     Tools,
 )
 from gspo_services.rollout.rendering.stops import without_stop
@@ -26,6 +27,7 @@ __all__ = [
     "Renderer",
     "RenderingError",
     "Stream",
+    "TooLongError",
     "Tools",
     "byte_of_character",
     "create_renderer",

@@ -22,6 +22,10 @@ class RenderingError(ValueError):
     """A conversation or setting cannot be rendered; the text says why."""
 
 
+class TooLongError(RenderingError):
+    """A conversation has far more tokens than any may have; it was not divided into all of them."""
+
+
 @dataclass(frozen=True)
 class ParsedCall:
     """One call of a tool."""

@@ -111,11 +111,12 @@ class Family:
 class LibraryRenderer:
     """Prompts and bridges by the model's template, answers by the family's renderer."""
 
-    def __init__(self, tokenizer: ChatTokenizer, family: Family) -> None:
-        """Render with the tokenizer's template arguments wherever a call gives no others."""
+    def __init__(self, tokenizer: ChatTokenizer, family: Family, *, most_tokens: int | None = None) -> None:
+        """Render with the tokenizer's template arguments wherever a call gives no others. ``most_tokens``: see
+        ``create_renderer``."""
         self._family = family
         self._arguments = tokenizer.template_arguments
-        self._template = TemplateRenderer(tokenizer)
+        self._template = TemplateRenderer(tokenizer, most_tokens=most_tokens)
         self.name = family.name
         known = family.variant(NO_ARGUMENTS).get_stop_token_ids()
         self.stop_ids = tokenizer.stop_ids | frozenset(known)

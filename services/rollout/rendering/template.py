@@ -11,12 +11,13 @@ from gspo_services.rollout.rendering.interface import (
     Messages,
     Parsed,
     RenderingError,
+    TooLongError,
     Tools,
 )
 from gspo_services.rollout.rendering.messages import check_arguments, check_tools, plain_messages
 from gspo_services.rollout.rendering.stream import AnswerStream
 from gspo_services.rollout.rendering.tool_calls import CALL_IS_ANSWER, find_calls, format_of, marks_of, openers_of
-from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError
+from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError, TooManyTokens
 
 THINK: Final = ("<think>", "</think>")
 
@@ -26,9 +27,13 @@ class TemplateRenderer:
 
     name = "template"
 
-    def __init__(self, tokenizer: ChatTokenizer, template_arguments: Arguments | None = None) -> None:
-        """``template_arguments`` hold wherever a call gives no others; None: those of the tokenizer."""
+    def __init__(
+        self, tokenizer: ChatTokenizer, template_arguments: Arguments | None = None, *, most_tokens: int | None = None
+    ) -> None:
+        """``template_arguments`` hold wherever a call gives no others; None: those of the tokenizer. ``most_tokens``: see
+        ``create_renderer``."""
         self._tokenizer = tokenizer
+        self._most_tokens = most_tokens
         self._arguments = tokenizer.template_arguments if template_arguments is None else dict(template_arguments)
         self._format = format_of(tokenizer.template.source)
         thinks = all(marker in tokenizer.template.sources for marker in THINK)
@@ -44,7 +49,7 @@ class TemplateRenderer:
 
     def prompt_ids(self, messages: Messages, tools: Tools = (), arguments: Arguments = NO_ARGUMENTS) -> list[int]:
         """See ``Renderer.prompt_ids``."""
-        return self._tokenizer.encode(self.prompt_text(messages, tools, arguments))
+        return self._encoded(self.prompt_text(messages, tools, arguments))
 
     def prompt_text(self, messages: Messages, tools: Tools = (), arguments: Arguments = NO_ARGUMENTS) -> str:
         """Return the text whose ids ``prompt_ids`` gives. Raises: RenderingError."""
@@ -75,12 +80,20 @@ class TemplateRenderer:
             return None
         try:
             after = self._tokenizer.continuation(new, tools, {**self._arguments, **arguments}, called_first=True)
-            ids = self._tokenizer.encode(after.text)
+            ids = self._encoded(after.text)
             stop = self._tokenizer.stop_of_answer(after, ids)
         except TokenizerError:
             # A new sequence will say whether the conversation can be rendered at all.
             return None
         return None if stop is None else self._joined(ids, stop, sampled_ids, is_answer=not after.is_after_call)
+
+    def _encoded(self, text: str) -> list[int]:
+        if self._most_tokens is not None:
+            try:
+                self._tokenizer.require_fewer(text, self._most_tokens)
+            except TooManyTokens as error:
+                raise TooLongError(str(error)) from error
+        return self._tokenizer.encode(text)
 
     def _joined(self, ids: list[int], stop: int, sampled_ids: Sequence[int], *, is_answer: bool) -> list[int] | None:
         """Return what of ``ids`` follows the sampled ones; ``stop``: where among ``ids`` the answer's stop token is.

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from gspo_protocol.messages import GroupSampling, Lease, VersionRun
 from gspo_services.rollout.metrics import RolloutMetrics
-from gspo_services.rollout.opening import EpisodesBySet, Policy, open_all_episodes, open_user_code
+from gspo_services.rollout.opening import EpisodesBySet, Policy, open_all_episodes, open_episodes, open_user_code
+from gspo_services.rollout.rendering import Renderer, TooLongError
 from gspo_services.rollout.sglang import GenerateRequest, OutputPiece, SamplingParameters
 from gspo_services.rollout.tokenizer import ChatTokenizer
 from gspo_services.rollout.work import EpisodeFailed
@@ -97,3 +98,24 @@ async def test_tokens_that_the_tokenizer_does_not_have_are_counted(agent: dict[s
         pieces = [piece async for piece in sampled.generate(request)]
     assert pieces == engine.pieces
     assert registry.get_sample_value("gspo_rollout_unknown_tokens_total") == 1
+
+
+async def test_agents_conversations_are_bounded_by_the_longest_sequence_of_the_run(tmp_path: Path) -> None:
+    tokenizer = ChatTokenizer(save_chat_model(tmp_path / "model", chat_tokenizer(TINY_TEMPLATE, "<|end|>")))
+    settings = Settings.model_validate(
+        {
+            "model": {"path": tmp_path / "model"}, "agent": {"url": "http://127.0.0.1:1"}, "run": {"num_batches": 9},
+            "sampling": {"max_turn_tokens": 8, "max_tokens": 64},
+            "schedule": {"max_tokens": {"shape": "steps", "steps": [[5, 5000]]}},
+        }
+    )  # fmt: skip
+    seen: list[Renderer] = []
+    nobody: Any = None
+    policy = Policy(
+        tokenizer=tokenizer, engine=nobody, broker=nobody, may_generate=asyncio.Event(), clock=MonotonicClock(),
+        metrics=RolloutMetrics(CollectorRegistry()), wall_s=lambda: 0.0, watched=lambda made: seen.append(made) or made,
+    )  # fmt: skip
+    async with open_episodes(settings, policy, nobody, CollectorRegistry()):
+        assert len(seen[0].prompt_ids([{"role": "user", "content": "1" * 4990}])) > 4990
+        with pytest.raises(TooLongError):
+            seen[0].prompt_ids([{"role": "user", "content": "1" * 15_000}])
