@@ -169,8 +169,8 @@ class Store(Reader):
         if found != fingerprint:
             raise StoreMismatch(
                 f"{self.path}: the run in it has fingerprint {found}, the configuration {fingerprint}: seed, "
-                "model, environment, reward.on_deadline or batch settings were changed. Change them back or "
-                "choose another directory"
+                "model, environment, reward or batch settings were changed. Change them back or choose another directory. "
+                "If nothing was changed, an earlier release began the run: docs/releases.md says for which runs that counts"
             )
         self.run_id = self.meta_value("run_id")
         self.newest = self.newest_commit()
