@@ -37,7 +37,7 @@ from gspo_protocol.messages.batch import (
     Trained,
     VersionScore,
 )
-from gspo_protocol.messages.connection import Ack, Goodbye, Hello, Refused, Welcome
+from gspo_protocol.messages.connection import Ack, Goodbye, Hello, LedgerCommit, Refused, Welcome
 from gspo_protocol.messages.gathered import Chunks
 from gspo_protocol.messages.journal import Journal
 from gspo_protocol.messages.operator import RequeueRequest, Status, StatusRequest, StopRequest
@@ -121,6 +121,7 @@ __all__ = [
     "LeaseEnded",
     "LeaseKey",
     "LeaseRequest",
+    "LedgerCommit",
     "Loaded",
     "Manifest",
     "ManifestRequest",

@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from gspo_protocol import limits
@@ -15,6 +16,14 @@ from gspo_protocol.messages.base import (
 )
 
 
+class LedgerCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A commit of a broker's ledger. Ledgers that have the same one have the same history up to it."""
+
+    run_id: Name
+    number: Count
+    digest: Name
+
+
 # Hello, Welcome and Refused ignore fields that they do not know, and keep those that they have: so peers of neighbouring
 # releases can tell each other that their releases differ, and which one is older.
 class Hello(Message, frozen=True, tag="hello", forbid_unknown_fields=False):
@@ -23,6 +32,8 @@ class Hello(Message, frozen=True, tag="hello", forbid_unknown_fields=False):
     A ``session`` is one life of a process: a new one ends the leases of the peer's former life.
     ``first_seq`` is the oldest sequence number that the sender has not seen acknowledged.
     ``fingerprint``: that of the sender's settings, which the run must share; empty: it is not checked.
+    ``commit``: the newest one that the sender was told of, by this broker or the one that it takes it for. A ledger without
+    it is a copy that went its own way, and its broker refuses the sender.
     """
 
     protocol_version: Count
@@ -31,6 +42,7 @@ class Hello(Message, frozen=True, tag="hello", forbid_unknown_fields=False):
     session: Name
     first_seq: Count = 0
     fingerprint: Annotated[str, Meta(max_length=limits.MAX_NAME_CHARS)] = ""
+    commit: LedgerCommit | None = None
 
 
 class Goodbye(Message, frozen=True, tag="goodbye"):
@@ -68,6 +80,8 @@ class Welcome(Message, frozen=True, tag="welcome", forbid_unknown_fields=False):
     """The broker's number, counted from 0..."""
     num_brokers: Annotated[int, Meta(ge=1, le=limits.MAX_BROKERS)] = 1
     """...and how many brokers share the run."""
+    commit: LedgerCommit | None = None
+    """The newest one of the broker's ledger; None from a weight server."""
 
 
 class Refused(Message, frozen=True, tag="refused", forbid_unknown_fields=False):
@@ -90,3 +104,5 @@ class Ack(Message, frozen=True, tag="ack"):
 
     next_seq: Count
     session: Session = ""
+    commit: LedgerCommit | None = None
+    """The newest one of the broker's ledger, which holds what is acknowledged."""

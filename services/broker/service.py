@@ -15,7 +15,7 @@ from gspo.tasks.environments import TaskSource
 from gspo_protocol.channels import ChannelSpec
 from gspo_protocol.codec import Array, decode, encode, message_type
 from gspo_protocol.limits import MAX_QUEUED, MAX_QUEUED_BYTES, MAX_REASON_CHARS, MAX_TASK_BYTES, MAX_UNSEQUENCED
-from gspo_protocol.messages import FOR_ONE_LIFE, Ack, LeaseEnded, Message, Pulse, Refused
+from gspo_protocol.messages import FOR_ONE_LIFE, Ack, LeaseEnded, Message, Pulse, Refused, Welcome
 from gspo_protocol.messages.base import require_plain
 from gspo_protocol.sessions import shown_identity
 from gspo_services.broker.ledger import (
@@ -99,7 +99,7 @@ class BrokerService:
         self._last_tick = clock.now()
         self._arrivals: FairQueue[Arrival] = FairQueue(max_messages=MAX_QUEUED, max_bytes=MAX_QUEUED_BYTES)
         self._arrived = asyncio.Event()
-        self._sessions = Sessions(ledger, channels, metrics, clock)
+        self._sessions = Sessions(ledger, channels, metrics, clock, store.contradiction)
         self._notes = OccasionalLog(log, clock, burst=NOTES_AT_ONCE, max_keys=MAX_NOTE_KEYS)
         self._undelivered: list[tuple[GrantLease, str]] = []
         self._metrics_file_is_behind = True
@@ -343,6 +343,8 @@ class BrokerService:
         if isinstance(message, FOR_ONE_LIFE):
             # The connection may already belong to the next process with this name.
             message = replace(message, session=sender.session)
+        if isinstance(message, Welcome | Ack):
+            message = replace(message, commit=self._store.told)
         sent = await self._channels[route.spec].send(route.identity, message, arrays)
         if not sent:
             log.debug("peer_unreachable", peer=sender.peer, type=message_type(message))

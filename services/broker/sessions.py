@@ -1,6 +1,6 @@
 """Turns what comes in through a socket into events of its session for the ledger, and knows how to reach each session."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from gspo_protocol.channels import ChannelSpec
 from gspo_protocol.codec import Received, message_type
-from gspo_protocol.limits import MAX_PEERS
-from gspo_protocol.messages import MESSAGE_TYPES, Chunk, Hello, Refused
+from gspo_protocol.limits import MAX_PEERS, PROTOCOL_VERSION
+from gspo_protocol.messages import MESSAGE_TYPES, Chunk, Hello, LedgerCommit, Refused
 from gspo_protocol.messages.base import shortened
 from gspo_protocol.messages.gathered import Chunks, Gathered
 from gspo_protocol.sessions import shown_identity
@@ -59,11 +59,18 @@ class Sessions:
     """The sessions of the connections. A connection belongs to the session that was last welcomed over it."""
 
     def __init__(
-        self, ledger: Ledger, channels: dict[ChannelSpec, RouterChannel], metrics: BrokerMetrics, clock: Clock
+        self,
+        ledger: Ledger,
+        channels: dict[ChannelSpec, RouterChannel],
+        metrics: BrokerMetrics,
+        clock: Clock,
+        contradiction: Callable[[LedgerCommit], str],
     ) -> None:
+        """``contradiction``: why the ledger does not continue the one that had this commit; empty when it may."""
         self._ledger = ledger
         self._channels = channels
         self._metrics = metrics
+        self._contradiction = contradiction
         self._routes: dict[SessionKey, Route] = {}
         # By channel, identity and key: a sender claims its identity and proves its key. Each session has one.
         self._sessions: dict[tuple[str, bytes, bytes], SessionKey] = {}
@@ -128,11 +135,33 @@ class Sessions:
         if objection:
             self._channels[arrival.spec].count_impostor(hello, objection)
             return [self._refuse(arrival, "hello", "fatal", f"hello: {objection}")]
+        objection = self._other_past(hello)
+        if objection:
+            return [self._refuse(arrival, "hello", "fatal", f"hello: {objection}")]
         actions = self._ledger.on_hello(hello, now, owner)
         if self._ledger.peers.get(sender) is None:
             return [self._without_session(arrival, sender, action) for action in actions]
         self._connect(arrival, sender)
         return actions
+
+    def _other_past(self, hello: Hello) -> str:
+        """Why a peer must not join, because of what it was told before; empty when it may.
+
+        A copy of a run's directory has the run's identity and keys. A peer of the one broker that met the other's would mix
+        two pasts. Releases and restored runs are told apart elsewhere.
+        """
+        run_id = self._ledger.state.config.run_id
+        if hello.commit is None or hello.commit.run_id != run_id or hello.protocol_version != PROTOCOL_VERSION:
+            return ""
+        objection = self._contradiction(hello.commit)
+        if not objection:
+            return ""
+        its_own = ", with the checkpoints that belong to it (run.directory)" if hello.role == "learner" else ""
+        return (
+            f"this broker's ledger is not the one that {hello.peer} knows of run {run_id}: {objection}. A copy of the run's "
+            "directory is served beside the run, or an older copy was put in its place. End the broker that is not to go "
+            f"on, and lead its address to the other one. To go on with this ledger, start {hello.peer} again{its_own}"
+        )
 
     def _connect(self, arrival: Arrival, sender: SessionKey) -> None:
         """A session is reached over the connection on which it was welcomed last, and speaks over no other."""

@@ -1,9 +1,11 @@
 """Opens the learner's connection to its broker, or to each of several that share the run."""
 
 from collections.abc import Callable
+from functools import partial
 
 from gspo_protocol.messages import Batch
 from gspo_services.learner.broker import BrokerThread, MakeConnections, OneConnection
+from gspo_services.learner.checkpoints import known_commit
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.runtime.telemetry import Health
@@ -21,6 +23,7 @@ def broker_thread(
         health=health,
         metrics=metrics,
         connections=connections_of(settings.broker.num_brokers),
+        known=partial(known_commit, settings.run.directory / "checkpoints"),
     )
 
 

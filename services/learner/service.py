@@ -102,7 +102,7 @@ class LearnerService:
         self._newest_trained = 0
         """The newest version's number of batches when this learner began."""
         self._root = settings.run.directory / "checkpoints"
-        self._versions = Versions(self._root, life or uuid.uuid4().hex)
+        self._versions = Versions(self._root, life or uuid.uuid4().hex, broker.commits)
         if not settings.learner.checkpoint_in_background:
             background = None
         elif background is None:

@@ -34,6 +34,7 @@ from gspo_protocol.messages import (
     LeaseEnded,
     LeaseKey,
     LeaseRequest,
+    LedgerCommit,
     Loaded,
     Manifest,
     ManifestRequest,
@@ -66,6 +67,7 @@ from gspo_protocol.messages.journal import journal_array, pack_entry
 from gspo_protocol.messages.pieces import NO_PIECES, SPAN_ARRAYS, Pieces, piece_arrays
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+A_COMMIT = LedgerCommit(run_id="run", number=5, digest="0a" * 16)
 
 
 def token_arrays(num_tokens: int) -> Arrays:
@@ -193,11 +195,24 @@ def a_publication() -> Published:
 def one_of_each() -> list[tuple[Message, Arrays]]:
     """Every message type once, with its arrays."""
     return [
-        (Hello(protocol_version=1, role="rollout", peer="r0", session="s", first_seq=3, fingerprint="f"), {}),
-        (Welcome(protocol_version=1, run_id="run", policy_version=2, weights_endpoint="tcp://x:1", next_batch=1), {}),
+        (
+            Hello(protocol_version=1, role="rollout", peer="r0", session="s", first_seq=3, fingerprint="f", commit=A_COMMIT),
+            {},
+        ),
+        (
+            Welcome(
+                protocol_version=1,
+                run_id="run",
+                policy_version=2,
+                weights_endpoint="tcp://x:1",
+                next_batch=1,
+                commit=A_COMMIT,
+            ),
+            {},
+        ),
         (Goodbye(reason="drained"), {}),
         (Refused(reason="no", message_type="hello", fatal=True, protocol_version=2), {}),
-        (Ack(next_seq=9), {}),
+        (Ack(next_seq=9, commit=A_COMMIT), {}),
         (LeaseRequest(request_id=1, capacity=4, policy_version=2), {}),
         (a_lease(num_entries=2), lease_arrays(num_entries=2)),
         (NoLease(request_id=1, reason="window_full", retry_s=0.5), {}),

@@ -123,8 +123,8 @@ class Ledger:
             reason = (
                 f"hello: this broker's run has other settings (fingerprint {self.state.config.fingerprint}, sent was "
                 f"{hello.fingerprint}): run.seed, the model directory's name, [environment], reward.on_deadline, "
-                "reward.group, reward.model with what it reads and counts, [agent], [batch] and broker.num_brokers must "
-                "be the same everywhere; or is this another run's broker on this port?"
+                "reward.group, reward.model with what it reads, counts and computes in, [agent], [batch] and "
+                "broker.num_brokers must be the same everywhere; or is this another run's broker on this port?"
             )
             return [refused(sender, reason, "hello", fatal=True)]
         is_new = self.peers.get(sender) is None

@@ -1,6 +1,6 @@
 """The durable log of one run: rows in SQLite, written in rounds and read again."""
 
-from gspo_services.broker.store.acceptance import accept_loss
+from gspo_services.broker.store.acceptance import accept_loss, forget_commits
 from gspo_services.broker.store.archivable import groups_to_archive, next_archive
 from gspo_services.broker.store.archive_file import (
     ARCHIVE_DIRECTORY,
@@ -91,6 +91,7 @@ __all__ = [
     "decode_rows",
     "encode_rows",
     "file_digest",
+    "forget_commits",
     "groups_to_archive",
     "has_content",
     "held",

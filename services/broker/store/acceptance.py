@@ -14,7 +14,7 @@ from gspo_services.broker.store.mark import MARK_FILE, Mark, MarkFile, read_mark
 from gspo_services.broker.store.reader import Reader, StoreCorrupt, reading_file
 from gspo_services.broker.store.schema import LOG_KEY, row_checksum
 from gspo_services.broker.store.store import StoreUnavailable
-from gspo_services.shared.runtime.durable import make_partial_directory, partial_path, publish_directory
+from gspo_services.shared.runtime.durable import make_partial_directory, partial_path, publish_directory, replace_file
 
 
 def accept_loss(ledger: Path) -> tuple[Loss, Path] | None:
@@ -72,6 +72,7 @@ def _accept(ledger: Path, loss: Loss) -> Path:
     finally:
         connection.close()
     _move_lost_checkpoints(ledger.parent, trained, aside)
+    forget_commits(ledger.parent)
     if loss.lines:
         # The broker writes it again from the ledger; the lines are in ``aside``.
         ledger.with_name(METRICS_FILE).unlink(missing_ok=True)
@@ -79,6 +80,17 @@ def _accept(ledger: Path, loss: Loss) -> Path:
     file.write(Mark(run_id=run_id, commit=commit))
     file.close()
     return aside
+
+
+def forget_commits(directory: Path) -> None:
+    """Have the learner of a run take any past of its ledger, because a person has chosen another one: it notes commits."""
+    note = directory / "checkpoints" / "last-version"
+    try:
+        found = json.loads(note.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return  # There is none, or the learner will say what is wrong with it.
+    if isinstance(found, dict) and found.pop("commits", None):
+        replace_file(note, json.dumps(found) + "\n")
 
 
 def _amounts(loss: Loss) -> dict[str, int]:

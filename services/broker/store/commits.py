@@ -77,6 +77,22 @@ def commit_in_past(connection: sqlite3.Connection, number: int) -> Commit | None
         return None
 
 
+def recent_digests(connection: sqlite3.Connection) -> dict[int, str]:
+    """The digests of the commits that the ledger still knows, by number; without those of damaged rows."""
+    rows = connection.execute(f"SELECT slot, {COLUMNS}, checksum FROM commits")
+    return {
+        number: digest
+        for slot, number, digest, *rest, checksum in rows
+        if row_checksum("commits", (slot, number, digest, *rest)) == checksum
+    }
+
+
+def remember(digests: dict[int, str], commit: Commit) -> None:
+    """Add a commit to ``recent_digests``, which loses the one whose row it has."""
+    digests.pop(commit.number - RECENT_COMMITS, None)
+    digests[commit.number] = commit.digest
+
+
 class _NoCommit(LookupError, ValueError):
     """The commit does not exist."""
 

@@ -16,9 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from gspo_protocol.messages import LedgerCommit
 from gspo_services.broker.rows import Row
 from gspo_services.broker.store.commit_log import CommitLog, LedgerDiverged
-from gspo_services.broker.store.commits import Commit, first_commit, write_commit
+from gspo_services.broker.store.commits import Commit, first_commit, recent_digests, remember, write_commit
 from gspo_services.broker.store.inspection import require_whole
 from gspo_services.broker.store.lock import LedgerLock, LockHeldError, lock_path
 from gspo_services.broker.store.mark import MARK_FILE, Mark, MarkFile, read_mark
@@ -168,11 +169,12 @@ class Store(Reader):
         if found != fingerprint:
             raise StoreMismatch(
                 f"{self.path}: the run in it has fingerprint {found}, the configuration {fingerprint}: seed, "
-                "model, environment, reward.on_deadline or batch settings were changed. Change them back or "
-                "choose another directory"
+                "model, environment, reward or batch settings were changed. Change them back or choose another directory. "
+                "If nothing was changed, an earlier release began the run: docs/releases.md says for which runs that counts"
             )
         self.run_id = self.meta_value("run_id")
         self.newest = self.newest_commit()
+        self._digests = recent_digests(self._connection)
         if self._lock is not None:
             self._mark = self._opened_mark()
 
@@ -241,8 +243,27 @@ class Store(Reader):
         except BaseException:
             self._roll_back()
             raise
+        # In memory, because a Hello is answered by another thread than that of the connection.
+        remember(self._digests, commit)
         self.newest = commit
         self._write_mark()
+
+    @property
+    def told(self) -> LedgerCommit:
+        """The newest commit, as peers are told of it."""
+        return LedgerCommit(run_id=self.run_id, number=self.newest.number, digest=self.newest.digest)
+
+    def contradiction(self, told: LedgerCommit) -> str:
+        """Why this ledger does not continue the one whose commit a peer was ``told`` of; empty when it may.
+
+        A commit is not missed when it is older than the ring, or in the gap that an accepted loss has left.
+        """
+        newest = self.newest.number
+        if told.number > newest:
+            return f"it ends at commit {newest}, and this process was told of commit {told.number}"
+        if self._digests.get(told.number, told.digest) != told.digest:
+            return f"its commit {told.number} is another one than the one that this process was told of"
+        return ""
 
     def _write_mark(self) -> None:
         if self._mark is None or self.newest.number < self._marked_before:

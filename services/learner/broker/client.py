@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from gspo_protocol.messages import Welcome
+from gspo_protocol.messages import LedgerCommit, Welcome
 from gspo_services.learner.broker.batches import Answer, PartArrived
 from gspo_services.learner.broker.loop import BrokerLoop
 from gspo_services.learner.broker.port import BrokerPort, ToBroker
@@ -42,6 +42,9 @@ class BrokerClient(BrokerPort):
 
     def welcomes(self) -> Sequence[Welcome]:
         return self._loop.welcomes
+
+    def commits(self) -> Sequence[LedgerCommit | None]:
+        return self._loop.commits
 
     def tell(self, message: ToBroker) -> None:
         with self._needs_acknowledgement():

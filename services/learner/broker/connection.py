@@ -15,6 +15,7 @@ from gspo_protocol.messages import (
     BatchRequest,
     EndOfRun,
     Evaluated,
+    LedgerCommit,
     Message,
     Published,
     Resume,
@@ -91,6 +92,11 @@ class BrokerConnection:
     @property
     def connected(self) -> bool:
         return self._opened is not None and self._opened.connected
+
+    @property
+    def commit(self) -> LedgerCommit | None:
+        """The newest commit of the broker's ledger that this learner was told of; None: of none yet."""
+        return None if self._opened is None else self._opened.commit
 
     @property
     def silent_s(self) -> float:

@@ -4,7 +4,17 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
-from gspo_protocol.messages import BatchFailed, BatchRequest, Checkpointed, Heartbeat, Published, Resume, Trained, Welcome
+from gspo_protocol.messages import (
+    BatchFailed,
+    BatchRequest,
+    Checkpointed,
+    Heartbeat,
+    LedgerCommit,
+    Published,
+    Resume,
+    Trained,
+    Welcome,
+)
 from gspo_services.learner.broker.batches import Answer
 from gspo_services.learner.broker.connection import BrokerConnection, Heard
 from gspo_services.shared.settings import Settings
@@ -23,6 +33,11 @@ class BrokerConnections(ABC):
 
     welcomes: Sequence[Welcome] = ()
     """See ``BrokerPort``."""
+
+    @property
+    @abstractmethod
+    def commits(self) -> Sequence[LedgerCommit | None]:
+        """See ``BrokerPort``."""
 
     @property
     @abstractmethod

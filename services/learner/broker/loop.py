@@ -13,7 +13,7 @@ import structlog
 import zmq.asyncio
 
 from gspo_protocol.channels import BATCH, WEIGHTS
-from gspo_protocol.messages import Heartbeat, Published, Trained, Welcome
+from gspo_protocol.messages import Heartbeat, LedgerCommit, Published, Trained, Welcome
 from gspo_services.learner.broker.batches import Answer
 from gspo_services.learner.broker.connection import BrokerConnection, Heard
 from gspo_services.learner.broker.connections import MakeConnections
@@ -39,6 +39,8 @@ log = structlog.get_logger()
 
 REQUEST_INTERVAL_S: Final = 2.0
 HEARTBEAT_S: Final = 1.0
+KnownCommit = Callable[[int], LedgerCommit | None]
+"""The newest commit of a broker's ledger, by its number, that a learner of this run was told of."""
 MAX_ANNOUNCEMENTS: Final = 4
 """A publication and the report of its batch, with room to spare."""
 
@@ -77,9 +79,10 @@ class BrokerLoop:
         arrived: Callable[[Answer], None],
         connections: MakeConnections = OneConnection,
         request_interval_s: float = REQUEST_INTERVAL_S,
+        known: KnownCommit = lambda _: None,
     ) -> None:
         """Bind and connect. ``connections``: connects to the broker, or to several. ``request_interval_s``: time between
-        repetitions of an unanswered request.
+        repetitions of an unanswered request. ``known``: what a former life was told.
 
         Raises: EndpointError; ConfigurationError when keys cannot be used.
         """
@@ -94,7 +97,7 @@ class BrokerLoop:
         self._weights_endpoint = settings.learner.advertised_weights_endpoint or channel.endpoint
         self._checksums = PublishedChecksums([likely_hash()])
         self._server = WeightServer(channel, self._store, metrics, checksums=self._checksums)
-        open_client = partial(_open_client, context, settings, session=session, clock=clock, security=security)
+        open_client = partial(_open_client, context, settings, session=session, clock=clock, security=security, known=known)
         self._connections = connections(
             settings, partial(_connection, open_client, settings.broker.batch_endpoints), arrived
         )
@@ -107,6 +110,11 @@ class BrokerLoop:
     def welcomes(self) -> Sequence[Welcome]:
         """See ``BrokerPort``."""
         return self._connections.welcomes
+
+    @property
+    def commits(self) -> Sequence[LedgerCommit | None]:
+        """See ``BrokerPort``."""
+        return self._connections.commits
 
     @property
     def scores(self) -> Mapping[int, float | None]:
@@ -272,6 +280,7 @@ def _open_client(
     session: str,
     clock: Clock,
     security: Security,
+    known: KnownCommit,
 ) -> PeerClient:
     return PeerClient(
         context,
@@ -286,4 +295,5 @@ def _open_client(
         # Each connection has an identity of its own: a broker that two of them reach by mistake can answer both.
         number=number,
         expected=(number, settings.broker.num_brokers),
+        known=partial(known, number),
     )

@@ -4,7 +4,17 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from gspo_protocol.messages import BatchFailed, BatchRequest, EndOfRun, Heartbeat, Published, SkipBatch, Trained, Welcome
+from gspo_protocol.messages import (
+    BatchFailed,
+    BatchRequest,
+    EndOfRun,
+    Heartbeat,
+    LedgerCommit,
+    Published,
+    SkipBatch,
+    Trained,
+    Welcome,
+)
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from gspo_services.learner.broker.connection import BrokerConnection
 from gspo_services.learner.broker.connections import BrokerConnections, OpenConnection, Question
@@ -23,6 +33,10 @@ class OneConnection(BrokerConnections):
         """To the last request."""
         self._connection = open_connection(0, self._heard)
         self._connection.open()
+
+    @property
+    def commits(self) -> Sequence[LedgerCommit | None]:
+        return [self._connection.commit]
 
     @property
     def endpoint(self) -> str:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
-from gspo_protocol.messages import BatchFailed, BatchRequest, Checkpointed, Resume, Trained, Welcome
+from gspo_protocol.messages import BatchFailed, BatchRequest, Checkpointed, LedgerCommit, Resume, Trained, Welcome
 from gspo_services.learner.broker.batches import Answer
 from gspo_services.learner.weights import WeightCopy
 
@@ -25,6 +25,11 @@ class BrokerPort(ABC):
 
     def welcomes(self) -> Sequence[Welcome]:
         """Return each broker's Welcome, where there are several; ``wait_welcome`` combines them."""
+        return ()
+
+    def commits(self) -> Sequence[LedgerCommit | None]:
+        """Return the newest commit of each broker's ledger that this learner was told of: what it has trained is in that
+        past."""
         return ()
 
     @abstractmethod

@@ -18,7 +18,7 @@ import zmq.asyncio
 from gspo_services.learner.broker.batches import Answer
 from gspo_services.learner.broker.client import CALL_TIMEOUT_S, BrokerClient
 from gspo_services.learner.broker.connections import MakeConnections
-from gspo_services.learner.broker.loop import REQUEST_INTERVAL_S, BrokerLoop
+from gspo_services.learner.broker.loop import REQUEST_INTERVAL_S, BrokerLoop, KnownCommit
 from gspo_services.learner.broker.one_connection import OneConnection
 from gspo_services.learner.broker.parts import CREDIT
 from gspo_services.learner.metrics import LearnerMetrics
@@ -60,10 +60,12 @@ class BrokerThread(BrokerClient):
         metrics: LearnerMetrics,
         connections: MakeConnections = OneConnection,
         request_interval_s: float = REQUEST_INTERVAL_S,
+        known: KnownCommit = lambda _: None,
     ) -> None:
         """``connections``: connects to the broker, or to several. ``request_interval_s``: time between repetitions of an
-        unanswered request."""
+        unanswered request. ``known``: what a former life was told."""
         self._connections = connections
+        self._known = known
         self._request_interval_s = request_interval_s
         self._settings = settings
         self._session = session
@@ -159,6 +161,7 @@ class BrokerThread(BrokerClient):
                 arrived=self._arrived.put_nowait,
                 connections=self._connections,
                 request_interval_s=self._request_interval_s,
+                known=self._known,
             )
             self._main = asyncio.current_task()
             await self._loop.run(lambda: self._started.set_result(event_loop))

@@ -10,7 +10,7 @@ from gspo_services.learner.checkpoints.saver import Background, CheckpointSaver,
 from gspo_services.learner.checkpoints.scrub import CheckpointScrub
 from gspo_services.learner.checkpoints.state_copy import EngineCopy, state_digest
 from gspo_services.learner.checkpoints.state_files import TensorDirectory, TensorFile, read_steps, write_steps
-from gspo_services.learner.checkpoints.versions import Versions
+from gspo_services.learner.checkpoints.versions import Versions, known_commit
 
 __all__ = [
     "Background",
@@ -28,6 +28,7 @@ __all__ = [
     "Versions",
     "canary_batch",
     "find_damage",
+    "known_commit",
     "read_metadata",
     "read_steps",
     "require_canary",

@@ -235,6 +235,8 @@ class CheckpointSaver:
         try:
             if self._engine.rank == 0:
                 partial = partial_path(destination)
+                if self._versions is not None:
+                    self._versions.note_commits()
                 write_metadata(partial, pending.state, layout, pending.job.result())
                 publish_directory(partial, destination)
                 replace_file(self._root / LATEST, destination.name + "\n")
@@ -244,7 +246,7 @@ class CheckpointSaver:
                 for old in others[: max(0, len(others) - (self._keep - 1))]:
                     if old not in kept:
                         discard_directory(old)
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             failure = error
         self._agree(destination, failure)
 

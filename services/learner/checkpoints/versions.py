@@ -5,17 +5,18 @@
 A number is noted before anyone can ask for its batch, and the weights' digest before anyone can fetch them. So a
 number without a digest was never served: if its learner dies, any weights of as many batches may have it. One with a digest
 goes to the same weights only. The note also names the learner that began last: an older one, cut off from the broker, trains
-alongside it for a while and must give no more numbers.
+alongside it for a while and must give no more numbers. And it has the newest commit of each broker's ledger: a ledger with
+another past does not go with these checkpoints.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 import structlog
 
-from gspo_protocol.messages import Count, Name, Version, Welcome
+from gspo_protocol.messages import Count, LedgerCommit, Name, Version, Welcome
 from gspo_services.learner.checkpoints.format import CheckpointError, unwritten_error
 from gspo_services.shared.runtime.durable import replace_file
 
@@ -38,6 +39,8 @@ class _Note(msgspec.Struct, frozen=True):
     learner: Name
     newest: Version
     given: list[Given]
+    commits: list[LedgerCommit | None] = []
+    """By broker: the newest commit of its ledger that a learner was told of."""
 
 
 class Digested(Protocol):
@@ -49,15 +52,17 @@ class Digested(Protocol):
 class Versions:
     """Numbers each set of weights. One learner at a time owns the note; ``begin`` takes it over."""
 
-    def __init__(self, root: Path, learner: str) -> None:
-        """``learner`` names one life of a learner."""
+    def __init__(self, root: Path, learner: str, commits: Callable[[], Sequence[LedgerCommit | None]] = tuple) -> None:
+        """``learner`` names one life of a learner. ``commits``: see ``BrokerPort``."""
         self._root = root
         self._learner = learner
+        self._commits = commits
         self._last = 0
         """The last number that this learner gave."""
         self._newest = 0
         """The highest number given by any learner."""
         self._given: list[Given] = []
+        self._noted: list[LedgerCommit | None] = []
 
     def begin(self, welcome: Welcome, *others: Welcome) -> None:
         """Take the note over from any former learner. ``welcome`` names the newest version that the broker has committed;
@@ -83,6 +88,7 @@ class Versions:
                 if each.trained_batches <= known[number].trained_batches
             )
         ]
+        self._noted = [] if note is None else note.commits
         self._newest = max(0 if note is None else note.newest, welcome.policy_version)
         self._newest = max([self._newest, *(each.policy_version for each in others)])
         self._write()
@@ -118,6 +124,11 @@ class Versions:
         self._given[place] = msgspec.structs.replace(self._given[place], digest=digest)
         self._write()
 
+    def note_commits(self) -> None:
+        """Note durably how far the ledgers are, before there is a checkpoint of what they hold. Raises: CheckpointError."""
+        self.require_mine()
+        self._write()
+
     def require_mine(self) -> None:
         """Raises: CheckpointError when another learner has begun since this one."""
         note = read_note(self._root)
@@ -129,7 +140,9 @@ class Versions:
 
     def _write(self) -> None:
         self._given = self._given[-KEPT:]
-        note = _Note(learner=self._learner, newest=self._newest, given=self._given)
+        note = _Note(
+            learner=self._learner, newest=self._newest, given=self._given, commits=list(self._commits()) or self._noted
+        )
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             replace_file(self._root / LAST_VERSION, msgspec.json.encode(note).decode() + "\n")
@@ -155,6 +168,14 @@ def read_note(root: Path) -> _Note | None:
             f"{path} holds {text!r}, not a version ({error}); write the newest version that engines served, as a number"
         ) from error
     return _Note(learner="a person", newest=found, given=[]) if isinstance(found, int) else found
+
+
+def known_commit(root: Path, broker: int) -> LedgerCommit | None:
+    """Return the newest commit of a broker's ledger that a learner in ``root`` was told of; None: of none.
+
+    Raises: CheckpointError when the note is damaged."""
+    note = read_note(root)
+    return None if note is None or broker >= len(note.commits) else note.commits[broker]
 
 
 def newest_given(root: Path) -> int:

@@ -6,7 +6,16 @@ from typing import Final
 
 import structlog
 
-from gspo_protocol.messages import BatchFailed, BatchRequest, EndOfRun, Heartbeat, Published, Trained, Welcome
+from gspo_protocol.messages import (
+    BatchFailed,
+    BatchRequest,
+    EndOfRun,
+    Heartbeat,
+    LedgerCommit,
+    Published,
+    Trained,
+    Welcome,
+)
 from gspo_services.learner.broker import (
     Answer,
     BatchAnnounced,
@@ -44,6 +53,10 @@ class SeveralConnections(BrokerConnections):
         self._connections = [open_connection(number, self._heard) for number in range(settings.broker.num_brokers)]
         self._connections[0].open()
         self._is_quiet = False
+
+    @property
+    def commits(self) -> Sequence[LedgerCommit | None]:
+        return [connection.commit for connection in self._connections]
 
     @property
     def endpoint(self) -> str:

@@ -8,7 +8,14 @@ from contextlib import closing
 from pathlib import Path
 
 from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
-from gspo_services.broker.store import ARCHIVE_DIRECTORY, LEDGER_FILE, Reader, refusing_damage, rewrite_ledger
+from gspo_services.broker.store import (
+    ARCHIVE_DIRECTORY,
+    LEDGER_FILE,
+    Reader,
+    forget_commits,
+    refusing_damage,
+    rewrite_ledger,
+)
 from gspo_services.runs.audit import Checkpoint, read_checkpoints
 from gspo_services.runs.backup.backup import all_or_nothing, copy_and_digest
 from gspo_services.runs.backup.ledgers import CHECKPOINTS
@@ -38,6 +45,7 @@ def restore(source: Path, directory: Path, batch: int | None, say: Callable[[str
     partial = make_partial_directory(directory)
     with all_or_nothing(partial):
         _copy(backup, manifest, partial, batch, say)
+        forget_commits(partial)
         checkpoint = _newest_checkpoint(partial)
         rewind_to = None if batch is None or checkpoint is None else (batch, checkpoint.policy_version)
         for each in ledger_directories(partial):

@@ -47,7 +47,7 @@ def model_card(facts: CardFacts) -> str:
     name = one_line(settings.run.directory.resolve().name, 100)
     parts = [
         _front_matter(settings, facts.adapter),
-        f"# {_plain(name)}, after {checkpoint.batch_position} batches\n",
+        f"# {_plain(name).replace('<', '&lt;')}, after {checkpoint.batch_position} batches\n",
         _summary(facts),
         "## Training data and environment\n\n" + _data(settings),
         "## Objective and batches\n\n" + _objective(settings),
@@ -77,7 +77,7 @@ def _front_matter(settings: Settings, adapter: bool) -> str:
 def _summary(facts: CardFacts) -> str:
     checkpoint, evaluation = facts.choice.checkpoint, facts.choice.evaluation
     lines = [
-        f"- Starting model: `{facts.settings.model.path.name}`, {facts.num_parameters:,} parameters",
+        f"- Starting model: `{_plain(facts.settings.model.path.name)}`, {facts.num_parameters:,} parameters",
         f"- Trained by reinforcement learning with {_method(facts.settings.objective)}, by gspo {gspo_version()}",
         f"- Policy version {checkpoint.policy_version}, after {checkpoint.batch_position} of "
         f"{facts.settings.run.num_batches} batches",
@@ -101,7 +101,7 @@ def _method(objective: Objective) -> str:
 
 def _weights(facts: CardFacts) -> str:
     settings = facts.settings
-    modules = ", ".join(settings.lora.target_modules)
+    modules = _plain(", ".join(settings.lora.target_modules))
     lora = f"adapters (LoRA) of rank {settings.lora.rank}, alpha {settings.lora.alpha:g}, on {modules}"
     if facts.adapter:
         return f"{lora}, without the starting model, in {settings.learner.dtype}"

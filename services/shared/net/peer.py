@@ -6,7 +6,7 @@ handshake. A connection that no longer answers is replaced by a new one.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +18,19 @@ from gspo_protocol.channels import ChannelSpec
 from gspo_protocol.codec import Array, Frame, decode, encode, message_type
 from gspo_protocol.delivery import Outbox
 from gspo_protocol.limits import PROTOCOL_VERSION
-from gspo_protocol.messages import FOR_ONE_LIFE, SEQUENCED, Ack, AnyMessage, Goodbye, Hello, Message, Refused, Role, Welcome
+from gspo_protocol.messages import (
+    FOR_ONE_LIFE,
+    SEQUENCED,
+    Ack,
+    AnyMessage,
+    Goodbye,
+    Hello,
+    LedgerCommit,
+    Message,
+    Refused,
+    Role,
+    Welcome,
+)
 from gspo_protocol.sessions import connection_identity, session_tag
 from gspo_services.shared.net.addresses import Addresses
 from gspo_services.shared.net.channel import DealerChannel, Incoming
@@ -84,11 +96,13 @@ class PeerClient:
         security: Security = PLAINTEXT,
         number: int = 0,
         expected: tuple[int, int] | None = None,
+        known: Callable[[], LedgerCommit | None] = lambda: None,
     ) -> None:
         """``endpoint``: several addresses, with commas between them, are a broker's and its standbys', of which one answers.
         ``session`` names this life of the process; ``fingerprint`` is what the run's settings must have (empty: any).
         ``number``: of the clients that the session had there before: the other end may not know yet that they are gone.
         ``expected``: the number of the broker that is to answer, and of how many; None: any. ``run`` raises for another one.
+        ``known``: the newest commit of its ledger that a former life was told of, asked for until the first Welcome.
 
         Raises: EndpointError when the endpoint is malformed or must not be used without keys.
         """
@@ -105,6 +119,9 @@ class PeerClient:
         self._clock = clock
         self._fingerprint = fingerprint
         self._expected = expected
+        self._known = known
+        self.commit: LedgerCommit | None = None
+        """The newest commit of the other end's ledger that this end was told of."""
         self._outbox: Outbox[_Unacknowledged] = Outbox(spec.window, spec.resend_s)
         self._room = asyncio.Condition()
         self._welcomed = asyncio.Event()
@@ -271,6 +288,7 @@ class PeerClient:
             await self.inbox.put(Delivered(message=message, arrays=incoming.received.arrays))
 
     async def _on_ack(self, ack: Ack) -> None:
+        self._told(ack.commit)
         async with self._room:
             if self._outbox.acknowledge(ack.next_seq, self._clock.now()):
                 self._room.notify_all()
@@ -281,7 +299,7 @@ class PeerClient:
     async def _on_welcome(self, welcome: Welcome) -> None:
         require_expected(
             welcome,
-            self.welcome,
+            self._former_run,
             spec=self._spec,
             endpoint=self.endpoint,
             fingerprint=self._fingerprint,
@@ -293,6 +311,7 @@ class PeerClient:
         if first:
             log.info("connected", channel=self._spec.name, endpoint=self.endpoint, run_id=welcome.run_id)
         self.welcome = welcome
+        self._told(welcome.commit)
         self.refused, self._turned_away_at, self._turned_away_s = "", None, 0.0
         self._hello_pause_s = HELLO_INTERVAL_S
         self._welcomed.set()
@@ -301,6 +320,18 @@ class PeerClient:
             await self._send_again(self._outbox.reconnected(self._clock.now()))
             # Once per handshake: Welcomes to Hellos repeated meanwhile would make the service ask for everything again.
             await self.inbox.put(Delivered(message=welcome, arrays={}))
+
+    def _told(self, commit: LedgerCommit | None) -> None:
+        if commit is not None and (self.commit is None or commit.number >= self.commit.number):
+            self.commit = commit
+
+    @property
+    def _former_run(self) -> str:
+        """The run that this process, or its former life, has something of; empty: none yet."""
+        if self.welcome is not None:
+            return self.welcome.run_id
+        known = self._known()
+        return "" if known is None else known.run_id
 
     async def _on_refused(self, refused: Refused) -> None:
         if refused.fatal:
@@ -387,6 +418,7 @@ class PeerClient:
                 session=self._session,
                 first_seq=self._outbox.first_seq,
                 fingerprint=self._fingerprint,
+                commit=self._known() if self.commit is None else self.commit,
             )
         )
 

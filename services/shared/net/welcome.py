@@ -13,15 +13,15 @@ WORKLOADS: Final = {"broker": "statefulset/broker", "learner": "statefulset/lear
 
 def require_expected(
     welcome: Welcome,
-    former: Welcome | None,
+    former_run: str,
     *,
     spec: ChannelSpec,
     endpoint: str,
     fingerprint: str,
     expected: tuple[int, int] | None,
 ) -> None:
-    """``former``: the Welcome before. ``fingerprint``: of the settings here; empty: any. ``expected``: the broker's number
-    and how many there are; None: any.
+    """``former_run``: the run that this process has something of; empty: none. ``fingerprint``: of the settings here; empty:
+    any. ``expected``: the broker's number and how many there are; None: any.
 
     Raises: ServiceError.
     """
@@ -41,10 +41,11 @@ def require_expected(
             f"{fingerprint}): run.seed, the model directory's name, [environment], [agent] and "
             "[batch] must be the same in every process of a run"
         )
-    if former is not None and welcome.run_id != former.run_id:
+    if former_run and welcome.run_id != former_run:
         raise ServiceError(
-            f"{spec.name} channel: {endpoint} serves run {welcome.run_id} now, and served {former.run_id} before: it was "
-            "restored, or begun anew. What this process has is of the former run: start it again"
+            f"{spec.name} channel: {endpoint} serves run {welcome.run_id} now, and served {former_run} before: it was "
+            "restored, or begun anew. What this process has is of the former run: start it again, a learner with the "
+            f"run.directory of run {welcome.run_id}"
         )
 
 

@@ -35,6 +35,9 @@ def run_fingerprint(settings: Settings) -> str:
         "batch": plain["batch"],
         "num_brokers": plain["broker"]["num_brokers"],
     }
+    # Not the default, so that runs which began before it counted are continued.
+    if plain["reward"]["model"] and plain["reward"]["model_dtype"] != "auto":
+        agreed["reward"]["model_dtype"] = plain["reward"]["model_dtype"]
     agent = plain["agent"]
     if agent["function"] or agent["command"] or agent["url"]:
         agreed["agent"] = {key: value for key, value in agent.items() if key in _OF_AGENTS}

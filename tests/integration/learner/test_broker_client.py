@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from gspo_protocol.messages import (
     EndOfRun,
     Heartbeat,
     Hello,
+    LedgerCommit,
     Published,
     Refused,
     Resume,
@@ -31,19 +33,21 @@ from gspo_protocol.messages import (
 from gspo_services.learner.broker.batches import BatchAnnounced, PartArrived
 from gspo_services.learner.broker.parts import CREDIT
 from gspo_services.learner.broker.thread import BrokerThread
+from gspo_services.learner.checkpoints import Versions
 from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.opening import broker_thread
 from gspo_services.learner.weights.weight_copy import WeightCopy, copy_weights
 from gspo_services.rollout.weights.fetch import fetch_newest
 from gspo_services.shared.net.channel import RouterChannel
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.errors import EndpointError, ServiceError, flatten
 from gspo_services.shared.runtime.telemetry import Health
-from gspo_services.shared.settings.sections import Broker, Learner, SecuritySection, Settings
+from gspo_services.shared.settings.sections import Broker, Learner, Run, SecuritySection, Settings
 from tests.support.broker.made_batches import damaged, in_parts
 from tests.support.builders import a_batch, a_part, batch_arrays, part_arrays
 from tests.support.wire.replicas import content
 from tests.support.wire.snapshots import snapshot_of
-from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_client, in_background, sequenced, zmq_context
+from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_client, a_welcome, in_background, sequenced, zmq_context
 
 OFTEN_S = 0.05
 
@@ -120,6 +124,30 @@ async def test_the_reason_to_wait_is_the_brokers_refusal_while_it_refuses() -> N
             await end.welcome()
             assert await asyncio.to_thread(client.wait_welcome, 20.0) is not None
             assert client.reason_to_wait == "the broker"
+
+
+async def test_the_broker_hears_what_the_learners_former_life_was_told_of_its_ledger(tmp_path: Path) -> None:
+    former, newer = (LedgerCommit(run_id="test", number=number, digest="d") for number in (5, 8))
+    Versions(tmp_path / "checkpoints", "former", lambda: [former]).begin(a_welcome())
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, BATCH)
+        clock = MonotonicClock()
+        settings = Settings(
+            run=Run(directory=tmp_path),
+            broker=Broker(batch_endpoint=end.endpoint),
+            learner=Learner(weights_endpoint=ANY_PORT),
+        )
+        opening = broker_thread(
+            settings,
+            session="life-1",
+            clock=clock,
+            health=Health(clock, 60.0),
+            metrics=LearnerMetrics(CollectorRegistry()),
+        )
+        async with opened(opening) as client:
+            assert (await end.welcome(commit=newer)).commit == former
+            assert await asyncio.to_thread(client.wait_welcome, 20.0) is not None
+            assert client.commits() == [newer]
 
 
 async def test_no_welcome_in_time_is_none_and_not_an_error() -> None:

@@ -18,6 +18,7 @@ from gspo_protocol.messages import (
     Heartbeat,
     Hello,
     LeaseRequest,
+    LedgerCommit,
     NoLease,
     Pulse,
     Refused,
@@ -462,6 +463,39 @@ async def test_a_process_of_the_former_run_does_not_join_a_restored_one() -> Non
             error = await client_ends
         assert isinstance(error, ServiceError)
         assert "serves run restored now, and served first before" in str(error)
+
+
+async def test_a_process_says_what_it_was_told_of_the_ledger_also_in_its_former_life() -> None:
+    former, first, second = (LedgerCommit(run_id="test", number=number, digest="d") for number in (3, 5, 6))
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, WORK)
+        client = a_client(context, WORK, end.endpoint, known=former)
+        async with in_background(client.run()):
+            assert (await end.welcome(commit=first)).commit == former
+            await client.connected_welcome()
+            assert client.commit == first
+            await client.send(finish(0))
+            seq = (await end.expect_received(Finish)).seq
+            assert seq is not None
+            await end.reply(Ack(next_seq=seq + 1, commit=second))
+            await client.flushed()
+            await end.refuse_session()
+            # An older answer takes nothing back.
+            assert (await end.welcome(commit=first)).commit == second
+            await end.refuse_session()
+            assert (await end.expect(Hello)).commit == second
+
+
+async def test_a_process_does_not_join_another_run_than_its_former_life() -> None:
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, WORK)
+        client = a_client(context, WORK, end.endpoint, known=LedgerCommit(run_id="first", number=3, digest="d"))
+        async with asyncio.TaskGroup() as tasks:
+            client_ends = tasks.create_task(ending(client.run()))
+            await end.welcome(run_id="second")
+            error = await client_ends
+    assert "serves run second now, and served first before" in str(error)
+    assert "a learner with the run.directory of run second" in str(error)
 
 
 async def test_a_refusal_that_is_not_fatal_is_delivered_and_the_connection_continues() -> None:

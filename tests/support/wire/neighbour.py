@@ -16,12 +16,12 @@ _NONE: Final = type(None)
 KNOWN: Final[dict[str, dict[str, tuple[type, ...]]]] = {
     "hello": {
         "protocol_version": (int,), "role": (str,), "peer": (str,), "session": (str,), "first_seq": (int,),
-        "fingerprint": (str,),
+        "fingerprint": (str,), "commit": (list, _NONE),
     },
     "welcome": {
         "protocol_version": (int,), "run_id": (str,), "policy_version": (int,), "trained_batches": (int,),
         "weights_digest": (str,), "weights_endpoint": (str,), "next_batch": (int,), "fingerprint": (str,), "session": (str,),
-        "broker": (int,), "num_brokers": (int,),
+        "broker": (int,), "num_brokers": (int,), "commit": (list, _NONE),
     },
     "refused": {
         "reason": (str,), "message_type": (str,), "fatal": (bool,), "retry_s": (float,), "session": (str,),
@@ -38,7 +38,8 @@ def said(kind: str, **fields: Any) -> list[bytes]:
 
 def hello(role: str, peer: str, version: int = OLDER, **more: Any) -> list[bytes]:
     """Its Hello. ``more``: fields that only it has."""
-    known = {"protocol_version": version, "role": role, "peer": peer, "session": "s", "first_seq": 0, "fingerprint": ""}
+    known = {"protocol_version": version, "role": role, "peer": peer, "session": "s"}
+    known |= {"first_seq": 0, "fingerprint": "", "commit": None}
     assert set(known) == set(KNOWN["hello"])
     return said("hello", **known, **more)
 

@@ -11,7 +11,7 @@ import zmq.asyncio
 from gspo_protocol.channels import ChannelSpec
 from gspo_protocol.codec import Array, Received
 from gspo_protocol.limits import PROTOCOL_VERSION
-from gspo_protocol.messages import SEQUENCED, Ack, Hello, Message, Refused, Role, Welcome
+from gspo_protocol.messages import SEQUENCED, Ack, Hello, LedgerCommit, Message, Refused, Role, Welcome
 from gspo_services.shared.net.channel import RouterChannel
 from gspo_services.shared.net.peer import UNKNOWN_SESSION, PeerClient
 from gspo_services.shared.net.security import PLAINTEXT, Security
@@ -102,6 +102,7 @@ def a_client(
     fingerprint: str = "",
     security: Security = PLAINTEXT,
     expected: tuple[int, int] | None = None,
+    known: LedgerCommit | None = None,
 ) -> PeerClient:
     return PeerClient(
         context,
@@ -114,6 +115,7 @@ def a_client(
         fingerprint=fingerprint,
         security=security,
         expected=expected,
+        known=lambda: known,
     )
 
 

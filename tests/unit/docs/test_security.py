@@ -1,15 +1,21 @@
 """docs/guide/security.md names the limits that the code has."""
 
+import ast
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+from prometheus_client import CollectorRegistry
 
 from gspo_protocol import limits
 from gspo_protocol.channels import BATCH, PEER_WEIGHTS, WEIGHTS, WORK
 from gspo_services.broker.quotas import PLACES, QUOTAS, SHUT_OUT_S, SLOWED_RETRY_S, STATUS_WEIGHT, OffenceReason
 from gspo_services.shared.net.authenticator import AUTHENTICATOR_REASONS, HANDSHAKE_LIMIT_MS, RELOAD_S
-from gspo_services.shared.runtime.telemetry import MAX_CONNECTIONS, SILENT_S
+from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.runtime.telemetry import MAX_CONNECTIONS, SILENT_S, Health, TelemetryServer
+from gspo_services.shared.settings.sections import SecuritySection
 from gspo_services.tasks.reward_worker.isolation import KEPT_VARIABLES
 from tests.fuzz.bugs import BUGS
 
@@ -77,3 +83,39 @@ def test_the_page_has_the_quotas_of_the_code(reason: OffenceReason) -> None:
     assert (f"and {quota.forgiven_per_finish:g} for each finished" in forgiven) == bool(quota.forgiven_per_finish)
     assert reason != "messages" or f"counts {STATUS_WEIGHT} times" in what
     assert quota.key_share == (1 if reason == "refused" else 32)
+
+
+PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
+UNPICKLE = {"torch.save", "torch.load", "send_pyobj", "recv_pyobj", "broadcast_object_list", "all_gather_object"}
+
+
+def pickling(source: str) -> Iterator[str]:
+    """What in a module writes pickles or reads them."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.partition(".")[0] in PICKLES)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PICKLES:
+            yield str(node.module)
+        elif isinstance(node, ast.Attribute) and (ast.unparse(node) in UNPICKLE or node.attr in UNPICKLE):
+            yield ast.unparse(node)
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
+            yield "allow_pickle"
+
+
+def test_nothing_is_pickled() -> None:
+    root = Path(__file__).parents[3]
+    modules = [path for package in ("services", "protocol", "gspo") for path in sorted((root / package).rglob("*.py"))]
+    assert len(modules) > 300
+    assert [(str(path), found) for path in modules for found in pickling(path.read_text())] == []
+    planted = "import pickle\nimport numpy as np\ntorch.load(x)\nnp.load(x, allow_pickle=True)\nsocket.send_pyobj(x)"
+    assert sorted(pickling(planted)) == ["allow_pickle", "pickle", "socket.send_pyobj", "torch.load"]
+
+
+def test_metrics_are_served_on_loopback_unless_a_setting_says_otherwise() -> None:
+    assert SecuritySection().metrics_host == "127.0.0.1"
+    server = TelemetryServer(SecuritySection().metrics_host, 0, CollectorRegistry(), Health(MonotonicClock(), 60.0))
+    with server:
+        here = psutil.Process().net_connections("tcp")
+        assert {each.laddr.ip for each in here if each.laddr.port == server.port and each.status == "LISTEN"} == {
+            "127.0.0.1"
+        }

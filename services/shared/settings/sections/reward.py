@@ -42,7 +42,7 @@ class RewardSection(Section):
     """"cpu", or "cuda:N": GPU N of the machine, counted as nvidia-smi does. `gspo run` gives that GPU to nobody else, unless
     it is the only one."""
     model_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """The numbers in which it computes. auto: those of its files."""
+    """The numbers in which it computes, the same in all rollouts of a run. auto: those of its files."""
     model_input: Literal["chat", "text", "pair"] = "chat"
     """What it reads. chat: the conversation in its own chat template. text: the messages' texts, the answer right after the
     last. pair: prompt and answer as two texts, for encoders that were trained so."""

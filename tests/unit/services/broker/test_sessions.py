@@ -28,7 +28,9 @@ class Connections:
 
     def __init__(self, channels: dict[ChannelSpec, RouterChannel]) -> None:
         self.world = LedgerHarness()
-        self.sessions = Sessions(self.world.ledger, channels, BrokerMetrics(CollectorRegistry()), VirtualClock())
+        self.sessions = Sessions(
+            self.world.ledger, channels, BrokerMetrics(CollectorRegistry()), VirtualClock(), lambda _: ""
+        )
 
     def send(self, identity: str, message: Message, key: str = "", spec: ChannelSpec = WORK) -> list[Action]:
         received = Received(message, {}, None)  # type: ignore[arg-type]

@@ -23,10 +23,14 @@ from gspo_services.cli.run.plot import write_plot
 from gspo_services.cli.run.report import summary_table
 from gspo_services.cli.run.supervisor import last_error
 from gspo_services.prepare.check.command import main as check
+from gspo_services.runs.audit import Checkpoint
+from gspo_services.runs.export.card import CardFacts, model_card
+from gspo_services.runs.export.choice import ChosenCheckpoint
 from gspo_services.runs.metrics import read_metrics
 from gspo_services.runs.opening import audit_run
 from gspo_services.shared.runtime.console import PlainConsole
 from gspo_services.shared.runtime.plain_text import indented_lines, one_line
+from gspo_services.shared.settings.sections import EnvironmentSection, Model, Run, Settings
 from tests.support.cli import statuses
 from tests.support.cli.pages import HEALTHY, a_page, a_rollout, a_status, without_broker
 from tests.support.processes.small_run import write_small_run
@@ -233,6 +237,30 @@ def test_every_character_that_does_not_show_itself_is_written_out() -> None:
     assert one_line("x" * 10, most=4) == "xxxx... (10 characters)"
     assert one_line(None) == "None"
     assert indented_lines("a\n    b\nnothing is wrong") == "a\n    b\n    nothing is wrong"
+
+
+def test_the_card_of_an_export_shows_hostile_names_as_text(text: str) -> None:
+    if "\ud800" in text:
+        pytest.skip("no setting can be this")
+    card = model_card(facts_with(text))
+    assert [character for character in FORBIDDEN if character in card] == []
+    calm = model_card(facts_with("x"))
+    assert len(card.splitlines()) == len(calm.splitlines())
+    title, *sections = [line for line in card.split("\n") if line.startswith("#")]
+    assert "<" not in title
+    assert [line.partition(" ")[0] for line in sections] == ["##"] * 6
+
+
+def facts_with(text: str) -> CardFacts:
+    name = f"x`\n# {text[:200]}<script>".replace("/", "")
+    settings = Settings(
+        run=Run(directory=Path("/runs") / name),
+        model=Model(path=Path("/models") / name),
+        environment=EnvironmentSection(name="dataset", options={"text": name, "of": [name]}),
+    )
+    checkpoint = Checkpoint(name="version-1", policy_version=1, batch_position=1)
+    choice = ChosenCheckpoint(checkpoint=checkpoint, evaluation=None)
+    return CardFacts(settings=settings, choice=choice, metrics=None, num_parameters=1, published=None)
 
 
 PRINTS = re.compile(r"(?:print|std(?:out|err)\.write)\((.*)", re.DOTALL)

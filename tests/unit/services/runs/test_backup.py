@@ -94,6 +94,16 @@ def test_a_backup_comes_back_in_another_directory_and_trains_on(run: Path, tmp_p
     assert list_backups(tmp_path / "backups") == [(path, manifest)]
 
 
+def test_the_learner_of_a_restored_run_does_not_look_for_the_former_runs_ledger(run: Path, tmp_path: Path) -> None:
+    note = {"learner": "a", "newest": 6, "given": [], "commits": [["run", 5, "d"]]}
+    (run / "checkpoints" / "last-version").write_text(json.dumps(note))
+    back_up(run, tmp_path / "backups", nothing)
+    restore(tmp_path / "backups", tmp_path / "again", None, nothing)
+    assert json.loads((tmp_path / "again" / "checkpoints" / "last-version").read_text()) == {
+        name: value for name, value in note.items() if name != "commits"
+    }
+
+
 def test_the_ledger_may_be_written_while_it_is_copied(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = harness(run)
     group = GroupRow(group_id=900, split="train", prompt=11, task_index=1, evaluation=None, status="open", sampling=SAMPLING)

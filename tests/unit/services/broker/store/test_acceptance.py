@@ -5,7 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from gspo_protocol.messages import LedgerCommit
 from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
 from gspo_services.broker.store import lock
 from gspo_services.broker.store.acceptance import accept_loss
@@ -13,12 +15,15 @@ from gspo_services.broker.store.mark import MARK_FILE, read_mark
 from gspo_services.broker.store.reader import LEDGER_FILE, reading
 from gspo_services.broker.store.store import RowChanges, StoreUnavailable
 from gspo_services.cli.main import main
+from gspo_services.learner.checkpoints import Versions, known_commit
+from gspo_services.learner.checkpoints.versions import newest_given
 from gspo_services.runs.opening import audit_run
 from gspo_services.shared.runtime.errors import EXIT_DAMAGED
 from tests.support.broker.damage import DAMAGE, content, killed_run, open_store, run
 from tests.support.broker.rows import group
 from tests.support.processes.small_disk import small_disk
 from tests.support.processes.small_run import write_checkpoint, write_small_run
+from tests.support.wire.zmq_ends import a_welcome
 
 __all__ = ["killed_run", "run"]  # fixtures
 
@@ -45,6 +50,21 @@ def test_the_run_goes_on_and_the_audit_names_the_loss_for_ever(run: Path, damage
     assert any(str(loss) in text for text in audit.findings.texts["lost, and accepted"])
     assert "acknowledged and missing" not in audit.findings.counts, audit.problems
     assert accept_loss(run / LEDGER_FILE) is None
+
+
+def test_peers_that_were_told_of_what_was_lost_and_accepted_go_on_and_the_learner_forgets_it(run: Path) -> None:
+    mark = read_mark(run / MARK_FILE)
+    assert mark is not None
+    told = LedgerCommit(run_id=mark.run_id, number=mark.commit.number, digest=mark.commit.digest)
+    ACCEPTABLE[0][1](run)
+    Versions(run / "checkpoints", "learner", lambda: [told]).begin(a_welcome())
+    assert known_commit(run / "checkpoints", 0) == told
+    assert accept_loss(run / LEDGER_FILE) is not None
+    with open_store(run) as store:
+        assert not store.contradiction(told)
+        assert store.contradiction(replace(store.told, digest="other"))
+    assert known_commit(run / "checkpoints", 0) is None
+    assert newest_given(run / "checkpoints") == 0
 
 
 def test_a_full_disk_leaves_the_evidence_alone_and_no_half_of_a_copy(run: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gspo_services.broker.store import commits
 from gspo_services.broker.store.damage import StoreDamaged
@@ -99,6 +100,32 @@ def test_a_mark_that_is_too_old_to_be_compared_is_a_note(tmp_path: Path, monkeyp
     assert any("ledger.mark is 17 commits behind the ledger" in note for note in audit.notes)
     assert "acknowledged and missing" not in audit.findings.counts
     open_store(tmp_path).close()
+
+
+def test_a_ledger_tells_a_past_that_is_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commits, "RECENT_COMMITS", 16)
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    with open_store(here) as store:
+        store.commit(RowChanges(rows=[group(1)]))
+        common = store.told
+    shutil.copytree(here, there)
+    told = []
+    for directory, number in ((here, 2), (there, 3)):
+        with open_store(directory) as store:
+            for each in (number, 4):
+                store.commit(RowChanges(rows=[group(each)]))
+                told.append(store.told)
+    with open_store(there) as store:
+        assert [bool(store.contradiction(each)) for each in (common, *told)] == [False, True, True, False, False]
+        assert "its commit 2 is another one" in store.contradiction(told[0])
+        later = replace(common, number=9)
+        assert store.contradiction(later) == "it ends at commit 3, and this process was told of commit 9"
+        # Too long ago to be compared.
+        for number in range(16):
+            store.commit(RowChanges(rows=[group(number)]))
+        assert not store.contradiction(told[0])
+        assert store.contradiction(replace(store.told, digest="other"))
 
 
 def test_a_directory_without_a_run_gets_a_new_ledger(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gspo_protocol.messages import LedgerCommit
 from gspo_services.learner.checkpoints.format import (
     CheckpointError,
     CheckpointState,
@@ -15,7 +16,7 @@ from gspo_services.learner.checkpoints.format import (
     load_checkpoint,
 )
 from gspo_services.learner.checkpoints.saver import CheckpointSaver, Threads
-from gspo_services.learner.checkpoints.versions import Versions
+from gspo_services.learner.checkpoints.versions import Versions, known_commit
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.learner.held_background import HeldBackground
 from tests.support.learner.saving import save_checkpoint
@@ -116,6 +117,20 @@ def test_a_rank_gives_up_with_another_one_that_cannot_write(tmp_path: Path) -> N
     with pytest.raises(CheckpointError, match="another rank could not write its part"):
         saver.advance()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_is_not_there_before_the_note_of_the_ledger_that_holds_its_batches(tmp_path: Path) -> None:
+    told = [LedgerCommit(run_id="test", number=5, digest="d")]
+    versions = Versions(tmp_path, "first", lambda: told)
+    versions.begin(a_welcome())
+    background = HeldBackground(until_waited_for=True)
+    saver = CheckpointSaver(BigramEngine(), tmp_path, keep=2, background=background, versions=versions)
+    saver.begin(state(1))
+    told[:] = [LedgerCommit(run_id="test", number=6, digest="d")]
+    assert saver.advance(may_publish=False, wait_s=1.0) is None
+    assert known_commit(tmp_path, 0) == LedgerCommit(run_id="test", number=5, digest="d")
+    assert saver.advance(wait_s=1.0) is not None
+    assert known_commit(tmp_path, 0) == told[0]
 
 
 def test_an_older_learner_saves_nothing_once_another_one_has_begun(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gspo_protocol.messages import Welcome
+from gspo_protocol.messages import LedgerCommit, Welcome
 from gspo_services.learner.checkpoints.format import CheckpointError
-from gspo_services.learner.checkpoints.versions import KEPT, Versions, newest_given, read_note
+from gspo_services.learner.checkpoints.versions import KEPT, Versions, known_commit, newest_given, read_note
 from tests.support.wire.zmq_ends import a_welcome
 
 
@@ -110,6 +110,19 @@ def test_a_learner_gives_no_numbers_after_another_one_has_begun(tmp_path: Path) 
     with pytest.raises(CheckpointError, match="another learner"):
         former.reserve(2, 1)
     assert newest_given(tmp_path) == 1
+
+
+def test_the_note_has_how_far_the_ledgers_were_and_a_learner_that_was_told_nothing_keeps_it(tmp_path: Path) -> None:
+    told: list[LedgerCommit | None] = [LedgerCommit(run_id="test", number=5, digest="d"), None]
+    versions = Versions(tmp_path, "first", lambda: told)
+    versions.begin(a_welcome())
+    assert [known_commit(tmp_path, broker) for broker in (0, 1, 2)] == [told[0], None, None]
+    told[:] = [LedgerCommit(run_id="test", number=number, digest="d") for number in (7, 8)]
+    versions.note_commits()
+    assert [known_commit(tmp_path, broker) for broker in (0, 1)] == told
+    second = begun(tmp_path, a_welcome(), "second")
+    second.reserve(1, 0)
+    assert [known_commit(tmp_path, broker) for broker in (0, 1)] == told
 
 
 def test_a_damaged_note_is_refused_with_the_way_out_and_a_number_that_a_person_wrote_is_taken(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import stat
 from pathlib import Path
 
 import pytest
+import structlog
 import zmq
 
 from gspo_services.shared.net.authenticator import Penalties
@@ -41,6 +42,16 @@ def test_only_its_owner_can_read_a_secret_key_and_no_key_is_overwritten(tmp_path
     write_key_pair(tmp_path / "keys", "rollout-7", overwrite=True)
     assert secret.read_bytes() != before
     assert sorted(path.name for path in (tmp_path / "keys").iterdir()) == ["rollout-7.public", "rollout-7.secret"]
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o440, False), (0o604, True)])
+def test_a_secret_key_that_everybody_can_read_is_used_with_a_warning(mode: int, warned: bool, tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys")
+    (keys / "rollout.secret").chmod(mode)
+    with structlog.testing.capture_logs() as logged:
+        assert Security.load(SecuritySection(keys=str(keys)), "rollout").own is not None
+    said = [entry for entry in logged if entry["event"] == "secret_key_readable_by_everybody"]
+    assert [entry["file"] for entry in said] == [str(keys / "rollout.secret")] * warned
 
 
 @pytest.mark.parametrize("name", ["", "rolout", "rollout7", "rollout-", "rollout-../x", "broker/x", "rollout-a b"])

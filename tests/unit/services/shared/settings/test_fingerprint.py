@@ -78,6 +78,14 @@ def test_what_an_agent_samples_matters_and_where_it_runs_does_not(override: str,
     assert fingerprint(*agent) != fingerprint()
 
 
+def test_the_numbers_of_a_reward_model_matter_where_there_is_one() -> None:
+    model, half = "reward.model=/models/rm", "reward.model_dtype=bfloat16"
+    assert fingerprint(model, half) != fingerprint(model)
+    assert fingerprint(model, half) != fingerprint(model, "reward.model_dtype=float16")
+    assert fingerprint(model, "reward.model_dtype=auto") == fingerprint(model)
+    assert fingerprint(half) == fingerprint()
+
+
 def test_a_fingerprint_is_32_hexadecimal_characters() -> None:
     assert len(fingerprint()) == 32
     assert set(fingerprint()) <= set("0123456789abcdef")
