@@ -21,6 +21,7 @@ EXIT_DAMAGED: Final = 3
 EXIT_OCCUPIED: Final = 4
 EXIT_NO_ROOM: Final = 5
 EXIT_UNPROVEN: Final = 6
+EXIT_INTERRUPTED: Final = 130
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_TEXTS: Final = (*map(os.strerror, _NO_ROOM), "database or disk is full")
 """The texts of the C library and SQLite: libraries put them into errors of other classes."""
