@@ -1,5 +1,6 @@
 """``gspo accept-loss RUN_DIR``: continue a damaged run with what is left of it."""
 
+import sqlite3
 import sys
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def accept_loss_command(directory: Path) -> int:
         return EXIT_FAILED
     try:
         accepted = accept_loss(directory / LEDGER_FILE)
-    except (StoreUnavailable, OSError) as error:
+    except (StoreUnavailable, OSError, sqlite3.OperationalError) as error:
         print(one_line(f"gspo accept-loss: {error}"), file=sys.stderr)
         return EXIT_FAILED
     except DiskDamageError as error:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from gspo_services.cli.command_line import PROCESSES, command_line
 from gspo_services.cli.completion import completion_script
-from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, ConfigurationError
-from gspo_services.shared.runtime.output import protect_result
+from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_INTERRUPTED, ConfigurationError
+from gspo_services.shared.runtime.output import begin_command
 from gspo_services.shared.runtime.plain_text import indented_lines
 from gspo_services.shared.runtime.private_files import keep_private
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] not in FOR_OTHERS:
         keep_private()
     if words[:1] not in (["run"], ["generate"]):
-        protect_result()  # Those two go on whoever reads them: their result is the run.
+        begin_command()  # Those two go on whoever reads them: their result is the run.
     if words[:1] == ["rollout"] and any(word.partition("=")[0] == "--generate" for word in words):
         words = ["generate", *(word.replace("--generate", "--out", 1) for word in words[1:])]
     for named, module in OWN_PROCESSES.items():
@@ -63,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return compare_command(words[1:])
         return _act(command_line().parse_args(words))
+    except KeyboardInterrupt:
+        print(f"gspo {words[0]}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except (ConfigurationError, ValueError, OSError) as error:
         print(indented_lines(f"gspo {words[0]}: {error}"), file=sys.stderr)
         return EXIT_CONFIGURATION

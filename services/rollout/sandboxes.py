@@ -26,4 +26,4 @@ async def open_sandbox(section: SandboxSection, environment: TaskSet) -> AsyncIt
             opened = True
             yield sandboxes
     except ConfigurationError as error:
-        raise error if opened else ConfigurationError(f"the environment runs programs of the policy: {error}") from error
+        raise error if opened else type(error)(f"the environment runs programs of the policy: {error}") from error

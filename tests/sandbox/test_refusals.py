@@ -1,13 +1,19 @@
 """Where a wall is missing, nothing runs: the start says which one, and the way out."""
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gspo_services.tasks.sandbox import LocalOptions, LocalSandboxes, SandboxUnavailable
+from gspo_services.shared.runtime.errors import EXIT_FAILED, UnprovenError, exit_status
+from gspo_services.shared.settings import SandboxSection
+from gspo_services.tasks.sandbox import LocalOptions, LocalSandboxes, SandboxUnavailable, open_configured
 from gspo_services.tasks.sandbox import walls as walls_module
 
 pytestmark = pytest.mark.sandbox
@@ -54,6 +60,35 @@ def test_a_machine_that_gives_less_runs_nothing(without: str, says: str) -> None
     assert says in done.stdout, done
     assert "Code of a model runs only in a sandbox. Install bubblewrap" in done.stdout
     assert "it is open" not in done.stdout
+
+
+async def test_a_sandbox_that_is_killed_while_it_starts_may_start_the_next_time(
+    nothing_is_left: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = asyncio.create_subprocess_exec
+
+    async def killed(*command: str, **how: Any) -> asyncio.subprocess.Process:
+        process = await plain(*command, **how)
+        os.kill(first_child(process.pid), signal.SIGKILL)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", killed)
+    with pytest.raises(UnprovenError, match=r"was killed while it started \(SIGKILL\)") as caught:
+        async with open_configured(SandboxSection()):
+            raise AssertionError("it is open")
+    assert exit_status(partial(_raise, caught.value)) == EXIT_FAILED
+
+
+def first_child(pid: int) -> int:
+    """Once there is one: the start of a process sets no Event."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    while not (found := children.read_text().split()):
+        os.sched_yield()
+    return int(found[0])
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 @pytest.mark.parametrize(

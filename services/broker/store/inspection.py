@@ -1,6 +1,8 @@
 """Inspects a run's ledger and the files beside it without changing them, and says what is lost."""
 
+import sqlite3
 from pathlib import Path
+from typing import Final
 
 from gspo_services.broker.store.damage import (
     Evidence,
@@ -14,6 +16,8 @@ from gspo_services.broker.store.damage import (
 from gspo_services.broker.store.mark import MARK_FILE, Mark, MarkFile
 from gspo_services.broker.store.reader import EmptyDatabase, NoLedger, OtherSchema, Reader, StoreCorrupt, reading_file
 
+NO_DAMAGE: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR)
+"""Another process has the file, memory is short, or the disk is away."""
 WAY_ON = (
     "Nothing was written: copy the directory away before anything else. Then put back a backup of the ledger with what "
     "was beside it, or go on with what is left: `gspo accept-loss {directory}` records the loss in the ledger for ever"
@@ -38,7 +42,8 @@ def require_whole(ledger: Path) -> None:
 def inspect(ledger: Path) -> Loss:
     """What is missing from ``ledger``, judged by the files beside it.
 
-    A ledger of another schema, or a file that never was one, is left to whoever opens it. Raises: StoreCorrupt; OSError.
+    A ledger of another schema, or a file that never was one, is left to whoever opens it. Raises: StoreCorrupt; OSError;
+    sqlite3.OperationalError for a ledger that cannot be read now.
     """
     evidence = read_evidence(ledger.parent, ledger)
     if not has_content(ledger):
@@ -49,6 +54,8 @@ def inspect(ledger: Path) -> Loss:
     except OtherSchema:
         return Loss()
     except NoLedger as error:
+        if isinstance(error.__cause__, sqlite3.OperationalError) and error.__cause__.sqlite_errorcode & 0xFF in NO_DAMAGE:
+            raise error.__cause__ from None
         if evidence.mark is None:
             return Loss()
         raise StoreCorrupt(f"{error}, and {MARK_FILE} says that it was one. {way_on_without(ledger)}") from error

@@ -24,15 +24,18 @@ class LedgerLock:
     """The lock of one ledger, with the holder's process id in its file."""
 
     def __init__(self, ledger: Path) -> None:
-        """Raises: LockHeldError when another process keeps it; OSError when the file cannot be opened."""
+        """Raises: LockHeldError when another process keeps it; OSError when the file cannot be opened or locked."""
         self.path = lock_path(ledger)
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         deadline = time.monotonic() + LOCK_WAIT_S
-        while not _taken(self._descriptor):
-            if time.monotonic() >= deadline:
-                os.close(self._descriptor)
-                raise LockHeldError(f"{self.path} is held")
-            time.sleep(LOCK_PAUSE_S)
+        try:
+            while not _taken(self._descriptor):
+                if time.monotonic() >= deadline:
+                    raise LockHeldError(f"{self.path} is held")
+                time.sleep(LOCK_PAUSE_S)
+        except OSError:
+            os.close(self._descriptor)
+            raise
         # The lock holds without the number, for which a full disk has no room.
         with suppress(OSError):
             os.ftruncate(self._descriptor, 0)
@@ -69,6 +72,6 @@ def lock_holder(ledger: Path) -> int | None:
 def _taken(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except (BlockingIOError, InterruptedError):
         return False
     return True

@@ -4,11 +4,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from gspo_services.cli.run.supervisor import Child
 from gspo_services.runs.metrics import HeldOut, Row, best_evaluation, held_out, number, set_scores
 from gspo_services.runs.track import Cursor
+
+MOST_SAID: Final = 300
+"""Characters of an error that a process ended with; its log has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +110,9 @@ class Happenings:
             if child.num_restarts > self._restarts[name]:
                 self._restarts[name] = child.num_restarts
                 why = f"ended with status {child.last_status}" if child.last_status is not None else "ended"
-                found.append(Happening(text=f"{name} {why} and is restarted ({child.num_restarts})", is_problem=True))
+                said, _, _ = f": {child.said}".partition("\n") if child.said else ("", "", "")
+                text = f"{name} {why} and is restarted ({child.num_restarts}){said[:MOST_SAID]}"
+                found.append(Happening(text=text, is_problem=True))
             if child.given_up and name not in self._given_up:
                 self._given_up.add(name)
                 found.append(Happening(text=f"{name} is not restarted: {child.given_up}", is_problem=True))

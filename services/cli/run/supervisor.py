@@ -10,13 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import BinaryIO, Final
 
 import structlog
 
 from gspo_services.shared.placement import ProcessPlace
 from gspo_services.shared.runtime.clock import Clock
-from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_NO_ROOM, EXIT_OCCUPIED, EXIT_REPLACED, ServiceError
+from gspo_services.shared.runtime.errors import (
+    EXIT_CONFIGURATION,
+    EXIT_FAILED,
+    EXIT_NO_ROOM,
+    EXIT_OCCUPIED,
+    EXIT_REPLACED,
+    EXIT_UNPROVEN,
+    ServiceError,
+)
 from gspo_services.shared.runtime.lifecycle import die_with_parent, module_command, until_stopped
 from gspo_services.shared.runtime.log_files import USUAL_LIMITS, LogFile, LogLimits, read_end
 
@@ -36,6 +45,7 @@ TAIL_BYTES: Final = 131_072
 FINAL_EVENTS: Final = ("cannot_start", "stopped_by_error", "replaced", "damaged", "occupied", "no_room")
 HOPELESS: Final = {
     EXIT_CONFIGURATION: "cannot start: ",
+    EXIT_UNPROVEN: "cannot start: ",
     EXIT_REPLACED: "was replaced by another process of its name, or found damage, and is not restarted: "
     "a person has to look; ",
     EXIT_OCCUPIED: "found its place taken by a live process, and is not restarted: stop that one and start this run again, "
@@ -82,6 +92,8 @@ class Child:
     num_restarts: int = 0
     last_status: int | None = None
     """The exit status of its last end; -9 for signal 9."""
+    said: str = ""
+    """The error that it logged at its last end; empty without one."""
     cannot_start: str = ""
     """Why its last start failed, if it said so."""
     state: str = "starting"
@@ -172,25 +184,26 @@ class Supervisor:
             while child.restarts and now - child.restarts[0] > RESTART_WINDOW_S:
                 child.restarts.popleft()
             if len(child.restarts) > self._max_restarts:
-                text = f"it ended {len(child.restarts)} times within {RESTART_WINDOW_S:.0f} s: {last_error(child.log_path)}"
+                said = child.said or last_error(child.log_path)
+                text = f"it ended {len(child.restarts)} times within {RESTART_WINDOW_S:.0f} s: {said}"
                 if self._is_given_up(child, text):
                     return
                 raise ServiceError(
                     f"{child.spec.name} ended {len(child.restarts)} times within {RESTART_WINDOW_S:.0f} s, last with status "
-                    f"{status}, and run.max_restarts is {self._max_restarts}; its log is {child.log_path}: "
-                    f"{last_error(child.log_path)}"
+                    f"{status}, and run.max_restarts is {self._max_restarts}; its log is {child.log_path}: {said}"
                 )
             child.num_restarts += 1
             child.state = f"restarting after status {status}"
-            log.warning("process_ended", process=child.spec.name, status=status, restarts=child.num_restarts)
+            why = {"error": child.said} if child.said else {}
+            log.warning("process_ended", process=child.spec.name, status=status, restarts=child.num_restarts, **why)
             await until_stopped(self._stopping, self._backoff_s * len(child.restarts))
 
     def _may_pass(self, child: Child, status: int) -> bool:
-        """Whether a process that says it cannot start gets another try: it could start before, with the same configuration,
-        and has not given this reason twice in a row."""
-        says_so = status == EXIT_CONFIGURATION
+        """Whether a process that says it cannot start gets another try: it does not say so for the second time in a row with
+        the same reason, and it could start before, with the same configuration, or is not certain."""
+        says_so = status in (EXIT_CONFIGURATION, EXIT_UNPROVEN)
         former, child.cannot_start = child.cannot_start, last_error(child.log_path) if says_so else ""
-        return says_so and child.num_restarts > 0 and former != child.cannot_start
+        return says_so and former != child.cannot_start and (child.num_restarts > 0 or status == EXIT_UNPROVEN)
 
     def _is_given_up(self, child: Child, reason: str) -> bool:
         """Give up a process that the run can do without; False for any other."""
@@ -215,6 +228,17 @@ class Supervisor:
         return await until_stopped(self._over, self._over_wait_s)
 
     async def _run_once(self, child: Child) -> int:
+        """Run the process until its end. Returns its status; a machine that cannot start one now counts as its end."""
+        try:
+            status = await self._start_and_wait(child)
+        except (OSError, SubprocessError) as error:
+            child.said = f"it cannot be started: {error}"
+            return EXIT_FAILED
+        # One that a signal has ended logged nothing: the last line may be that of the life before.
+        child.said = said_at_end(child.log_path) if status > 0 else ""
+        return status
+
+    async def _start_and_wait(self, child: Child) -> int:
         spec = child.spec
         log_file = LogFile(path=child.log_path, limits=self._log_limits)
         with _opened(child.log_path) as output:
@@ -273,11 +297,23 @@ def _free_bytes(directory: Path) -> int:
 def last_error(path: Path) -> str:
     """Return the error that ended a process, if the last line of its log is one; otherwise the last lines."""
     try:
-        lines = read_end(path, TAIL_BYTES).rstrip("\n").split("\n")
+        lines = _last_lines(path)
     except OSError as error:
         return f"its log cannot be read: {error.strerror}"
     ended_with = _error_of(lines[-1])
     return "\n" + "\n".join(f"    {line}" for line in lines[-TAIL_LINES:]) if ended_with is None else ended_with
+
+
+def said_at_end(path: Path) -> str:
+    """Return the error that ended a process, if the last line of its log is one; otherwise nothing."""
+    try:
+        return _error_of(_last_lines(path)[-1]) or ""
+    except OSError:
+        return ""
+
+
+def _last_lines(path: Path) -> list[str]:
+    return read_end(path, TAIL_BYTES).rstrip("\n").split("\n")
 
 
 def _error_of(line: str) -> str | None:

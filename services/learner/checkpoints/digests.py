@@ -73,8 +73,10 @@ def find_damage(path: Path, files: Mapping[str, FileDigest], rank: int, world_si
     for name in names:  # cheap, so every rank looks at all sizes, and most damage is found before anything is hashed
         try:
             found = (path / name).stat().st_size if (path / name).is_file() else 0
-        except (OSError, ValueError) as error:  # a name that no file can have
-            return f"{path / name}: {error}"
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in _LOST:
+                raise
+            return f"{path / name}: {error}"  # a name that no file can have
         if found != files[name].num_bytes:
             return f"{path / name} has {found} bytes, {files[name].num_bytes} were written"
     share = names[rank::world_size]

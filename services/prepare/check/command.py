@@ -27,12 +27,11 @@ from gspo_services.prepare.check.unused import schedule_findings, slow_findings,
 from gspo_services.shared.placement import is_for_cuda
 from gspo_services.shared.runtime.config_arguments import add_configuration_arguments
 from gspo_services.shared.runtime.console import PlainConsole
-from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError
-from gspo_services.shared.runtime.output import protect_result
+from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, EXIT_INTERRUPTED, ConfigurationError
+from gspo_services.shared.runtime.output import begin_command
 from gspo_services.shared.runtime.plain_text import indented_lines
 from gspo_services.shared.settings import Configuration, Settings, load_configuration
 
-EXIT_INTERRUPTED: Final = 130
 CODE_S: Final = 60.0
 DESCRIPTION: Final = """\
 Check a configuration before a run: settings, model, tokenizer, tasks, your code, memory, speed, ports, disk, keys. Nothing
@@ -65,7 +64,7 @@ Status 0: it can work; 1: it cannot; 2: the configuration cannot be read.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and check. Returns the exit status."""
-    protect_result()
+    begin_command()
     words = sys.argv[1:] if argv is None else argv
     if any(word.partition("=")[0] == "--kubernetes" for word in words):
         return _check_kubernetes(words)

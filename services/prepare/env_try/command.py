@@ -24,16 +24,16 @@ from gspo_services.shared.runtime.console import PlainConsole
 from gspo_services.shared.runtime.errors import (
     EXIT_CONFIGURATION,
     EXIT_FAILED,
+    EXIT_INTERRUPTED,
     ConfigurationError,
     EndpointError,
     ServiceError,
     tell,
 )
 from gspo_services.shared.runtime.logs import configure_logging, quiet_logs
-from gspo_services.shared.runtime.output import protect_result
+from gspo_services.shared.runtime.output import begin_command
 from gspo_services.shared.settings import Settings, load_settings
 
-EXIT_INTERRUPTED: Final = 130
 TASKS: Final = 3
 DESCRIPTION: Final = """\
 Play some episodes of CONFIG here, in seconds and without a run: its environment or its agent, its chat template, its limits.
@@ -64,7 +64,7 @@ failed; 2: nothing can be tried, because of the configuration or the command lin
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and play. Returns the exit status."""
-    protect_result()
+    begin_command()
     arguments = _parser().parse_args(argv)
     try:
         with _logs():

@@ -14,12 +14,11 @@ from gspo_services.prepare.init.answers import DEFAULT_MODEL, KINDS, PLACES, WIT
 from gspo_services.prepare.init.project import Project, make_project, write_project
 from gspo_services.prepare.init.questions import Ask, Tell, choose, fill, number
 from gspo_services.shared.estimates import device_named, known_devices
-from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, ConfigurationError
-from gspo_services.shared.runtime.output import protect_result
+from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_INTERRUPTED, ConfigurationError
+from gspo_services.shared.runtime.output import begin_command
 from gspo_services.shared.runtime.paths import expanded
 from gspo_services.shared.runtime.plain_text import indented_lines, one_line
 
-EXIT_INTERRUPTED: Final = 130
 DEFAULT_GPUS: Final[Mapping[str, int]] = {"laptop": 0, "gpu": 1, "node": 8, "kubernetes": 8}
 DESCRIPTION: Final = """\
 Begin a project in DIR: a configuration whose values fit each other, a small file for your reward, agent or environment, and
@@ -37,7 +36,7 @@ Then: gspo check run.toml, and gspo run run.toml, in DIR.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, ask, write. Returns the exit status."""
-    protect_result()
+    begin_command()
     arguments = _parser().parse_args(argv)
     try:
         asks = not arguments.defaults and sys.stdin.isatty() and sys.stdout.isatty()

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from gspo_services.prepare.tiny_models.imitation import TinyProgress
 from gspo_services.prepare.tiny_models.tiny import DEFAULT_ENVIRONMENTS, TinyReport, make_tiny_model
-from gspo_services.shared.runtime.output import protect_result
+from gspo_services.shared.runtime.output import begin_command
 from gspo_services.shared.runtime.plain_text import indented_lines
 
 
 def main() -> int:
     """Parse the command line, make the model, report on it. Returns the exit status."""
-    protect_result()
+    begin_command()
     parser = argparse.ArgumentParser(
         prog="gspo model tiny",
         description="Make a small Qwen3-MoE with a byte-level tokenizer, taught by careless teachers: it has the skill but "

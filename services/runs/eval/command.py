@@ -30,16 +30,16 @@ from gspo_services.shared.runtime.durable import replace_file
 from gspo_services.shared.runtime.errors import (
     EXIT_CONFIGURATION,
     EXIT_FAILED,
+    EXIT_INTERRUPTED,
     ConfigurationError,
     EndpointError,
     ServiceError,
     tell,
 )
 from gspo_services.shared.runtime.logs import configure_logging
-from gspo_services.shared.runtime.output import protect_result
+from gspo_services.shared.runtime.output import begin_command
 from gspo_services.shared.settings import Settings, load_settings
 
-EXIT_INTERRUPTED: Final = 130
 RESULTS_FILE: Final = "results.jsonl"
 DESCRIPTION: Final = """\
 Score models on the evaluation sets of CONFIG, with real SGLang and the same chat template, environment or agent, rewards and
@@ -73,7 +73,7 @@ the command line cannot be used; 130: interrupted.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and score. Returns the exit status."""
-    protect_result()
+    begin_command()
     arguments = _parser().parse_args(argv)
     _quiet_logs()
     try:

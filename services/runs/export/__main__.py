@@ -16,16 +16,16 @@ from gspo_services.runs.metrics import NoMetrics, RunMetrics, read_metrics
 from gspo_services.shared.runtime.errors import (
     EXIT_CONFIGURATION,
     EXIT_FAILED,
+    EXIT_INTERRUPTED,
     EXIT_NO_ROOM,
     ConfigurationError,
     NoRoomError,
     ServiceError,
 )
-from gspo_services.shared.runtime.output import protect_result
+from gspo_services.shared.runtime.output import begin_command
 from gspo_services.shared.runtime.plain_text import indented_lines, one_line
 from gspo_services.shared.settings import Settings, load_settings, override_settings, read_run_settings
 
-EXIT_INTERRUPTED: Final = 130
 _ATTEMPTS: Final = 5
 DESCRIPTION: Final = """\
 Write a checkpoint of a run as an ordinary Hugging Face model: weights, configuration, tokenizer, and a model card
@@ -48,7 +48,7 @@ Status 0: written; 1: the checkpoint is damaged, or cannot be written; 2: no suc
 
 def main() -> int:
     """Parse the command line and act. Returns the exit status."""
-    protect_result()
+    begin_command()
     return export_command(sys.argv[1:])
 
 

@@ -20,7 +20,7 @@ from gspo_services.shared.runtime.config_arguments import add_override_argument
 from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError, ServiceError
 from gspo_services.shared.runtime.lifecycle import leave
 from gspo_services.shared.runtime.logs import configure_logging
-from gspo_services.shared.runtime.output import protect_result
+from gspo_services.shared.runtime.output import begin_command, protect_result
 from gspo_services.shared.runtime.plain_text import indented_lines
 from gspo_services.shared.settings import SCHEDULED, Learner, Settings, override_settings, read_run_settings, require_model
 
@@ -59,7 +59,10 @@ class Plan:
 def main() -> int:
     # As ``gspo run`` sets it for a learner: sums depend on the number of threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    protect_result()
+    if is_rank():
+        protect_result()  # SIGTERM ends a rank as its launcher expects.
+    else:
+        begin_command()
     configure_logging("replay")
     return replay_command(sys.argv[1:])
 

@@ -1,13 +1,14 @@
 """Errors meant for people: each ends the process with one log line, no traceback, and its own exit status.
 
 A full disk has its own status, whatever the process was doing: a process that could not start for lack of room has no
-wrong configuration, and works once there is room.
+wrong configuration, and works once there is room. Nor has one that met a fault that passes, such as a network file system
+that was away: it ends as one that may be started again.
 """
 
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from gspo_services.shared.runtime.plain_text import indented_lines
@@ -19,13 +20,33 @@ EXIT_DAMAGED: Final = 3
 """The same as for a replaced process: it must not be restarted before a person has looked."""
 EXIT_OCCUPIED: Final = 4
 EXIT_NO_ROOM: Final = 5
+EXIT_UNPROVEN: Final = 6
+EXIT_INTERRUPTED: Final = 130
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_TEXTS: Final = (*map(os.strerror, _NO_ROOM), "database or disk is full")
 """The texts of the C library and SQLite: libraries put them into errors of other classes."""
+_PASSING: Final = (
+    errno.EINTR, errno.EIO, errno.EAGAIN, errno.ENOMEM, errno.EBUSY, errno.ENFILE, errno.EMFILE, errno.ETXTBSY, errno.EPIPE,
+    errno.EADDRINUSE, errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.ECONNABORTED, errno.ECONNRESET,
+    errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ESTALE, errno.EREMOTEIO,
+)  # fmt: skip
+"""What no setting causes: a signal, little memory, many files, a taken port, a disk or a network that is away."""
+_PASSING_TEXTS: Final = (*map(os.strerror, _PASSING), "disk I/O error", "database is locked", "name resolution")
 
 
 class ConfigurationError(ValueError):
     """A setting, or what it names, cannot be used; the text says what to change. Ends the process with status 2."""
+
+
+class UnprovenError(ConfigurationError):
+    """What a setting names did not work, and may the next time: another process tried it. Ends the process with status 6.
+
+    ``gspo run`` takes it for an error of the configuration when it comes twice in a row.
+    """
+
+
+class PassingFault(Exception):
+    """What no setting causes, such as a signal that ended a child: raise the error for people from one, or as one."""
 
 
 class EndpointError(RuntimeError):
@@ -110,28 +131,54 @@ _ENDS: Final = (
     _End((OccupiedError,), "occupied", EXIT_OCCUPIED),
     _End((NoRoomError,), "no_room", EXIT_NO_ROOM),
     _End((ServiceError,), "stopped_by_error", EXIT_FAILED),
+    _End((UnprovenError,), "cannot_start", EXIT_UNPROVEN),
     _End((ConfigurationError, EndpointError), "cannot_start", EXIT_CONFIGURATION),
 )
 """The possible ends of a process, the most important first."""
 _FORBIDDING: Final = (0, 1, 2)
 _NO_ROOM_END: Final = 3
+_FAILED_END: Final = 4
 
 
 def _end_of(error: BaseException) -> int | None:
     """The place of ``error`` in _ENDS; None for a bug."""
     found = next((index for index, end in enumerate(_ENDS) if isinstance(error, end.kinds)), None)
-    return _NO_ROOM_END if found not in _FORBIDDING and is_for_want_of_room(error) else found
+    if found not in _FORBIDDING and is_for_want_of_room(error):
+        return _NO_ROOM_END
+    return _FAILED_END if found is not None and found > _FAILED_END and _may_pass(error) else found
 
 
 def is_for_want_of_room(error: BaseException) -> bool:
     """Return whether a full disk has caused the error, directly or through another one."""
+    return any(_number(cause) in _NO_ROOM or _says(cause, _NO_ROOM_TEXTS) for cause in _causes(error))
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Return whether a fault that no setting can have has caused the error, directly or through another one."""
+    return any(
+        isinstance(cause, PassingFault | MemoryError | TimeoutError | ConnectionError)
+        or _number(cause) in _PASSING
+        or _says(cause, _PASSING_TEXTS)
+        for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what it was raised from."""
     cause: BaseException | None = error
     while cause is not None:
-        is_full = isinstance(cause, OSError) and cause.errno in _NO_ROOM
-        if is_full or (isinstance(cause, Exception) and any(text in str(cause) for text in _NO_ROOM_TEXTS)):
-            return True
+        yield cause
         cause = cause.__cause__
-    return False
+
+
+def _number(error: BaseException) -> int | None:
+    """The operating system's number of the error. ZeroMQ's errors have one, too."""
+    number = getattr(error, "errno", None)
+    return number if isinstance(number, int) else None
+
+
+def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
+    return isinstance(error, Exception) and any(text in str(error) for text in texts)
 
 
 def flatten(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

@@ -7,10 +7,12 @@ status: 3 and 4 say that the process must not be started again.
 import io
 import json
 import os
+import signal
 import sys
+import threading
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TextIO, cast
+from typing import NoReturn, TextIO, cast
 
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.log_files import LogFile
@@ -110,6 +112,22 @@ def forgive_output() -> None:
         sys.stdout = _text(PatientOutput(1, log_file), sys.stdout)
     if log_file is not None:
         log_file.watch(1, 2)
+
+
+def begin_command() -> None:
+    """Let this process be a command of a person: its result goes to standard output, and SIGTERM ends it as Ctrl-C does.
+
+    Without that a SIGTERM would leave the half of what it writes.
+    """
+    protect_result()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(number: int, _: object) -> NoReturn:
+    # A second one ends at once whatever takes so long.
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt
 
 
 def protect_result() -> None:

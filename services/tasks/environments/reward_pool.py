@@ -20,7 +20,7 @@ import msgpack
 import structlog
 
 from gspo.tasks.environments import RewardJob
-from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
+from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError, UnprovenError
 from gspo_services.tasks.environments.layouts import KeptRows
 from gspo_services.tasks.environments.programs import SandboxedJobs
 from gspo_services.tasks.environments.reward_process import RewardProcess
@@ -76,7 +76,7 @@ class RewardPool:
 
     async def __aenter__(self) -> RewardPool:
         """Raises: ConfigurationError when one of the functions cannot be imported in a worker, or a probe is not worth 1;
-        ServiceError when an import takes longer than start_timeout_s."""
+        ServiceError when an import takes longer than start_timeout_s, or a signal ends the worker."""
         try:
             for function in self._functions:
                 await self._require(function)
@@ -171,7 +171,9 @@ class RewardPool:
         answer = await worker.grade(msgpack.packb({**wanted, "only_find": True}), None)
         if answer.failure is not None:
             # A slow start may have been this machine's doing, and go well the next time.
-            error = ServiceError if answer.failure == "deadline" else ConfigurationError
+            error: type[Exception] = UnprovenError if answer.failure == "crashed" else ConfigurationError
+            if answer.failure == "deadline" or worker.was_killed:
+                error = ServiceError
             needs = (
                 "\nIt needs its package installed, or its module in the working directory; it is imported with the limits of"
             )

@@ -65,6 +65,8 @@ class RewardProcess:
         self._num_jobs = 0
         self._closed = False
         self._said_not_isolated = False
+        self.was_killed = False
+        """Whether a signal that was not ours has ended the last process before its job began."""
 
     async def close(self) -> None:
         """Kill the process and never start another."""
@@ -107,6 +109,7 @@ class RewardProcess:
         await asyncio.to_thread(kill_marked, self._mark, process.pid)
 
     async def _answer(self, request: bytes, deadline_s: float | None, group_size: int | None) -> RewardAnswer:
+        self.was_killed = False
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
                 process = await self._running_process()
@@ -119,7 +122,10 @@ class RewardProcess:
         except TimeoutError:
             return _failed("deadline", f"the worker was not ready within {self._options.start_timeout_s} s")
         except (ConnectionError, asyncio.IncompleteReadError):
-            return _failed("crashed", "the worker ended before the job began: when it started, or imported the function")
+            status = await self._status_at_end()
+            self.was_killed = status is not None and status < 0
+            how = "" if status is None else f": {ended_as(status)}"
+            return _failed("crashed", f"the worker ended before the job, when it started or imported the function{how}")
         if answer.failure is not None:
             return answer
         if not answer.found:
@@ -140,13 +146,21 @@ class RewardProcess:
             return _failed("crashed", "the worker answered neither with a reward nor with a failure")
         return answer
 
-    async def _ended_during_job(self, process: asyncio.subprocess.Process) -> RewardAnswer:
+    async def _status_at_end(self) -> int | None:
+        """How the process has ended; None when it has only closed its pipe, or ``close`` was first."""
+        process = self._process
+        if process is None or self._closed:
+            return None
         try:
             # The pipe closes a moment before the process has ended, and only then it is known how.
             async with asyncio.timeout(_LAST_MOMENT_S):
-                await process.wait()
+                return await process.wait()
         except TimeoutError:
             log.debug("reward_worker_closed_its_pipe", pid=process.pid)
+            return None
+
+    async def _ended_during_job(self, process: asyncio.subprocess.Process) -> RewardAnswer:
+        await self._status_at_end()
         await self.kill()
         await process.wait()  # ``close`` may have been first.
         if process.returncode == -signal.SIGXCPU:

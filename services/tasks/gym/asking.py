@@ -23,6 +23,7 @@ from typing import IO, Any, Final
 
 import msgspec
 
+from gspo_services.shared.runtime.errors import PassingFault
 from gspo_services.shared.runtime.lifecycle import module_command
 
 START_S: Final = 120.0
@@ -43,7 +44,7 @@ class GymRefused(ValueError):
     """The generator or its parameters are wrong, the package is missing, or a task cannot be drawn: the text says which."""
 
 
-class GymUndrawn(GymRefused):
+class GymUndrawn(GymRefused, PassingFault):
     """The process has ended or taken too long. Another machine, or this one at another time, may draw the same task."""
 
 

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from gspo.tasks.environments import ChatMessage
-from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
+from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError, UnprovenError
 from gspo_services.shared.runtime.lifecycle import module_command
 from gspo_services.shared.runtime.stray_processes import ended_as
 from gspo_services.tasks.environments import FailureReason
@@ -84,7 +84,7 @@ class RewardModel:
             raise ServiceError(f"the reward model {self._options.path} was not loaded within {_START_S:.0f} s") from error
         except StartError as error:
             await self.close()
-            raise ConfigurationError(f"reward.model: {self._options.path} cannot be used: {error}") from error
+            raise UnprovenError(f"reward.model: {self._options.path} cannot be used: {error}") from error
         except _AWAY as error:
             await self.close()
             raise ServiceError(f"the reward model {self._options.path} does not start: {error}") from error

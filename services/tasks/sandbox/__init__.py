@@ -1,7 +1,7 @@
 """Programs that nobody has read, such as a model's, run here: without a network, without rights, within limits."""
 
 from gspo_services.tasks.sandbox.cgroups import CGROUP_WAY_OUT, NO_CGROUP
-from gspo_services.tasks.sandbox.choice import local_options, max_sandboxes_of, open_configured
+from gspo_services.tasks.sandbox.choice import local_options, max_sandboxes_of, open_configured, unusable
 from gspo_services.tasks.sandbox.interface import (
     LimitName,
     ProgramRefused,
@@ -30,4 +30,5 @@ __all__ = [
     "local_options",
     "max_sandboxes_of",
     "open_configured",
+    "unusable",
 ]  # fmt: skip

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.runtime.errors import ConfigurationError, UnprovenError
 from gspo_services.shared.settings import SandboxSection
-from gspo_services.tasks.sandbox.interface import ProgramRefused, Sandboxes, SandboxUnavailable
+from gspo_services.tasks.sandbox.interface import ProgramRefused, Sandboxes, SandboxNotStarted, SandboxUnavailable
 from gspo_services.tasks.sandbox.local import PYTHON, LocalOptions, LocalSandboxes
 from gspo_services.tasks.sandbox.wire import KEY_VARIABLE
 
@@ -29,7 +29,12 @@ async def open_configured(section: SandboxSection, environment: Mapping[str, str
         async with sandboxes.opened():
             yield sandboxes
     except (SandboxUnavailable, ProgramRefused) as error:
-        raise ConfigurationError(str(error)) from error
+        raise unusable(error) from error
+
+
+def unusable(error: SandboxUnavailable | ProgramRefused) -> ConfigurationError:
+    """The error for people, of a sandbox that was opened."""
+    return (UnprovenError if isinstance(error, SandboxNotStarted) else ConfigurationError)(str(error))
 
 
 def _chosen(section: SandboxSection, environment: Mapping[str, str]) -> LocalSandboxes | RemoteSandboxes:

@@ -20,6 +20,10 @@ class SandboxUnavailable(SandboxError):
     """This machine cannot separate programs; the text says what is missing and the way out."""
 
 
+class SandboxNotStarted(SandboxUnavailable):
+    """A sandbox has ended while it started, and the next one may not."""
+
+
 class ProgramRefused(ValueError):
     """A program, file or limit that no sandbox takes."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import signal
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -14,12 +15,14 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from gspo_services.shared.runtime.errors import PassingFault
 from gspo_services.tasks.sandbox.cgroups import MemoryCgroups, memory_cgroups
 from gspo_services.tasks.sandbox.frames import frame, read_frame
 from gspo_services.tasks.sandbox.interface import (
     RunOutcome,
     SandboxError,
     SandboxLimits,
+    SandboxNotStarted,
     SandboxUnavailable,
     check_command,
     check_files,
@@ -31,6 +34,8 @@ log = structlog.get_logger()
 START_S: Final = 30.0
 GRACE_S: Final = 10.0
 """Init ends a run at its limit; if it has said nothing for so long after that, it is ended itself."""
+LAST_MOMENT_S: Final = 1.0
+"""Its pipe ends a moment before it does."""
 STDERR_BYTES: Final = 4096
 PYTHON: Final = Path(sys.executable).resolve()
 
@@ -106,14 +111,25 @@ class LocalSandbox:
             async with asyncio.timeout(START_S):
                 await read_frame(self._process.stdout)
         except (TimeoutError, SandboxError) as error:
+            killed = await self._is_killed()
             said = await self._last_words()
-            raise SandboxUnavailable(f"{said or error}\n{WAY_OUT}") from error
+            if killed:
+                text = "a sandbox was killed while it started (SIGKILL): the kernel may lack memory"
+                raise SandboxNotStarted(text) from PassingFault(said or str(error))
+            raise SandboxNotStarted(f"{said or error}\n{WAY_OUT}") from error
+
+    async def _is_killed(self) -> bool:
+        """Whether somebody else's SIGKILL has ended it. Bubblewrap says so of init as a shell does."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_MOMENT_S):
+                await self._process.wait()
+        return self._process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
     async def _last_words(self) -> str:
         assert self._process.stderr is not None
         await self.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(LAST_MOMENT_S):
                 return (await self._process.stderr.read(STDERR_BYTES)).decode(errors="replace").strip()
         return ""
 

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from gspo_services.prepare.tiny_models.tiny import make_tiny_model
+from gspo_services.shared.runtime.errors import EXIT_INTERRUPTED
 from gspo_services.shared.runtime.lifecycle import module_command
 from tests.support.processes.run_process import POLL_S, REPOSITORY
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
+PATIENCE_S = 60.0
 CONFIG = """
 [environment]
 name = "arithmetic"
@@ -48,15 +50,17 @@ def test_a_killed_evaluation_goes_on_and_takes_no_sample_twice(tmp_path: Path) -
     command = module_command("gspo_services.cli.main", "eval", "my.toml", "--model", "tiny", "--out", "out")
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     path, nothing = tmp_path / "out" / "tiny" / "small.jsonl", threading.Event()
-    first = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, stderr=subprocess.PIPE)
-    assert first.stderr is not None
-    with first, first.stderr as errors:
-        # Each sample is in the file before the next one begins, so the file grows while the command runs.
-        errors.readline()  # SGLang starts.
-        while first.poll() is None and (not path.is_file() or path.read_bytes().count(b"\n") < 20):
-            nothing.wait(POLL_S)
-        assert first.poll() is None, errors.read().decode()
-        os.kill(first.pid, signal.SIGKILL)
+    for enough, end, status in ((5, signal.SIGTERM, EXIT_INTERRUPTED), (20, signal.SIGKILL, -signal.SIGKILL)):
+        first = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, stderr=subprocess.PIPE)
+        assert first.stderr is not None
+        with first, first.stderr as errors:
+            # Each sample is in the file before the next one begins, so the file grows while the command runs.
+            errors.readline()  # SGLang starts.
+            while first.poll() is None and (not path.is_file() or path.read_bytes().count(b"\n") < enough):
+                nothing.wait(POLL_S)
+            assert first.poll() is None, errors.read().decode()
+            os.kill(first.pid, end)
+            assert first.wait(PATIENCE_S) == status
     kept = path.read_bytes()
     kept = kept[: kept.rfind(b"\n") + 1]
     assert 20 <= kept.count(b"\n") < 12 * 16, "the kill came too late to say anything"

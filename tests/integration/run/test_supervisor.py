@@ -5,7 +5,9 @@ import contextlib
 import dataclasses
 import json
 import os
+import resource
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gspo_services.cli.run.supervisor import MAX_RESTARTS, RESTART_WINDOW_S, ROOM_BYTES, Supervisor
+from gspo_services.cli.run.supervisor import MAX_RESTARTS, RESTART_WINDOW_S, ROOM_BYTES, ProcessSpec, Supervisor
 from gspo_services.shared.placement import ProcessPlace
 from gspo_services.shared.runtime.errors import EXIT_NO_ROOM, EXIT_OCCUPIED, EXIT_REPLACED, ServiceError, flatten
 from gspo_services.shared.runtime.log_files import LogLimits
+from tests.support.broker.process import BrokerProcess
 from tests.support.clocks import VirtualClock
 from tests.support.processes.supervised import PATIENCE_S, Pipe, pipe, spec, supervised
 
@@ -74,12 +77,12 @@ async def test_a_process_has_its_place_and_its_python_also_after_a_restart(pipe:
 
 
 async def test_a_process_that_keeps_crashing_ends_the_run_with_the_end_of_its_log(pipe: Pipe, tmp_path: Path) -> None:
-    specs = [spec(pipe, "learner", "exit", "6")]
+    specs = [spec(pipe, "learner", "exit", "7")]
     supervisor = Supervisor(specs, tmp_path / "logs", VirtualClock(), max_restarts=2, backoff_s=0.001)
     error = await ended(supervisor)
     assert isinstance(error, ServiceError)
     assert "learner ended 3 times" in str(error)
-    assert "status 6, and run.max_restarts is 2" in str(error)
+    assert "status 7, and run.max_restarts is 2" in str(error)
     assert str(tmp_path / "logs" / "learner.log") in str(error)
     assert str(error).endswith("    last words")
 
@@ -158,19 +161,46 @@ async def test_a_configuration_error_ends_everything_at_once(pipe: Pipe, tmp_pat
     assert (learner.state, learner.pid) == ("stopped", None)
 
 
-async def test_a_process_that_could_start_before_may_once_say_that_it_cannot(pipe: Pipe, tmp_path: Path) -> None:
-    async with supervised(pipe, [spec(pipe, "rollout-0", "refuse", str(tmp_path / "starts"), "1")]) as supervisor:
-        for _ in range(3):
+@pytest.mark.parametrize("ends", ["9 2", "6", "6 9 6", "6 9 2"])
+async def test_a_process_that_could_start_before_or_is_not_certain_may_once_say_that_it_cannot(
+    pipe: Pipe, tmp_path: Path, ends: str
+) -> None:
+    async with supervised(pipe, [spec(pipe, "rollout-0", "refuse", str(tmp_path / "starts"), ends)]) as supervisor:
+        for _ in [*ends.split(), "serves"]:
             await pipe.started()
-        assert supervisor.children[0].num_restarts == 2
+        assert supervisor.children[0].num_restarts == len(ends.split())
 
 
-async def test_a_process_that_says_twice_in_a_row_that_it_cannot_start_ends_everything(pipe: Pipe, tmp_path: Path) -> None:
-    specs = [spec(pipe, "rollout-0", "refuse", str(tmp_path / "starts"), "9")]
+@pytest.mark.parametrize(("ends", "num_restarts"), [("2", 0), ("9 2 2", 2), ("6 6", 1), ("6 2", 1), ("6 9 6 6", 3)])
+async def test_a_process_that_says_twice_in_a_row_that_it_cannot_start_ends_everything(
+    pipe: Pipe, tmp_path: Path, ends: str, num_restarts: int
+) -> None:
+    specs = [spec(pipe, "rollout-0", "refuse", str(tmp_path / "starts"), ends)]
     supervisor = Supervisor(specs, tmp_path / "logs", VirtualClock(), backoff_s=0.001)
     error = await ended(supervisor)
     assert str(error) == "rollout-0 cannot start: no such thing"
-    assert supervisor.children[0].num_restarts == 2
+    assert supervisor.children[0].num_restarts == num_restarts
+
+
+async def test_a_machine_that_cannot_start_a_process_now_is_asked_again(pipe: Pipe) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    async with supervised(pipe, [spec(pipe, "broker", "serve")], backoff_s=0.1) as supervisor:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limit[1]))  # The next file would be one too many.
+            await asyncio.wait_for(until(lambda: supervisor.children[0].num_restarts > 0), PATIENCE_S)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        await pipe.started()
+        assert "Too many open files" in supervisor.children[0].said
+
+
+async def test_a_process_that_cannot_be_started_for_long_ends_the_run_with_the_reason(pipe: Pipe, tmp_path: Path) -> None:
+    nowhere = dataclasses.replace(spec(pipe, "learner", "serve"), place=ProcessPlace(cores=(10**6,)))
+    error = await ended(Supervisor([nowhere], tmp_path / "logs", VirtualClock(), max_restarts=2, backoff_s=0.001))
+    assert "learner ended 3 times" in str(error)
+    assert "it cannot be started: Exception occurred in preexec_fn" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -274,3 +304,18 @@ async def test_no_process_outlives_a_supervisor_that_is_killed(pipe: Pipe, tmp_p
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
+
+
+async def test_a_broker_whose_port_is_taken_for_a_moment_is_started_again(pipe: Pipe, tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path)
+    made = ProcessSpec(
+        name="broker", module=broker.module, arguments=(str(broker.config),), stop_order=0, grace_s=PATIENCE_S,
+        ends_by_itself=False,
+    )  # fmt: skip
+    with socket.create_server(("127.0.0.1", int(broker.work_endpoint.rpartition(":")[2]))) as somebody:
+        async with supervised(pipe, [made]) as supervisor:
+            (child,) = supervisor.children
+            await asyncio.wait_for(until(lambda: child.num_restarts > 0), PATIENCE_S)
+            assert "cannot bind" in child.said
+            somebody.close()
+            await asyncio.wait_for(until(lambda: "broker_started" in child.log_path.read_text()), PATIENCE_S)

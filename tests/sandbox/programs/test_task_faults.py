@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gspo.tasks.environments import RewardJob
-from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.runtime.errors import ConfigurationError, UnprovenError
 from gspo_services.tasks.environments import RewardPool, create_environment
 from gspo_services.tasks.sandbox import LocalOptions, LocalSandboxes
 from tests.sandbox.programs.scoring import ADD, ADDITION, Scoring, ending, fenced
@@ -74,7 +74,7 @@ async def test_an_interpreter_that_is_missing_is_found_before_a_rollout_starts(t
     toolchains = {"lisp": {"file": "a.lisp", "run": ["no-such-lisp", "/sandbox/a.lisp"], "probe": "(print 7)"}}
     environment = create_environment("code", {"languages": ["lisp"], "toolchains": toolchains})
     async with LocalSandboxes(LocalOptions(max_sandboxes=1, warm=0)).opened() as sandboxes:
-        with pytest.raises(ConfigurationError, match=r'programs in "lisp" cannot be scored: a trial ended as crashed'):
+        with pytest.raises(UnprovenError, match=r'programs in "lisp" cannot be scored: a trial ended as crashed'):
             async with RewardPool(sandboxes=sandboxes, probes=environment.reward_probes):
                 pass
 

@@ -7,7 +7,7 @@ unhandled         is ended by SIGTERM
 stubborn          takes no notice of SIGTERM
 exit STATUS WORDS says WORDS ("last words") on standard error and exits
 crash-once FILE   dies by SIGKILL unless FILE exists, which it makes; then serves
-refuse FILE N     dies by SIGKILL at first, then ends N times with status 2; FILE counts; then serves
+refuse FILE ENDS  ends as the n-th of ENDS says, "9 2 6": by signal 9, or with the status; FILE counts; then serves
 chatter NUMBER    logs this many lines, then serves
 when-told ...     one of these after SIGUSR1; serves until then
 """
@@ -46,11 +46,12 @@ def main(name: str, pipe: str, behaviour: str, *arguments: str) -> int:
     if behaviour == "refuse":
         starts = Path(arguments[0]).stat().st_size if Path(arguments[0]).exists() else 0
         Path(arguments[0]).write_bytes(b"x" * (starts + 1))
-        if starts == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if starts <= int(arguments[1]):
+        ends = [int(end) for end in arguments[1].split()]
+        if starts < len(ends):
+            if ends[starts] == signal.SIGKILL:
+                os.kill(os.getpid(), signal.SIGKILL)
             print(json.dumps({"event": "cannot_start", "error": "no such thing"}), flush=True)
-            return 2
+            return ends[starts]
     if behaviour == "crash-once" and not Path(arguments[0]).exists():
         Path(arguments[0]).touch()
         os.kill(os.getpid(), signal.SIGKILL)

@@ -64,10 +64,12 @@ async def supervised(
     specs: Sequence[ProcessSpec],
     clock: VirtualClock | None = None,
     free_bytes: Callable[[], int] | None = None,
+    backoff_s: float = 0.001,
 ) -> AsyncIterator[Supervisor]:
     """Runs until the block ends, then stops everything."""
     logs = pipe.path.parent / "logs"
-    supervisor = Supervisor(specs, logs, clock or VirtualClock(), backoff_s=0.001, over_wait_s=0.01, free_bytes=free_bytes)
+    clock = clock or VirtualClock()
+    supervisor = Supervisor(specs, logs, clock, backoff_s=backoff_s, over_wait_s=0.01, free_bytes=free_bytes)
     async with asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(supervisor.run())
         try:

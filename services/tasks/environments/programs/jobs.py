@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gspo.tasks.environments import RewardJob
-from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.runtime.errors import ConfigurationError, UnprovenError
 from gspo_services.tasks.environments.programs.grader import ProgramGrader
 from gspo_services.tasks.environments.programs.problems import ProgramTest, TaskFault, TestsElsewhere
 from gspo_services.tasks.environments.reward_results import RewardResult, no_reward
@@ -49,4 +49,5 @@ class SandboxedJobs:
         if result.reward != 1.0:
             ended = ", ".join(name for name, value in result.components.items() if value)
             why = result.detail or f"a trial ended as {ended}"
-            raise ConfigurationError(f'programs in "{probe.arguments.get("language")}" cannot be scored: {why}')
+            error = ConfigurationError if result.failure in ("bad_job", "bad_task") else UnprovenError
+            raise error(f'programs in "{probe.arguments.get("language")}" cannot be scored: {why}')

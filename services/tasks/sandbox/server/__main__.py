@@ -19,7 +19,14 @@ from gspo_services.shared.runtime.lifecycle import run_until_stopped, until_stop
 from gspo_services.shared.runtime.logs import configure_logging
 from gspo_services.shared.runtime.telemetry import Health, TelemetryServer
 from gspo_services.shared.settings import Settings, is_private, load_settings
-from gspo_services.tasks.sandbox import LocalSandboxes, ProgramRefused, SandboxUnavailable, local_options, max_sandboxes_of
+from gspo_services.tasks.sandbox import (
+    LocalSandboxes,
+    ProgramRefused,
+    SandboxUnavailable,
+    local_options,
+    max_sandboxes_of,
+    unusable,
+)
 from gspo_services.tasks.sandbox.server.conversation import SandboxBounds
 from gspo_services.tasks.sandbox.server.metrics import SandboxMetrics
 from gspo_services.tasks.sandbox.server.server import SandboxServer
@@ -38,7 +45,8 @@ sandbox.max_sandboxes says. They name this server in sandbox.urls. Without CONFI
   gspo sandbox run.toml --try              run some programs where run.toml says, here or on servers, and time them
   gspo sandbox run.toml --try g++ java     also ask whether these programs are there
 
-On SIGTERM no new sandbox is given; those in use have sandbox.drain_s to end. Status 2: programs cannot be separated here.
+On SIGTERM no new sandbox is given; those in use have sandbox.drain_s to end. Status 2: programs cannot be separated here; 6:
+perhaps only this time.
 """
 
 
@@ -105,7 +113,7 @@ async def serve(settings: Settings, key: str, stop: asyncio.Event) -> None:
                     health.not_ready("stopping")
                     await server.stop(section.drain_s)
     except (SandboxUnavailable, ProgramRefused) as error:
-        raise ConfigurationError(str(error)) from error
+        raise unusable(error) from error
     log.info("sandbox_stopped")
 
 

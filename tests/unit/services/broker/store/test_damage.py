@@ -1,8 +1,12 @@
 """What was acknowledged and is lost is found, named, and not written over: before a start, and by the audit."""
 
+import errno
+import fcntl
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,7 @@ from gspo_services.broker.store.inspection import inspect
 from gspo_services.broker.store.mark import MARK_FILE, SLOT_BYTES, read_mark
 from gspo_services.broker.store.payload import stored_chunk
 from gspo_services.broker.store.reader import LEDGER_FILE, StoreCorrupt, StoreMismatch
-from gspo_services.broker.store.store import RowChanges
+from gspo_services.broker.store.store import RowChanges, StoreUnavailable
 from gspo_services.runs.opening import audit_run
 from tests.support.broker.damage import (
     DAMAGE,
@@ -195,4 +199,22 @@ def test_a_missing_row_of_meta_is_named(run: Path, key: str) -> None:
     connection.commit()
     connection.close()
     with pytest.raises(StoreCorrupt, match=f"the row '{key}' of meta is missing"):
+        open_store(run)
+
+
+def test_a_ledger_that_somebody_has_for_a_moment_is_not_damaged(run: Path) -> None:
+    with closing(sqlite3.connect(run / LEDGER_FILE, isolation_level=None)) as somebody:
+        somebody.execute("PRAGMA locking_mode = EXCLUSIVE")
+        somebody.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreUnavailable, match="database is locked"):
+            open_store(run)
+    open_store(run).close()
+
+
+def test_a_ledger_whose_disk_is_away_is_not_held_by_anybody(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", away)
+    with pytest.raises(StoreUnavailable, match=r"ledger\.sqlite3-lock: Input/output error"):
         open_store(run)

@@ -77,6 +77,8 @@ def test_a_restart_is_told_once_with_how_the_process_ended() -> None:
     child.num_restarts, child.last_status = 1, -9
     assert texts(news.of_processes([child])) == ["! rollout-0 ended with status -9 and is restarted (1)"]
     assert news.of_processes([child]) == []
+    child.num_restarts, child.last_status, child.said = 2, 1, "the disk is away\nsee it"
+    assert texts(news.of_processes([child])) == ["! rollout-0 ended with status 1 and is restarted (2): the disk is away"]
     child.given_up = "no key"
     assert texts(news.of_processes([child])) == ["! rollout-0 is not restarted: no key"]
     assert news.of_processes([child]) == []

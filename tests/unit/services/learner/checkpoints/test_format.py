@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 from pathlib import Path
 
@@ -243,3 +245,15 @@ def test_each_rank_verifies_a_share_and_all_shares_are_the_whole(tmp_path: Path)
         assert [bool(text) for text in found].count(True) == 1, each
         assert name in "".join(found)
         file.write_bytes(content)
+
+
+def test_a_checkpoint_on_a_disk_that_is_away_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_checkpoint(BigramEngine(), tmp_path, state(1))
+
+    def away(_: Path) -> bool:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(Path, "is_file", away)
+    with pytest.raises(CheckpointError, match="Stale file handle") as caught:
+        load_checkpoint(BigramEngine(), path)
+    assert type(caught.value) is CheckpointError

@@ -10,13 +10,16 @@ import subprocess
 import sys
 
 import pytest
+import zmq
 
 from gspo_services.shared.runtime.errors import (
     ConfigurationError,
     EndpointError,
     OccupiedError,
+    PassingFault,
     ReplacedError,
     ServiceError,
+    UnprovenError,
     flatten,
 )
 from gspo_services.shared.runtime.lifecycle import run_process, until_stopped
@@ -52,6 +55,18 @@ def caused_by(error: Exception, cause: Exception) -> Exception:
         (caused_by(ServiceError("x"), caused_by(ValueError("y"), sqlite3.OperationalError("database or disk is full"))), 5),
         (ServiceError("the end of its log: OSError: [Errno 28] No space left on device"), 5),
         (ExceptionGroup("inner", [ReplacedError("by a newer one"), OSError(errno.ENOSPC, "No space left on device")]), 3),
+        (UnprovenError("programs cannot be scored"), 6),
+        (caused_by(ConfigurationError("x"), OSError(errno.EIO, "Input/output error", "/data")), 1),
+        (caused_by(UnprovenError("x"), caused_by(ValueError("y"), OSError(errno.ESTALE, "Stale file handle"))), 1),
+        (caused_by(ConfigurationError("x"), sqlite3.OperationalError("disk I/O error")), 1),
+        (caused_by(EndpointError("x"), zmq.ZMQError(errno.EADDRINUSE)), 1),
+        (caused_by(EndpointError("x"), zmq.ZMQError(errno.ENODEV)), 2),
+        (caused_by(ConfigurationError("x"), TimeoutError()), 1),
+        (caused_by(ConfigurationError("x"), MemoryError()), 1),
+        (caused_by(ConfigurationError("x"), PassingFault("SIGKILL")), 1),
+        (ConfigurationError('cannot import "my": OSError: [Errno 24] Too many open files'), 1),
+        (caused_by(ConfigurationError("x"), FileNotFoundError(errno.ENOENT, "No such file or directory", "/data")), 2),
+        (caused_by(ConfigurationError("x"), PermissionError(errno.EACCES, "Permission denied", "/data")), 2),
     ],
 )
 def test_errors_meant_for_people_become_an_exit_status(error: Exception | None, status: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from gspo.tasks.environments import Plain, RewardJob
-from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
+from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError, UnprovenError
 from gspo_services.tasks.environments.reward_pool import RewardPool, RewardPoolOptions
 from gspo_services.tasks.reward_worker.worker import MAX_MESSAGE_BYTES
 
@@ -137,6 +137,15 @@ async def test_a_pool_opens_only_with_its_functions_there() -> None:
             async with pool:
                 raise AssertionError("the pool has opened")
         assert (await pool.grade(job("process_id"))).failure == "closed"
+
+
+@pytest.mark.parametrize(("end", "kind", "said"), [("9", ServiceError, "SIGKILL"), ("", UnprovenError, "exit status 3")])
+async def test_a_worker_that_ends_while_it_imports_is_no_proof(end: str, kind: type[Exception], said: str) -> None:
+    options = RewardPoolOptions(num_workers=1, environment={"END": end})
+    with pytest.raises((ServiceError, ConfigurationError), match=f"imported the function: {said}") as caught:
+        async with RewardPool(options, functions=["tests.support.rewards.ending:score"]):
+            raise AssertionError("the pool has opened")
+    assert type(caught.value) is kind
 
 
 async def test_a_pool_that_starts_too_slowly_may_be_started_again() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
+from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError, UnprovenError
 from gspo_services.tasks.reward_model import ModelScore, RewardModel, RewardModelOptions, client
 from gspo_services.tasks.reward_model.client import model_environment
 from gspo_services.tasks.reward_model.frames import address_of, packed, read_frame
@@ -63,6 +63,14 @@ async def test_a_process_that_ends_while_it_starts_leaves_no_folder(saved: Path,
         async with model:
             raise AssertionError("it has opened")
     assert not model._folder.exists()
+
+
+async def test_a_model_that_does_not_load_once_is_no_proof(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """print('{"error": "no room on the GPU"}')"""
+    monkeypatch.setattr(client, "module_command", lambda *_: [sys.executable, "-c", code])
+    with pytest.raises(UnprovenError, match="cannot be used: no room on the GPU"):
+        async with RewardModel(options_of(saved)):
+            raise AssertionError("it has opened")
 
 
 async def test_a_request_that_a_process_took_along_is_sent_to_the_next(tmp_path: Path) -> None:
