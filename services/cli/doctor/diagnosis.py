@@ -97,7 +97,7 @@ def _learning(seen: Observation) -> Iterator[Remark]:
     """Say what keeps the run from learning, with some answers, and whether it has learned."""
     findings = seen.learning.findings
     for each in findings:
-        yield Remark(text=str(each), wrong=each.is_wrong)
+        yield Remark(text=one_line(each), wrong=each.is_wrong)
     for answer in seen.answers:
         yield Remark(text=f"an answer of the newest batch: {_said(answer)}", wrong=False)
     if findings:

@@ -1,20 +1,20 @@
 """Whether a run learns, from its lines of metrics.jsonl: what keeps it from it, and by how much the reward rose. Pure."""
 
-from gspo_services.shared.learning.findings import BOUNDS, FINDINGS, Bound, Finding, FindingName, Row
-from gspo_services.shared.learning.outcome import Outcome, Tasks, paired
-from gspo_services.shared.learning.rules import Silence, is_silent, silence
+from gspo_services.shared.learning.findings import BOUNDS, FINDINGS, Bound, FindingName, LearningFinding, Row
+from gspo_services.shared.learning.outcome import RunOutcome, Tasks, paired
+from gspo_services.shared.learning.rules import NoSignal, is_silent, silence
 from gspo_services.shared.learning.watch import LearningWatch, counted_components, watched
 
 __all__ = [
     "BOUNDS",
     "FINDINGS",
     "Bound",
-    "Finding",
     "FindingName",
+    "LearningFinding",
     "LearningWatch",
-    "Outcome",
+    "NoSignal",
     "Row",
-    "Silence",
+    "RunOutcome",
     "Tasks",
     "counted_components",
     "is_silent",

@@ -41,7 +41,7 @@ BOUNDS: Final[dict[FindingName, Bound]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class LearningFinding:
     """One reason why a run does not learn, as of its newest batch."""
 
     name: FindingName

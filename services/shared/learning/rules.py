@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gspo_services.shared.learning.findings import BOUNDS, Finding, FindingName, Row
+from gspo_services.shared.learning.findings import BOUNDS, FindingName, LearningFinding, Row
 
 LEVEL: Final = 5
 """Batches whose mean is a level of the run."""
@@ -34,7 +34,7 @@ class Past:
     """Components that count in the reward, ALL for all of them; None: unknown."""
 
 
-Judge = Callable[[Sequence[Row], Past], Finding | None]
+Judge = Callable[[Sequence[Row], Past], LearningFinding | None]
 
 
 def measure(row: Row, name: str) -> float:
@@ -63,7 +63,7 @@ def is_silent(row: Row) -> bool:
     return measure(row, "num_zero_advantage_groups") >= measure(row, "groups/all") > 0
 
 
-def no_signal(rows: Sequence[Row], past: Past) -> Finding | None:
+def no_signal(rows: Sequence[Row], past: Past) -> LearningFinding | None:
     """No group has had an advantage for some time."""
     bound = BOUNDS["no_signal"]
     if past.num_silent < bound.batches or past.num_silent_groups < bound.value:
@@ -74,7 +74,7 @@ def no_signal(rows: Sequence[Row], past: Past) -> Finding | None:
         sum(value for value in column(past.silent, "num_filtered_groups") if value > 0),
     )
     more = f", and {filtered:.0f} more were filtered out" if filtered else ""
-    return Finding(
+    return LearningFinding(
         name="no_signal",
         since=past.silent[0]["batch"],
         text=f"no signal: {found.text}; {groups:.0f} of {groups:.0f} groups of {past.num_silent} batches had none{more}",
@@ -85,7 +85,7 @@ def no_signal(rows: Sequence[Row], past: Past) -> Finding | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Silence:
+class NoSignal:
     """Why batches have no signal."""
 
     text: str
@@ -94,7 +94,7 @@ class Silence:
     """All answers are right, after there was something to learn."""
 
 
-def silence(rows: Sequence[Row], *, had_signal: bool) -> Silence:
+def silence(rows: Sequence[Row], *, had_signal: bool) -> NoSignal:
     """Say what the rewards of batches without a signal are like."""
     rewards = [value for value in column(rows, "reward_mean") if not math.isnan(value)]
     spread = max((value for value in column(rows, "reward_std") if not math.isnan(value)), default=0.0)
@@ -102,7 +102,7 @@ def silence(rows: Sequence[Row], *, had_signal: bool) -> Silence:
     is_one_value = spread < 1e-9 and high - low < 1e-9
     is_solved = is_one_value and low >= 1 and had_signal
     text, advice = _kind_of_silence(low, is_one_value=is_one_value, is_solved=is_solved, had_signal=had_signal)
-    return Silence(text=text, advice=advice, is_solved=is_solved)
+    return NoSignal(text=text, advice=advice, is_solved=is_solved)
 
 
 def _kind_of_silence(low: float, *, is_one_value: bool, is_solved: bool, had_signal: bool) -> tuple[str, str]:
@@ -130,15 +130,15 @@ def _kind_of_silence(low: float, *, is_one_value: bool, is_solved: bool, had_sig
     )
 
 
-def cut_off(rows: Sequence[Row], past: Past) -> Finding | None:
+def cut_off(rows: Sequence[Row], past: Past) -> LearningFinding | None:
     shares = column(rows, "length/cut_off")
     if not all(share >= BOUNDS["cut_off"].value for share in shares):
         return None
     limit = mean(rows, "sampling/max_turn_tokens")
-    return Finding(
+    return LearningFinding(
         name="cut_off",
         since=rows[0]["batch"],
-        text=f"{min(shares):.0%} of the answers or more were cut off by a limit, at {mean(rows, 'length/mean'):.1f} tokens "
+        text=f"at least {min(shares):.0%} of the answers were cut off by a limit, at {mean(rows, 'length/mean'):.1f} tokens "
         f"on average (max_turn_tokens {limit:.0f})",
         advice="Raise sampling.max_turn_tokens or sampling.max_tokens; if answers never end, check the model's end token "
         "and chat template",
@@ -146,7 +146,7 @@ def cut_off(rows: Sequence[Row], past: Past) -> Finding | None:
     )
 
 
-def entropy(rows: Sequence[Row], past: Past) -> Finding | None:
+def entropy(rows: Sequence[Row], past: Past) -> LearningFinding | None:
     """The policy's entropy has collapsed or exploded, and the reward is no better for it."""
     first, now, bound = mean(past.first, "entropy/all"), mean(rows, "entropy/all"), BOUNDS["entropy"]
     if not (first > 0) or not _is_no_better(rows, past):
@@ -154,7 +154,7 @@ def entropy(rows: Sequence[Row], past: Past) -> Finding | None:
     if now > bound.value * first and not (now > 2 * first and now > first + 0.5):
         return None
     fell = now <= first
-    return Finding(
+    return LearningFinding(
         name="entropy",
         since=rows[0]["batch"],
         text=f"the entropy {'collapsed' if fell else 'exploded'}: from {first:.3g} to {now:.3g} nats a token, while the "
@@ -165,14 +165,14 @@ def entropy(rows: Sequence[Row], past: Past) -> Finding | None:
     )
 
 
-def length(rows: Sequence[Row], past: Past) -> Finding | None:
+def length(rows: Sequence[Row], past: Past) -> LearningFinding | None:
     """Answers have become much shorter or longer, and the reward is no better for it."""
     first, now, bound = mean(past.first, "length/mean"), mean(rows, "length/mean"), BOUNDS["length"]
     if not (first > 0) or not _is_no_better(rows, past) or bound.value * first < now < first / bound.value:
         return None
     if math.isnan(now):
         return None
-    return Finding(
+    return LearningFinding(
         name="length",
         since=rows[0]["batch"],
         text=f"the answers became much {'shorter' if now < first else 'longer'}: from {first:.1f} to {now:.1f} tokens, "
@@ -184,13 +184,17 @@ def length(rows: Sequence[Row], past: Past) -> Finding | None:
 
 
 def _is_no_better(rows: Sequence[Row], past: Past) -> bool:
-    """Whether the newest rewards are below 0.8 of the best level, or no better than the first one."""
+    """Whether the newest rewards are below 0.8 of the best level, or no better than the first one. Those of a ladder's
+    levels cannot be compared.
+    """
+    if any(key.startswith("level/") for key in rows[-1]):
+        return False
     first, now = mean(past.first, "reward_mean"), mean(rows, "reward_mean")
     best = max(past.best_reward, first)
     return now < best - 0.2 * abs(best) or now <= first + 0.01
 
 
-def one_component(rows: Sequence[Row], past: Past) -> Finding | None:
+def one_component(rows: Sequence[Row], past: Past) -> LearningFinding | None:
     """Only one component of the reward ever differs: nothing is learned of the others."""
     prefix, counted = "train/reward/", past.counted
     if counted is None or sum(column(rows, "num_trajectories")) < 256:
@@ -203,7 +207,7 @@ def one_component(rows: Sequence[Row], past: Past) -> Finding | None:
     if len(moving) != 1 or not stuck:
         return None
     shown = ", ".join(f"{name} was {value:.4g} in every batch" for name, value in list(stuck.items())[:NAMED])
-    return Finding(
+    return LearningFinding(
         name="one_component",
         since=rows[0]["batch"],
         text=f"the reward is {moving[0]} alone: {shown}",
@@ -213,7 +217,7 @@ def one_component(rows: Sequence[Row], past: Past) -> Finding | None:
     )
 
 
-def held_out_falls(rows: Sequence[Row], past: Past) -> Finding | None:
+def held_out_falls(rows: Sequence[Row], past: Past) -> LearningFinding | None:
     """The held-out reward falls while the training reward rises."""
     bound = BOUNDS["held_out_falls"]
     best, *newest = past.evaluations
@@ -228,7 +232,7 @@ def held_out_falls(rows: Sequence[Row], past: Past) -> Finding | None:
     if not (now > past.reward_at_best):
         return None
     last = measure(newest[-1], "eval/reward")
-    return Finding(
+    return LearningFinding(
         name="held_out_falls",
         since=newest[0]["batch"],
         text=f"the held-out reward fell from {top:.3g} (after {best['batch']} batches) to {last:.3g} while the training "
@@ -239,7 +243,7 @@ def held_out_falls(rows: Sequence[Row], past: Past) -> Finding | None:
     )
 
 
-def clipped(rows: Sequence[Row], past: Past) -> Finding | None:
+def clipped(rows: Sequence[Row], past: Past) -> LearningFinding | None:
     """Nearly every answer with an advantage was clipped, and taught nothing."""
     parts = [
         (measure(row, "clip_fraction/all") * measure(row, "sequences/all"), measure(row, "signal_sequences/all"))
@@ -249,7 +253,7 @@ def clipped(rows: Sequence[Row], past: Past) -> Finding | None:
     share = sum(each for each, _ in parts) / signal if signal > 0 else math.nan
     if not (share >= BOUNDS["clipped"].value):
         return None
-    return Finding(
+    return LearningFinding(
         name="clipped",
         since=rows[0]["batch"],
         text=f"{min(share, 1):.0%} of the answers with an advantage were clipped, so that nearly none taught anything "
@@ -260,12 +264,12 @@ def clipped(rows: Sequence[Row], past: Past) -> Finding | None:
     )
 
 
-def mismatch(rows: Sequence[Row], past: Past) -> Finding | None:
+def mismatch(rows: Sequence[Row], past: Past) -> LearningFinding | None:
     """Engine and learner give the same tokens other probabilities, on one version."""
     sigmas = column(rows, "mismatch_sigma")
     if not all(sigma >= BOUNDS["mismatch"].value for sigma in sigmas):
         return None
-    return Finding(
+    return LearningFinding(
         name="mismatch",
         since=rows[0]["batch"],
         text=f"engine and learner differ by {sigmas[-1]:.2g} nats a token (mismatch_sigma) with the same weights",
@@ -275,7 +279,7 @@ def mismatch(rows: Sequence[Row], past: Past) -> Finding | None:
     )
 
 
-def no_effect(rows: Sequence[Row], past: Past) -> Finding | None:
+def no_effect(rows: Sequence[Row], past: Past) -> LearningFinding | None:
     """There is a signal, and the weights do not follow it."""
     if any(is_silent(row) for row in rows):
         return None
@@ -299,10 +303,10 @@ def no_effect(rows: Sequence[Row], past: Past) -> Finding | None:
     else:
         return None
     text = f"training has no effect: {why}"
-    return Finding(name="no_effect", since=rows[0]["batch"], text=text, advice=advice, figures=figures)
+    return LearningFinding(name="no_effect", since=rows[0]["batch"], text=text, advice=advice, figures=figures)
 
 
-def same_tasks(rows: Sequence[Row], past: Past) -> Finding | None:
+def same_tasks(rows: Sequence[Row], past: Past) -> LearningFinding | None:
     """The same tasks come again and again, or nearly all rest."""
     number, passes, groups = (measure(rows[-1], name) for name in ("num_tasks", "data_passes", "groups/all"))
     resting = measure(rows[-1], "num_resting_tasks")
@@ -314,7 +318,7 @@ def same_tasks(rows: Sequence[Row], past: Past) -> Finding | None:
         text = f"each of the {number:.0f} tasks was drawn {passes:.0f} times"
     else:
         return None
-    return Finding(
+    return LearningFinding(
         name="same_tasks",
         since=rows[-1]["batch"],
         text=text,

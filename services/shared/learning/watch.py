@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from gspo_services.shared.learning.findings import BOUNDS, Finding, FindingName, Row
-from gspo_services.shared.learning.outcome import Constant, Outcome, Tasks, held_out_outcome, training_outcome
+from gspo_services.shared.learning.findings import BOUNDS, FindingName, LearningFinding, Row
+from gspo_services.shared.learning.outcome import Constant, RunOutcome, Tasks, held_out_outcome, training_outcome
 from gspo_services.shared.learning.rules import ALL, LEVEL, NAMED, RULES, Past, is_silent, mean, measure
 
 KEPT: Final = max(LEVEL, *(bound.batches for bound in BOUNDS.values()))
@@ -24,15 +24,17 @@ class LearningWatch:
         self._evaluations: dict[str, tuple[Row, Row]] = {}
         """The first and the last line of each set with a reward; "": of the held-out tasks."""
         self._constant = Constant()
-        self.findings: list[Finding] = []
+        self.findings: list[LearningFinding] = []
         """What is wrong, as of the newest batch."""
 
     def take(self, row: Row) -> None:
         """Take the next line. A batch that is trained again after a restart is known."""
-        event = row.get("event")
+        event, batch = row.get("event"), row.get("batch")
+        if not isinstance(batch, int):
+            return
         if event in ("eval", "evaluation"):
             self._evaluated(row)
-        elif event == "batch" and (not self._newest or row["batch"] > self._newest[-1]["batch"]):
+        elif event == "batch" and (not self._newest or batch > self._newest[-1]["batch"]):
             self._trained(row)
         else:
             return
@@ -52,13 +54,13 @@ class LearningWatch:
             chosen = self._evaluations.get(str(chosen[-1].get("set")), chosen)
         return chosen if chosen is not None and chosen[0]["batch"] < chosen[-1]["batch"] else None
 
-    def outcome(self, tasks: Tasks | None = None) -> Outcome:
+    def outcome(self, tasks: Tasks | None = None) -> RunOutcome:
         """Whether the reward rose: held out between the first evaluation and the last, else in training.
 
         ``tasks``: the rewards of these two ``evaluations`` by task, where they are known: then tasks are compared in pairs.
         """
         if self._constant.text:
-            return Outcome(kind="no", text=self._constant.text)
+            return RunOutcome(kind="no", text=self._constant.text)
         if self.evaluations is not None:
             return held_out_outcome(*self.evaluations, tasks)
         return training_outcome(self._oldest, list(self._newest), self._constant.num_batches)
@@ -92,7 +94,8 @@ class LearningWatch:
             past.silent, past.num_silent, past.num_silent_groups, past.had_signal = [], 0, 0.0, True
             return
         past.num_silent += 1
-        past.num_silent_groups += measure(row, "groups/all")
+        groups = measure(row, "groups/all")
+        past.num_silent_groups += groups if groups > 0 else 0
         past.silent = [*past.silent[:1], *past.silent[1:][-NAMED:], row]
 
     def _evaluated(self, row: Row) -> None:

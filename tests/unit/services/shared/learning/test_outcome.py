@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gspo_services.shared.eval_metrics import Interval, change_interval, share_from, share_interval
-from gspo_services.shared.learning import LearningWatch, Outcome
+from gspo_services.shared.learning import LearningWatch, RunOutcome
 from tests.unit.services.shared.learning.test_watch import a_batch, an_evaluation, recorded
 
 
@@ -69,7 +69,13 @@ def test_a_mean_and_its_error_give_the_interval_of_the_tasks_they_came_from(valu
         assert found.high == pytest.approx(mean + 4.303 * error)
 
 
-def outcome(*rows: dict[str, Any], tasks: Any = None) -> Outcome:
+def test_a_rounded_error_is_still_that_of_right_and_wrong_answers() -> None:
+    whole = wilson(3, 8)
+    for error in (0.18298, 0.18299):
+        assert tuple(share_from(3 / 8, error, 8)) == pytest.approx(tuple(whole)), "and not Student's t"
+
+
+def outcome(*rows: dict[str, Any], tasks: Any = None) -> RunOutcome:
     watch = LearningWatch()
     for row in rows:
         watch.take(row)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gspo_services.shared.learning import Finding, LearningWatch, counted_components
+from gspo_services.shared.learning import LearningFinding, LearningWatch, counted_components
 
 RECORDED = Path(__file__).parent / "recorded"
 LEARNING = sorted(path.stem for path in RECORDED.glob("learns_*.jsonl"))
@@ -19,7 +19,7 @@ def recorded(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (RECORDED / f"{name}.jsonl").read_text().splitlines()]
 
 
-def seen(rows: list[dict[str, Any]], options: dict[str, Any] | None = None) -> Iterator[tuple[int, list[Finding]]]:
+def seen(rows: list[dict[str, Any]], options: dict[str, Any] | None = None) -> Iterator[tuple[int, list[LearningFinding]]]:
     """The newest batch, and what was found by then."""
     watch = LearningWatch(counted_components(options or {}, None))
     batch = -1
@@ -29,7 +29,7 @@ def seen(rows: list[dict[str, Any]], options: dict[str, Any] | None = None) -> I
         yield batch, watch.findings
 
 
-def first_seen(rows: list[dict[str, Any]], name: str, options: dict[str, Any] | None = None) -> tuple[int, Finding]:
+def first_seen(rows: list[dict[str, Any]], name: str, options: dict[str, Any] | None = None) -> tuple[int, LearningFinding]:
     return next((batch, each) for batch, found in seen(rows, options) for each in found if each.name == name)
 
 
@@ -37,7 +37,7 @@ def first_seen(rows: list[dict[str, Any]], name: str, options: dict[str, Any] | 
     ("run", "name", "since", "text"),
     [
         ("gold", "no_signal", 0, "every answer was wrong (reward 0); 24 of 24 groups of 3 batches had none"),
-        ("cut_off", "cut_off", 0, "100% of the answers or more were cut off by a limit, at 1.0 tokens"),
+        ("cut_off", "cut_off", 0, "at least 100% of the answers were cut off by a limit, at 1.0 tokens"),
         ("lr_tiny", "no_effect", 0, "the weights do not move: no answer's probability changed by more than 7e-07"),
         ("lr_huge", "no_signal", 3, "every answer was wrong (reward 0), and some were right before"),
         ("lr_huge", "entropy", 1, "the entropy collapsed: from 0.725 to"),
@@ -111,12 +111,14 @@ def test_each_reason_is_told_from_the_measures_it_rests_on(name: str, changed: d
 def test_a_policy_that_changes_much_has_collapsed_only_where_its_reward_is_no_better(
     name: str, changed: dict[str, Any]
 ) -> None:
-    def changing(reward: float) -> set[str]:
-        rows = [a_batch(index, **({**changed, "reward_mean": reward} if index >= 10 else {})) for index in range(16)]
+    def changing(reward: float, **more: float) -> set[str]:
+        later = {**changed, **more, "reward_mean": reward}
+        rows = [a_batch(index, **(later if index >= 10 else {})) for index in range(16)]
         return {each.name for _, found in seen(rows) for each in found}
 
     assert changing(0.2) == {name}
     assert changing(0.9) == set()
+    assert changing(0.2, **{"level/sums": 3}) == set(), "harder tasks have lower rewards"
 
 
 def test_one_component_alone_is_named_where_the_weights_are_known_and_what_is_always_earned_is_no_fault() -> None:

@@ -49,7 +49,8 @@ def test_the_count_outlives_the_broker_and_a_batch_that_is_trained_again_counts_
     restart(world)
     train(world, 1, signal=False)
     line = {name: value for name, value in world.lines[-1].items() if isinstance(value, float)}
-    world.send(LEARNER, Trained(index=1, policy_version=2, metrics=line))
+    world.send(LEARNER, Trained(index=1, policy_version=3, metrics=line))
+    assert world.lines[-1]["again"]
     assert not world.ledger.state.stop_reason
     restart(world)
     assert replies(train(world, 2, signal=False), EndOfRun)
