@@ -55,6 +55,8 @@ def training_outcome(oldest: Sequence[Row], newest: Sequence[Row], num_batches: 
             kind="unclear", text=f"{_WORDS['unclear']}: {num_batches} batches were trained, and no evaluations compared"
         )
     one, other = _level(oldest[:size]), _level(newest[-size:])
+    if math.isnan(one.value + other.value):
+        return RunOutcome(kind="unclear", text=f"{_WORDS['unclear']}: the lines of the batches have no reward")
     where = f"training reward of the first {size} and the last {size} batches"
     return _told(where, one, other, change_interval(one, other), "nothing was held out twice")
 

@@ -111,6 +111,8 @@ def test_without_two_evaluations_the_training_reward_is_compared() -> None:
     found = outcome(an_evaluation(0, 0.5), *rows)
     assert found.text.startswith("learned: 0.340 -> 0.690 (change +0.350")
     assert "training reward of the first 5 and the last 5 batches" in found.text
+    unknown = [{"event": "batch", "batch": index} for index in range(2)]
+    assert outcome(*unknown).text == "no change can be told: the lines of the batches have no reward"
     assert outcome(*rows[:1]).text == "no change can be told: 1 batches were trained, and no evaluations compared"
 
 
