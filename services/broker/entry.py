@@ -36,6 +36,7 @@ from gspo_services.broker.store import (
     read_mark,
 )
 from gspo_services.broker.upkeep import Upkeep
+from gspo_services.shared.learning import counted_components
 from gspo_services.shared.net import Authenticator, RouterChannel, Security
 from gspo_services.shared.runtime.clock import Clock, MonotonicClock
 from gspo_services.shared.runtime.errors import ConfigurationError
@@ -51,6 +52,8 @@ log = structlog.get_logger()
 
 MAX_QUIET_S: Final = 30.0
 TOKEN_BYTES: Final = 4
+RECALLED_LINES: Final = 256
+"""Lines from before a start that say whether the run learns."""
 
 
 async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
@@ -67,7 +70,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
     clock = MonotonicClock()
     health = Health(clock, MAX_QUIET_S)
     registry = CollectorRegistry()
-    metrics = BrokerMetrics(registry)
+    metrics = BrokerMetrics(registry, counted_components(settings.environment.options, settings.reward.group_weights))
     metrics.watch_disk(directory)
     fingerprint = run_fingerprint(settings)
     try:
@@ -88,6 +91,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
         _write_settings(settings)
         config = replace(ledger_config(settings, tasks, store.run_id, fingerprint), evaluation_sets=sets)
         contents = store.contents()
+        metrics.recall(store.metrics_after(max(0, metrics_file.last - RECALLED_LINES)))
         refresh = refresh_of(settings, tasks["train"], contents, config.data_digest)
         ledger = Ledger(config, contents, clock.now())
         context = zmq.asyncio.Context()
@@ -212,6 +216,7 @@ def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str,
         idle_lease_s=settings.broker.idle_lease_s,
         max_attempts=settings.broker.max_attempts,
         failure_budget=settings.broker.failure_budget,
+        stop_without_signal_batches=settings.run.stop_without_signal_batches,
         evaluate_every_batches=settings.evaluation.every_batches if evaluates(settings) else 0,
         num_eval_tasks=wanted if num_eval_tasks is None else min(wanted, num_eval_tasks),
         evaluation_share=settings.evaluation.max_share,

@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from gspo_services.broker.answer_metrics import AnswerMetrics
 from gspo_services.broker.ledger import ALLOWED, STATES, Ledger, groups_by_state
 from gspo_services.broker.quotas import QUOTAS
+from gspo_services.shared.learning import FINDINGS, LearningWatch
 from gspo_services.shared.net import AUTHENTICATOR_REASONS, AuthenticatorCounters
 from gspo_services.shared.runtime.process_metrics import MetricTable, counter, gauge, histogram, register_process
 
@@ -113,9 +114,17 @@ class BrokerMetrics(MetricTable):
     disk_free_bytes = gauge("disk_free_bytes", "Free bytes of the file system that holds the ledger")
     disk_bytes = gauge("disk_bytes", "Size of the file system that holds the ledger")
     stopping = gauge("stopping", "1 while the run stops or is finished")
+    learning = gauge(
+        "learning_finding",
+        "1 while the newest batches show this reason why the run does not learn",
+        "reason",
+        zeros=FINDINGS,
+    )
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, counted_components: Iterable[str] | None = None) -> None:
+        """``counted_components``: those of the reward that count in it; None: unknown."""
         super().__init__(registry)
+        self._watch = LearningWatch(counted_components)
         self.answers = AnswerMetrics(registry)
         for unknown in (self.train_reward, self.eval_reward, self.lag_mean, self.lag_max, self.zero_advantage_groups):
             # NaN until there is a batch: 0 would be a reward.
@@ -135,8 +144,17 @@ class BrokerMetrics(MetricTable):
             connections=lambda outcome: self.connections.labels(outcome).inc(),
         )
 
+    def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Take the newest lines of metrics.jsonl from before this start, or one of now, for ``learning``."""
+        for line in lines:
+            self._watch.take(line)
+        found = {each.name for each in self._watch.findings}
+        for name in FINDINGS:
+            self.learning.labels(name).set(name in found)
+
     def count(self, line: Mapping[str, Any]) -> None:
         """Count what a new line of metrics.jsonl tells."""
+        self.recall([line])
         if line["event"] == "quarantined":
             self.quarantined.inc()
         elif line["event"] == "filtered":

@@ -344,6 +344,10 @@ class RunRow(Row, frozen=True, kw_only=True):
     """Draws that no prompt took, because their tasks rested."""
     data_digest: str = ""
     """Digest of the training tasks' identities at the first start; empty without identities."""
+    batches_without_signal: int = 0
+    """Trained batches in a row in which no answer had an advantage, since the last one that had a signal or stop..."""
+    had_signal: bool = False
+    """...and whether there ever was one."""
 
 
 class LedgerContents(msgspec.Struct, frozen=True, kw_only=True):

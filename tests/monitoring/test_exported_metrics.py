@@ -169,3 +169,20 @@ def test_names_and_units_follow_prometheus_conventions(make: type) -> None:
         ["promtool", "check", "metrics"], input=generate_latest(registry), capture_output=True, check=False, timeout=60
     )
     assert (checked.returncode, checked.stderr.decode()) == (0, "")
+
+
+def test_the_broker_exports_why_the_run_does_not_learn_also_after_a_restart() -> None:
+    silent = {"event": "batch", "signal_sequences/all": 0, "groups/all": 8, "reward_mean": 0.0, "reward_std": 0.0}
+    lines = [{**silent, "batch": index} for index in range(3)]
+    registry = CollectorRegistry()
+    metrics = BrokerMetrics(registry)
+    metrics.count(lines[0])
+    assert value(registry, "gspo_broker_learning_finding", reason="no_signal") == 0
+    metrics.count(lines[1])
+    metrics.count(lines[2])
+    assert value(registry, "gspo_broker_learning_finding", reason="no_signal") == 1
+    metrics.count({**silent, "batch": 3, "signal_sequences/all": 9})
+    assert value(registry, "gspo_broker_learning_finding", reason="no_signal") == 0
+    restarted = CollectorRegistry()
+    BrokerMetrics(restarted).recall(lines)
+    assert value(restarted, "gspo_broker_learning_finding", reason="no_signal") == 1

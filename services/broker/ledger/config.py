@@ -41,6 +41,8 @@ class LedgerConfig:
     idle_lease_s: float
     max_attempts: int
     failure_budget: int
+    stop_without_signal_batches: int = 0
+    """0: never."""
     evaluate_every_batches: int
     num_eval_tasks: int
     """Held-out tasks per evaluation: at most as many as there are."""

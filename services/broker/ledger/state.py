@@ -329,7 +329,7 @@ class State:
 
     def stop_is_over(self) -> list[Action]:
         """Note that the stop was carried out: starting the run again continues it."""
-        return self.change_run(stop_reason="", error="", failures_in_a_row=0)
+        return self.change_run(stop_reason="", error="", failures_in_a_row=0, batches_without_signal=0)
 
     def change_run(self, **changes: Any) -> list[Action]:
         """Change the row of the whole run."""

@@ -34,6 +34,7 @@ from gspo_services.broker.ledger.actions import (
     WriteMetrics,
 )
 from gspo_services.broker.ledger.admission import Choice
+from gspo_services.broker.ledger.learning import count_signal, data_measures
 from gspo_services.broker.ledger.leases import Leases
 from gspo_services.broker.ledger.lengths import batch_report, pass_rates
 from gspo_services.broker.ledger.state import State, saves
@@ -137,10 +138,12 @@ class Training:
                 "num_resting_tasks": state.rests.num_resting(trained.index),
                 **{f"level/{name}": level for name, level in state.curriculum.levels().items()},
                 **report,
+                **data_measures(state),
             }
         fields = {"batch": trained.index, "reward": line.get("train/reward"), "lag": line.get("lag/mean"), "again": again}
         note = Note(event="batch_trained", fields=fields)
-        return [*saves(rows), *saves(state.failures.trained(trained.index)), WriteMetrics(line=line), note]
+        trained_rows = [*saves(rows), *saves(state.failures.trained(trained.index)), WriteMetrics(line=line), note]
+        return trained_rows if again else [*trained_rows, *count_signal(state, line)]
 
     def on_failed(self, sender: SessionKey, failed: BatchFailed) -> list[Action]:
         """Handle the report of a learner that ends because it could not train a batch."""

@@ -36,8 +36,8 @@ def diagnose(seen: Observation) -> list[Remark]:
     """Remarks on a run, the cause first where it is known."""
     remarks = [*_disk(seen), *_damage(seen), *_quarantined(seen)]
     if seen.status is None:
-        return [*remarks, *_without_broker(seen)]
-    return [*remarks, *_with_broker(seen, seen.status)]
+        return [*remarks, *_without_broker(seen), *_learning(seen)]
+    return [*remarks, *_with_broker(seen, seen.status), *_learning(seen)]
 
 
 def unseen(seen: Observation) -> list[str]:
@@ -91,6 +91,19 @@ def _stuck(seen: Observation, number: int, holder: Holder) -> Remark:
         f"than {seen.settings.broker.batch_endpoint_of(number)}. {seen.settings.run.directory}/logs/{name}.log may say why; "
         "if it is stuck, end it and start the run again: nothing acknowledged is lost"
     )
+
+
+def _learning(seen: Observation) -> Iterator[Remark]:
+    """Say what keeps the run from learning, with some answers, and whether it has learned."""
+    findings = seen.learning.findings
+    for each in findings:
+        yield Remark(text=one_line(each), wrong=each.is_wrong)
+    for answer in seen.answers:
+        yield Remark(text=f"an answer of the newest batch: {_said(answer)}", wrong=False)
+    if findings:
+        yield Remark(text=f"not measured: {', '.join(seen.learning.not_measured)}", wrong=False)
+    if seen.outcome:
+        yield Remark(text=seen.outcome, wrong=False)
 
 
 def _broker_names(seen: Observation) -> list[str]:

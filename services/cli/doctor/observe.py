@@ -22,7 +22,10 @@ from gspo_services.cli.doctor.damage import Holder, find_damage, find_holder
 from gspo_services.cli.operator import NoAnswer, TurnedAway, operator
 from gspo_services.cli.requeue import QuarantinedBatch, read_quarantine
 from gspo_services.cli.run import FINAL_EVENTS, last_error
+from gspo_services.runs.learning import ShownAnswer, outcome_of, shown_answers
 from gspo_services.runs.ledgers import broker_name, ledger_directories, ledger_directory
+from gspo_services.runs.metrics import NoMetrics, read_metrics
+from gspo_services.shared.learning import LearningWatch
 from gspo_services.shared.runtime.log_files import read_end
 from gspo_services.shared.settings import Settings
 
@@ -99,6 +102,12 @@ class Observation:
     """What a broker would refuse to start with; empty if nothing."""
     holders: dict[str, Holder] = field(default_factory=dict)
     """The processes that have a ledger open for writing, by the name of the broker that it belongs to."""
+    learning: LearningWatch = field(default_factory=LearningWatch)
+    """What metrics.jsonl says of learning."""
+    outcome: str = ""
+    """Whether the run has learned; empty before its first batch."""
+    answers: tuple[ShownAnswer, ...] = ()
+    """Some answers of the newest batch, where something keeps the run from learning."""
     unread: list[str] = field(default_factory=list)
     """Files that exist but could not be read, with the reason."""
 
@@ -120,6 +129,7 @@ async def observe(settings: Settings, now: datetime, *, answer_s: float = ANSWER
     ledgers = {broker_name(each): ledger_directory(directory, each) for each in range(settings.broker.num_brokers)}
     names = process_names(settings, status)
     unread: list[str] = []
+    learning = _read_learning(directory)
     logs = {name: _read(unread, directory / "logs" / f"{name}.log", partial(read_log, now=now), None) for name in names}
     return Observation(
         settings=settings,
@@ -134,8 +144,18 @@ async def observe(settings: Settings, now: datetime, *, answer_s: float = ANSWER
         holders={name: holder for name, each in ledgers.items() if (holder := find_holder(each)) is not None},
         batch_times_s=_read(unread, directory / METRICS_FILE, batch_times, []),
         free_bytes=free_bytes(settings),
+        learning=learning,
+        outcome=str(outcome_of(directory, learning)) if learning.num_batches else "",
+        answers=tuple(shown_answers(directory, settings)) if learning.findings else (),
         unread=unread,
     )
+
+
+def _read_learning(directory: Path) -> LearningWatch:
+    try:
+        return read_metrics(directory).learning
+    except NoMetrics:
+        return LearningWatch()  # Before the first batch; a file that cannot be read is told of by the batches' times.
 
 
 def _read(unread: list[str], path: Path, read: Callable[[Path], _Content], otherwise: _Content) -> _Content:

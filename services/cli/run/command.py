@@ -12,7 +12,7 @@ from gspo_services.cli.run.display import Display, Look
 from gspo_services.cli.run.news import News
 from gspo_services.cli.run.plot import write_plot
 from gspo_services.cli.run.processes import process_specs, tracker_specs
-from gspo_services.cli.run.report import summary_table
+from gspo_services.cli.run.report import learning_lines, summary_table
 from gspo_services.cli.run.supervisor import ProcessSpec, Supervisor
 from gspo_services.prepare.ports import PortClaims, moved_ports
 from gspo_services.runs.metrics import read_metrics
@@ -167,5 +167,7 @@ def _report(directory: Path, console: PlainConsole, look: Look) -> None:
         console.print(summary_table(metrics))
         console.print(f"metrics: {metrics.path}", soft_wrap=True)
         console.print(f"plot:    {write_plot(metrics)}", soft_wrap=True)
+        for line in learning_lines(metrics, directory):
+            console.print(line, soft_wrap=True, markup=False)
     except (OSError, ValueError) as error:
         console.print(f"the report is missing or incomplete: {error}", soft_wrap=True)

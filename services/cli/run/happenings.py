@@ -9,6 +9,7 @@ from typing import Any, Final
 from gspo_services.cli.run.supervisor import Child
 from gspo_services.runs.metrics import HeldOut, Row, best_evaluation, held_out, number, set_scores
 from gspo_services.runs.track import Cursor
+from gspo_services.shared.learning import FindingName, LearningWatch
 
 MOST_SAID: Final = 300
 """Characters of an error that a process ended with; its log has all."""
@@ -26,8 +27,11 @@ class Happening:
 class Happenings:
     """Finds out what is new since the last look."""
 
-    def __init__(self, max_lag: int) -> None:
+    def __init__(self, max_lag: int, learning: LearningWatch | None = None) -> None:
+        """``learning``: the run's; None: one that does not know which components of the reward count."""
         self._max_lag = max_lag
+        self._learning = LearningWatch() if learning is None else learning
+        self._told: set[FindingName] = set()
         self._restarts: Counter[str] = Counter()
         self._given_up: set[str] = set()
         self._checkpointed: int | None = None
@@ -45,6 +49,7 @@ class Happenings:
         found = []
         dropped: Counter[str] = Counter()
         for row in rows:
+            found += self._watched(row)
             match row.get("event"):
                 case "eval" if isinstance(row.get("set"), str):
                     found += self._best_of_set(row)
@@ -72,6 +77,18 @@ class Happenings:
             groups = "1 group was" if groups_lost == 1 else f"{groups_lost} groups were"
             found.append(Happening(text=f"{groups} dropped: {reason} ({self._dropped} in all)", is_problem=True))
         return found
+
+    def _watched(self, row: Row) -> list[Happening]:
+        """Report what keeps the run from learning once it is seen, and again after it had passed."""
+        self._learning.take(row)
+        now = {each.name: each for each in self._learning.findings}
+        new = [each for name, each in now.items() if name not in self._told]
+        self._told = set(now)
+        return [
+            Happening(text=text, is_problem=each.is_wrong)
+            for each in new
+            for text in (f"{each.text}, since batch {each.since}", each.advice)
+        ]
 
     def _limit_reached(self, row: Row) -> Happening:
         text = (

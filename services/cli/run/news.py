@@ -12,6 +12,7 @@ from gspo_services.runs.ledgers import ledger_directory
 from gspo_services.runs.metrics import Row, RunFollower
 from gspo_services.runs.track import CursorFile, Sample, SampleReader
 from gspo_services.shared.colocate import LOCK_FILE, device_holder
+from gspo_services.shared.learning import LearningWatch, counted_components
 from gspo_services.shared.settings import Settings
 
 SAMPLED: Final = 16
@@ -26,7 +27,8 @@ class News:
         self._follower = RunFollower([ledger_directory(directory, each) for each in range(settings.broker.num_brokers)])
         self._samples = SampleReader(directory, settings.model.path)
         self._cursors = {name: CursorFile(directory, name) for name in settings.trackers.to}
-        self._happenings = Happenings(settings.batch.max_lag)
+        counted = counted_components(settings.environment.options, settings.reward.group_weights)
+        self._happenings = Happenings(settings.batch.max_lag, LearningWatch(counted))
         self._is_first = True
         self._shown = 0
         self._lock_file = directory / LOCK_FILE if settings.run.colocate else None

@@ -1,8 +1,12 @@
 """The report of a run: a table of first, last and best values. The picture is in plot.py."""
 
+from pathlib import Path
+
 from rich.table import Table
 
+from gspo_services.runs.learning import outcome_of
 from gspo_services.runs.metrics import RunMetrics, column, known
+from gspo_services.shared.runtime.plain_text import one_line
 
 
 def summary_table(metrics: RunMetrics) -> Table:
@@ -32,6 +36,12 @@ def summary_table(metrics: RunMetrics) -> Table:
     if batches:
         table.add_row("seconds", "", f"{column(batches, 'time_s')[-1]:.0f}", "")
     return table
+
+
+def learning_lines(metrics: RunMetrics, directory: Path) -> list[str]:
+    """What keeps the run from learning, as of its last batch, and as the last line whether it learned."""
+    found = [f"{'!' if each.is_wrong else 'note:'} {each}" for each in metrics.learning.findings]
+    return list(map(one_line, [*found, outcome_of(directory, metrics.learning)]))
 
 
 def _add(table: Table, name: str, values: list[float], *, best: bool) -> None:

@@ -12,6 +12,7 @@ from gspo_services.broker.rows import VersionRow
 from gspo_services.broker.store import LEDGER_FILE, NoLedger, Reader, ReaderGaveWay, StoreCorrupt, reading, refusing_damage
 from gspo_services.runs.audit import read_checkpoints
 from gspo_services.runs.export.choice import ChosenCheckpoint, choose, wanted_checkpoint
+from gspo_services.runs.learning import outcome_of
 from gspo_services.runs.metrics import NoMetrics, RunMetrics, read_metrics
 from gspo_services.shared.runtime.errors import (
     EXIT_CONFIGURATION,
@@ -128,6 +129,7 @@ def _export(arguments: argparse.Namespace) -> None:
             num_parameters=weights.num_parameters,
             published=published is not None or None,
             adapter=arguments.adapter,
+            outcome=None if metrics is None or not metrics.batches else outcome_of(directory, metrics.learning),
         )
         if not arguments.adapter:
             write_export(

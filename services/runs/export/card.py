@@ -10,6 +10,7 @@ from gspo.settings import Objective
 from gspo_services.runs.export.choice import ChosenCheckpoint
 from gspo_services.runs.export.versions import gspo_version, versions
 from gspo_services.runs.metrics import HeldOut, RunMetrics, number
+from gspo_services.shared.learning import RunOutcome
 from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.settings import Settings, is_place, told_settings
 
@@ -39,6 +40,8 @@ class CardFacts:
     """Whether the ledger has the digest of exactly these weights; None: they cannot be compared."""
     adapter: bool = False
     """The export has the adapters alone."""
+    outcome: RunOutcome | None = None
+    """Whether the run learned; None without metrics.jsonl."""
 
 
 def model_card(facts: CardFacts) -> str:
@@ -87,6 +90,10 @@ def _summary(facts: CardFacts) -> str:
         lines.append(f"- Held-out reward: **{evaluation.reward:.4g}** ({evaluation.num_finished} tasks)")
     if facts.choice.remark:
         lines.append(f"- Note: {facts.choice.remark}")
+    if facts.outcome is not None:
+        lines.append(f"- The run, first evaluation and last: {_plain(facts.outcome.text)}")
+    if facts.metrics is not None:
+        lines += [f"- Note on the run's end: {_plain(each.text)}" for each in facts.metrics.learning.findings]
     checked = "Every bit was compared with the digest that the learner took of its weights"
     if facts.published:
         checked += ", and with the digest of the version that the engines served"

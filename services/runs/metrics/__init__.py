@@ -14,7 +14,7 @@ from gspo_services.runs.metrics.events import (
 )
 from gspo_services.runs.metrics.follower import Damage, MetricsFollower, RunFollower
 from gspo_services.runs.metrics.rows import Row, column, known, number, or_none
-from gspo_services.runs.metrics.run_metrics import NoMetrics, RunMetrics, read_metrics
+from gspo_services.runs.metrics.run_metrics import NoMetrics, RunMetrics, learning_watch, read_metrics
 from gspo_services.runs.metrics.smoothing import mean, quantile, rolling, window
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "column",
     "held_out",
     "known",
+    "learning_watch",
     "mean",
     "number",
     "or_none",

@@ -1,6 +1,6 @@
 """Reads the metrics.jsonl files of a run: finished, active, interrupted, or with damaged lines."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gspo_services.broker.metrics_file import METRICS_FILE
@@ -8,7 +8,9 @@ from gspo_services.runs.ledgers import other_ledgers
 from gspo_services.runs.metrics.events import HeldOut, SetScores, held_out, set_scores
 from gspo_services.runs.metrics.follower import OF_THE_RUN, Damage, MetricsFollower
 from gspo_services.runs.metrics.rows import Row, count
+from gspo_services.shared.learning import LearningWatch, counted_components
 from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.settings import read_run_settings
 
 
 class NoMetrics(ConfigurationError):
@@ -32,6 +34,8 @@ class RunMetrics:
     none, with the batch before it."""
     damage: tuple[Damage, ...]
     """What is left out, of each file that has damaged lines."""
+    learning: LearningWatch = field(default_factory=LearningWatch)
+    """Whether the run learns, after all its lines."""
 
     @property
     def num_damaged(self) -> int:
@@ -51,12 +55,15 @@ def read_metrics(directory: Path) -> RunMetrics:
     evaluations: dict[tuple[int, int], HeldOut] = {}
     sets: dict[tuple[str, int], SetScores] = {}
     events: list[tuple[int, Row]] = []
+    learning = learning_watch(directory)
     followers = [MetricsFollower(each / METRICS_FILE) for each in (directory, *other_ledgers(directory))]
     for follower in followers:
         batch = 0
         for row in _rows(follower):
             event, named = row["event"], count(row, "batch")
             batch = row["batch"] if event == "batch" else batch
+            if follower is followers[0]:
+                learning.take(row)
             if event not in OF_THE_RUN:
                 events.append((batch if named is None else named, row))
             elif follower is not followers[0]:
@@ -76,7 +83,17 @@ def read_metrics(directory: Path) -> RunMetrics:
         sets=list(sets.values()),
         events=events,
         damage=tuple(follower.damage for follower in followers if follower.damage is not None),
+        learning=learning,
     )
+
+
+def learning_watch(directory: Path) -> LearningWatch:
+    """A watch over the learning of the run in ``directory``, which knows what counts in its reward if its settings do."""
+    try:
+        settings = read_run_settings(directory)
+    except (ConfigurationError, AttributeError, TypeError):
+        return LearningWatch()
+    return LearningWatch(counted_components(settings.environment.options, settings.reward.group_weights))
 
 
 def _rows(follower: MetricsFollower) -> list[Row]:

@@ -5,14 +5,17 @@ from typing import Any, Final
 
 from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.broker.store import NoLedger, StoreCorrupt
+from gspo_services.runs.learning import compared_tasks, shown_answers
 from gspo_services.runs.ledgers import other_ledgers
-from gspo_services.runs.metrics import RunFollower
+from gspo_services.runs.metrics import RunFollower, learning_watch
 from gspo_services.runs.reading import OpenRun, RunFacts
 from gspo_services.runs.view.groups import Learned, chosen_groups, groups_of_batch
 from gspo_services.runs.view.learner_numbers import LearnerNumbers
 from gspo_services.runs.view.overview import Curves
 from gspo_services.runs.view.trajectories import plain_trajectory, texts_of_task
 from gspo_services.runs.view.watched_run import WatchedRun
+from gspo_services.shared.learning import LearningWatch, Tasks
+from gspo_services.shared.settings import Settings
 
 NUMBERS: Final = ("evaluation", "task_index")
 WORDS: Final = {
@@ -138,17 +141,20 @@ def _summary(run: WatchedRun) -> dict[str, Any]:
 
 
 def _overview(run: WatchedRun) -> dict[str, Any]:
-    error, facts, curves = "", None, run.curves
+    error, facts, curves, tasks = "", None, run.curves, None
     try:
         with run.opened() as opened:
             facts = plain_facts(opened.facts())
             run.curves.read(opened.lines(), opened.other_lines())
+            tasks = compared_tasks(opened, curves.learning)
+            settings = opened.facts().settings
+        _read_answers(run, settings)
     except (NoLedger, StoreCorrupt, OSError) as problem:
         if not (run.directory / METRICS_FILE).is_file():
             raise
         error = str(problem)
         # Made anew each time: the page keeps what the ledger said.
-        curves = Curves()
+        curves = Curves(lambda: learning_watch(run.directory))
         follower = RunFollower((run.directory, *other_ledgers(run.directory)))
         curves.take(follower.rows())
         damage: list[str] = []
@@ -160,8 +166,26 @@ def _overview(run: WatchedRun) -> dict[str, Any]:
         "facts": facts,
         "error": error,
         **curves.plain(),
+        "learning": _learning(run, curves.learning, tasks),
         "events": [*curves.events[-500:], *processes],
         "dropped": curves.dropped,
+    }
+
+
+def _read_answers(run: WatchedRun, settings: Settings | None) -> None:
+    """Read some answers, once for the same findings: it may take all tasks of the run to say what was expected."""
+    names = tuple(each.name for each in run.curves.learning.findings)
+    if names != run.answers[0]:
+        found = [] if settings is None or not names else shown_answers(run.directory, settings)
+        run.answers = names, list(map(str, found))
+
+
+def _learning(run: WatchedRun, watch: LearningWatch, tasks: Tasks | None) -> dict[str, Any]:
+    return {
+        "outcome": watch.outcome(tasks).text if watch.num_batches else "",
+        "findings": [{"text": str(each), "is_wrong": each.is_wrong} for each in watch.findings],
+        "answers": run.answers[1] if watch.findings else [],
+        "not_measured": watch.not_measured if watch.findings else [],
     }
 
 

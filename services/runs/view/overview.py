@@ -1,11 +1,12 @@
 """The curves of a run: one column a measure, one point a batch. They are read once, then only what is new."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from gspo_services.runs.metrics import Row, number, or_none, set_scores
 from gspo_services.runs.reading import MetricsLines
+from gspo_services.shared.learning import LearningWatch
 
 LAGS: Final = ("lag_0", "lag_1", "lag_2", "lag_3_4", "lag_5_up")
 MEASURES: Final = {
@@ -39,7 +40,10 @@ MOST_EVENTS: Final = 2000
 class Curves:
     """The lines of metrics.jsonl as columns. Memory grows with the number of batches: some 300 bytes each."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin_watch: Callable[[], LearningWatch] = LearningWatch) -> None:
+        """``begin_watch``: makes a watch over the run's learning."""
+        self._begin_watch = begin_watch
+        self.learning = begin_watch()
         self._last = 0
         self._lasts: list[int] = []
         """The numbers of the last events of other brokers."""
@@ -57,7 +61,8 @@ class Curves:
         """Add what is new in the ledger, and the events in those of ``others``. Raises: StoreCorrupt."""
         lasts = [0] * len(others) if len(self._lasts) != len(others) else self._lasts
         if lines.last < self._last or any(each.last < last for each, last in zip(others, lasts, strict=True)):
-            self.__init__()  # type: ignore[misc]  # Another run has the directory now, or this one stands as it did before.
+            # Another run has the directory now, or this one stands as it did before.
+            self.__init__(self._begin_watch)  # type: ignore[misc]
             lasts = [0] * len(others)
         self.take(lines.after(self._last))
         for place, each in enumerate(others):
@@ -69,6 +74,7 @@ class Curves:
     def take(self, lines: Iterable[Row]) -> None:
         """Add lines that were not added yet."""
         for line in lines:
+            self.learning.take(line)
             number, event = line.get("line"), line.get("event")
             self._last = max(self._last, number if isinstance(number, int) else 0)
             batch = line.get("batch")

@@ -9,6 +9,7 @@ from os import W_OK, access
 from pathlib import Path
 from typing import Final, TypeVar
 
+from gspo_services.runs.metrics import learning_watch
 from gspo_services.runs.opening import open_run
 from gspo_services.runs.reading import OpenRun
 from gspo_services.runs.view.overview import Curves
@@ -29,7 +30,9 @@ class WatchedRun:
         """``name`` stands for the run in addresses."""
         self.name = name
         self.directory = directory
-        self.curves = Curves()
+        self.curves = Curves(lambda: learning_watch(directory))
+        self.answers: tuple[tuple[str, ...], list[str]] = ((), [])
+        """Some answers, and the findings for which they were read."""
         self.timeline = ProcessHistory(directory)
         self.texts = Texts(directory)
         self._clock = clock

@@ -4,8 +4,10 @@ from gspo_services.shared.eval_metrics.counting import majority_at_k, pass_at_k
 from gspo_services.shared.eval_metrics.intervals import (
     Z_975,
     Interval,
+    change_interval,
     difference_interval,
     mean_interval,
+    share_from,
     share_interval,
     t_quantile,
 )
@@ -35,6 +37,7 @@ __all__ = [
     "Remark",
     "ScoreMetric",
     "TaskSamples",
+    "change_interval",
     "default_metrics",
     "difference_interval",
     "elo_rating",
@@ -45,6 +48,7 @@ __all__ = [
     "metric_named",
     "pass_at_k",
     "require_samples",
+    "share_from",
     "share_interval",
     "t_quantile",
     "value_of",

@@ -43,12 +43,7 @@ def share_interval(values: Sequence[float], num_samples: int) -> Interval:
     num_tasks = len(values)
     share = math.fsum(values) / num_tasks
     variance = math.fsum((value - share) ** 2 for value in values) / num_tasks
-    size = float(num_tasks)
-    if num_tasks > 1 and 0 < share < 1 and variance < share * (1 - share) * (1 - 1e-12):
-        most = float(max(num_tasks, num_samples))
-        found = num_tasks * share * (1 - share) / variance if variance > 0 else most
-        size = min(most, found) * (Z_975 / t_quantile(num_tasks - 1)) ** 2
-    return Interval(share, *_wilson(share, size))
+    return Interval(share, *_wilson(share, _effective_size(share, variance, num_tasks, num_samples)))
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
@@ -74,6 +69,52 @@ def difference_interval(before: Sequence[float], after: Sequence[float]) -> Inte
     if len(before) != len(after):
         raise ValueError(f"{len(before)} and {len(after)} tasks: a paired difference needs the same tasks on both sides")
     return mean_interval([new - old for old, new in zip(before, after, strict=True)])
+
+
+def change_interval(before: Interval, after: Interval, correlation: float = 0.0) -> Interval | None:
+    """Return how much higher ``after`` is, from the intervals of both; None where an end of either is unknown.
+
+    Zou and Donner 2008 (MOVER), which squares and adds the distances of the ends; of Wilson's intervals it is Newcombe's
+    method 10 (1998), and has a width where all of 0 of n and 0 of n came out alike. ``correlation``: of the values of the
+    same tasks, in [-1, 1]; 0 for other tasks, or where it is unknown.
+    """
+    if before.low is None or before.high is None or after.low is None or after.high is None:
+        return None
+    change = after.value - before.value
+    down = _joined(after.value - after.low, before.high - before.value, correlation)
+    up = _joined(after.high - after.value, before.value - before.low, correlation)
+    return Interval(change, change - down, change + up)
+
+
+def _joined(one: float, other: float, correlation: float) -> float:
+    return math.sqrt(max(0.0, one * one + other * other - 2 * correlation * one * other))
+
+
+def share_from(share: float, error: float, num_tasks: int) -> Interval:
+    """Return what ``share_interval`` gives of tasks whose values are lost: from their mean, its standard error and their
+    number. Where these cannot be of values in [0, 1] it is what ``mean_interval`` gives. ``error``: NaN of fewer than two.
+
+    Raises: ValueError without a task.
+    """
+    if num_tasks < 1:
+        raise ValueError(f"{num_tasks} tasks: there is nothing to take a mean of")
+    variance = 0.0 if num_tasks == 1 or math.isnan(error) else error * error * (num_tasks - 1)
+    most = share * (1 - share)
+    if abs(variance - most) <= 1e-4 * most:
+        variance = most  # Of 0 and 1 alone, and rounded.
+    if not 0 <= share <= 1 or variance > most + 1e-12:
+        half = t_quantile(max(1, num_tasks - 1)) * error
+        return Interval(share, None, None) if math.isnan(half) else Interval(share, share - half, share + half)
+    return Interval(share, *_wilson(share, _effective_size(share, variance, num_tasks, num_tasks)))
+
+
+def _effective_size(share: float, variance: float, num_tasks: int, num_samples: int) -> float:
+    """See ``share_interval``."""
+    if not (num_tasks > 1 and 0 < share < 1 and variance < share * (1 - share) * (1 - 1e-9)):
+        return float(num_tasks)
+    most = float(max(num_tasks, num_samples))
+    found = num_tasks * share * (1 - share) / variance if variance > 0 else most
+    return float(min(most, found) * (Z_975 / t_quantile(num_tasks - 1)) ** 2)
 
 
 def _wilson(share: float, size: float) -> tuple[float, float]:

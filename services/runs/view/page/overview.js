@@ -48,10 +48,19 @@ function page(data, names, all, state, redraw) {
     ...data.map((each) => each.error && h("p", { class: "note bad" }, `${each.error}\nThe curves below are from metrics.jsonl alone.`)),
     facts && facts.settings_error && h("p", { class: "note" }, facts.settings_error),
     facts && (facts.run_error || facts.stop_reason) && h("p", { class: "note" }, facts.run_error || `The run was asked to stop: ${facts.stop_reason}`),
+    learning(first),
     facts && figures(first),
     controls(names, all, state, redraw),
   ];
   return [...head, h("div", { class: "grid" }, charts(data, names, state, base)), events(data, names, state, base), evaluations(first, base), sets(first)];
+}
+
+function learning({ learning: found }) {
+  return found.outcome && h("div", { class: "learning" },
+    h("p", { class: "soft" }, found.outcome),
+    found.findings.map((each) => h("p", { class: each.is_wrong ? "note bad" : "note" }, each.text)),
+    found.answers.length > 0 && h("ul", { class: "small" }, found.answers.map((each) => h("li", {}, each))),
+    found.not_measured.length > 0 && h("p", { class: "soft small" }, `Not measured: ${found.not_measured.join(", ")}`));
 }
 
 function figures({ facts, columns, evaluations: held, dropped }) {

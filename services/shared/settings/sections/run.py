@@ -19,6 +19,9 @@ class Run(Section):
     """The run ends after this many batches."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Seeds task order, sampling and the learner."""
+    stop_without_signal_batches: int = Field(20, ge=0)
+    """The run stops after this many batches in a row in which no answer had an advantage: nothing can be learned from them.
+    It fails, unless all answers are right by then. Started again, it goes on for as many. 0: it never stops for this."""
     colocate: bool = False
     """For one GPU that holds the learner or the server, but not both: they time-share it. While the server has it, the
     learner keeps its states in the host's memory. The server loads the weights again from rollout.weights_directory each

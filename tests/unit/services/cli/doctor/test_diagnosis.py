@@ -11,6 +11,8 @@ from gspo_services.cli.doctor.damage import Holder
 from gspo_services.cli.doctor.diagnosis import diagnose
 from gspo_services.cli.doctor.observe import LedgerState, Log, Observation
 from gspo_services.cli.requeue import QuarantinedBatch
+from gspo_services.runs.learning import ShownAnswer
+from gspo_services.shared.learning import LearningWatch
 from gspo_services.shared.runtime.console import PlainConsole
 from gspo_services.shared.settings.sections import Broker, Rollout
 from tests.support.cli.pages import A_LEDGER, GIB, HEALTHY, SETTINGS, a_page, a_rollout, a_status, without_broker
@@ -288,3 +290,18 @@ def test_what_concerns_one_of_several_brokers_names_it() -> None:
     first, second = wrong(replace(stopped, pages=pages))
     assert first.startswith("the broker is not running")
     assert second.startswith("the broker-1 is suspended: process 17")
+
+
+def test_a_run_that_does_not_learn_is_wrong_with_answers_beside_what_was_expected() -> None:
+    learning = LearningWatch()
+    silent = {"event": "batch", "signal_sequences/all": 0, "groups/all": 8, "reward_mean": 0.0, "reward_std": 0.0}
+    for index in range(3):
+        learning.take({**silent, "batch": index})
+    answer = ShownAnswer(trajectory_id=4, prompt="12+3=", answer="15", expected="7001", reward=0.0, ended="length")
+    seen = replace(HEALTHY, learning=learning, answers=(answer,), outcome="no: the reward was 0 in all 192 answers")
+    (found,) = wrong(seen)
+    assert found.startswith("no signal: every answer was wrong (reward 0); 24 of 24 groups of 3 batches had none")
+    said = [remark.text for remark in diagnose(seen) if not remark.wrong]
+    assert "an answer of the newest batch: 12+3= -> '15', expected 7001: reward 0, cut off" in said
+    assert any(text.startswith("not measured: repeated text within an answer, entropy") for text in said)
+    assert said[-1] == "no: the reward was 0 in all 192 answers"

@@ -107,3 +107,15 @@ def test_a_tracker_that_refuses_and_then_takes_is_told_twice() -> None:
     assert texts(news.of_tracker("wandb", refused)) == ["! tracker wandb refuses lines, training continues: no key"]
     assert news.of_tracker("wandb", refused) == []
     assert texts(news.of_tracker("wandb", Cursor(tracker_run="r"))) == ["tracker wandb accepts lines again"]
+
+
+def test_what_keeps_a_run_from_learning_is_told_once_and_again_after_it_had_passed() -> None:
+    news = Happenings(max_lag=2)
+    silent = {"event": "batch", "signal_sequences/all": 0, "groups/all": 8, "reward_mean": 0.0, "reward_std": 0.0}
+    first = texts(news.of_rows([{**silent, "batch": index} for index in range(3)]))
+    assert first[0].startswith("! no signal: every answer was wrong (reward 0); 24 of 24 groups of 3 batches had none")
+    assert first[0].endswith(", since batch 0")
+    assert first[1].startswith("! Compare some answers with the expected ones")
+    assert texts(news.of_rows([{**silent, "batch": 3}])) == []
+    assert texts(news.of_rows([{**silent, "batch": 4, "signal_sequences/all": 64}])) == []
+    assert len(news.of_rows([{**silent, "batch": index} for index in range(5, 8)])) == 2

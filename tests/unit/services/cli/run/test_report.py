@@ -3,7 +3,7 @@
 from io import StringIO
 from pathlib import Path
 
-from gspo_services.cli.run.report import summary_table
+from gspo_services.cli.run.report import learning_lines, summary_table
 from gspo_services.runs.metrics import column, read_metrics
 from gspo_services.shared.runtime.console import PlainConsole
 from tests.support.cli.metrics_files import a_batch, an_eval, recorded
@@ -40,3 +40,16 @@ def test_an_unmeasured_value_is_a_dash_and_a_gap_and_never_zero(tmp_path: Path) 
     values = column(read_metrics(tmp_path).batches, "tokens_per_s")
     assert values[0] != values[0]
     assert values[1] == 200.0
+
+
+def test_the_last_line_says_whether_the_run_learned_and_those_before_it_what_is_wrong(tmp_path: Path) -> None:
+    silent = {"signal_sequences/all": 0, "groups/all": 8, "num_trajectories": 64, "reward_mean": 0.0, "reward_std": 0.0}
+    metrics = read_metrics(recorded(tmp_path, *(a_batch(index, **silent) for index in range(4))))
+    wrong, last = learning_lines(metrics, tmp_path)
+    assert wrong.startswith(
+        "! no signal: every answer was wrong (reward 0); 32 of 32 groups of 4 batches had none, since batch 0"
+    )
+    assert last == "no: the reward was 0 in all 256 answers of 4 batches"
+    rows = [{**an_eval(0, 0.25), "num_finished": 64}, a_batch(0), {**an_eval(1, 0.75), "num_finished": 64}]
+    (only,) = learning_lines(read_metrics(recorded(tmp_path, *rows)), tmp_path)
+    assert only.startswith("learned: 0.250 -> 0.750 (change +0.500, 95 %: +0.")

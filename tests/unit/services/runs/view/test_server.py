@@ -100,6 +100,8 @@ async def test_the_overview_has_a_point_for_each_batch_and_each_drop(run: Path, 
     # A second Hello of one life is a connection that came back; another life without a Goodbye is a kill.
     assert events == ["dropped", "dropped", "dropped", "started", "killed"]
     assert overview["facts"]["wanted_batches"] == 3
+    assert overview["learning"]["outcome"] == "no change can be told: the lines of the batches have no reward"
+    assert overview["learning"]["findings"] == []
 
 
 async def test_groups_of_a_batch_have_advantages(run: Path, serve: Serve) -> None:
