@@ -2,6 +2,10 @@
 
 import json
 import math
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +19,7 @@ from benchmarks.study import __main__ as command
 from benchmarks.study import learner, run_record
 from benchmarks.study.clip_forms import study_clip_range
 from benchmarks.study.config import RunConfig
+from benchmarks.study.jobs import ARITHMETIC
 from benchmarks.study.learner import HALVES
 from benchmarks.study.questions import default, margin, settled
 from benchmarks.study.questions.default import ARMS, CALIBRATED, NEVER, SEEDS, SETTINGS
@@ -191,6 +196,21 @@ def test_one_command_repeats_a_run_and_says_whether_its_weights_are_the_kept_one
     assert record.digests["start"] != record.digests["end"]
     assert record.batches[-1]["batch"] == 1
     assert command.main([*asked[:3], "countdown-0"]) == 2
+
+
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.13.0") or platform.machine() != "x86_64", reason="digests of torch 2.13 on x86-64"
+)
+def test_a_start_model_has_the_same_bits_in_every_process_and_on_every_processor(tmp_path: Path) -> None:
+    program = (
+        "import sys, pathlib; from benchmarks.study import config, run\n"
+        "made = config.RunConfig(task='countdown', seed=0, num_batches=1)\n"
+        "model = run._start_of(pathlib.Path(sys.argv[1]), made, 4)\n"
+        "print(run.weights_digest(model.state_dict()))"
+    )
+    arguments = [sys.executable, "-c", program, str(tmp_path)]
+    made = subprocess.run(arguments, env=os.environ | ARITHMETIC, capture_output=True, text=True, check=True, timeout=300)
+    assert made.stdout.split() == ["1d73c48b95c21c1f"]
 
 
 def test_a_start_model_that_came_out_otherwise_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
