@@ -15,9 +15,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from benchmarks.study.config import ModelName, RunConfig, TaskName
-from benchmarks.study.jobs import make_probes, make_run, make_start
-from benchmarks.study.questions.grid import cells, questions, runs
-from benchmarks.study.run_record import condensed_runs, record_path
+from benchmarks.study.jobs import ARITHMETIC, make_probes, make_run, make_start
+from benchmarks.study.questions.grid import ON_REQUEST, cells, questions, runs
+from benchmarks.study.run_record import condensed_runs, kept_digests, note_starts, read_record, record_path
 
 # CPU seconds on one core of 2 (AMD EPYC, virtual), for the estimate before the first measurement; and the sequences in
 # the batch that they were measured with.
@@ -36,6 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, one thread each")
     parser.add_argument("--only", metavar="A,B", help=f"questions: {', '.join(questions())}, b")
     parser.add_argument("--again", action="store_true", help="also make runs whose condensed results are kept with the code")
+    parser.add_argument(
+        "--run", metavar="ID", help="repeat one run (see --list), and compare its weights with the kept ones"
+    )
+    parser.add_argument("--starts", action="store_true", help="make the start models only")
     parser.add_argument("--list", action="store_true", help="list the runs and whether they are finished")
     parser.add_argument(
         "--dry-run", action="store_true", help="estimate how many runs are missing and how long they would take"
@@ -49,6 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--jobs {options.jobs}: at least one")
     if options.condense or options.plots:
         return _evaluate(options.directory, condense=options.condense)
+    if options.run:
+        return _repeat(options.directory, options.run)
     chosen = None if options.only is None else options.only.split(",")
     probes = chosen is None or "b" in chosen
     try:
@@ -63,8 +69,10 @@ def main(arguments: list[str] | None = None) -> int:
     seconds = sum(map(estimate, missing)) / options.jobs
     print(f"{len(wanted)} runs, {len(wanted) - len(missing)} finished, {len(missing)} to make: about {seconds / 60:.0f} min")
     if options.dry_run:
+        if chosen is None:
+            _tell_of_requests(options.directory)
         return 0
-    return _run(options.directory, missing, options.jobs, probes=probes)
+    return _run(options.directory, missing, options.jobs, probes=probes, starts_only=options.starts)
 
 
 def estimate(config: RunConfig) -> float:
@@ -78,6 +86,19 @@ def _is_finished(directory: Path, config: RunConfig, condensed: set[str]) -> boo
     return config.run_id in condensed or record_path(directory, config).is_file()
 
 
+def _tell_of_requests(directory: Path) -> None:
+    """Say what is missing of the questions that are made on request only."""
+    condensed = condensed_runs()
+    for question in ON_REQUEST:
+        wanted = runs([question])
+        missing = [config for config in wanted if not _is_finished(directory, config, condensed)]
+        if not wanted:
+            print(f"{question}: waits for the settings that i-tune chooses (benchmarks/study/questions/default.py)")
+        elif missing:
+            hours = sum(map(estimate, missing)) / 3600
+            print(f"{question}: {len(missing)} of {len(wanted)} missing, {hours:.1f} CPU h: --only {question}")
+
+
 def _list(directory: Path, wanted: list[RunConfig], condensed: set[str]) -> None:
     names: dict[str, list[str]] = {}
     for cell in cells():
@@ -87,19 +108,47 @@ def _list(directory: Path, wanted: list[RunConfig], condensed: set[str]) -> None
         print(f"{config.run_id}  {state}  seed {config.seed}  {'; '.join(names[config.run_id])}")
 
 
-def _run(directory: Path, missing: list[RunConfig], jobs: int, *, probes: bool) -> int:
+def _repeat(directory: Path, run_id: str) -> int:
+    """Make one run again; 0 if its weights at the start and the end are the kept ones, to the last bit."""
+    config = next((cell.config for cell in cells() if cell.config.run_id == run_id), None)
+    if config is None:
+        print(f"there is no run {run_id}: --list has them", file=sys.stderr)
+        return 2
+    repeats = directory / "repeats"
+    record_path(repeats, config).unlink(missing_ok=True)
+    with _workers(1) as pool:
+        digest = pool.submit(make_start, repeats, config).result()
+        _tell_of_starts(note_starts(repeats, {config.start_name: digest}))
+        pool.submit(make_run, repeats, config).result()
+    again, kept = read_record(record_path(repeats, config)).digests, kept_digests(run_id)
+    for when, found in again.items():
+        said = "none is kept" if when not in kept else "as kept" if kept[when] == found else f"kept: {kept[when]}"
+        print(f"weights at the {when}: {found} ({said})")
+    return 0 if again == kept else 1
+
+
+def _workers(jobs: int) -> ProcessPoolExecutor:
+    # For the workers' import of torch: kernels and its thread pool are chosen once.
+    os.environ.update(ARITHMETIC)
+    return ProcessPoolExecutor(max_workers=jobs, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _tell_of_starts(others: list[str]) -> None:
+    for name in others:
+        print(f"start model {name} is not the one that is kept (starts.json): runs from it have other figures", flush=True)
+
+
+def _run(directory: Path, missing: list[RunConfig], jobs: int, *, probes: bool, starts_only: bool = False) -> int:
     """Make start models first, so that no two workers make the same one; then the runs in order."""
-    # For the workers' import of torch too: its thread pool is sized once.
-    os.environ["OMP_NUM_THREADS"] = "1"
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:
-        starts = list(
-            {(config.task, config.model, config.seed % config.start_models): config for config in missing}.values()
-        )
+    with _workers(jobs) as pool:
+        starts = list({config.start_name: config for config in missing}.values())
         longest = max((START_SECONDS[config.model] for config in starts), default=0.0)
         print(f"{len(starts)} start models (made once, up to {longest:.0f} s each)", flush=True)
-        for made in as_completed([pool.submit(make_start, directory, start) for start in starts]):
-            made.result()
+        making = {pool.submit(make_start, directory, start): start.start_name for start in starts}
+        for made in as_completed(making):
+            _tell_of_starts(note_starts(directory, {making[made]: made.result()}))
+        if starts_only:
+            return 0
         if probes:
             pool.submit(make_probes, directory).result()
         began, total, done = time.monotonic(), sum(map(estimate, missing)), 0.0

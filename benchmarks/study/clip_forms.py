@@ -52,7 +52,8 @@ def study_clip_range(
             scale=scale,
         )
     eps = {"eps_low": config.eps_low, "eps_high": config.eps_high}
-    measured = calibrated_clip_range(lag_S, calibration, **eps, z=config.noise_z, scale=scale)
+    cap = math.inf if config.clip_cap is None else config.clip_cap
+    measured = calibrated_clip_range(lag_S, calibration, **eps, z=config.noise_z, scale=scale, cap=cap)
     if config.clip_form == "widen":
         return measured
     if config.clip_form == "recentre":

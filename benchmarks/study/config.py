@@ -57,6 +57,8 @@ class RunConfig:
     mismatch_z: float = 2.0
     clip_form: ClipForm = "given"
     """given: by clip_range_growth and noise_z. The others are measured by lag; benchmarks.study.clip_forms has them."""
+    clip_cap: float | None = None
+    """The product's ``clip_calibration_cap``: the most that "widen" widens a side for one token, in nats. None: no limit."""
     routing_replay: bool = False
     """Training passes use the experts chosen by the weights of the batch's start."""
     surrogate: Surrogate = "clip"
@@ -116,6 +118,8 @@ class RunConfig:
                 f'credit is "number" with task {self.task!r}, aggregation {self.aggregation!r}; give a chain of numbers '
                 "(countdown, long-countdown), and sequence"
             )
+        if self.clip_cap is not None and not (self.clip_cap > 0 and self.clip_form == "widen"):
+            raise ValueError(f"clip_cap is {self.clip_cap} with clip_form {self.clip_form!r}; give one above 0, with widen")
         if self.clip_form != "given" and (self.anchor != "behaviour" or self.clip != "range"):
             raise ValueError(
                 f"clip_form is {self.clip_form!r} with anchor {self.anchor!r}, clip {self.clip!r}; give behaviour, range"
@@ -136,6 +140,16 @@ class RunConfig:
     @property
     def num_groups(self) -> int:
         return self.num_sequences // self.group_size
+
+    @property
+    def start_number(self) -> int:
+        """The seed of the run's start model."""
+        return self.seed % self.start_models
+
+    @property
+    def start_name(self) -> str:
+        """Task, model and seed of the start model."""
+        return f"{self.task}-{self.model}-{self.start_number}"
 
     @property
     def run_id(self) -> str:

@@ -7,12 +7,22 @@ from pathlib import Path
 
 from benchmarks.study.config import RunConfig
 
+ARITHMETIC = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_CBWR": "COMPATIBLE",
+}
+"""Variables of the environment with which one release of torch computes the same bits on different processors, where they
+are set before torch is loaded. Without them torch and MKL choose their kernels, and even the numbers that they draw, by the
+processor; a start model is then another one elsewhere."""
 
-def make_start(directory: Path, config: RunConfig) -> None:
-    """Make the start model of a run."""
+
+def make_start(directory: Path, config: RunConfig) -> str:
+    """Make the start model of a run; return the digest of its weights."""
     from benchmarks.study.run import prepare_start
 
-    prepare_start(directory, config)
+    return prepare_start(directory, config)
 
 
 def make_run(directory: Path, config: RunConfig) -> float:

@@ -7,20 +7,28 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.study.questions.grid import Cell, cells, runs
+from benchmarks.study.questions.grid import Cell, cells, questions, runs
 from benchmarks.study.reporting.summary import Interval, RunSummary, interval, summarise_run
-from benchmarks.study.run_record import RESULTS, RUNS_FILE, read_record, record_path
+from benchmarks.study.run_record import (
+    RESULTS,
+    RUNS_FILE,
+    STARTS_FILE,
+    known_starts,
+    made_starts,
+    read_record,
+    record_path,
+)
 
 PROBES_FILE = "volatility.jsonl"
 
 
 def condense_records(directory: Path) -> int:
-    """Write the summaries of every finished run of the grid, and the probes; return the number of runs.
+    """Write the summaries of every finished run of the grid, probes, and digests of start models; return the number of runs.
 
-    Runs and probes whose records are not in ``directory`` keep the results that they have.
+    What is not in ``directory`` stays as it is.
     """
     known = load_summaries()
-    found = {config.run_id: record_path(directory, config) for config in runs()}
+    found = {config.run_id: record_path(directory, config) for config in runs(questions())}
     summaries = [
         summarise_run(read_record(path)) if path.is_file() else known[run_id]
         for run_id, path in found.items()
@@ -31,6 +39,8 @@ def condense_records(directory: Path) -> int:
     (RESULTS / RUNS_FILE).write_text("".join(lines))
     if probes:
         (RESULTS / PROBES_FILE).write_text("".join(probes))
+    starts = made_starts(directory) | known_starts()
+    (RESULTS / STARTS_FILE).write_text(json.dumps(starts, indent=0, sort_keys=True) + "\n")
     return len(summaries)
 
 

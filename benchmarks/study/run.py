@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.study.config import RunConfig
 from benchmarks.study.learner import DivergedError, Learner
-from benchmarks.study.run_record import record_path
+from benchmarks.study.run_record import record_path, weights_digest
 from benchmarks.study.sampler import MAX_NEW_TOKENS, Episode, Part, Sampler
 from benchmarks.study.start_model import load_start_model, study_environment
 from benchmarks.study.tasks.credit import NumberGrades
@@ -33,19 +33,21 @@ def execute(directory: Path, config: RunConfig, *, start_steps: int | None = Non
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
+    model = _start_of(directory, config, start_steps)
+    start = weights_digest(model.state_dict())
     with unfinished.open("w") as file:
         file.write(json.dumps({"run": config.run_id, "config": config.as_dict()}) + "\n")
-        for record in batches(directory, config, start_steps=start_steps):
+        for record in batches(directory, config, model=model):
             file.write(json.dumps(record) + "\n")
             file.flush()
+        file.write(json.dumps({"start": start, "end": weights_digest(model.state_dict())}) + "\n")
     unfinished.rename(path)
     return True
 
 
-def prepare_start(directory: Path, config: RunConfig) -> None:
-    """Make the start model of a run unless it exists."""
-    torch.set_num_threads(1)
-    load_start_model(directory / "start", config.task, config.seed % config.start_models, model=config.model)
+def prepare_start(directory: Path, config: RunConfig) -> str:
+    """Make the start model of a run unless it exists; return the digest of its weights."""
+    return weights_digest(_start_of(directory, config).state_dict())
 
 
 def batches(
@@ -60,13 +62,9 @@ def batches(
 
     ``model``: what to start from; None: the start model of the run's task.
     """
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    # Nothing here reads what it has not written, and filling each new tensor takes a tenth of the time.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    number = config.seed % config.start_models
     if model is None:
-        model = load_start_model(directory / "start", config.task, number, model=config.model, num_steps=start_steps)
+        model = _start_of(directory, config, start_steps)
+    _one_deterministic_thread()
     tokenizer, environment = build_tokenizer(), study_environment(config.task)
     limit = MAX_NEW_TOKENS[config.task]
     sampler = Sampler(
@@ -111,6 +109,18 @@ def batches(
             yield record | {"diverged": 1.0}
             return
         yield record
+
+
+def _start_of(directory: Path, config: RunConfig, num_steps: int | None = None) -> Any:
+    _one_deterministic_thread()
+    return load_start_model(directory / "start", config.task, config.start_number, model=config.model, num_steps=num_steps)
+
+
+def _one_deterministic_thread() -> None:
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    # Nothing here reads what it has not written, and filling each new tensor takes a tenth of the time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _sample(

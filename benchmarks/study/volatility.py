@@ -64,7 +64,7 @@ def probe(
         load_start_model,
         directory / "start",
         config.task,
-        config.seed % config.start_models,
+        config.start_number,
         model=config.model,
         num_steps=start_steps,
     )

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.study.config import RunConfig
-from benchmarks.study.questions import paper, rivals, settled
+from benchmarks.study.questions import default, margin, paper, rivals, settled
 
-UNRECORDED = ("h",)
-"""Questions without results, which are made on request only."""
+ON_REQUEST = ("h", "i-tune", "i", "i-order", "i-rates", "j", "j-between")
+"""Questions without a verdict, which are made on request only."""
 SEEDS = (0, 1, 2)
 MORE_SEEDS = (0, 1, 2, 3, 4, 5)
 
@@ -96,8 +96,16 @@ def cells() -> list[Cell]:
     staleness = [*_staleness_short(), *_staleness_long()]
     clipping = [Cell("f-tune", *each) for each in settled.tuning()] + [Cell("f", *each) for each in settled.comparison()]
     published = [Cell("g", *each) for each in paper.comparison()] + [Cell("h", *each) for each in rivals.comparison()]
+    open_ones = [
+        *(Cell("i-tune", *each) for each in default.tuning()),
+        *(Cell("i", *each) for each in default.comparison()),
+        *(Cell("i-order", *each) for each in default.orders()),
+        *(Cell("i-rates", *each) for each in default.rates()),
+        *(Cell("j", *each) for each in margin.comparison()),
+        *(Cell("j-between", *each) for each in margin.between()),
+    ]
     scaled = [*_scaled(), *_wider(), *_more(), *_oldest()]
-    return [*staleness, *_objectives(), *_groups(), *_collapse(), *scaled, *_precision(), *clipping, *published]
+    return [*staleness, *_objectives(), *_groups(), *_collapse(), *scaled, *_precision(), *clipping, *published, *open_ones]
 
 
 def questions() -> list[str]:
@@ -111,9 +119,9 @@ def runs(chosen: Iterable[str] | None = None) -> list[RunConfig]:
     Raises: ValueError for a question that does not exist.
     """
     known = questions()
-    wanted = [name for name in known if name not in UNRECORDED] if chosen is None else list(chosen)
+    wanted = [name for name in known if name not in ON_REQUEST] if chosen is None else list(chosen)
     for name in wanted:
-        if name not in known:
+        if name not in known and name not in ON_REQUEST:
             raise ValueError(f'there is no question "{name}": choose of {", ".join(known)}')
     unique = {cell.config.run_id: cell.config for cell in cells() if cell.question in wanted}
     return list(unique.values())

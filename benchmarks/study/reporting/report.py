@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.study.reporting import settled, tables
+from benchmarks.study.reporting import default, settled, tables
 from benchmarks.study.reporting.paper import paper
 from benchmarks.study.reporting.plots import draw_all
 from benchmarks.study.results import RESULTS, Results, load_probes, load_summaries
@@ -64,6 +64,7 @@ def tables_of(results: Results, probes: Sequence[dict[str, Any]]) -> dict[str, C
         "settled": lambda: settled.comparison(results),
         "settled-by-lag": lambda: settled.by_lag(results),
         "paper": lambda: paper(results),
+        "default": lambda: default.comparison(results),
     }
 
 

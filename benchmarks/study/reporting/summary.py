@@ -81,6 +81,8 @@ class RunSummary:
     diverged: bool
     changed: list[float] = field(default_factory=list)
     """Share of the experts that a whole batch's updates changed, at each evaluation but the last; empty: not measured."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Of the weights at the "start" and the "end"; empty in runs of before 2026-11-26."""
 
     @property
     def area(self) -> float:
@@ -132,9 +134,8 @@ class RunSummary:
         return int(self.config["eval_every"])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a dictionary for a line of JSON, without ``changed`` where it was not measured."""
-        values = asdict(self)
-        return values if self.changed else {name: value for name, value in values.items() if name != "changed"}
+        """Return a dictionary for a line of JSON, without ``changed`` and ``digests`` where there are none."""
+        return {name: value for name, value in asdict(self).items() if value or name not in ("changed", "digests")}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RunSummary:
@@ -172,6 +173,7 @@ def summarise_run(record: RunRecord) -> RunSummary:
         sums={name: round(value, 2) for name, value in sums.items()},
         diverged=any("diverged" in row for row in record.batches),
         changed=[round(row["changed_after"], DIGITS) for row in record.batches if "changed_after" in row],
+        digests=record.digests,
     )
 
 
