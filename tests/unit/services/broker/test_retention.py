@@ -3,10 +3,12 @@
 import json
 import shutil
 import sqlite3
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 from msgspec.structs import replace
@@ -20,7 +22,7 @@ from gspo_services.broker.store.store import RowChanges
 from gspo_services.runs.opening import audit_run
 from tests.support.broker.archiving import Archiving, Killed, a_store, archived, content, expected_groups, same
 from tests.support.broker.peers import logprobs_of, tokens_of
-from tests.support.broker.rows import chunk_of, group
+from tests.support.broker.rows import arrays, chunk_of, group
 from tests.support.processes.small_run import write_small_run
 
 
@@ -169,6 +171,43 @@ def test_one_flipped_bit_anywhere_is_found_by_the_audit_and_never_read_as_tokens
         assert same(content(run), before)
     except StoreCorrupt as error:
         assert "trajectory" in str(error) or "it held" in str(error)
+
+
+def test_memory_of_a_group_is_counted_with_its_rows_and_chunks_not_by_its_tokens_alone(run: Path) -> None:
+    (group_id, *_) = expected_groups(run, 1)[3:]
+    with a_store(run) as store:
+        tracemalloc.start()
+        try:
+            groups = [store.archivable(group_id) for _ in range(64)]
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    counted = sum(group.memory_bytes for group in groups)
+    assert counted > 5 * 8 * sum(group.num_tokens for group in groups)
+    assert 0.7 * held < counted < 1.3 * held
+
+
+def test_short_trajectories_fill_row_groups_and_the_cache_of_them_by_the_memory_that_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = []
+    for number in range(60):
+        chunk = stored_chunk(chunk_of(number, 0, 2), *arrays(2))
+        row = TrajectoryRow(trajectory_id=number, group_id=0)
+        groups.append(ArchivedGroup(group=group(number), members=[(row, [chunk])]))
+    monkeypatch.setattr("gspo_services.broker.store.archive_file.ROW_GROUP_BYTES", 10 * groups[0].memory_bytes)
+    monkeypatch.setattr("gspo_services.broker.store.archive_file.CACHE_BYTES", 30 * groups[0].memory_bytes)
+    writer = ArchiveWriter(tmp_path, 1)
+    for each in groups:
+        writer.add(each)
+    assert list(writer.places.values()) == [number // 10 for number in range(60)]
+    assert pyarrow.default_memory_pool().backend_name == "system"
+    file = writer.close()
+    writer.publish(file)
+    files = ArchiveFiles(tmp_path)
+    for number in range(60):
+        assert files.chunks(file, number // 10, number) == groups[number].members[0][1]
+    assert [place for _, place in files._decoded] == [3, 4, 5]
 
 
 def test_log_probs_keep_every_bit(tmp_path: Path) -> None:
