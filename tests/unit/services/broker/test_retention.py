@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from gspo_services.broker.rows import GroupRow, TrajectoryRow
-from gspo_services.broker.store.archivable import groups_to_archive
+from gspo_services.broker.store.archivable import Archivable, groups_to_archive
 from gspo_services.broker.store.archive_file import ARCHIVE_DIRECTORY, ArchivedGroup, ArchiveFiles, ArchiveWriter
 from gspo_services.broker.store.payload import stored_chunk
 from gspo_services.broker.store.reader import LEDGER_FILE, StoreCorrupt, reading
@@ -95,8 +95,8 @@ def test_nothing_is_archived_that_may_still_change_or_that_the_policy_keeps(run:
         # Batches 1 and 2 are newer than the checkpoint, whatever the policy says; batch 0 is one of the three newest.
         for keep, wanted in ((1, expected_groups(run, 1)), (2, expected_groups(run, 1)), (3, dropped)):
             enough = 8 * store.number(f"SELECT sum(num_tokens) FROM trajectories WHERE group_id IN {tuple(wanted)}")
-            assert sorted(groups_to_archive(store, keep_batches=keep, num_bytes=enough)) == wanted, keep
-            assert groups_to_archive(store, keep_batches=keep, num_bytes=enough + 1) == [], keep
+            assert sorted(groups_to_archive(store, keep_batches=keep, num_bytes=enough).group_ids) == wanted, keep
+            assert groups_to_archive(store, keep_batches=keep, num_bytes=enough + 16) == ([], 2), keep
 
 
 def test_a_group_of_a_later_batch_that_was_sampled_again_does_not_keep_earlier_batches_in_the_ledger(run: Path) -> None:
@@ -105,8 +105,38 @@ def test_a_group_of_a_later_batch_that_was_sampled_again_does_not_keep_earlier_b
         store.commit(RowChanges(rows=[replace(requeued, status="resampled")]))
     Archiving(run, file_bytes=1).until(lambda: requeued.group_id in archived(run))
     with a_store(run) as store:
-        left = groups_to_archive(store, keep_batches=1, num_bytes=1)
+        left = groups_to_archive(store, keep_batches=1, num_bytes=1).group_ids
     assert {*archived(run), *left} == {*expected_groups(run, 1), requeued.group_id}
+
+
+def test_groups_are_chosen_again_only_when_the_run_has_as_many_tokens_more_as_a_file_lacked(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_store(run) as store:
+        lacking = groups_to_archive(store, keep_batches=1, num_bytes=2**20).missing_tokens
+    looks_at: list[int] = []
+
+    def looked(*arguments: Any, **options: Any) -> Archivable:
+        looks_at.append(archiving.steps)
+        return groups_to_archive(*arguments, **options)
+
+    monkeypatch.setattr("gspo_services.broker.retention.groups_to_archive", looked)
+    archiving = Archiving(run, file_bytes=2**20 - 8 * (lacking - 10))
+
+    halves: list[RowChanges] = []
+
+    def checkpoint_again() -> bool:
+        """Ten tokens more come in two halves, with four checkpoints before each."""
+        if len(halves) < 2 and archiving.steps >= 4 * (1 + len(halves)):
+            halves.append(RowChanges(chunks=[stored_chunk(chunk_of(999, 5 * len(halves), 5), *arrays(5))]))
+            archiving.store.commit(halves[-1])
+        archiving.retention.wake()
+        return len(looks_at) > 1
+
+    archiving.until(checkpoint_again)
+    first, second = looks_at
+    assert first < 4
+    assert second >= 8
 
 
 def test_a_run_that_keeps_everything_archives_nothing(run: Path) -> None:
