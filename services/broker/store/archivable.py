@@ -1,7 +1,7 @@
 """Chooses the groups of the next archive file."""
 
 from collections.abc import Container
-from typing import Final
+from typing import Final, NamedTuple
 
 from gspo_services.broker.rows import ArchiveRow, BatchRow, GroupRow
 from gspo_services.broker.store.reader import Reader
@@ -19,6 +19,15 @@ WHERE batch = ? AND status = 'batched' AND group_id IN
 """
 
 
+class Archivable(NamedTuple):
+    """What may go into a file."""
+
+    group_ids: list[int]
+    """None while there are too few."""
+    missing_tokens: int
+    """How many more make a file; 0 with groups."""
+
+
 def next_archive(reader: Reader) -> int:
     """The number of the next archive file."""
     return 1 + max((row.archive for row in reader.rows(ArchiveRow, "ORDER BY archive DESC LIMIT 1")), default=0)
@@ -26,8 +35,8 @@ def next_archive(reader: Reader) -> int:
 
 def groups_to_archive(
     reader: Reader, *, keep_batches: int, num_bytes: int, skipped: Container[int] = frozenset()
-) -> list[int]:
-    """Groups for one file of about ``num_bytes`` of tokens and log-probs; none while there are too few for one.
+) -> Archivable:
+    """Groups for one file of about ``num_bytes`` of tokens and log-probs. It reads the rows of all that may go.
 
     Of batches, those that a checkpoint covers, without the newest ``keep_batches``, in their order; before them, what was
     dropped or evaluated since the last file. ``skipped`` groups stay where they are.
@@ -50,4 +59,5 @@ def groups_to_archive(
                 chosen.append(group.group_id)
                 measured += TOKEN_BYTES * reader.number(MEASURE.format(group.group_id))
         index += 1
-    return chosen if measured >= num_bytes else []
+    missing = max(0, num_bytes - measured)
+    return Archivable([] if missing else chosen, missing // TOKEN_BYTES)

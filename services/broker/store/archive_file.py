@@ -22,8 +22,13 @@ from gspo_services.shared.runtime.durable import flush_file, partial_path
 ARCHIVE_DIRECTORY: Final = "archive"
 PREFIX: Final = "trajectories-"
 ROW_GROUP_BYTES: Final = 4 << 20
-"""Tokens and log-probs of one row group: what is decoded at once when a trajectory of it is read."""
+"""Memory of the trajectories of one row group: what waits until it is written, and what is decoded at once when one of them
+is read. Writing it takes about twice as much besides."""
 CACHE_BYTES: Final = 32 << 20
+TRAJECTORY_BYTES: Final = 800
+"""Memory that the rows of a trajectory take..."""
+CHUNK_BYTES: Final = 320
+"""...and a chunk beside its tokens. With an answer of 20 tokens both are six times as much as its tokens."""
 COMPRESSION_LEVEL: Final = 9
 _PAGE_BYTES: Final = 8 << 20
 """One page for each column of a row group: the compression sees all of it."""
@@ -49,14 +54,21 @@ class ArchivedGroup:
     def num_tokens(self) -> int:
         return sum(chunk.num_tokens for _, chunks in self.members for chunk in chunks)
 
+    @property
+    def memory_bytes(self) -> int:
+        return sum(_memory_bytes(chunks) for _, chunks in self.members)
+
 
 class ArchiveWriter:
     """Writes one file under a partial name; ``publish`` gives it its own. Not thread-safe."""
 
     def __init__(self, run_directory: Path, archive: int) -> None:
         """``archive``: the file's number. Raises: OSError."""
+        import pyarrow
         import pyarrow.parquet as parquet
 
+        # Its own allocators keep what they have freed; what glibc keeps, the broker gives back.
+        pyarrow.set_memory_pool(pyarrow.system_memory_pool())
         self._archive = archive
         self._directory = run_directory / ARCHIVE_DIRECTORY
         self._directory.mkdir(exist_ok=True)
@@ -85,7 +97,7 @@ class ArchiveWriter:
         for _, chunks in group.members:
             join(chunks)
         self._pending.append(group)
-        self._pending_bytes += _TOKEN_BYTES * group.num_tokens
+        self._pending_bytes += group.memory_bytes
         self.places[group.group.group_id] = self._num_row_groups
         # One whose prompt was sampled again still names the batch that was quarantined, which others of it may be in yet.
         batch = group.group.batch if group.group.status == "batched" else None
@@ -189,10 +201,15 @@ class ArchiveFiles:
 
     def _keep(self, key: tuple[str, int], found: dict[int, list[StoredChunk]]) -> None:
         self._decoded[key] = found
-        self._sizes[key] = sum(_TOKEN_BYTES * chunk.num_tokens for chunks in found.values() for chunk in chunks)
+        self._sizes[key] = sum(map(_memory_bytes, found.values()))
         while len(self._decoded) > 1 and sum(self._sizes.values()) > CACHE_BYTES:
             oldest, _ = self._decoded.popitem(last=False)
             del self._sizes[oldest]
+
+
+def _memory_bytes(chunks: Sequence[StoredChunk]) -> int:
+    """About what a trajectory with these chunks takes."""
+    return TRAJECTORY_BYTES + sum(CHUNK_BYTES + _TOKEN_BYTES * chunk.num_tokens for chunk in chunks)
 
 
 def held(archive: ArchiveRow) -> str:

@@ -3,16 +3,18 @@
 import json
 import shutil
 import sqlite3
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 from msgspec.structs import replace
 
 from gspo_services.broker.rows import GroupRow, TrajectoryRow
-from gspo_services.broker.store.archivable import groups_to_archive
+from gspo_services.broker.store.archivable import Archivable, groups_to_archive
 from gspo_services.broker.store.archive_file import ARCHIVE_DIRECTORY, ArchivedGroup, ArchiveFiles, ArchiveWriter
 from gspo_services.broker.store.payload import stored_chunk
 from gspo_services.broker.store.reader import LEDGER_FILE, StoreCorrupt, reading
@@ -20,7 +22,7 @@ from gspo_services.broker.store.store import RowChanges
 from gspo_services.runs.opening import audit_run
 from tests.support.broker.archiving import Archiving, Killed, a_store, archived, content, expected_groups, same
 from tests.support.broker.peers import logprobs_of, tokens_of
-from tests.support.broker.rows import chunk_of, group
+from tests.support.broker.rows import arrays, chunk_of, group
 from tests.support.processes.small_run import write_small_run
 
 
@@ -93,8 +95,8 @@ def test_nothing_is_archived_that_may_still_change_or_that_the_policy_keeps(run:
         # Batches 1 and 2 are newer than the checkpoint, whatever the policy says; batch 0 is one of the three newest.
         for keep, wanted in ((1, expected_groups(run, 1)), (2, expected_groups(run, 1)), (3, dropped)):
             enough = 8 * store.number(f"SELECT sum(num_tokens) FROM trajectories WHERE group_id IN {tuple(wanted)}")
-            assert sorted(groups_to_archive(store, keep_batches=keep, num_bytes=enough)) == wanted, keep
-            assert groups_to_archive(store, keep_batches=keep, num_bytes=enough + 1) == [], keep
+            assert sorted(groups_to_archive(store, keep_batches=keep, num_bytes=enough).group_ids) == wanted, keep
+            assert groups_to_archive(store, keep_batches=keep, num_bytes=enough + 16) == ([], 2), keep
 
 
 def test_a_group_of_a_later_batch_that_was_sampled_again_does_not_keep_earlier_batches_in_the_ledger(run: Path) -> None:
@@ -103,8 +105,38 @@ def test_a_group_of_a_later_batch_that_was_sampled_again_does_not_keep_earlier_b
         store.commit(RowChanges(rows=[replace(requeued, status="resampled")]))
     Archiving(run, file_bytes=1).until(lambda: requeued.group_id in archived(run))
     with a_store(run) as store:
-        left = groups_to_archive(store, keep_batches=1, num_bytes=1)
+        left = groups_to_archive(store, keep_batches=1, num_bytes=1).group_ids
     assert {*archived(run), *left} == {*expected_groups(run, 1), requeued.group_id}
+
+
+def test_groups_are_chosen_again_only_when_the_run_has_as_many_tokens_more_as_a_file_lacked(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_store(run) as store:
+        lacking = groups_to_archive(store, keep_batches=1, num_bytes=2**20).missing_tokens
+    looks_at: list[int] = []
+
+    def looked(*arguments: Any, **options: Any) -> Archivable:
+        looks_at.append(archiving.steps)
+        return groups_to_archive(*arguments, **options)
+
+    monkeypatch.setattr("gspo_services.broker.retention.groups_to_archive", looked)
+    archiving = Archiving(run, file_bytes=2**20 - 8 * (lacking - 10))
+
+    halves: list[RowChanges] = []
+
+    def checkpoint_again() -> bool:
+        """Ten tokens more come in two halves, with four checkpoints before each."""
+        if len(halves) < 2 and archiving.steps >= 4 * (1 + len(halves)):
+            halves.append(RowChanges(chunks=[stored_chunk(chunk_of(999, 5 * len(halves), 5), *arrays(5))]))
+            archiving.store.commit(halves[-1])
+        archiving.retention.wake()
+        return len(looks_at) > 1
+
+    archiving.until(checkpoint_again)
+    first, second = looks_at
+    assert first < 4
+    assert second >= 8
 
 
 def test_a_run_that_keeps_everything_archives_nothing(run: Path) -> None:
@@ -169,6 +201,43 @@ def test_one_flipped_bit_anywhere_is_found_by_the_audit_and_never_read_as_tokens
         assert same(content(run), before)
     except StoreCorrupt as error:
         assert "trajectory" in str(error) or "it held" in str(error)
+
+
+def test_memory_of_a_group_is_counted_with_its_rows_and_chunks_not_by_its_tokens_alone(run: Path) -> None:
+    (group_id, *_) = expected_groups(run, 1)[3:]
+    with a_store(run) as store:
+        tracemalloc.start()
+        try:
+            groups = [store.archivable(group_id) for _ in range(64)]
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    counted = sum(group.memory_bytes for group in groups)
+    assert counted > 5 * 8 * sum(group.num_tokens for group in groups)
+    assert 0.7 * held < counted < 1.3 * held
+
+
+def test_short_trajectories_fill_row_groups_and_the_cache_of_them_by_the_memory_that_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = []
+    for number in range(60):
+        chunk = stored_chunk(chunk_of(number, 0, 2), *arrays(2))
+        row = TrajectoryRow(trajectory_id=number, group_id=0)
+        groups.append(ArchivedGroup(group=group(number), members=[(row, [chunk])]))
+    monkeypatch.setattr("gspo_services.broker.store.archive_file.ROW_GROUP_BYTES", 10 * groups[0].memory_bytes)
+    monkeypatch.setattr("gspo_services.broker.store.archive_file.CACHE_BYTES", 30 * groups[0].memory_bytes)
+    writer = ArchiveWriter(tmp_path, 1)
+    for each in groups:
+        writer.add(each)
+    assert list(writer.places.values()) == [number // 10 for number in range(60)]
+    assert pyarrow.default_memory_pool().backend_name == "system"
+    file = writer.close()
+    writer.publish(file)
+    files = ArchiveFiles(tmp_path)
+    for number in range(60):
+        assert files.chunks(file, number // 10, number) == groups[number].members[0][1]
+    assert [place for _, place in files._decoded] == [3, 4, 5]
 
 
 def test_log_probs_keep_every_bit(tmp_path: Path) -> None:
