@@ -1,5 +1,8 @@
-"""Runs that cannot learn are named by the reason, and runs that learn by none: from recorded lines of real runs, trimmed to
-what the watch reads. ``tests/demo/test_no_learning.py`` makes such runs again."""
+"""Runs that cannot learn are named by the reason, and runs that learn by none.
+
+From recorded lines of real runs, or of the real learner with answers sampled by torch (mismatch, same_tasks, one_component,
+eps_1e-9), trimmed to what the watch reads. ``tests/demo/test_no_learning.py`` makes such runs again.
+"""
 
 import json
 from collections.abc import Iterator
@@ -41,14 +44,17 @@ def first_seen(rows: list[dict[str, Any]], name: str, options: dict[str, Any] | 
         ("lr_tiny", "no_effect", 0, "the weights do not move: no answer's probability changed by more than 7e-07"),
         ("lr_huge", "no_signal", 3, "every answer was wrong (reward 0), and some were right before"),
         ("lr_huge", "entropy", 1, "the entropy collapsed: from 0.725 to"),
+        ("one_component", "one_component", 0, "the reward is digits alone: right was 0 in every batch"),
+        ("mismatch", "mismatch", 0, "engine and learner differ by 2.3 nats a token"),
+        ("same_tasks", "same_tasks", 2, "every batch has all 6 tasks again: they were drawn 4 times each"),
     ],
 )
 def test_a_run_that_cannot_learn_is_named_within_five_batches(run: str, name: str, since: int, text: str) -> None:
-    batch, found = first_seen(recorded(run), name)
+    batch, found = first_seen(recorded(run), name, PARTS)
     assert batch - since < 5
     assert found.since == since
     assert text in found.text
-    assert found.is_wrong
+    assert found.is_wrong == (name != "same_tasks"), "six tasks were enough for the demo"
     assert found.advice
 
 
