@@ -77,7 +77,7 @@ def role_of(command: str) -> str:
     """Return the role in the run of the process with this command line; empty between fork and exec, and for passers-by."""
     for pattern, name in (
         (r"gspo_sandbox_init", "sandbox"),
-        (r"gspo_services\.tasks\.sandbox\.server", "sandbox server"),
+        (r"gspo_services\.(cli\.main sandbox|tasks\.sandbox\.server)", "sandbox server"),
         (r"services/tasks/worker/main\.py", "agent"),
         (r"gspo_services\.tasks\.reward_worker", "reward"),
         (r"gspo_services\.tasks\.reward_model", "reward model"),
