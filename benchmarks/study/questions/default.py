@@ -60,7 +60,7 @@ LEAST_SEEDS: Final = 18
 BEYOND: Final[dict[str, tuple[tuple[float, float], ...]]] = {}
 """By arm: rate and multiple of eps one step beyond an edge where it was best."""
 TUNED: Final[dict[str, tuple[float, float]]] = {}
-"""By arm: rate and multiple of eps, as i-tune chose them."""
+"""By arm: rate and multiple of eps, as i-tune chose them: ``best_settings`` of reporting/default.py, on the kept results."""
 SHIPPED_RATE: Final[dict[str, float]] = {}
 """By arm that clips: the rate at the shipped eps, as i-tune chose it."""
 
