@@ -53,7 +53,8 @@ class Archiving:
             return await plain(function)
 
         self.retention._in_thread = step  # type: ignore[method-assign]
-        with a_store(self.run) as store:
+        with a_store(self.run) as self.store:
+            store = self.store
 
             async def commit(changes: RowChanges) -> None:
                 self._count(killed_at)

@@ -13,8 +13,8 @@ import pyarrow.parquet as parquet
 import pytest
 from msgspec.structs import replace
 
-from gspo_services.broker.rows import GroupRow, TrajectoryRow
-from gspo_services.broker.store.archivable import groups_to_archive
+from gspo_services.broker.rows import CheckpointedRow, GroupRow, TrajectoryRow
+from gspo_services.broker.store.archivable import Archivable, groups_to_archive
 from gspo_services.broker.store.archive_file import ARCHIVE_DIRECTORY, ArchivedGroup, ArchiveFiles, ArchiveWriter
 from gspo_services.broker.store.payload import stored_chunk
 from gspo_services.broker.store.reader import LEDGER_FILE, StoreCorrupt, reading
@@ -95,8 +95,8 @@ def test_nothing_is_archived_that_may_still_change_or_that_the_policy_keeps(run:
         # Batches 1 and 2 are newer than the checkpoint, whatever the policy says; batch 0 is one of the three newest.
         for keep, wanted in ((1, expected_groups(run, 1)), (2, expected_groups(run, 1)), (3, dropped)):
             enough = 8 * store.number(f"SELECT sum(num_tokens) FROM trajectories WHERE group_id IN {tuple(wanted)}")
-            assert sorted(groups_to_archive(store, keep_batches=keep, num_bytes=enough)) == wanted, keep
-            assert groups_to_archive(store, keep_batches=keep, num_bytes=enough + 1) == [], keep
+            assert sorted(groups_to_archive(store, keep_batches=keep, num_bytes=enough).group_ids) == wanted, keep
+            assert groups_to_archive(store, keep_batches=keep, num_bytes=enough + 1) == ([], min(1, 3 - keep) + 1), keep
 
 
 def test_a_group_of_a_later_batch_that_was_sampled_again_does_not_keep_earlier_batches_in_the_ledger(run: Path) -> None:
@@ -105,8 +105,39 @@ def test_a_group_of_a_later_batch_that_was_sampled_again_does_not_keep_earlier_b
         store.commit(RowChanges(rows=[replace(requeued, status="resampled")]))
     Archiving(run, file_bytes=1).until(lambda: requeued.group_id in archived(run))
     with a_store(run) as store:
-        left = groups_to_archive(store, keep_batches=1, num_bytes=1)
+        left = groups_to_archive(store, keep_batches=1, num_bytes=1).group_ids
     assert {*archived(run), *left} == {*expected_groups(run, 1), requeued.group_id}
+
+
+def test_groups_are_chosen_again_only_when_more_batches_may_go(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks_at: list[int] = []
+
+    def looked(*arguments: Any, **options: Any) -> Archivable:
+        looks_at.append(archiving.steps)
+        return groups_to_archive(*arguments, **options)
+
+    monkeypatch.setattr("gspo_services.broker.retention.groups_to_archive", looked)
+    archiving = Archiving(run, file_bytes=2**20)
+
+    def checkpoint_again() -> bool:
+        if archiving.steps == 6:
+            archiving.store.commit(RowChanges(rows=[CheckpointedRow(next_batch=2)]))
+        archiving.retention.wake()
+        return len(looks_at) > 1
+
+    archiving.until(checkpoint_again)
+    first, second = looks_at
+    assert first < 4
+    assert second > 6
+
+
+def test_the_next_look_is_due_with_enough_batches_or_twice_as_many(run: Path) -> None:
+    with a_store(run) as store:
+        store.commit(RowChanges(rows=[CheckpointedRow(next_batch=3)]))
+        groups = ", ".join(map(str, expected_groups(run, 2)))
+        measured = 8 * store.number(f"SELECT sum(num_tokens) FROM trajectories WHERE group_id IN ({groups})")
+        for num_bytes, due in ((measured + 1, 3), (3 * measured // 2, 3), (2 * measured, 4), (2**40, 4)):
+            assert groups_to_archive(store, keep_batches=1, num_bytes=num_bytes) == ([], due), num_bytes
 
 
 def test_a_run_that_keeps_everything_archives_nothing(run: Path) -> None:
