@@ -19,6 +19,7 @@ from gspo_services.broker.store import (
     RowChanges,
     StoreCorrupt,
     StoreUnavailable,
+    batches_to_archive,
     groups_to_archive,
     next_archive,
     remove_unrecorded,
@@ -51,9 +52,9 @@ class Retention:
         self._file_bytes = file_bytes
         self._skipped: set[int] = set()
         """Groups whose tokens are damaged: they stay in the ledger, where the audit finds them."""
-        self._enough_at = 0
-        """The run's tokens with which a file is due. No groups are chosen before: that reads a row of each that waits, and
-        tens of thousands wait where trajectories are short."""
+        self._due_batches = 0
+        """With how many batches there may be enough for a file. No groups are chosen before: that reads a row of each that
+        waits, and tens of thousands wait where trajectories are short."""
         self._due = asyncio.Event()
         self._due.set()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="archive")
@@ -123,13 +124,12 @@ class Retention:
     def _plan(self) -> tuple[int, list[int]]:
         with closing(self._connect()) as connection:
             reader = Reader(self._path, connection)
-            tokens = reader.newest_commit().tokens
-            if tokens < self._enough_at:
+            if batches_to_archive(reader, self._keep_batches) < self._due_batches:
                 return 0, []
             found = groups_to_archive(
                 reader, keep_batches=self._keep_batches, num_bytes=self._file_bytes, skipped=self._skipped
             )
-            self._enough_at = tokens + found.missing_tokens
+            self._due_batches = found.due
             return next_archive(reader), found.group_ids
 
     def _add(self, writer: ArchiveWriter, group_id: int) -> None:

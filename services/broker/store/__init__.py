@@ -1,7 +1,7 @@
 """The durable log of one run: rows in SQLite, written in rounds and read again."""
 
 from gspo_services.broker.store.acceptance import accept_loss, forget_commits
-from gspo_services.broker.store.archivable import groups_to_archive, next_archive
+from gspo_services.broker.store.archivable import batches_to_archive, groups_to_archive, next_archive
 from gspo_services.broker.store.archive_file import (
     ARCHIVE_DIRECTORY,
     ArchiveDamaged,
@@ -83,6 +83,7 @@ __all__ = [
     "StoredChunk",
     "WrittenRows",
     "accept_loss",
+    "batches_to_archive",
     "checked_chunks",
     "checked_columns",
     "chunk_checksum",

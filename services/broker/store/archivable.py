@@ -24,13 +24,20 @@ class Archivable(NamedTuple):
 
     group_ids: list[int]
     """None while there are too few."""
-    missing_tokens: int
-    """How many more make a file; 0 with groups."""
+    due: int
+    """With how many ``batches_to_archive`` it is enough if more are as large, or twice as many wait; 0: with groups."""
 
 
 def next_archive(reader: Reader) -> int:
     """The number of the next archive file."""
     return 1 + max((row.archive for row in reader.rows(ArchiveRow, "ORDER BY archive DESC LIMIT 1")), default=0)
+
+
+def batches_to_archive(reader: Reader, keep_batches: int) -> int:
+    """The first batches of the run that may be in files: a checkpoint covers them, and they are not the newest."""
+    checkpointed = reader.number("SELECT max(next_batch) FROM checkpointed")
+    assembled = 1 + max((row.index for row in reader.rows(BatchRow, "ORDER BY batch DESC LIMIT 1")), default=-1)
+    return min(checkpointed, assembled - keep_batches)
 
 
 def groups_to_archive(
@@ -41,8 +48,7 @@ def groups_to_archive(
     Of batches, those that a checkpoint covers, without the newest ``keep_batches``, in their order; before them, what was
     dropped or evaluated since the last file. ``skipped`` groups stay where they are.
     """
-    checkpointed = reader.number("SELECT max(next_batch) FROM checkpointed")
-    assembled = 1 + max((row.index for row in reader.rows(BatchRow, "ORDER BY batch DESC LIMIT 1")), default=-1)
+    end = batches_to_archive(reader, keep_batches)
     newest = reader.rows(ArchiveRow, "WHERE last_batch IS NOT NULL ORDER BY last_batch DESC LIMIT 1")
     first = 0 if not newest or newest[0].last_batch is None else newest[0].last_batch + 1
     chosen: list[int] = []
@@ -52,12 +58,14 @@ def groups_to_archive(
             chosen.append(group.group_id)
             measured += TOKEN_BYTES * reader.number(MEASURE.format(group.group_id))
     index = first
-    while measured < num_bytes and index < min(checkpointed, assembled - keep_batches):
+    while measured < num_bytes and index < end:
         # Whole batches: the next file begins with the next one.
         for group in reader.rows(GroupRow, OF_BATCH, (index, index)):
             if group.group_id not in skipped:
                 chosen.append(group.group_id)
                 measured += TOKEN_BYTES * reader.number(MEASURE.format(group.group_id))
         index += 1
-    missing = max(0, num_bytes - measured)
-    return Archivable([] if missing else chosen, missing // TOKEN_BYTES)
+    if measured >= num_bytes:
+        return Archivable(chosen, 0)
+    enough = first + (end - first) * num_bytes // max(1, measured)
+    return Archivable([], max(end + 1, min(enough, end + (end - first))))

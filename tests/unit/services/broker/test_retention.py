@@ -13,7 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 from msgspec.structs import replace
 
-from gspo_services.broker.rows import GroupRow, TrajectoryRow
+from gspo_services.broker.rows import CheckpointedRow, GroupRow, TrajectoryRow
 from gspo_services.broker.store.archivable import Archivable, groups_to_archive
 from gspo_services.broker.store.archive_file import ARCHIVE_DIRECTORY, ArchivedGroup, ArchiveFiles, ArchiveWriter
 from gspo_services.broker.store.payload import stored_chunk
@@ -96,7 +96,7 @@ def test_nothing_is_archived_that_may_still_change_or_that_the_policy_keeps(run:
         for keep, wanted in ((1, expected_groups(run, 1)), (2, expected_groups(run, 1)), (3, dropped)):
             enough = 8 * store.number(f"SELECT sum(num_tokens) FROM trajectories WHERE group_id IN {tuple(wanted)}")
             assert sorted(groups_to_archive(store, keep_batches=keep, num_bytes=enough).group_ids) == wanted, keep
-            assert groups_to_archive(store, keep_batches=keep, num_bytes=enough + 16) == ([], 2), keep
+            assert groups_to_archive(store, keep_batches=keep, num_bytes=enough + 1) == ([], min(1, 3 - keep) + 1), keep
 
 
 def test_a_group_of_a_later_batch_that_was_sampled_again_does_not_keep_earlier_batches_in_the_ledger(run: Path) -> None:
@@ -109,11 +109,7 @@ def test_a_group_of_a_later_batch_that_was_sampled_again_does_not_keep_earlier_b
     assert {*archived(run), *left} == {*expected_groups(run, 1), requeued.group_id}
 
 
-def test_groups_are_chosen_again_only_when_the_run_has_as_many_tokens_more_as_a_file_lacked(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with a_store(run) as store:
-        lacking = groups_to_archive(store, keep_batches=1, num_bytes=2**20).missing_tokens
+def test_groups_are_chosen_again_only_when_more_batches_may_go(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks_at: list[int] = []
 
     def looked(*arguments: Any, **options: Any) -> Archivable:
@@ -121,22 +117,27 @@ def test_groups_are_chosen_again_only_when_the_run_has_as_many_tokens_more_as_a_
         return groups_to_archive(*arguments, **options)
 
     monkeypatch.setattr("gspo_services.broker.retention.groups_to_archive", looked)
-    archiving = Archiving(run, file_bytes=2**20 - 8 * (lacking - 10))
-
-    halves: list[RowChanges] = []
+    archiving = Archiving(run, file_bytes=2**20)
 
     def checkpoint_again() -> bool:
-        """Ten tokens more come in two halves, with four checkpoints before each."""
-        if len(halves) < 2 and archiving.steps >= 4 * (1 + len(halves)):
-            halves.append(RowChanges(chunks=[stored_chunk(chunk_of(999, 5 * len(halves), 5), *arrays(5))]))
-            archiving.store.commit(halves[-1])
+        if archiving.steps == 6:
+            archiving.store.commit(RowChanges(rows=[CheckpointedRow(next_batch=2)]))
         archiving.retention.wake()
         return len(looks_at) > 1
 
     archiving.until(checkpoint_again)
     first, second = looks_at
     assert first < 4
-    assert second >= 8
+    assert second > 6
+
+
+def test_the_next_look_is_due_with_enough_batches_or_twice_as_many(run: Path) -> None:
+    with a_store(run) as store:
+        store.commit(RowChanges(rows=[CheckpointedRow(next_batch=3)]))
+        groups = ", ".join(map(str, expected_groups(run, 2)))
+        measured = 8 * store.number(f"SELECT sum(num_tokens) FROM trajectories WHERE group_id IN ({groups})")
+        for num_bytes, due in ((measured + 1, 3), (3 * measured // 2, 3), (2 * measured, 4), (2**40, 4)):
+            assert groups_to_archive(store, keep_batches=1, num_bytes=num_bytes) == ([], due), num_bytes
 
 
 def test_a_run_that_keeps_everything_archives_nothing(run: Path) -> None:
