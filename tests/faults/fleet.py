@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,8 +142,8 @@ class Fleet:
                 process.wait(20)
         shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def start(self, role: str, *settings: str, name: str = "") -> Member:
-        """Start a process with additional settings; rollouts get a name."""
+    def start(self, role: str, *settings: str, name: str = "", environment: Mapping[str, str] | None = None) -> Member:
+        """Start a process with additional settings; rollouts get a name. ``environment``: variables of its own."""
         command = [sys.executable, "-m", f"gspo_services.{role}", str(CONFIG)]
         for setting in (*self._settings, *settings):
             command += ["--set", setting]
@@ -154,7 +154,7 @@ class Fleet:
             name=name,
             command=command,
             log=self.directory / "logs" / f"{name}.log",
-            environment={"TMPDIR": str(self._temporary)},
+            environment={"TMPDIR": str(self._temporary), **(environment or {})},
         )
         member.start()
         self.members[name] = member

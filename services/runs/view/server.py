@@ -133,12 +133,18 @@ class ViewServer:
             except (StoreCorrupt, OSError) as error:
                 return self._error(409, str(error))
             # NaN and infinity become null.
-            response = web.Response(body=self._encoder.encode(plain), content_type="application/json")
+            response = web.Response(body=self._encoded(plain), content_type="application/json")
             if len(response.body or b"") > 1 << 15:  # type: ignore[arg-type]
                 response.enable_compression()
             return response
 
         return handler
+
+    def _encoded(self, plain: Any) -> bytes:
+        try:
+            return self._encoder.encode(plain)
+        except UnicodeEncodeError:
+            return self._encoder.encode(_whole(msgspec.to_builtins(plain, enc_hook=str)))
 
     def _of_run(
         self, answer: Callable[[WatchedRun, web.Request], Awaitable[Any]]
@@ -180,7 +186,7 @@ class ViewServer:
         return web.Response(body=self._files[name], headers=headers, content_type=TYPES[Path(name).suffix], charset="utf-8")
 
     def _error(self, status: int, text: str) -> web.StreamResponse:
-        return web.Response(status=status, body=self._encoder.encode({"error": text}), content_type="application/json")
+        return web.Response(status=status, body=self._encoded({"error": text}), content_type="application/json")
 
 
 def _page_files() -> tuple[dict[str, bytes], str]:
@@ -212,3 +218,12 @@ async def serve_until(stop: asyncio.Event, server: ViewServer, host: str, port: 
         await stop.wait()
     finally:
         await runner.cleanup()
+
+
+def _whole(plain: Any) -> Any:
+    """Return ``plain`` with halves of characters, which a log may have and no encoding has, written as Python writes them."""
+    if isinstance(plain, str):
+        return plain.encode("utf-8", "backslashreplace").decode()
+    if isinstance(plain, dict):
+        return {_whole(name): _whole(value) for name, value in plain.items()}
+    return [_whole(each) for each in plain] if isinstance(plain, list | tuple) else plain

@@ -23,18 +23,44 @@ LOW, HIGH = -3e-4, 4e-4
 BATCH: Final = 1
 
 
-def write_shown_run(directory: Path) -> TokenPart:
-    """A small run whose tokens are hostile text, and what a learner would record for one batch of it, with clipped
-    sequences. Returns the record."""
+WILD: Final = (
+    "\x1b[2J\x1b]0;owned\x07",
+    "\x1b]8;;http://x\x1b\\click\x1b]8;;\x1b\\",
+    "\x9b31m\x85\r",
+    "\u202egnorw si sihT",
+    "\u2066\u2067\u200f",
+    "a\u200bb\u2060\ufeff\u200d",
+    "e" + "\u0301" * 400,
+    "W" * 2000,
+    "</script><script>document.title='owned'</script>",
+    "nul\0",
+    "\u05d0\u05d1\u05d2 1 2",
+    "\U0001f468\u200d\U0001f469",
+)
+"""Texts that move, hide, turn round, or grow over others; the last two are those of people."""
+WILD_LOG: Final = (
+    {"event": "lease_expired", "peer": "rollout-0", "trajectory_id": 8, "reason": "".join(WILD[:6]) + "\ud800"},
+    {"event": "attempt_failed", "peer": "\u202e" + "P" * 500, "group_id": 1, "reason": "\x1b[31m\udfff"},
+)
+
+
+def write_shown_run(directory: Path, texts: Sequence[str] = (HOSTILE,), log: Sequence[dict[str, object]] = ()) -> TokenPart:
+    """A small run whose tokens are these hostile texts in turn, and what a learner would record for one batch of it, with
+    clipped sequences. ``log``: lines of its broker's log. Returns the record."""
     write_small_run(directory)
     export = directory / "export"
     export.mkdir()
     # As LedgerHarness numbers its tokens.
     ids = [token_id for trajectory in range(22) for token_id in tokens_of(trajectory, 12).tolist() if token_id]
-    vocabulary = {"<|end|>": 0, **{f"{HOSTILE}{token_id} ": token_id for token_id in ids}}
+    vocabulary = {"<|end|>": 0, **{f"{texts[token_id % len(texts)]}{token_id} ": token_id for token_id in ids}}
     Tokenizer(models.WordLevel(vocabulary, unk_token="<|end|>")).save(str(export / "tokenizer.json"))
     (export / "config.json").write_text(json.dumps({"vocab_size": 1 + max(ids), "eos_token_id": 0}))
     (export / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>", "chat_template": "{{ messages }}"}))
+    (directory / "logs").mkdir()
+    lines = [
+        json.dumps({"service": "broker", "timestamp": "2026-11-21T12:00:00Z", "level": "warning", **line}) for line in log
+    ]
+    (directory / "logs" / "broker.log").write_text("".join(f"{line}\n" for line in lines))
     part = recorded_part(directory, BATCH)
     write_part(directory, part, rank=0, world_size=1)
     return part

@@ -2,16 +2,26 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+// Controls, overrides of direction, what has no width, halves of characters. A joiner has a use between other letters than ours.
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e0fff}\p{Cs}]|(?<=^|[\0-\u024f])[\u200c\u200d]|[\u200c\u200d](?=[\0-\u024f]|$)/gu;
+const FLOOD = /(\p{M}{6})(\p{M}+)/gu;
+
+// As terminals get it, too: text of a run turns nothing round, hides nothing, and grows over nothing.
+export function visible(text) {
+  const escaped = (each) => { const code = each.codePointAt(0); return `\\${code < 256 ? "x" : code < 65536 ? "u" : "U"}${code.toString(16).padStart(code < 256 ? 2 : code < 65536 ? 4 : 8, "0")}`; };
+  return String(text).replace(FLOOD, (_, first, rest) => `${first}(${[...rest].length} more marks)`).replace(HIDDEN, escaped);
+}
+
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "style") Object.assign(element.style, value);
-    else element.setAttribute(name, value === true ? "" : String(value));
+    else element.setAttribute(name, value === true ? "" : name === "title" || name === "aria-label" ? visible(value) : String(value));
   }
   for (const child of children.flat(3)) {
     if (child === null || child === undefined || child === false) continue;
-    element.append(child instanceof Node ? child : document.createTextNode(String(child)));
+    element.append(child instanceof Node ? child : document.createTextNode(visible(child)));
   }
   return element;
 }
@@ -28,7 +38,7 @@ const tip = document.getElementById("tip");
 // Rows of [name, value], or one text.
 export function showTip(event, rows) {
   tip.hidden = false;
-  replace(tip, typeof rows === "string" ? document.createTextNode(rows) : h("dl", {}, rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
+  replace(tip, typeof rows === "string" ? document.createTextNode(visible(rows)) : h("dl", {}, rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
   const box = tip.getBoundingClientRect();
   const left = Math.min(Math.max(6, event.clientX + 14), innerWidth - box.width - 6);
   const below = event.clientY + 18;

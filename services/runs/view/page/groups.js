@@ -2,7 +2,7 @@
 
 import { get, ofRun } from "/static/api.js";
 import { go, remember } from "/static/app.js";
-import { append, h, number, replace } from "/static/dom.js";
+import { append, h, number, replace, visible } from "/static/dom.js";
 
 const SORTS = {
   order: ["as trained", () => 0],
@@ -36,7 +36,7 @@ export async function show(place, [run, batch], query) {
   if (batch !== undefined) chosen.set("batch", batch);
   const data = await get(ofRun(run, `groups?${chosen}`));
   const base = `/r/${encodeURIComponent(run)}`;
-  document.title = `${batch === undefined ? "groups" : `batch ${batch}`} · ${run}`;
+  document.title = `${batch === undefined ? "groups" : `batch ${batch}`} · ${visible(run)}`;
   const state = { sort: SORTS[query.get("sort")] ? query.get("sort") : "order", only: SHOWS[query.get("only")] ? query.get("only") : "all", task: query.get("task") || "", least: query.get("least") || "" };
   const list = h("div", {});
   const count = h("span", { class: "soft small" });

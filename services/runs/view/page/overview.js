@@ -3,7 +3,7 @@
 import { get, ofRun } from "/static/api.js";
 import { go, remember } from "/static/app.js";
 import { chart, lanes, resetCharts } from "/static/chart.js";
-import { append, clock, h, number, replace } from "/static/dom.js";
+import { append, clock, h, number, replace, visible } from "/static/dom.js";
 
 const EVERY_MS = 3000;
 const LAGS = [["lag_0", "lag 0"], ["lag_1", "lag 0–1"], ["lag_2", "lag 1–2"], ["lag_3_4", "lag 2–4"], ["lag_5_up", "lag > 4"]];
@@ -17,7 +17,7 @@ const KINDS = {
 const COLOURS = { Kills: "var(--bad)", Starts: "var(--good)", "Leases lost": "var(--warm)", Dropped: "var(--violet)", Quarantined: "var(--c5)" };
 
 export async function show(place, [run], query, isShown) {
-  document.title = `${run} · gspo view`;
+  document.title = `${visible(run)} · gspo view`;
   const others = (query.get("with") || "").split(",").filter(Boolean).map(decodeURIComponent);
   const names = [run, ...others];
   const state = { x: query.get("x") === "time" ? "time" : "batch" };

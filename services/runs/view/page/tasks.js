@@ -3,12 +3,12 @@
 import { get, ofRun } from "/static/api.js";
 import { go, remember } from "/static/app.js";
 import { chart, resetCharts } from "/static/chart.js";
-import { append, h, number, replace } from "/static/dom.js";
+import { append, h, number, replace, visible } from "/static/dom.js";
 
 export async function show(place, [run, split, task], query) {
   const base = `/r/${encodeURIComponent(run)}`;
   const data = await get(ofRun(run, `tasks/${split}/${task}`));
-  document.title = `${split === "eval" ? "held-out " : ""}task ${task} · ${run}`;
+  document.title = `${split === "eval" ? "held-out " : ""}task ${task} · ${visible(run)}`;
   const held = split === "eval";
   const state = { order: query.get("order") === "first" ? "first" : "last" };
   const list = h("div", { class: "answers" });

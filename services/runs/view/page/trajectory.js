@@ -2,7 +2,7 @@
 
 import { get, ofRun } from "/static/api.js";
 import { remember } from "/static/app.js";
-import { append, h, number, replace } from "/static/dom.js";
+import { append, h, number, replace, visible } from "/static/dom.js";
 import { explained } from "/static/explain.js";
 import { card } from "/static/groups.js";
 import { colour, hover, numbers, spans, strip, WAYS } from "/static/tokens.js";
@@ -13,7 +13,7 @@ export async function show(place, [run, id], query, isShown) {
   const base = `/r/${encodeURIComponent(run)}`;
   const data = await get(ofRun(run, `trajectories/${id}`));
   const member = data.group.members.find((each) => each.id === data.id);
-  document.title = `trajectory ${id} · ${run}`;
+  document.title = `trajectory ${id} · ${visible(run)}`;
   const finish = { done: "finished", length: "cut off at a limit" }[member.finish] || member.status;
   const figures = [
     [number(member.reward), "reward"], [number(member.advantage), "advantage"], [number(member.lag), "lag"],
