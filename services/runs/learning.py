@@ -14,7 +14,7 @@ from gspo.tasks.environments import Task
 from gspo_services.broker.store import NoLedger, StoreCorrupt
 from gspo_services.runs.opening import open_run
 from gspo_services.runs.reading import OpenRun, RecordedTrajectory
-from gspo_services.shared.learning import LearningWatch, Row, RunOutcome, Tasks
+from gspo_services.shared.learning import LearningOutcome, LearningWatch, Row, Tasks
 from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.settings import Settings
 from gspo_services.tasks.environments import create_environment, create_task_set
@@ -46,7 +46,7 @@ class ShownAnswer:
         return f"{self.prompt} -> {self.answer!r}{expected}: reward {self.reward:.4g}{cut}"
 
 
-def outcome_of(directory: Path, watch: LearningWatch) -> RunOutcome:
+def outcome_of(directory: Path, watch: LearningWatch) -> LearningOutcome:
     """The outcome of a run, task by task where its ledger can be read."""
     if watch.evaluations is None:
         return watch.outcome()

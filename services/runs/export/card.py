@@ -10,7 +10,7 @@ from gspo.settings import Objective
 from gspo_services.runs.export.choice import ChosenCheckpoint
 from gspo_services.runs.export.versions import gspo_version, versions
 from gspo_services.runs.metrics import HeldOut, RunMetrics, number
-from gspo_services.shared.learning import RunOutcome
+from gspo_services.shared.learning import LearningOutcome
 from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.settings import Settings, is_place, told_settings
 
@@ -40,7 +40,7 @@ class CardFacts:
     """Whether the ledger has the digest of exactly these weights; None: they cannot be compared."""
     adapter: bool = False
     """The export has the adapters alone."""
-    outcome: RunOutcome | None = None
+    outcome: LearningOutcome | None = None
     """Whether the run learned; None without metrics.jsonl."""
 
 

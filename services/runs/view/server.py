@@ -221,7 +221,7 @@ async def serve_until(stop: asyncio.Event, server: ViewServer, host: str, port: 
 
 
 def _whole(plain: Any) -> Any:
-    """Return ``plain`` with halves of characters, which a log may have and no encoding has, written as Python writes them."""
+    """Return ``plain`` with halves of characters, which no encoding has, written as Python writes them."""
     if isinstance(plain, str):
         return plain.encode("utf-8", "backslashreplace").decode()
     if isinstance(plain, dict):

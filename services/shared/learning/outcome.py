@@ -21,7 +21,7 @@ _WORDS: Final[dict[Kind, str]] = {"learned": "learned", "worse": "worse", "uncle
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOutcome:
+class LearningOutcome:
     """What a run has brought."""
 
     kind: Kind
@@ -37,7 +37,7 @@ Tasks = tuple[Mapping[int, float], Mapping[int, float]]
 """The mean reward by task of two evaluations."""
 
 
-def held_out_outcome(first: Row, last: Row, tasks: Tasks | None) -> RunOutcome:
+def held_out_outcome(first: Row, last: Row, tasks: Tasks | None) -> LearningOutcome:
     """Compare two evaluations, by their lines of metrics.jsonl; task by task where ``tasks`` are known."""
     where = f"held-out reward after {first['batch']} and {last['batch']} batches"
     if tasks is not None and (shared := sorted(tasks[0].keys() & tasks[1].keys())):
@@ -47,16 +47,16 @@ def held_out_outcome(first: Row, last: Row, tasks: Tasks | None) -> RunOutcome:
     return _told(where, one, other, change_interval(one, other), f"{measure(last, 'num_finished'):.0f} answers")
 
 
-def training_outcome(oldest: Sequence[Row], newest: Sequence[Row], num_batches: int) -> RunOutcome:
+def training_outcome(oldest: Sequence[Row], newest: Sequence[Row], num_batches: int) -> LearningOutcome:
     """Compare the first batches with the last ones; both have LEVEL lines, or all of a shorter run."""
     size = min(LEVEL, num_batches // 2)
     if not size:
-        return RunOutcome(
+        return LearningOutcome(
             kind="unclear", text=f"{_WORDS['unclear']}: {num_batches} batches were trained, and no evaluations compared"
         )
     one, other = _level(oldest[:size]), _level(newest[-size:])
     if math.isnan(one.value + other.value):
-        return RunOutcome(kind="unclear", text=f"{_WORDS['unclear']}: the lines of the batches have no reward")
+        return LearningOutcome(kind="unclear", text=f"{_WORDS['unclear']}: the lines of the batches have no reward")
     where = f"training reward of the first {size} and the last {size} batches"
     return _told(where, one, other, change_interval(one, other), "nothing was held out twice")
 
@@ -112,14 +112,14 @@ def _correlation(one: Sequence[float], other: Sequence[float]) -> float:
     return max(-1.0, min(1.0, product / math.sqrt(squares))) if squares > 0 else 0.0
 
 
-def _told(where: str, one: Interval, other: Interval, change: Interval | None, of: str) -> RunOutcome:
+def _told(where: str, one: Interval, other: Interval, change: Interval | None, of: str) -> LearningOutcome:
     kind: Kind = "unclear"
     ends = "no interval"
     if change is not None and change.low is not None and change.high is not None:
         kind = "learned" if change.low > 0 else "worse" if change.high < 0 else "unclear"
         ends = f"change {change.value:+.3f}, 95 %: {change.low:+.3f} to {change.high:+.3f}"
     text = f"{_WORDS[kind]}: {one.value:.3f} -> {other.value:.3f} ({ends}; {where}, {of})"
-    return RunOutcome(kind=kind, text=text, change=change)
+    return LearningOutcome(kind=kind, text=text, change=change)
 
 
 def _score(line: Row) -> Interval:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from gspo_services.shared.learning.findings import BOUNDS, FindingName, LearningFinding, Row
-from gspo_services.shared.learning.outcome import Constant, RunOutcome, Tasks, held_out_outcome, training_outcome
+from gspo_services.shared.learning.outcome import Constant, LearningOutcome, Tasks, held_out_outcome, training_outcome
 from gspo_services.shared.learning.rules import ALL, LEVEL, NAMED, RULES, Past, is_silent, mean, measure
 
 KEPT: Final = max(LEVEL, *(bound.batches for bound in BOUNDS.values()))
@@ -54,13 +54,13 @@ class LearningWatch:
             chosen = self._evaluations.get(str(chosen[-1].get("set")), chosen)
         return chosen if chosen is not None and chosen[0]["batch"] < chosen[-1]["batch"] else None
 
-    def outcome(self, tasks: Tasks | None = None) -> RunOutcome:
+    def outcome(self, tasks: Tasks | None = None) -> LearningOutcome:
         """Whether the reward rose: held out between the first evaluation and the last, else in training.
 
         ``tasks``: the rewards of these two ``evaluations`` by task, where they are known: then tasks are compared in pairs.
         """
         if self._constant.text:
-            return RunOutcome(kind="no", text=self._constant.text)
+            return LearningOutcome(kind="no", text=self._constant.text)
         if self.evaluations is not None:
             return held_out_outcome(*self.evaluations, tasks)
         return training_outcome(self._oldest, list(self._newest), self._constant.num_batches)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gspo_services.shared.eval_metrics import Interval, change_interval, share_from, share_interval
-from gspo_services.shared.learning import LearningWatch, RunOutcome
-from tests.unit.services.shared.learning.test_watch import a_batch, an_evaluation, recorded
+from gspo_services.shared.learning import LearningOutcome, LearningWatch
+from tests.support.runs.learning_lines import a_batch, an_evaluation, recorded
 
 
 def wilson(hits: int, number: int) -> Interval:
@@ -75,7 +75,7 @@ def test_a_rounded_error_is_still_that_of_right_and_wrong_answers() -> None:
         assert tuple(share_from(3 / 8, error, 8)) == pytest.approx(tuple(whole)), "and not Student's t"
 
 
-def outcome(*rows: dict[str, Any], tasks: Any = None) -> RunOutcome:
+def outcome(*rows: dict[str, Any], tasks: Any = None) -> LearningOutcome:
     watch = LearningWatch()
     for row in rows:
         watch.take(row)

@@ -4,22 +4,16 @@ From recorded lines of real runs, or of the real learner with answers sampled by
 eps_1e-9), trimmed to what the watch reads. ``tests/demo/test_no_learning.py`` makes such runs again.
 """
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gspo_services.shared.learning import LearningFinding, LearningWatch, counted_components
+from tests.support.runs.learning_lines import RECORDED, a_batch, an_evaluation, recorded
 
-RECORDED = Path(__file__).parent / "recorded"
 LEARNING = sorted(path.stem for path in RECORDED.glob("learns_*.jsonl"))
 PARTS = {"reward_weights": {"right": 1.0, "digits": 0.2, "too_long": -1.0}}
-
-
-def recorded(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (RECORDED / f"{name}.jsonl").read_text().splitlines()]
 
 
 def seen(rows: list[dict[str, Any]], options: dict[str, Any] | None = None) -> Iterator[tuple[int, list[LearningFinding]]]:
@@ -61,24 +55,6 @@ def test_a_run_that_cannot_learn_is_named_within_five_batches(run: str, name: st
 @pytest.mark.parametrize("run", LEARNING)
 def test_nothing_is_said_of_a_run_that_learns(run: str) -> None:
     assert {each.name for _, found in seen(recorded(run)) for each in found} == set()
-
-
-def a_batch(index: int, **measures: Any) -> dict[str, Any]:
-    """A line of a healthy batch, with some measures changed."""
-    usual = {
-        "reward_mean": 0.5, "reward_std": 0.5, "signal_sequences/all": 48, "sequences/all": 64, "groups/all": 8,
-        "num_trajectories": 64, "length/cut_off": 0.0, "length/mean": 9.0, "entropy/all": 0.5, "clip_fraction/all": 0.2,
-        "mismatch_sigma": 1e-6, "learning_rate": 1e-6, "grad_norm_max": 1.0, "ratio_min/all": 0.99, "ratio_max/all": 1.01,
-        "lag/all": 1.0, "optimizer_steps": 4, "num_resting_tasks": 0,
-    }  # fmt: skip
-    return {"event": "batch", "batch": index, **usual, **measures}
-
-
-def an_evaluation(batch: int, reward: float) -> dict[str, Any]:
-    return {
-        "event": "eval", "batch": batch, "policy_version": batch + 1, "eval/reward": reward, "eval/reward_error": 0.03,
-        "num_finished": 128,
-    }  # fmt: skip
 
 
 SILENT = {"signal_sequences/all": 0, "reward_std": 0.0, "grad_norm_max": 0.0}
