@@ -97,6 +97,7 @@ class Fleet:
             broker=OneBroker(self.client),
             may_generate=sync.may_generate,
             metrics=metrics,
+            any_task=True,
         )
         self.rollout = RolloutService(
             episodes=loop,

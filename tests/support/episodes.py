@@ -30,6 +30,8 @@ class CountingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     reward_with_task: bool = False
     fails_at_turn: int = -1
     start_fails: bool = False
+    any_task: bool = False
+    """Take tasks of a real broker, which have no question."""
     reward: Any = None
     """None: a tenth for each character of the action."""
     state: Any = None
@@ -51,7 +53,9 @@ class CountingEnvironment(Environment):
         if self._options.start_fails:
             raise RuntimeError("no such task")
         state = {"turn": 0, "said": [], "seed": seed, "more": self._options.state}
-        return Start(state=state, messages=[{"role": "user", "content": str(task.get("question", task))}])
+        return Start(
+            state=state, messages=[{"role": "user", "content": str(task if self._options.any_task else task["question"])}]
+        )
 
     def step(self, state: dict[str, Any], action: str) -> Step:
         turn = state["turn"]

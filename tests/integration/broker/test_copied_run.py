@@ -105,7 +105,8 @@ async def test_an_older_copy_in_the_place_of_a_run_is_refused_by_peers_that_were
             assert await broker.terminate() == 0
             shutil.copytree(broker.run_directory, tmp_path / "copy")
             await broker.start()
-            await broker.logged("batch_trained", broker.count("batch_trained") + 1)
+            # More than can be ready: the rollout has been told of commits that hold its newest chunks.
+            await broker.logged("batch_trained", broker.count("batch_trained") + 5)
         await broker.kill()
         shutil.rmtree(broker.run_directory)
         (tmp_path / "copy").rename(broker.run_directory)

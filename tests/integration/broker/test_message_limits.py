@@ -17,6 +17,7 @@ from gspo_protocol.messages import Ack, Chunk, Heartbeat, Hello, Message, Pulse,
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import broker_process, scraped
 from tests.support.builders import a_chunk, token_arrays
+from tests.support.wire.secured import without_commit
 from tests.support.wire.zmq_ends import connected
 
 SOON_S = 60.0
@@ -73,7 +74,7 @@ async def test_an_undecodable_message_that_would_be_sent_for_ever_ends_its_sende
             release = Release(trajectory_id=0, epoch=1, reason="", failed=False)
             await bad.send_multipart(encode(release, seq=0))
             taken = [await answer(bad), await answer(bad)]
-            assert Ack(next_seq=1, session="s") in taken
+            assert Ack(next_seq=1, session="s") in [without_commit(each) for each in taken if isinstance(each, Ack)]
             await bad.send_multipart(undecodable_chunk(seq=1))
             refused = await answer(bad)
             assert isinstance(refused, Refused)

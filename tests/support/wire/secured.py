@@ -5,11 +5,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import zmq
 import zmq.asyncio
 
 from gspo_protocol.channels import WORK, ChannelSpec
-from gspo_protocol.messages import Message
+from gspo_protocol.messages import Ack, Message
 from gspo_services.shared.net.channel import DealerChannel
 from gspo_services.shared.net.security import Security
 from tests.support.broker.process import BrokerProcess, broker_process
@@ -39,6 +40,13 @@ async def connection(
 async def ask(channel: DealerChannel, message: Message) -> Message:
     assert await channel.send(message)
     return await answer(channel)
+
+
+def without_commit(ack: Message) -> Message:
+    """An Ack without the ledger's newest commit, which no test can foretell."""
+    assert isinstance(ack, Ack), ack
+    assert ack.commit is not None
+    return msgspec.structs.replace(ack, commit=None)
 
 
 async def answer(channel: DealerChannel) -> Message:
