@@ -90,7 +90,9 @@ def _answer(call: Callable[[], bytes], sending: int, limit_s: int) -> NoReturn:
         _shut_all_but(sending)
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 1 if hard == resource.RLIM_INFINITY else hard))
-        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+        for number in (signal.SIGXCPU, signal.SIGTERM, signal.SIGINT):
+            # A command's own handlers would make an end from outside look like the call's answer.
+            signal.signal(number, signal.SIG_DFL)
         _send(sending, _DONE + call())
     # An answer may make the verifier raise anything, SystemExit and MemoryError too.
     except BaseException:  # noqa: BLE001

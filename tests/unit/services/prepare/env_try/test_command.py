@@ -230,7 +230,10 @@ def test_an_interrupt_ends_it_while_it_waits(tries: Try) -> None:
         while process.stdout.readline() != "    train0\n":
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=120)
+        # Its input stays open until then: an end of the input would be another way to end.
+        process.wait(timeout=120)
+        assert process.stderr is not None
+        err = process.stderr.read()
     assert (process.returncode, err) == (130, "\ngspo env try: interrupted\n")
 
 
