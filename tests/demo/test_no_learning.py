@@ -75,10 +75,13 @@ def test_a_run_without_a_signal_stops_and_says_so_and_the_same_command_continues
     wrong_column = [*a_project(tmp_path / "project"), "environment.options.answer_column=id"]
     stopping = [*SMALL, "run.num_batches=20", "run.stop_without_signal_batches=4", *wrong_column]
     directory = tmp_path / "run"
-    for number in (4, 8):
+    former = 0
+    for _ in range(2):
         with RunProcess(DEMO, directory, *stopping) as run:
             assert run.wait_finished(600) == 1, run.tail()
-        assert len(run.rows("batch")) == number
+        number = len(run.rows("batch"))
+        assert number - former in (4, 5)  # The learner may have asked for the next batch by then.
+        former = number
         output = run.output.read_text()
         assert "no answer of the last 4 batches had an advantage (run.stop_without_signal_batches = 4)" in output
         assert "! no signal: every answer was wrong (reward 0)" in output
