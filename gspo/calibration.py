@@ -82,7 +82,8 @@ class Calibration:
         share_S = place_S - below_S
         found = []
         for values in (self.location_L, self.between_L, self.token_L):
-            table = values.to(lag_S.device)
+            # A blocking copy would make the host wait for the device in every micro-batch.
+            table = values.to(lag_S.device, non_blocking=True)
             found.append(table[below_S] * (1 - share_S) + table[above_S] * share_S)
         return found[0], found[1], found[2]
 

@@ -339,6 +339,10 @@ class _BatchRun:
         rows = _rows(mini_batch, packed)
         chosen = torch.tensor(rows)
         several = self._episodes.have_several
+
+        def uploaded(values_M: Tensor) -> Tensor:
+            return values_M[chosen].to(packed.mask_T.device, non_blocking=True)
+
         lag_S = sequence_lag(
             self._policy_version, packed.versions_T, packed.mask_T, packed.sequence_ids_T, packed.num_sequences
         )
@@ -353,8 +357,8 @@ class _BatchRun:
             lag_S=lag_S,
             sigma=sigma,
             num_sequences=mini_batch.num_episodes,
-            episode_ids_S=self._episodes.ids[chosen].to(packed.mask_T.device) if several else None,
-            tokens_per_sequence_S=self._episodes.num_tokens[chosen].to(packed.mask_T.device) if several else None,
+            episode_ids_S=uploaded(self._episodes.ids) if several else None,
+            tokens_per_sequence_S=uploaded(self._episodes.num_tokens) if several else None,
             num_tokens=mini_batch.num_action_tokens if self._objective.aggregation == "token" else None,
             clip_scale=self._clip_scale,
             calibration=self._calibration,
@@ -363,7 +367,7 @@ class _BatchRun:
             if self._objective.needs_reference_logprobs
             else None,
             entropy_T=result.entropies_T,
-            group_ids_S=self._group_ids[chosen].to(packed.mask_T.device),
+            group_ids_S=uploaded(self._group_ids),
             with_tokens=self._token_dump is not None,
         )
         if self._token_dump is not None:

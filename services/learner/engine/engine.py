@@ -213,8 +213,7 @@ class LearnerEngine:
                 totals[0] += loss.detach()
                 totals[1] += packed.num_tokens
         with self.profile.phase("optimizer"):
-            loss_sum, num_tokens = self.sum_over_ranks(totals).tolist()
-            self._require_sound_gradients(loss_sum)
+            loss_sum, num_tokens = self._sound_totals(totals)
             if rate_scale is not None:
                 # The schedule sets the rate again after the step.
                 factor = rate_scale()
@@ -230,15 +229,19 @@ class LearnerEngine:
         scheduler.base_lrs = [value] * len(scheduler.base_lrs)
         self._resume_schedule(scheduler.last_epoch)
 
-    def _require_sound_gradients(self, loss: float) -> None:
-        received, non_finite = self.sum_over_ranks(self._gradients.take(self.device)).tolist()
+    def _sound_totals(self, own_totals: Tensor) -> tuple[float, float]:
+        """Return loss and tokens over all ranks, once every gradient is sound. One sum and one wait for both. Collective."""
+        findings = self._gradients.take(self.device)
+        summed = self.sum_over_ranks(torch.cat([own_totals, findings.double().flatten()])).tolist()
+        (loss, num_tokens), counts = summed[:2], summed[2:]
+        received, non_finite = counts[: len(counts) // 2], counts[len(counts) // 2 :]
         if not math.isfinite(loss):
             raise NonFiniteLossError(f"the loss over all ranks is {loss}; no step was made")
         bad = [name for name, count in zip(self._gradients.names, non_finite, strict=True) if count]
         if bad:
             raise NonFiniteGradientError(f"{len(bad)} parameters have non-finite gradients: {_some(bad)}; no step was made")
         if self._coverage_known:
-            return
+            return loss, num_tokens
         pairs = zip(self._gradients.names, received, strict=True)
         missing = [name for name, count in pairs if count < self.world_size]
         if missing:
@@ -247,6 +250,7 @@ class LearnerEngine:
                 "they are frozen or cut off from the loss; no step was made"
             )
         self._coverage_known = True
+        return loss, num_tokens
 
     def _step(self) -> float:
         before = self._gradients.clip(self.settings.learner.max_grad_norm)

@@ -70,7 +70,7 @@ class GradientWatch:
         clean = torch.zeros((), device=device)
         norms = torch.stack([clean if norm is None else norm.float() for norm in self._norms])
         bad = (~torch.isfinite(norms)).float()
-        received = torch.tensor(self._received, dtype=torch.float32, device=device)
+        received = torch.tensor(self._received, dtype=torch.float32).to(device, non_blocking=True)
         self._received = [False] * len(self.names)
         self._norms = [None] * len(self.names)
         return torch.stack([received, bad])
@@ -126,11 +126,11 @@ class WholeGradients:
     def take(self, device: torch.device) -> Tensor:
         """As ``GradientWatch.take``: float32 [2, P]. A trained parameter without a gradient then has one of zeros."""
         received = torch.tensor([parameter.grad is not None for parameter in self._parameters], dtype=torch.float32)
-        bad = torch.zeros(len(self.names), device=device)
-        trained = [index for index, parameter in enumerate(self._parameters) if parameter.requires_grad]
-        self._norms = [_norm_in_double(self._parameters[index]) for index in trained]
-        bad[trained] = (~torch.isfinite(torch.stack(self._norms))).float()
-        return torch.stack([received.to(device), bad])
+        clean = torch.zeros((), dtype=torch.float64, device=device)
+        norms = [_norm_in_double(parameter) if parameter.requires_grad else None for parameter in self._parameters]
+        self._norms = [norm for norm in norms if norm is not None]
+        bad = ~torch.isfinite(torch.stack([clean if norm is None else norm for norm in norms]))
+        return torch.stack([received.to(device, non_blocking=True), bad.float()])
 
     def clip(self, max_norm: float) -> float | None:
         """Scale the gradients that ``take`` saw down to ``max_norm``; 0 leaves them. Returns their norm before.
