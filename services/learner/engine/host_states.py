@@ -43,11 +43,8 @@ class HostStates:
         if not self.away:
             return
         self._engine.reload_states()
+        # Adam's counts of steps, too, are where DeepSpeed puts them: a fused Adam wants them beside its tensors.
         self._move_others(self._device)
-        # DeepSpeed moves Adam's counts of steps, too. torch keeps them on the host, where they are read without a wait.
-        for state in self._engine.optimizer.optimizer.state.values():
-            if "step" in state:
-                state["step"] = state["step"].to(HOST)
         self.away = False
 
     def _move_others(self, device: torch.device) -> None:

@@ -140,9 +140,8 @@ class OptimizerState:
                 values.copy_(flat[fragment.start : fragment.start + values.numel()])
         for name, buffer in self._buffers().items():
             buffer.copy_(files.read(f"{name}/{_WEIGHT}", 0, buffer.shape[0], tuple(buffer.shape)))
-        for state in self._adam().state.values():
-            # One tensor for each: a shared one would be incremented by each.
-            state["step"] = torch.tensor(float(steps), dtype=torch.float32)
+        for master, state in self._adam().state.items():
+            state["step"] = self._step_count(master, steps)
         self._weights_from_masters()
 
     def _parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -180,7 +179,12 @@ class OptimizerState:
         for master in self._masters():
             if not states[master]:
                 moments = {kind: torch.zeros_like(master, memory_format=torch.preserve_format) for kind in _MOMENTS}
-                states[master].update(step=torch.zeros((), dtype=torch.float32), **moments)
+                states[master].update(step=self._step_count(master, 0), **moments)
+
+    def _step_count(self, master: Tensor, steps: int) -> Tensor:
+        """Adam's count for one tensor, never shared: each would increment it. A fused Adam wants it beside the tensor."""
+        fused = any(group.get("fused") for group in self._adam().param_groups)
+        return torch.tensor(float(steps), dtype=torch.float32, device=master.device if fused else "cpu")
 
     def _fragment(self, parameter: Any) -> _Fragment | None:
         """Return this rank's fragment; None when all of the parameter's state is on other ranks."""
