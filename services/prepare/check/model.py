@@ -26,7 +26,7 @@ from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.situation import ReadModel, Situation
 from gspo_services.shared.estimates import ShapeError, shape_of
 from gspo_services.shared.settings import Scheduled, critical_batches
-from gspo_services.shared.weights import ServedError, require_served
+from gspo_services.shared.weights import ServedError, require_served, require_served_on_cuda
 
 TRIED: Final = frozenset({"qwen3", "qwen3_moe"})
 """Families whose weights were compared with a real engine's, bit by bit."""
@@ -123,6 +123,8 @@ def _unserved(situation: Situation, config: Mapping[str, Any]) -> tuple[str, str
     on_cpu = here and situation.hardware.device is None and not situation.has_unknown_hardware
     try:
         require_served(config, settings.largest_sampling.max_tokens, on_cpu=on_cpu)
+        if here and situation.hardware.device is not None:
+            require_served_on_cuda(config, settings.model.dtype, settings.rollout.server_args)
     except ServedError as error:
         text, _, way_out = str(error).rpartition("; ")
         return text, way_out

@@ -33,6 +33,9 @@ def main() -> int:
     learning.add_argument(
         "--programs", action="store_true", help="a model that writes small programs; their problems go to DIR/tasks"
     )
+    parser.add_argument(
+        "--for-gpu", action="store_true", help="heads of a size that SGLang serves on a GPU; train it in bfloat16 there"
+    )
     parser.add_argument("--if-missing", action="store_true", help="do nothing when the directory holds a model already")
     arguments = parser.parse_args()
     if arguments.if_missing and (arguments.directory / "config.json").is_file():
@@ -45,6 +48,7 @@ def main() -> int:
             environments=environments,
             tools=arguments.tools,
             programs=arguments.programs,
+            for_gpu=arguments.for_gpu,
             progress=_show_progress,
         )
     except (ValueError, OSError) as error:

@@ -60,6 +60,7 @@ def make_tiny_model(
     environments: Sequence[str] = DEFAULT_ENVIRONMENTS,
     tools: bool = False,
     programs: bool = False,
+    for_gpu: bool = False,
     num_steps: int = DEFAULT_NUM_STEPS,
     num_eval_episodes: int = 256,
     progress: Callable[[TinyProgress], None],
@@ -68,6 +69,7 @@ def make_tiny_model(
 
     It learns from ``environments``; with ``tools`` from the shop's conversations, for agents; with ``programs`` from small
     programs, whose problems are written to ``tasks`` below ``directory``.
+    ``for_gpu``: with heads of a size that SGLang's kernels for CUDA have.
     ``directory`` appears complete or not at all; an earlier tiny model there is replaced.
     Raises: ValueError when it holds anything else, or an environment has no demonstrations.
     """
@@ -84,7 +86,7 @@ def make_tiny_model(
     if not schools:
         raise ValueError("no environment to learn from: name at least one")
     with _one_deterministic_thread(seed):
-        model = build_model(tokenizer)
+        model = build_model(tokenizer, head_size=64 if for_gpu else 16)
         imitate(model, list(schools.values()), random.Random(seed), num_steps, progress)
         sampled = {name: school.reward(model, num_eval_episodes, greedy=False) for name, school in schools.items()}
         greedy = {name: school.reward(model, num_eval_episodes, greedy=True) for name, school in schools.items()}
@@ -107,6 +109,7 @@ def build_model(
     num_experts: int = 8,
     num_experts_per_token: int = 2,
     expert_size: int = 64,
+    head_size: int = 16,
 ) -> Qwen3MoeForCausalLM:
     """An untrained model; torch's random state determines its weights. ``expert_size`` is an expert's inner width."""
     config = Qwen3MoeConfig(
@@ -115,7 +118,7 @@ def build_model(
         num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=head_size,
         intermediate_size=128,
         moe_intermediate_size=expert_size,
         num_experts=num_experts,

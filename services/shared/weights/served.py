@@ -3,7 +3,7 @@
 Their weights would be verified bit by bit, but every answer would come from another policy than the learner trains.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 IGNORED_WINDOWS: Final = ("mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
@@ -15,6 +15,12 @@ _NOT_ON_A_CPU: Final = {
     "qwen3_5_text": "its linear attention is a kernel for GPUs",
     "qwen3_5_moe_text": "its linear attention is a kernel for GPUs",
 }
+
+
+_HEADS: Final = (64, 128, 256, 512)
+"""The sizes of a head that SGLang's rotary kernel for CUDA has. Others go through one that cannot fill the cache as well."""
+_FILLS_THE_CACHE: Final = ("qwen3_moe",)
+"""Model types whose classes ask the rotary kernel to fill the cache, in bfloat16."""
 
 
 class ServedError(ValueError):
@@ -38,6 +44,28 @@ def require_served(config: Mapping[str, Any], longest: int, *, on_cpu: bool) -> 
             f"a model of type {kind} with a window of {window:,} tokens (sliding_window), and sequences of up to "
             f"{longest:,} tokens (sampling.max_tokens): SGLang would attend to all of them, and the learner to "
             f"{window:,}; lower sampling.max_tokens to at most {window}, or take a model without windows"
+        )
+
+
+def require_served_on_cuda(config: Mapping[str, Any], dtype: str, server_args: Sequence[str]) -> None:
+    """Check that SGLang's kernels for CUDA compute a model in this dtype. Both were seen with SGLang 0.5.23 on an H100.
+
+    ``server_args``: whoever sets --dtype there knows what they want.
+    Raises: ServedError.
+    """
+    if any(argument == "--dtype" or argument.startswith("--dtype=") for argument in server_args):
+        return
+    on_a_cpu = "or start the run with CUDA_VISIBLE_DEVICES= to stay on the CPU"
+    if dtype == "float32":
+        raise ServedError(
+            "model.dtype is float32, and SGLang's kernels for CUDA know bfloat16 and float16 only; set model.dtype and "
+            f'learner.dtype to "bfloat16", {on_a_cpu}'
+        )
+    size = config.get("head_dim")
+    if config.get("model_type") in _FILLS_THE_CACHE and isinstance(size, int) and size not in _HEADS:
+        raise ServedError(
+            f"head_dim is {size}, and SGLang's kernels for CUDA serve this architecture with heads of "
+            f"{', '.join(map(str, _HEADS))}; take another model (gspo model tiny --for-gpu makes one), {on_a_cpu}"
         )
 
 

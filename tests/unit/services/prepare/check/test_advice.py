@@ -117,6 +117,17 @@ def test_a_cache_size_is_unused_on_a_gpu_only(project: Project) -> None:
     assert on_gpu == ["rollout.max_total_tokens: on a GPU SGLang measures the room for its cache"]
 
 
+def test_what_sglang_serves_on_a_cpu_only_is_a_failure_on_a_gpu(project: Project) -> None:
+    assert "architecture" not in by_check(project.findings(code=False), "fail")
+    finding = by_check(project.findings(gpus("H100", 1), code=False), "fail")["architecture"]
+    assert "model.dtype is float32" in finding.text
+    assert finding.way_out.startswith("set model.dtype and learner.dtype")
+    project.keys |= BF16
+    assert "head_dim is 16" in by_check(project.findings(gpus("H100", 1), code=False), "fail")["architecture"].text
+    project.configure_model(head_dim=64)
+    assert "architecture" not in by_check(project.findings(gpus("H100", 1), code=False), "fail")
+
+
 def test_bfloat16_against_the_papers_clip_range_is_a_warning_until_it_is_steered(project: Project) -> None:
     project.keys |= BF16
     assert by_check(project.findings(gpus("H100", 2), code=False), "ok")["objective"].text.startswith("behaviour anchor")

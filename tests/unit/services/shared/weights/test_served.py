@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gspo_services.shared.weights import ServedError, require_served
+from gspo_services.shared.weights import ServedError, require_served, require_served_on_cuda
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,22 @@ def test_what_needs_a_kernel_for_gpus_is_refused_on_a_cpu(kind: str) -> None:
     require_served({"model_type": kind}, 100, on_cpu=False)
     with pytest.raises(ServedError, match=re.escape(f"a model of type {kind} on a CPU") + ".* use a GPU or another model"):
         require_served({"model_type": kind}, 100, on_cpu=True)
+
+
+def test_what_sglangs_kernels_for_cuda_lack_is_refused_with_ways_out() -> None:
+    tiny = {"model_type": "qwen3_moe", "head_dim": 16}
+    with pytest.raises(
+        ServedError, match=r'model.dtype is float32.*learner.dtype to "bfloat16", or .*CUDA_VISIBLE_DEVICES= '
+    ):
+        require_served_on_cuda({"model_type": "llama"}, "float32", [])
+    with pytest.raises(ServedError, match=r"head_dim is 16.*64, 128, 256, 512; .*--for-gpu.*CUDA_VISIBLE_DEVICES= "):
+        require_served_on_cuda(tiny, "bfloat16", ["--mem-fraction-static", "0.3"])
+    for given in (["--dtype", "float16"], ["--dtype=float16"]):
+        require_served_on_cuda(tiny, "float32", given)
+    for config in (
+        {"model_type": "qwen3_moe", "head_dim": 64},
+        {"model_type": "qwen3", "head_dim": 16},
+        {"head_dim": "?"},
+        {},
+    ):
+        require_served_on_cuda(config, "bfloat16", [])
