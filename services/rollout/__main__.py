@@ -27,6 +27,7 @@ from gspo_services.rollout.sglang import (
     EngineServer,
     ServerError,
     ServerOptions,
+    ServerStartError,
     fail_when_dead,
     fail_when_deaf,
 )
@@ -44,14 +45,21 @@ from gspo_services.shared.colocate import LOCK_FILE, DeviceLock
 from gspo_services.shared.net import Security
 from gspo_services.shared.placement import require_driver, this_machine
 from gspo_services.shared.runtime.clock import Clock, MonotonicClock
-from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError, exit_status
+from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError, UnprovenError, exit_status
 from gspo_services.shared.runtime.lifecycle import run_until_stopped, until_stopped
 from gspo_services.shared.runtime.log_files import LogLimits
 from gspo_services.shared.runtime.logs import configure_logging
 from gspo_services.shared.runtime.stray_processes import kill_orphans
 from gspo_services.shared.runtime.telemetry import Health, TelemetryServer
 from gspo_services.shared.settings import ProcessArguments, Settings, parse_process_arguments
-from gspo_services.shared.weights import SpreadError, kv_heads, require_served, require_spread, spread_of
+from gspo_services.shared.weights import (
+    SpreadError,
+    kv_heads,
+    require_served,
+    require_served_on_cuda,
+    require_spread,
+    spread_of,
+)
 
 log = structlog.get_logger()
 
@@ -195,6 +203,9 @@ async def _generate(
             started.set()
             health.opened()
             return await service.run(stop)
+    except ServerStartError as error:
+        # The same error twice in a row is the settings' or the installation's: to start again for ever helps nobody.
+        raise UnprovenError(str(error)) from error
     except (ServerError, EngineError) as error:
         raise ServiceError(str(error)) from error
     finally:
@@ -235,9 +246,12 @@ def _require_served(settings: Settings) -> None:
     """
     if settings.rollout.server_url and not (settings.model.path / "config.json").is_file():
         return
-    on_cpu = not settings.rollout.server_url and not this_machine(os.environ).gpus
+    started_here, gpus = not settings.rollout.server_url, this_machine(os.environ).gpus
+    config = model_config(settings)
     try:
-        require_served(model_config(settings), settings.largest_sampling.max_tokens, on_cpu=on_cpu)
+        require_served(config, settings.largest_sampling.max_tokens, on_cpu=started_here and not gpus)
+        if started_here and gpus:
+            require_served_on_cuda(config, settings.model.dtype, settings.rollout.server_args)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
 

@@ -6,7 +6,7 @@ from gspo_services.rollout.sglang.generation import GenerateRequest, OutputPiece
 from gspo_services.rollout.sglang.http import EngineHttp, EngineUnreachable
 from gspo_services.rollout.sglang.memory import CACHE_MEMORY, WEIGHTS_MEMORY
 from gspo_services.rollout.sglang.metrics import EngineMetrics
-from gspo_services.rollout.sglang.server import EngineServer, ServerError, ServerOptions
+from gspo_services.rollout.sglang.server import EngineServer, ServerError, ServerOptions, ServerStartError
 from gspo_services.rollout.sglang.watch import fail_when_dead, fail_when_deaf
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "SamplingParameters",
     "ServerError",
     "ServerOptions",
+    "ServerStartError",
     "fail_when_dead",
     "fail_when_deaf",
 ]

@@ -18,6 +18,7 @@ from gspo_services.shared.runtime.output import PatientOutput
 _READ_BYTES: Final = 65_536
 _DRAIN_S: Final = 2.0
 _LOOK_S: Final = 0.01
+_KEPT_BYTES: Final = 65_536
 
 
 class ServerOutput:
@@ -29,6 +30,7 @@ class ServerOutput:
         self._log = PatientOutput(self._file, log_file)
         self._source, self.sink = os.pipe()
         self._copying = threading.Lock()
+        self._end = b""
         self._ended = threading.Event()
         threading.Thread(target=self._copy, name="sglang-output", daemon=True).start()
 
@@ -44,6 +46,11 @@ class ServerOutput:
                     return
             self._ended.wait(_LOOK_S)
 
+    @property
+    def end(self) -> str:
+        """The last that this server printed, without what servers before it left in the log."""
+        return self._end.decode(errors="replace")
+
     def _copy(self) -> None:
         content = b"x"
         while content:
@@ -52,6 +59,7 @@ class ServerOutput:
             with self._copying:
                 content = os.read(self._source, _READ_BYTES)
                 self._log.write(content)
+                self._end = (self._end + content)[-_KEPT_BYTES:]
         with self._copying:
             self._ended.set()
             os.close(self._source)

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -41,6 +42,8 @@ PREFILL_TOKENS: Final = 1024
 """Tokens of a prefill pass (on CPU)."""
 SHORT_TOKENS: Final = 64
 """Sequences up to this length have no prefix cache (on CPU): to keep one costs more than to compute a prompt again."""
+_PYTHON_ERROR: Final = re.compile(r"^(?:(?:\w+\.)*\w*(?:Error|Exception)|[\w.-]+: error): .+", re.MULTILINE)
+"""The last line of a traceback, or what argparse says."""
 _NOISE: Final = (" - leaked ", " - ... skipped", "nanobind: ", "See https://nanobind", "warnings.warn(")
 """Every SGLang process writes these lines when it ends; they would push the error out of the tail."""
 _SHARED: Final = ("/dev/shm/sglang_loads_", "/dev/shm/sgl_shm_mq_")
@@ -50,6 +53,10 @@ _LISTED: Final = "load_files"
 
 class ServerError(RuntimeError):
     """The server could not be started, or it died; the text has the end of its log."""
+
+
+class ServerStartError(ServerError):
+    """The server ended with this Python error before it was ready. The text has no time and no process number in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +246,7 @@ class EngineServer:
         async with aclosing(EngineHttp(self.url, timeout_s=_HEALTH_TIMEOUT_S, stall_timeout_s=_HEALTH_TIMEOUT_S)) as http:
             while True:
                 if self._started.returncode is not None:
-                    raise ServerError(await self.wait_dead())
+                    raise self._start_error(await self.wait_dead())
                 try:
                     if await http.status("/health", timeout_s=_HEALTH_TIMEOUT_S) == HTTPStatus.OK:
                         break
@@ -254,6 +261,13 @@ class EngineServer:
                     log.info("engine_server_starting", waited_s=round(waited_s), last_line=last[:200])
         self._list_load_files()
         log.info("engine_server_ready", pid=self.pid, url=self.url, start_s=round(clock() - begin, 1))
+
+    def _start_error(self, end: str) -> ServerError:
+        """What ended the server: the last Python error that it printed, if it printed one, or the ``end`` of its log."""
+        errors = [] if self._output is None else _PYTHON_ERROR.findall(self._output.end)
+        if not errors:
+            return ServerError(end)
+        return ServerStartError(f"the SGLang server cannot start: {errors[-1]}; its log is {self._options.log_path}")
 
     def _list_load_files(self) -> None:
         """List these files on disk for the next process, in case this one and the server are killed, even at the start."""

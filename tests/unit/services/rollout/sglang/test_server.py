@@ -20,6 +20,7 @@ from gspo_services.rollout.sglang.server import (
     EngineServer,
     ServerError,
     ServerOptions,
+    ServerStartError,
     cores_of_ranks,
     load_files,
     server_command,
@@ -290,3 +291,32 @@ async def test_a_tethered_process_dies_when_its_parent_is_killed() -> None:
 async def test_a_tethered_process_does_not_start_without_its_parent() -> None:
     stranger = await asyncio.create_subprocess_exec(sys.executable, str(TETHER), str(os.getppid()), "sleep", "600")
     assert await asyncio.wait_for(stranger.wait(), 60) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("raise RuntimeError('no kernel for Float')", "RuntimeError: no kernel for Float"),
+        ("print('torch.OutOfMemoryError: CUDA out of memory\\n[12:01] killed', flush=True); import os; os._exit(1)",
+         "torch.OutOfMemoryError: CUDA out of memory"),
+        ("print('launch_server.py: error: unrecognized arguments: --speed')",
+         "launch_server.py: error: unrecognized arguments: --speed"),
+        ("import os; os.kill(os.getpid(), 9)", None),
+    ],
+)  # fmt: skip
+async def test_a_server_that_ends_at_its_start_is_named_by_its_own_python_error_alone(
+    script: str, error: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "rollout-0-sglang.log"
+    log.write_text("ValueError: what a server before it said\n")
+    monkeypatch.setattr(
+        "gspo_services.rollout.sglang.server.server_command", lambda *_, **__: [sys.executable, "-c", script]
+    )
+    with pytest.raises(ServerError) as caught:
+        await EngineServer(options(log_path=log)).start()
+    if error is None:
+        assert type(caught.value) is ServerError
+    else:
+        # Nothing in it may change from one start to the next: the same text twice ends the run.
+        assert type(caught.value) is ServerStartError
+        assert str(caught.value) == f"the SGLang server cannot start: {error}; its log is {log}"
