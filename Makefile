@@ -82,6 +82,9 @@ lock-hashes: ## write the hashes of all versions in requirements/ beside them; n
 models/tiny/config.json: | setup
 	$(BIN)/gspo model tiny models/tiny
 
+models/tiny-gpu/config.json: | setup
+	$(BIN)/gspo model tiny models/tiny-gpu --for-gpu
+
 models/tools/config.json: | setup
 	$(BIN)/gspo model tiny models/tools --tools
 
@@ -270,7 +273,7 @@ test-ranks: setup ## the learner on four ranks: gradients, clipping, resume on o
 test-gpu: setup ## the learner on one GPU: NCCL, bfloat16, variable-length attention, memory, tokens/s and MFU; needs a CUDA build of torch
 	$(BIN)/python -m pytest -m gpu -s tests/gpu
 
-gpu-report: models/tiny/config.json ## what only a GPU can show, most telling first, in half an hour: runs/gpu-report/report.json
+gpu-report: models/tiny-gpu/config.json ## what only a GPU can show, most telling first, in half an hour: runs/gpu-report/report.json
 	$(BIN)/python -m tests.gpu.half_hour --out runs/gpu-report
 
 gpu-pack: setup ## an archive for PYTHONPATH of a GPU machine without a package index: make gpu-pack GPU_PYTHON=/path/to/python3.12

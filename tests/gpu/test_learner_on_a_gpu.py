@@ -20,6 +20,7 @@ import torch
 from gspo.model.attention import segment_attention
 from gspo.model.logprobs import chunked_logprobs
 from tests.support.learner.parallel_jobs import Results, gradient_job, job, require_gradients, run_jobs
+from tests.support.learner.ranks import Ranks
 from tests.support.learner.training_groups import write_model_and_groups
 
 pytestmark = pytest.mark.gpu
@@ -49,23 +50,20 @@ def on_cpu(work: Path) -> Results:
 
 @pytest.fixture(scope="module")
 def on_gpu(work: Path) -> Results:
-    jobs = [
-        gradient_job(f"{stage}-{offload}", zero_stage=stage, offload=offload, device="cuda") for stage, offload in LAYOUTS
-    ]
+    jobs = [gradient_job(f"{stage}-{offload}", zero_stage=stage, offload=offload) for stage, offload in LAYOUTS]
     jobs += [
         job(
             f"half-{stage}-{offload}",
             zero_stage=stage,
             offload=offload,
             dtype="bfloat16",
-            device="cuda",
             steps=2,
             save_after=1,
         )
         for stage, offload in LAYOUTS
         if stage > 0
     ]
-    jobs.append(job("resumed", zero_stage=1, dtype="bfloat16", device="cuda", resume="half-3-optimizer_and_parameters"))
+    jobs.append(job("resumed", zero_stage=1, dtype="bfloat16", resume="half-3-optimizer_and_parameters"))
     return run_jobs(work, 1, jobs, accelerator="cuda")
 
 
@@ -83,6 +81,18 @@ def test_bfloat16_trains_with_and_without_offload_and_resumes(on_cpu: Results, o
         assert found["masters_on"] == ["cuda" if offload == "none" else "cpu"]
     uninterrupted = on_gpu[0]["half-3-optimizer_and_parameters"]["losses"]
     assert on_gpu[0]["resumed"]["losses"] == pytest.approx(uninterrupted[-1:], abs=0.02)
+
+
+def test_a_learner_that_leaves_the_gpu_trains_on_as_one_that_stays(work: Path) -> None:
+    arguments = [str(work), "leaving"]
+    with Ranks("tests.support.learner.learner_worker", arguments, 1, work / "leaving", accelerator="cuda") as ranks:
+        ranks.finish(300)
+    found = json.loads((work / "leaving-0-of-1.json").read_text())
+    for name, (stays, leaves) in found["losses"].items():
+        assert leaves == pytest.approx(stays, rel=1e-3), name
+    for name, (before, after) in found["held"].items():
+        assert after < 0.2 * before, name
+    assert set(map(tuple, found["where"].values())) == {("cuda",)}
 
 
 def test_variable_length_flash_attention_equals_the_loop_over_segments() -> None:

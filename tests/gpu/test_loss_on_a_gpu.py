@@ -38,5 +38,6 @@ def test_the_loss_of_rows_on_the_gpu_is_that_of_the_cpu() -> None:
         assert leaf.grad is not None
         assert output.tokens is not None
         found.append((output.loss.detach().cpu(), leaf.grad.cpu(), output.tokens.ratio.cpu()))
-    for on_cpu, on_gpu in zip(*found, strict=True):
-        torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-6, atol=1e-8)
+    # The loss is a sum of terms of about 1 that cancel: it is right to the rounding of those, not of itself.
+    for (on_cpu, on_gpu), absolute in zip(zip(*found, strict=True), (1e-7, 1e-8, 1e-8), strict=True):
+        torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-6, atol=absolute)

@@ -1,6 +1,6 @@
 """A stock SGLang server on the GPU under our client: log-probs, an update amid generation, checksums, a second start.
 
-python -m tests.gpu.half_hour.engine MODEL [ARGUMENT OF SGLANG ...]
+python -m tests.gpu.half_hour.engine MODEL LOG [ARGUMENT OF SGLANG ...]
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ def _changed(model_path: Path, directory: Path) -> Path:
     return directory
 
 
-async def measure(model_path: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
+async def measure(model_path: Path, log_path: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
     """All figures of one server. Raises whatever goes wrong."""
     config = json.loads((model_path / "config.json").read_text())
     options = ServerOptions(
-        model_path=model_path, log_path=Path("/tmp/half-hour-sglang.log"), dtype="bfloat16", extra_args=arguments,
+        model_path=model_path, log_path=log_path, dtype="bfloat16", extra_args=arguments,
         start_timeout_s=240,
     )  # fmt: skip
     found: dict[str, Any] = {}
@@ -131,4 +131,4 @@ async def measure(model_path: Path, arguments: tuple[str, ...]) -> dict[str, Any
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(measure(Path(sys.argv[1]), tuple(sys.argv[2:])))))
+    print(json.dumps(asyncio.run(measure(Path(sys.argv[1]), Path(sys.argv[2]), tuple(sys.argv[3:])))))

@@ -16,12 +16,17 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from gspo.calibration import LagCalibration
+from gspo.mismatch import MismatchTracker
 from gspo.model.packing import PackedBatch
+from gspo.settings import Objective
 from gspo_services.learner.engine.engine import LearnerEngine
 from gspo_services.learner.start.engine_settings import EngineSettings
+from gspo_services.learner.trainer import BatchReport, train_batch
 from gspo_services.shared.settings.sections import Learner
 from tests.gpu.half_hour.shapes import QWEN3_30B_A3B, SMALL, moe_config
 from tests.support.learner.gpu_worker import policy_gradient, random_row
+from tests.support.loss.sequences import random_groups
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_TOKENS, NUM_SEQUENCES, NUM_STEPS = 16_384 if DEVICE == "cuda" else 256, 8, 4
@@ -38,13 +43,28 @@ def active_parameters(model: Any) -> int:
     return round(sum(value.numel() for value in model.parameters()) - embedding - inactive * experts)
 
 
-def waits(engine: LearnerEngine, packed: PackedBatch) -> dict[str, int]:
-    """How often one step makes the host wait for the device, by the line that does."""
-    counted: dict[str, int] = {}
+def waits(engine: LearnerEngine) -> dict[str, int]:
+    """How often a batch of two steps with the product's loss makes the host wait for the device, by the line that does."""
+    groups = random_groups(8, 8, seed=1, vocab_size=SHAPE["vocab_size"] - 16, versions=(0, 1))
+    objective, counted = Objective(), dict[str, int]()
+    mismatch, calibration = MismatchTracker(), LagCalibration()
+
+    def batch() -> BatchReport:
+        return train_batch(
+            engine,
+            groups,
+            objective=objective,
+            policy_version=1,
+            num_mini_batches=2,
+            mismatch=mismatch,
+            calibration=calibration,
+        )
+
+    batch()  # The first one checks that every parameter gets a gradient, and nothing is calibrated yet.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
-        engine.train_mini_batch([packed], policy_gradient)
+        batch()
         torch.cuda.set_sync_debug_mode("default")
     for warning in caught:
         if "synchroniz" in str(warning.message):
@@ -104,7 +124,7 @@ def main(num_layers: int, given: dict[str, Any]) -> None:
     }
     if DEVICE == "cuda":
         found["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
-        found["waits"] = waits(engine, packed)
+        found["waits"] = waits(engine)
         found["kernels"] = profile(engine, packed)
     engine.close()
     print(json.dumps(found), flush=True)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,7 +30,9 @@ THERE = (
     "annotated-doc prometheus_client"
 )
 UNUSED = (
-    "sglang/multimodal_gen", "sglang/test", "sglang/srt/rust_extensions/_*.so", "zstandard/_cffi*", "bin", "share",
+    "sglang/multimodal_gen", "sglang/test", "sglang/srt/rust_extensions/_*.so",
+    "sglang/srt/mem_cache/rust_tree_core/*.so", "zstandard/_cffi*", "bin", "share", "jedi", "parso",
+    "psycopg*",
 )  # fmt: skip
 
 
@@ -61,11 +64,26 @@ def _add_kernels(python: Path, site: Path, work: Path) -> None:
     source.write_text(source.read_text().replace(passed + "        ignore_invalid_expert,\n", passed))
 
 
+def _without_cutlass(site: Path) -> None:
+    """SGLang's class for Llama imports CUTLASS's compiler for Python (200 MB), to join two products of a small batch."""
+    source = site / "sglang" / "srt" / "layers" / "dual_gemm.py"
+    asked = "        if not is_cuda():\n            return None\n"
+    text = source.read_text()
+    if asked not in text:
+        raise ValueError(f"{source} has changed: look how it chooses, so that it needs no cutlass")
+    source.write_text(text.replace(asked, "        return None\n"))
+
+
 def _describe_ourselves(site: Path) -> None:
-    """Our name and version, without our code, which travels as a checkout."""
+    """Our name, version and entry points (SGLang finds its platforms by them), without our code, which is a checkout."""
     about = site / "gspo-0.1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: gspo\nVersion: 0.1.0\n")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = []
+    for name, points in project["entry-points"].items():
+        lines += [f"[{name}]", *(f"{point} = {value}" for point, value in points.items())]
+    (about / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
 def pack(archive: Path, python: Path, there: Iterable[str]) -> int:
@@ -76,6 +94,7 @@ def pack(archive: Path, python: Path, there: Iterable[str]) -> int:
         _install(python, site, _requirements(there))
         _install(python, site, ["--no-build-isolation", "deepspeed==0.19.8"])
         _add_kernels(python, site, work)
+        _without_cutlass(site)
         _describe_ourselves(site)
         for pattern in UNUSED:
             for path in site.glob(pattern):

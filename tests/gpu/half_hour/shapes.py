@@ -29,13 +29,13 @@ SMALL: dict[str, Any] = {
     "hidden_size": 128,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 32,
+    "head_dim": 64,
     "intermediate_size": 256,
     "moe_intermediate_size": 64,
     "num_experts": 16,
     "num_experts_per_tok": 4,
 }
-"""For trying the same steps without a GPU."""
+"""For trying the same steps without a GPU. SGLang's rotary kernel for CUDA knows heads of 64, 128, 256 and 512."""
 SHAPES = {"30b": QWEN3_30B_A3B, "small": SMALL}
 
 

@@ -6,15 +6,18 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
+import psutil
 import pytest
 from transformers import AutoTokenizer
 
 from gspo_services.tasks.environments import create_environment
-from tests.gpu.half_hour.__main__ import Step, run_step, steps
+from tests.gpu.half_hour.__main__ import archive, run_step
 from tests.gpu.half_hour.pack import THERE, _requirements
 from tests.gpu.half_hour.shapes import SMALL, write_model
+from tests.gpu.half_hour.steps import GROUP_LIMIT_S, Step, steps
 
 
 @pytest.mark.ranks
@@ -41,20 +44,36 @@ def test_a_model_of_random_weights_speaks_in_words_that_its_task_can_reward(tmp_
 
 
 def test_a_step_that_fails_or_hangs_is_reported_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = run_step(Step("missing", ["no_such_step"]), tmp_path)
+    missing = run_step(Step("missing", 1, ["no_such_step"], 60), tmp_path)
     assert missing["status"] == 1
     assert "no_such_step" in missing["found"][-1]
-    monkeypatch.setattr(Step, "command", ["sleep", "60"])
-    assert run_step(Step("hangs", ["device"], 0.2), tmp_path)["status"] == 124
+    # A child that its parent does not wait for, and that would hold the GPU in the next step.
+    monkeypatch.setattr(Step, "command", ["sh", "-c", "sleep 60 & echo $!; sleep 60"])
+    hangs = run_step(Step("hangs", 1, ["device"], 0.5), tmp_path)
+    assert (hangs["status"], hangs["ended_processes"]) == (124, 3)
+    assert not psutil.pid_exists(int((tmp_path / "hangs.log").read_text()))
     monkeypatch.setattr(Step, "command", ["echo", '{"speed": 1}'])
-    assert run_step(Step("works", ["device"]), tmp_path)["found"] == {"speed": 1}
+    assert run_step(Step("works", 1, ["device"], 60), tmp_path)["found"] == {"speed": 1}
 
 
-def test_every_step_is_there() -> None:
-    found = steps(Path("models/tiny"))
+def test_every_step_is_there_and_every_group_fits_one_command() -> None:
+    found = steps(Path("models/tiny"), Path("models/smollm2"), Path("/tmp/work"))
     assert len({step.name for step in found}) == len(found)
     modules = {step.words[0] for step in found} - {"pytest"}
     assert all((Path("tests/gpu/half_hour") / f"{module}.py").is_file() for module in modules), modules
+    limits: dict[int, float] = {}
+    for step in found:
+        limits[step.group] = limits.get(step.group, 0) + step.limit_s
+    assert max(limits.values()) <= GROUP_LIMIT_S, limits
+
+
+def test_the_archive_of_the_logs_has_what_can_be_read_of_a_run(tmp_path: Path) -> None:
+    for name in ("out/logs/run.log", "work/demo/metrics.jsonl", "work/demo/checkpoints/model.safetensors"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    archive(tmp_path / "out", tmp_path / "work")
+    with tarfile.open(tmp_path / "out" / "logs.tar.gz") as tar:
+        assert tar.getnames() == ["logs/run.log", "work/demo/metrics.jsonl"]
 
 
 def test_the_archive_lacks_only_what_the_machine_has() -> None:
