@@ -35,7 +35,7 @@ from gspo_services.shared.settings import Configuration, Settings, load_configur
 CODE_S: Final = 60.0
 DESCRIPTION: Final = """\
 Check a configuration before a run: settings, model, tokenizer, tasks, your code, memory, speed, ports, disk, keys. Nothing
-of a run is touched, and no model is loaded. One line for each check:
+of a run is touched, and no model is loaded. One line for each check that has something to say, for all with --verbose:
 
   ok    as it should be
   note  worth knowing
@@ -115,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds that a step of your code may take (default: %(default)g)",
     )
+    parser.add_argument("--verbose", action="store_true", help="show each check, also where all is well")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--settings", action="store_true", help="print every setting as JSON instead of checking")
@@ -151,7 +152,7 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(as_json(findings, str(arguments.config), where) + "\n")
     else:
-        show(findings, f"{arguments.config} on {where}", PlainConsole())
+        show(findings, f"{arguments.config} on {where}", PlainConsole(), verbose=arguments.verbose)
     return EXIT_FAILED if worst(findings) == "fail" else 0
 
 

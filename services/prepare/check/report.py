@@ -22,8 +22,25 @@ COUNTED: Final[dict[Status, tuple[str, str]]] = {
 }  # fmt: skip
 
 
-def show(findings: Sequence[Finding], title: str, console: PlainConsole) -> None:
-    """Print a table with one row for each finding, and what it comes to."""
+ASKED_FOR: Final = ("architecture", "memory", "learner memory", "engine memory", "time")
+"""What people look for, shown also when it is ok."""
+
+
+def show(findings: Sequence[Finding], title: str, console: PlainConsole, *, verbose: bool) -> None:
+    """Print a table and what it comes to: a row for each finding, or, unless ``verbose``, one for all that is ok."""
+    if verbose:
+        _table(findings, title, console)
+        console.print(summary(findings))
+        return
+    in_order = [finding for finding in findings if finding.status != "ok" or finding.check in ASKED_FOR]
+    well = [finding for finding in findings if finding not in in_order]
+    _table(in_order, title, console)
+    if well:
+        console.print(Text(f"also ok: {', '.join(one_line(finding.check) for finding in well)}"))
+    console.print(f"{summary(findings)}; --verbose shows each")
+
+
+def _table(findings: Sequence[Finding], title: str, console: PlainConsole) -> None:
     table = Table(title=one_line(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for name, least in (("", 4), ("check", 8), ("how", 4)):
         table.add_column(name, min_width=least, no_wrap=not name)
@@ -36,7 +53,6 @@ def show(findings: Sequence[Finding], title: str, console: PlainConsole) -> None
             _found(finding),
         )
     console.print(table)
-    console.print(summary(findings))
 
 
 def _found(finding: Finding) -> Text:

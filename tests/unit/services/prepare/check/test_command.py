@@ -78,7 +78,7 @@ def test_the_command_opens_the_code_in_a_process_and_shows_a_table(
 ) -> None:
     for width in ("60", "130"):
         monkeypatch.setenv("COLUMNS", width)
-        command = module_command("gspo_services.prepare.check.command", str(project.config))
+        command = module_command("gspo_services.prepare.check.command", str(project.config), "--verbose")
         done = subprocess.run(command, cwd=project.folder, capture_output=True, text=True, timeout=120, check=False)
         assert done.stderr == ""
         assert done.returncode == 0
@@ -89,6 +89,20 @@ def test_the_command_opens_the_code_in_a_process_and_shows_a_table(
             # The second time without the tokenizer, the tasks and the code.
             project.keys["sampling.max_turn_tokens"] = 7
     assert not list(project.folder.glob("run/*"))
+
+
+def test_a_dozen_lines_say_that_all_is_well_and_each_problem_has_its_own(
+    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([str(project.config), "--no-code"]) == 0
+    well = capsys.readouterr().out
+    assert len(well.splitlines()) <= 24  # Two of them are the title, a long path.
+    assert all(check in well for check in ("time", "memory", "also ok: ranks, weights, objective"))
+    assert main([str(project.config), "--no-code", "--set", "learner.expert_parallel=3"]) == 1
+    wrong = " ".join(capsys.readouterr().out.split())
+    assert "fail ranks read" in wrong
+    assert "also ok: ranks" not in wrong
 
 
 def test_nothing_of_torch_or_an_engine_is_imported() -> None:
