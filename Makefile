@@ -98,7 +98,7 @@ demo: models/tiny/config.json ## run the main job: arithmetic, 2 SGLang servers,
 demo-real: models/smollm2/config.json ## SmolLM2-135M learns sums of reasoning-gym, both from the package index; two cores, about 25 minutes
 	$(REAL)/bin/python -m gspo_services.cli.main run examples/smollm2.toml $(RUN_ARGS)
 
-models/smollm2/config.json: | $(REAL)/.installed
+models/smollm2/config.json: examples/smollm2.py | $(REAL)/.installed
 	$(REAL)/bin/python examples/smollm2.py models/smollm2
 
 $(REAL)/.installed: requirements/real.txt | setup

