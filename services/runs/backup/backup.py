@@ -3,6 +3,7 @@
 Everything that is copied beside the ledgers never changes once it exists.
 """
 
+import fcntl
 import os
 import shutil
 import sqlite3
@@ -48,12 +49,31 @@ def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupM
     Files that an earlier backup there holds are hard-linked. Raises: NoLedger, ConfigurationError, StoreCorrupt,
     StoreDamaged, BackupDamaged, ServiceError, OSError.
     """
-    sources = ledger_directories(directory)
-    for source in sources:
+    for source in ledger_directories(directory):
         if (source / LEDGER_FILE).is_file():
             # The copy gets its own mark, which must not hide what is missing here.
             require_whole(source / LEDGER_FILE)
     destination.mkdir(parents=True, exist_ok=True)
+    with _alone(destination):
+        return _back_up(directory, destination, say)
+
+
+@contextmanager
+def _alone(destination: Path) -> Iterator[None]:
+    """Lock: another one would take what is being written for a leftover. Raises: ServiceError when another has the lock."""
+    descriptor = os.open(destination, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ServiceError(
+            f"another `gspo backup` is writing to {destination}: wait for it, or name another directory"
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+def _back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupManifest]:
     remove_leftovers(destination)
     earlier = list_backups(destination)
     name = f"{datetime.now(tz=UTC):%Y-%m-%dT%H-%M-%S.%fZ}"

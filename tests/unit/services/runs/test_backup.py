@@ -75,6 +75,21 @@ def train_on(run: Path, *, first: int, last: int, checkpoint_at: int | None = No
     broker.store.close()
 
 
+def test_two_backups_at_once_do_not_take_each_other_for_leftovers(run: Path, tmp_path: Path) -> None:
+    refused = []
+
+    def say(line: str) -> None:
+        if not refused:
+            with pytest.raises(ServiceError, match=r"another `gspo backup` is writing to .*backups: wait") as caught:
+                back_up(run, tmp_path / "backups", nothing)
+            refused.append(caught)
+
+    back_up(run, tmp_path / "backups", say)
+    assert refused
+    back_up(run, tmp_path / "backups", nothing)
+    assert [manifest.number for _, manifest in list_backups(tmp_path / "backups")] == [1, 2]
+
+
 def test_a_backup_comes_back_in_another_directory_and_trains_on(run: Path, tmp_path: Path) -> None:
     path, manifest = back_up(run, tmp_path / "backups", nothing)
     assert manifest.positions == [1]
