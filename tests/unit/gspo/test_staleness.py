@@ -61,7 +61,8 @@ def test_a_segment_mean_is_the_mean_of_the_masked_values_and_zero_without_any(
 def test_turns_are_pairs_of_sequence_and_turn_id() -> None:
     sequence_ids_T, turn_ids_T = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 0, 7, 0, 7, 7], dtype=torch.int32)
     units = ratio_units("turn", sequence_ids_T, turn_ids_T, num_sequences=2)
-    assert (units.ids_T.tolist(), units.num_units) == ([0, 0, 1, 2, 3, 3], 4)
+    # As many units as tokens: the last two have none.
+    assert (units.ids_T.tolist(), units.sequence_ids_U.tolist()) == ([0, 0, 1, 2, 3, 3], [0, 0, 1, 1, 0, 0])
 
 
 def test_a_sequences_lag_is_the_mean_over_its_action_tokens() -> None:
