@@ -280,7 +280,7 @@ test-deploy: setup ## every Kubernetes overlay against schemas and against the c
 test-faults: setup models/tiny/config.json ## whole runs of real processes with hung servers, broken links, kills and full disks
 	$(BIN)/python -m pytest -m faults tests/faults tests/integration/run/test_evaluating.py
 
-test-ranks: setup ## the learner on four ranks: gradients, clipping, resume on other ranks; adapters in SGLang servers, and servers whose ranks share a model
+test-ranks: setup ## the learner on four ranks: gradients, clipping, resume on other ranks; adapters in SGLang servers, and servers whose ranks share a model; what waits for a device, on a CPU
 	$(BIN)/python -m pytest -m ranks tests/ranks tests/integration/learner/test_lora.py tests/integration/learner/test_gpu_report.py tests/integration/learner/test_parallel_layouts.py tests/integration/weights/test_adapters.py
 
 test-gpu: setup ## the learner on one GPU: NCCL, bfloat16, variable-length attention, memory, tokens/s and MFU; needs a CUDA build of torch

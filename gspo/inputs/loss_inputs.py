@@ -124,7 +124,7 @@ def _tokens_per_sequence(tokens_per_sequence_S: Tensor | None, counts_S: Tensor)
         return counts_S
     require_vector("tokens_per_sequence_S", tokens_per_sequence_S, counts_S.shape[0])
     missing = tokens_per_sequence_S < counts_S
-    if bool(missing.any()):
+    if not values_are_trusted() and bool(missing.any()):
         index = int(torch.nonzero(missing)[0, 0])
         raise ValueError(
             f"tokens_per_sequence_S[{index}] is {tokens_per_sequence_S[index].item()} but mask_T has "

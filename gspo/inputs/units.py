@@ -15,7 +15,7 @@ from gspo.inputs.validation import require_ids
 from gspo.settings import RatioUnit
 
 MAX_TURN_ID = 2**31
-"""Keeps the product of sequence id and turn count inside int64."""
+"""Keeps the product of sequence id and this inside int64."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,17 @@ def ratio_units(ratio_unit: RatioUnit, sequence_ids_T: Tensor, turn_ids_T: Tenso
     if turn_ids_T is None:
         raise ValueError("turn_ids_T is None with ratio_unit 'turn'; give the turn of every token")
     require_ids("turn_ids_T", turn_ids_T, MAX_TURN_ID)
-    if turn_ids_T.shape[0] == 0:
-        return ratio_units("sequence", sequence_ids_T, None, num_sequences=num_sequences)
-    turns = int(turn_ids_T.max()) + 1
-    keys, ids_T = torch.unique(sequence_ids_T.long() * turns + turn_ids_T.long(), return_inverse=True)
-    return Units(ids_T, keys // turns)
+    ids_T = numbered(sequence_ids_T.long() * MAX_TURN_ID + turn_ids_T.long())
+    # As many units as there are tokens, most of them empty: the host would wait for the device to know how many there are.
+    return Units(ids_T, torch.zeros_like(ids_T).scatter(0, ids_T, sequence_ids_T.long()))
+
+
+def numbered(keys_N: Tensor) -> Tensor:
+    """Return int64 [N]: the place of each key among the different ones in order, from 0. As the inverse that torch.unique
+    gives, which makes the host wait for the device."""
+    ordered_N, places_N = keys_N.sort()
+    numbers_N = ordered_N.diff(prepend=ordered_N[:1]).ne(0).cumsum(0)
+    return torch.empty_like(places_N).scatter_(0, places_N, numbers_N)
 
 
 def segment_sum(values_T: Tensor, ids_T: Tensor, num_segments: int) -> Tensor:

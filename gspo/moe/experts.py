@@ -147,11 +147,12 @@ class ExpertTally:
             load_E.scatter_add_(0, indices_TK.reshape(-1).long(), ones_TK)
         if reference is None:
             return
-        buckets_S = torch.bucketize(lag_S, torch.tensor([high for _, high in LAG_BUCKETS], device=lag_S.device))
+        bounds = torch.tensor([high for _, high in LAG_BUCKETS]).to(lag_S.device, non_blocking=True)
+        buckets_S = torch.bucketize(lag_S, bounds)
         buckets_T = buckets_S[torch.where(mask_T, sequence_ids_T, 0)]
         counted_T = mask_T.double()
         sums_T2 = torch.stack([num_changed(picks, reference) * counted_T, num_layers * top_k * counted_T], dim=1)
-        self._changed_B2 = self._changed_B2.to(mask_T.device).index_add(0, buckets_T, sums_T2)
+        self._changed_B2 = self._changed_B2.to(mask_T.device, non_blocking=True).index_add(0, buckets_T, sums_T2)
 
     def metrics(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Return the diagnostics by "name/bucket", the same on every rank; none for a dense model. Collective.
@@ -159,14 +160,17 @@ class ExpertTally:
         Args:
             sum_over_ranks: the element-wise sum of every rank's tensor.
         """
-        # A rank whose micro-batches were all empty does not know the model's shape.
         own_shape = (0, 0, 0) if self._load_LE is None else (1, *self._load_LE.shape)
-        num_counting, *shape = (int(x) for x in sum_over_ranks(torch.tensor(own_shape, dtype=torch.int64)).tolist())
-        if num_counting == 0:
-            return {}
-        num_layers, num_experts = (total // num_counting for total in shape)
-        load_LE = torch.zeros(num_layers, num_experts) if self._load_LE is None else self._load_LE
-        changed_B2 = self._changed_B2.to(load_LE.device)
+        shapes = sum_over_ranks(torch.tensor(own_shape, dtype=torch.int64))
+        load_LE = self._load_LE
+        if load_LE is None:
+            # A rank whose micro-batches were all empty does not know the model's shape. The others need not wait for it.
+            num_counting, *totals = shapes.tolist()
+            if num_counting == 0:
+                return {}
+            load_LE = torch.zeros(*(total // num_counting for total in totals))
+        num_layers = load_LE.shape[0]
+        changed_B2 = self._changed_B2.to(load_LE.device, non_blocking=True)
         sums = sum_over_ranks(torch.cat([changed_B2.reshape(-1), load_LE.double().reshape(-1)])).cpu()
         changed_B2, load_LE = sums[: changed_B2.numel()].reshape(-1, 2), sums[changed_B2.numel() :].reshape(num_layers, -1)
         if not bool(load_LE.any()):

@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from gspo.inputs.units import segment_sum
+from gspo.inputs.units import numbered, segment_sum
 from gspo.inputs.validation import require_ids, require_vector, values_are_trusted
 from gspo.settings import Aggregation, require_number
 
@@ -92,5 +91,5 @@ def episode_tokens(num_tokens_S: Tensor, episode_ids_S: Tensor) -> Tensor:
     """
     require_vector("episode_ids_S", episode_ids_S, num_tokens_S.shape[0])
     require_ids("episode_ids_S", episode_ids_S, MAX_EPISODE_ID)
-    index_S = torch.unique(episode_ids_S, return_inverse=True)[1]
+    index_S = numbered(episode_ids_S)
     return segment_sum(num_tokens_S, index_S, num_tokens_S.shape[0])[index_S]

@@ -17,7 +17,7 @@ from gspo.model.packing import BatchGroup, PackedBatch, episode_ids, pack
 from gspo.options.penalties import sequence_kl
 from gspo.settings import Objective
 from gspo_services.learner.engine import NonFiniteLossError
-from gspo_services.learner.plan import SummingRank, own_micro_batches, sum_over_sequences
+from gspo_services.learner.plan import SummingRank, gathered_over_sequences, own_micro_batches
 
 
 class ReferenceEngine(SummingRank, Protocol):
@@ -35,8 +35,8 @@ def with_kl_rewards(
     It costs a forward pass of both models over the whole batch. Raises: NonFiniteLossError, on all ranks alike.
     """
     members = [sequence for group in groups for sequence in group.sequences]
-    # One rank fills the row of each sequence, so that a sum gathers the table.
-    table = torch.zeros(len(members), dtype=torch.float64)
+    rows: list[int] = []
+    found: list[Tensor] = []
     for indices in own_micro_batches(engine, [sequence.num_tokens for sequence in members]):
         unweighted = [members[index].loaded().with_advantages(_zeros(members[index].num_tokens)) for index in indices]
         packed = pack(unweighted, policy_version=policy_version, sequence_indices=indices)
@@ -49,8 +49,11 @@ def with_kl_rewards(
             kl_S = sequence_kl(
                 objective, logprobs_T, reference_T, packed.mask_T, packed.sequence_ids_T, packed.num_sequences
             )
-        table[list(indices)] = kl_S.double().cpu()
-    penalties = sum_over_sequences(engine, table).cpu().numpy()
+        rows.extend(indices)
+        found.append(kl_S.double())
+    own = torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+    rows_of_own = torch.tensor(rows, dtype=torch.int64)
+    penalties = gathered_over_sequences(engine, len(members), rows_of_own, own[:, None])[:, 0].numpy()
     if not np.isfinite(penalties).all():
         raise NonFiniteLossError("some log-probs of the batch's start or of the reference are not finite; no step was made")
     of_episodes = np.bincount(episode_ids(groups), weights=penalties)

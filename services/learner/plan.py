@@ -118,6 +118,19 @@ def sum_over_sequences(engine: SummingRank, tensor: Tensor) -> Tensor:
     return engine.sum_over_ranks(tensor if counts else torch.zeros_like(tensor))
 
 
+def gathered_over_sequences(engine: SummingRank, num_rows: int, rows: Tensor, own: Tensor) -> Tensor:
+    """Return the table of all sequences of a batch, on the host, with one wait for the device. Collective.
+
+    Args:
+        num_rows: the sequences of the batch.
+        rows: int64 [n], on the host: those that this rank knows; ``own``: [n, C], their values.
+    """
+    # The ranks that trained a sequence fill its row, and one of them counts; the others leave it 0. A sum then gathers all.
+    table = own.new_zeros(num_rows, own.shape[1])
+    table[rows.to(own.device, non_blocking=True)] = own
+    return sum_over_sequences(engine, table).cpu()
+
+
 def rows_of_rank(
     engine: RankBudget, settings: Settings, groups: Sequence[BatchGroup], policy_version: int
 ) -> frozenset[int]:

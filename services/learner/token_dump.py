@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gspo.diagnostics import SequenceStats
+from gspo.inputs.units import segment_sum
 from gspo.loss import LossOutput
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import BatchGroup, PackedBatch
@@ -25,14 +26,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class _MicroBatch:
-    """One micro-batch's values, kept on its device: reading each at once would make the host wait."""
+    """One micro-batch's values, kept on its device: to read them, or to select by the mask, the host would wait for it."""
 
     rows: tuple[int, ...]
     step: int
-    counts_S: Tensor
     stats_SC: Tensor
-    tokens_6T: Tensor
-    """Rows: learner's log-prob, the start's, ratio, entropy, advantage, clip decision; columns: trained tokens."""
+    """float64; the last column: trained tokens."""
+    tokens_7T: Tensor
+    """Rows: learner's log-prob, the start's, ratio, entropy, advantage, clip decision, 1 where a token is trained."""
 
 
 class Ranks(Protocol):
@@ -99,11 +100,13 @@ class TokenDump:
             unknown_T if learner.entropies_T is None else learner.entropies_T,
             packed.advantages_T,
             clip_T,
+            mask_T,
         )
-        counts_S = torch.zeros(len(rows), dtype=torch.int64, device=mask_T.device)
-        counts_S.index_add_(0, packed.sequence_ids_T[mask_T].long(), torch.ones_like(packed.sequence_ids_T[mask_T].long()))
-        tokens_6T = torch.stack([column.detach().float()[mask_T] for column in columns])
-        self._kept.append(_MicroBatch(rows, step, counts_S, output.stats.as_matrix(), tokens_6T))
+        tokens_7T = torch.stack([column.detach().float() for column in columns])
+        counts_S = segment_sum(mask_T.double(), torch.where(mask_T, packed.sequence_ids_T, 0), len(rows))
+        self._kept.append(
+            _MicroBatch(rows, step, torch.cat([output.stats.as_matrix(), counts_S[:, None]], dim=1), tokens_7T)
+        )
 
     def write(self) -> None:
         """Write what was kept. A disk without room costs the dump, not the training."""
@@ -115,8 +118,13 @@ class TokenDump:
     def _part(self) -> TokenPart:
         rows = np.array([row for each in self._kept for row in each.rows], np.int64)
         columns = tuple(field.name for field in fields(SequenceStats))
-        tokens_6T = np.concatenate([np.zeros((6, 0), np.float32), *(each.tokens_6T.cpu().numpy() for each in self._kept)], 1)
-        learner_T, start_T, ratio_T, entropy_T, advantage_T, clip_T = tokens_6T
+        tokens_7T, stats_SC = np.zeros((7, 0), np.float32), np.zeros((0, len(columns) + 1))
+        if self._kept:
+            # Each read makes the host wait: one for all tokens, and one for all sequences.
+            tokens_7T = torch.cat([each.tokens_7T for each in self._kept], dim=1).cpu().numpy()
+            stats_SC = torch.cat([each.stats_SC for each in self._kept]).cpu().numpy()
+        *values, trained_T = tokens_7T
+        learner_T, start_T, ratio_T, entropy_T, advantage_T, clip_T = (value_T[trained_T > 0] for value_T in values)
         return TokenPart(
             batch=self._batch.index,
             policy_version=self._batch.policy_version,
@@ -125,9 +133,9 @@ class TokenDump:
             steps_S=np.repeat(
                 np.array([each.step for each in self._kept], np.int64), [len(each.rows) for each in self._kept]
             ),
-            counts_S=np.concatenate([np.zeros(0, np.int64), *(each.counts_S.cpu().numpy() for each in self._kept)]),
+            counts_S=stats_SC[:, -1].astype(np.int64),
             columns=columns,
-            stats_SC=np.concatenate([np.zeros((0, len(columns))), *(each.stats_SC.cpu().numpy() for each in self._kept)]),
+            stats_SC=stats_SC[:, :-1],
             learner_T=learner_T,
             start_T=start_T,
             ratio_T=ratio_T,

@@ -31,7 +31,13 @@ from gspo.staleness import sequence_lag
 from gspo_services.learner.advantages import AdvantageSettings, AdvantageTable
 from gspo_services.learner.engine import LearnerEngine, LossFn, NonFiniteLossError, ReplayFn, StepResult
 from gspo_services.learner.kl_rewards import ReferenceEngine, with_kl_rewards
-from gspo_services.learner.plan import MINI_BATCH_ORDER, MiniBatch, planned_mini_batches, sum_over_sequences
+from gspo_services.learner.plan import (
+    MINI_BATCH_ORDER,
+    MiniBatch,
+    gathered_over_sequences,
+    planned_mini_batches,
+    sum_over_sequences,
+)
 from gspo_services.learner.profiling import NO_PROFILE, Phases
 from gspo_services.learner.token_dump import TokenDump
 
@@ -305,10 +311,9 @@ class _BatchRun:
 
         def rate_scale() -> float:
             """By the weights of the whole step's sequences, which every rank then knows."""
-            log_weights = torch.zeros(len(self._group_ids), dtype=torch.float64)
-            for rows, stats in zip(self._rows[num_before:], self._stats[num_before:], strict=True):
-                log_weights[rows] = (stats.mismatch_S * stats.num_tokens_S).double().cpu()
-            scale = ess_rate_scale(sum_over_sequences(self._engine, log_weights)[list(mini_batch.rows)])
+            table = self._gathered(num_before)
+            log_weights = (table.mismatch_S * table.num_tokens_S).double()
+            scale = ess_rate_scale(log_weights[list(mini_batch.rows)])
             self._rate_scales.append(scale)
             return scale
 
@@ -320,16 +325,14 @@ class _BatchRun:
         return step
 
     def gathered_stats(self) -> SequenceStats:
-        """Return the statistics of the whole batch's sequences, in their order. Collective.
+        """Return the statistics of the whole batch's sequences, in their order. Collective."""
+        return self._gathered(0)
 
-        The ranks that trained a sequence fill its row, and one of them counts; the others leave it 0. A sum then gathers
-        the table.
-        """
-        own = SequenceStats.merge(self._stats).as_matrix()
-        table = torch.zeros(len(self._group_ids), own.shape[1], dtype=torch.float64, device=own.device)
-        if self._rows:
-            table[torch.cat(self._rows).to(own.device)] = own
-        return SequenceStats.from_matrix(sum_over_sequences(self._engine, table).cpu())
+    def _gathered(self, first: int) -> SequenceStats:
+        """Of the micro-batches from this rank's ``first`` on. Collective."""
+        rows = torch.cat([torch.zeros(0, dtype=torch.int64), *self._rows[first:]])
+        own = SequenceStats.merge(self._stats[first:]).as_matrix()
+        return SequenceStats.from_matrix(gathered_over_sequences(self._engine, len(self._group_ids), rows, own))
 
     def expert_metrics(self) -> dict[str, float]:
         """Load and changes of the experts over the whole batch; empty for a dense model. Collective."""

@@ -262,13 +262,13 @@ class LearnerEngine:
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """Return the element-wise sum of every rank's tensor; a new tensor on the engine's device. Collective."""
-        summed = tensor.detach().to(self.device, copy=True)
+        summed = tensor.detach().to(self.device, copy=True, non_blocking=True)
         torch.distributed.all_reduce(summed)
         return summed
 
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> Tensor:
         """Return the tensor of rank ``source``; the other ranks pass one of the same shape and type. Collective."""
-        received = tensor.detach().to(self.device, copy=True)
+        received = tensor.detach().to(self.device, copy=True, non_blocking=True)
         torch.distributed.broadcast(received, src=source)
         return received
 
@@ -296,7 +296,7 @@ class LearnerEngine:
         """Return tokens, and the log-probs of all but the first, which an engine must match. Collective."""
         # SGLang misreports the log-prob of the highest id in a prompt.
         packed = canary_batch(self.vocabulary - 1)
-        return packed.input_ids[0].tolist(), self.logprobs(packed).logprobs_T[packed.mask_T].tolist()
+        return packed.input_ids[0].tolist(), self.logprobs(packed).logprobs_T.cpu()[packed.mask_T].tolist()
 
     def weights_digest(self) -> str:
         """Return the hexadecimal digest of the trained weights: the same in any layout, on every rank. Collective."""
@@ -357,7 +357,7 @@ class LearnerEngine:
 
     def _canary(self) -> list[float]:
         packed = canary_batch(self.vocabulary)
-        logprobs: list[float] = self.logprobs(packed).logprobs_T[packed.mask_T].tolist()
+        logprobs: list[float] = self.logprobs(packed).logprobs_T.cpu()[packed.mask_T].tolist()
         return logprobs
 
     def _resume_schedule(self, num_steps: int) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed
 
+from gspo.inputs.validation import trusted_values
 from gspo.model.boundaries import Boundaries
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch
@@ -30,12 +32,19 @@ class ForwardPasses:
         self._balance = RouterLogits(engine.module) if settings.load_balance_coefficient > 0 else None
         self._replay = RoutingReplay(engine.module) if settings.routing_replay else None
 
-    def replaying(self, picks: ExpertPicks | None) -> AbstractContextManager[None]:
-        """Inside, the routers choose these experts of a micro-batch; None: they choose themselves."""
+    @contextmanager
+    def replaying(self, picks: ExpertPicks | None) -> Iterator[None]:
+        """Inside, the routers choose these experts, which they chose before for this micro-batch; None: as they will."""
         if picks is None:
-            return nullcontext()
+            yield
+            return
         assert self._replay is not None, "experts to replay need settings.routing_replay"
-        return self._replay.replaying(picks if self._share is None else self._share.own_picks(picks))
+        replay = self._replay.replaying(picks if self._share is None else self._share.own_picks(picks))
+        with ExitStack() as stack:
+            # To read them, the host would wait for the device in every micro-batch.
+            with trusted_values():
+                stack.enter_context(replay)
+            yield
 
     def forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
         """Run the model on a micro-batch, on the engine's device; training passes ask for entropies. Collective."""

@@ -73,8 +73,9 @@ class OptimizerState:
     @property
     def num_steps(self) -> int:
         """Optimizer steps made so far."""
-        states = self._adam().state.values()
-        return max((int(state["step"]) for state in states), default=0)
+        counts = [state["step"] for state in self._adam().state.values()]
+        # A fused Adam's are on the device: one read for all.
+        return int(torch.stack(counts).max()) if counts else 0
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the whole pieces, all experts included: a checkpoint and a learner must have them in common."""

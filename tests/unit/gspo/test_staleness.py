@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.inputs.units import ratio_units, segment_mean
+from gspo.inputs.units import numbered, ratio_units, segment_mean
 from gspo.loss import gspo_loss
 from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_kl, mismatch_moments, mismatch_weights
 from gspo.settings import Objective
@@ -61,7 +61,14 @@ def test_a_segment_mean_is_the_mean_of_the_masked_values_and_zero_without_any(
 def test_turns_are_pairs_of_sequence_and_turn_id() -> None:
     sequence_ids_T, turn_ids_T = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 0, 7, 0, 7, 7], dtype=torch.int32)
     units = ratio_units("turn", sequence_ids_T, turn_ids_T, num_sequences=2)
-    assert (units.ids_T.tolist(), units.num_units) == ([0, 0, 1, 2, 3, 3], 4)
+    # As many units as tokens: the last two have none.
+    assert (units.ids_T.tolist(), units.sequence_ids_U.tolist()) == ([0, 0, 1, 2, 3, 3], [0, 0, 1, 1, 0, 0])
+
+
+def test_keys_are_numbered_as_torch_unique_numbers_them() -> None:
+    keys = torch.randint(-50, 50, (300,), generator=torch.Generator().manual_seed(0))
+    assert numbered(keys).tolist() == torch.unique(keys, return_inverse=True)[1].tolist()
+    assert numbered(keys[:0]).tolist() == []
 
 
 def test_a_sequences_lag_is_the_mean_over_its_action_tokens() -> None:

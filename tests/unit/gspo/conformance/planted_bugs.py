@@ -152,7 +152,7 @@ BUGS_OF_THE_LOSS = (
     PlantedBug(
         "turns of different sequences share a ratio",
         "inputs/units.py",
-        "sequence_ids_T.long() * turns + turn_ids_T.long()",
+        "sequence_ids_T.long() * MAX_TURN_ID + turn_ids_T.long()",
         "turn_ids_T.long()",
         the_loss_is_the_formula,
     ),
