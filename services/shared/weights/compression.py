@@ -5,8 +5,9 @@ from typing import Final
 
 import zstandard
 
-LEVEL: Final = 3
-"""Higher levels take longer and gain nothing: the rest of a delta is entropy, not repetition."""
+LEVEL: Final = 1
+"""Higher levels take longer, and their output is larger: a delta is entropy, and the repetitions that they find cost more
+than they save."""
 
 
 def compress(data: bytes | bytearray | memoryview) -> bytes:
