@@ -6,8 +6,8 @@ from typing import Final
 import zstandard
 
 LEVEL: Final = 1
-"""Higher levels take longer, and their output is larger: a delta is entropy, and the repetitions that they find cost more
-than they save."""
+"""Higher levels take two to three times as long. They save a few percent where one element in a hundred has changed, and
+cost as much where more have: a delta is entropy, with few repetitions."""
 
 
 def compress(data: bytes | bytearray | memoryview) -> bytes:
