@@ -38,6 +38,7 @@ TENSOR_DIGEST_BYTES: Final = 32
 CHANGES_DIGEST_BYTES: Final = 16
 _UNSIGNED: Final[dict[int, np.dtype[Any]]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _MORE: Final = 255
+_MANY_WIDE: Final = 1 / 8
 _RESIDUES: Final = 8
 _BEHIND: Final = 4
 """Residues name values from this many steps behind the old one."""
@@ -270,10 +271,22 @@ def _rotated(values: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
 
 
 def _encode_gaps(positions: np.ndarray[Any, Any]) -> Bytes:
-    gaps = np.diff(positions, prepend=-1) - 1
-    ends = np.cumsum(gaps // _MORE + 1) - 1
-    stream = np.full(int(ends[-1]) + 1, _MORE, dtype=np.uint8)
-    stream[ends] = gaps % _MORE
+    gaps = np.empty_like(positions)
+    gaps[0] = positions[0]
+    np.subtract(positions[1:], positions[:-1], out=gaps[1:])
+    gaps[1:] -= 1
+    # Where much has changed, hardly any gap needs a second byte.
+    wide = np.flatnonzero(gaps >= _MORE)
+    if len(wide) > _MANY_WIDE * len(gaps):
+        ends = np.cumsum(gaps // _MORE + 1) - 1
+        stream = np.full(int(ends[-1]) + 1, _MORE, dtype=np.uint8)
+        stream[ends] = gaps % _MORE
+        return stream
+    stream = gaps.astype(np.uint8)
+    if len(wide):
+        more, rest = np.divmod(gaps[wide], _MORE)
+        stream[wide] = rest
+        stream = np.insert(stream, np.repeat(wide, more), _MORE)
     return stream
 
 

@@ -23,6 +23,7 @@ from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.weights import (
     AdapterCopy,
     PublishedChecksums,
+    SnapshotMemory,
     SnapshotStore,
     WeightCopy,
     WeightServer,
@@ -92,6 +93,7 @@ class BrokerLoop:
         self._metrics = metrics
         self._request_interval_s = request_interval_s
         self._store = SnapshotStore()
+        self._memory = SnapshotMemory()
         self._authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
         channel = RouterChannel(context, WEIGHTS, settings.learner.weights_endpoint, self._authenticator)
         self._weights_endpoint = settings.learner.advertised_weights_endpoint or channel.endpoint
@@ -216,7 +218,9 @@ class BrokerLoop:
         # Not in the loop: rollouts fetch the earlier version meanwhile.
         self.encoding = True
         weights = publication.weights
-        snapshot = await asyncio.to_thread(build_snapshot, publication.policy_version, weights)
+        # Copies that are freed leave room for a snapshot. Those in pinned memory stay, and so may a snapshot's memory.
+        memory = self._memory if weights.from_device else None
+        snapshot = await asyncio.to_thread(build_snapshot, publication.policy_version, weights, memory)
         delta = None
         if isinstance(weights, AdapterCopy):
             # It is small, and changes everywhere. Engines report checksums of the model below it.

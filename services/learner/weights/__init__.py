@@ -5,6 +5,7 @@ from gspo_services.learner.weights.checksums import PublishedChecksums, likely_h
 from gspo_services.learner.weights.delta import encode_delta
 from gspo_services.learner.weights.server import WeightServer
 from gspo_services.learner.weights.snapshot import SnapshotStore, build_snapshot
+from gspo_services.learner.weights.snapshot_memory import SnapshotMemory
 from gspo_services.learner.weights.version_copies import VersionCopies
 from gspo_services.learner.weights.weight_copy import DTYPE_NAMES, DTYPES, WeightCopy, copy_parameters, copy_weights
 
@@ -14,6 +15,7 @@ __all__ = [
     "AdapterCopy",
     "PublishedBase",
     "PublishedChecksums",
+    "SnapshotMemory",
     "SnapshotStore",
     "VersionCopies",
     "WeightCopy",

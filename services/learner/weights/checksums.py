@@ -15,7 +15,7 @@ import torch
 from gspo_protocol.messages import Manifest
 from gspo_services.learner.weights.adapters import PublishedBase
 from gspo_services.learner.weights.snapshot import Snapshot
-from gspo_services.shared.weights import WORD_BYTES, Hash, Layout, TileSums, hash_function, layouts, parts_of
+from gspo_services.shared.weights import WORD_BYTES, Hash, Layout, TileSums, Work, hash_function, layouts, parts_of
 
 T = TypeVar("T")
 
@@ -87,18 +87,23 @@ class PublishedChecksums:
         # Sums under correction belong to no version.
         self._tiles = ("", {})
 
+        # A few parameters can be most of a model: threads share each of them.
+        work: list[Work] = []
+
         def renewed(layout: Layout) -> TileSums:
             known = sums.get(layout.name)
             if not old or known is None or any(tensors[index].num_bytes % WORD_BYTES for index in layout.indices[:-1]):
-                return TileSums(parts_of(layout, data))
+                return TileSums(parts_of(layout, data), do=work.extend)
             begin = 0
             for index in layout.indices:
                 if index in changed:
-                    known.change(begin, old[index], data[index])
+                    work.extend(known.changes(begin, old[index], data[index]))
                 begin += tensors[index].num_bytes
             return known
 
-        fresh = _by_name(stale, pool.map(renewed, stale))
+        fresh = _by_name(stale, map(renewed, stale))
+        for _ in pool.map(_do, work):
+            pass
         self._tiles = (snapshot.manifest.digest, (sums if old else {}) | fresh)
         return {name: each.checksum() for name, each in fresh.items()}
 
@@ -116,6 +121,10 @@ def _changed(base: Snapshot | None, snapshot: Snapshot) -> set[int]:
     if [(each.name, each.num_bytes) for each in before] != [(each.name, each.num_bytes) for each in after]:
         return set(range(len(after)))
     return {index for index, (was, now) in enumerate(zip(before, after, strict=True)) if was.digest != now.digest}
+
+
+def _do(work: Work) -> None:
+    work()
 
 
 def _by_name(parameters: Sequence[Layout], values: Iterable[T]) -> dict[str, T]:

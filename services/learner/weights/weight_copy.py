@@ -35,8 +35,10 @@ class WeightCopy:
     adapter: AdapterInfo | None = None
     """What the tensors are if they are an adapter's (gspo_services.learner.weights.adapters)."""
 
-    def __init__(self, copied: Iterable[tuple[Tensor, Sequence[ServedPart]]]) -> None:
-        """``copied``: for each parameter its elements in row-major order, and what they are served as."""
+    def __init__(self, copied: Iterable[tuple[Tensor, Sequence[ServedPart]]], *, from_device: bool = False) -> None:
+        """``copied``: for each parameter its elements in row-major order, and what they are served as. ``from_device``: they
+        are in pinned memory, which this process never gives back."""
+        self.from_device = from_device
         self._copied = list(copied)
         self._tensors: list[CopiedTensor] | None = None
         self._digests: list[str] = []
@@ -58,7 +60,11 @@ class WeightCopy:
         """Compute every tensor's digest, in order, on all cores: hashing is the slowest part of a publication."""
         if not self._digests:
             with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-                self._digests = list(pool.map(tensor_digest, [tensor.data.data for tensor in self.tensors]))
+                # The largest first: one thread hashes it alone, while the others do the rest.
+                data = [tensor.data for tensor in self.tensors]
+                order = sorted(range(len(data)), key=lambda index: -data[index].nbytes)
+                found = {index: pool.submit(tensor_digest, data[index].data) for index in order}
+                self._digests = [found[index].result() for index in range(len(data))]
         return self._digests
 
     def digest(self) -> str:
@@ -89,7 +95,7 @@ def copy_parameters(parameters: Iterable[ServedParameter]) -> WeightCopy:
         copied.append((_to_host(values), parameter.parts))
     if on_device:
         torch.cuda.synchronize()
-    return WeightCopy(copied)
+    return WeightCopy(copied, from_device=on_device)
 
 
 def _to_host(values: Tensor) -> Tensor:

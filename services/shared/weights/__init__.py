@@ -28,7 +28,7 @@ from gspo_services.shared.weights.served import ServedError, require_served, req
 from gspo_services.shared.weights.server import ChunkServer, Parts
 from gspo_services.shared.weights.shards import Shard, ShardBytes, ShardChecksums, ShardPiece, shards
 from gspo_services.shared.weights.spread import ONE_RANK, Spread, SpreadError, kv_heads, require_spread, spread_of
-from gspo_services.shared.weights.tiles import WORD_BYTES, TileSums
+from gspo_services.shared.weights.tiles import WORD_BYTES, TileSums, Work
 
 __all__ = [
     "ABILITY",
@@ -57,6 +57,7 @@ __all__ = [
     "Spread",
     "SpreadError",
     "TileSums",
+    "Work",
     "checksums_of",
     "compress",
     "decompress",

@@ -150,7 +150,7 @@ def _vocab_padding(tensor: Described) -> int:
 def checksums_of(parameters: Mapping[str, Parameter], checksum: Checksum) -> dict[str, str]:
     """Return the checksum of each complete parameter; ``checksum`` is the engine's hash."""
     complete = [parameter for parameter in parameters.values() if parameter.complete]
-    # The hashes release the interpreter lock; numpy's does 80 MiB/s on one core, so a large model needs all cores.
+    # The hashes release the interpreter lock; a large model needs all cores.
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         digests = list(pool.map(lambda parameter: checksum(parameter.parts), complete))
     return {parameter.name: digest for parameter, digest in zip(complete, digests, strict=True)}

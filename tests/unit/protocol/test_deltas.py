@@ -120,6 +120,19 @@ def test_long_gaps_take_one_byte_for_every_255_elements() -> None:
     assert changes.num_bytes == 12
 
 
+@pytest.mark.parametrize("num_wide", [0, 1, 5, 40])
+def test_gaps_are_the_same_bytes_whether_few_of_them_are_long_or_most(num_wide: int) -> None:
+    gaps = [*range(41), *(254 + 128 * wide for wide in range(1, num_wide + 1))]
+    gaps = [gaps[place] for place in np.random.default_rng(num_wide).permutation(len(gaps))]
+    places = np.cumsum(np.array(gaps) + 1) - 1
+    new = np.zeros(places[-1] + 1, dtype="<u2")
+    new[places] = 1
+    region = Region(offset=0, num_elements=len(new), item_bytes=2)
+    changes = encode_region(np.zeros_like(new).view(np.uint8), new.view(np.uint8), region)
+    assert changes is not None
+    assert bytes(changes.streams[0]) == b"".join(bytes([255] * (gap // 255) + [gap % 255]) for gap in gaps)
+
+
 def some_changes() -> tuple[np.ndarray, Changes]:
     old = np.arange(100, dtype="<u2").view(np.uint8)
     new = np.arange(100, dtype="<u2")

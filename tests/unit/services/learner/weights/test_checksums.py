@@ -8,7 +8,7 @@ import torch
 from gspo_services.learner.weights import checksums
 from gspo_services.learner.weights.checksums import PublishedChecksums
 from gspo_services.learner.weights.snapshot import Snapshot
-from gspo_services.shared.weights import Hash, checksums_of, hash_function, merge
+from gspo_services.shared.weights import Hash, Work, checksums_of, hash_function, merge
 from tests.support.wire.snapshots import snapshot_of
 
 HASHES: tuple[Hash, ...] = ("cpu", "cuda", "xxh3")
@@ -65,13 +65,13 @@ def test_only_what_changed_is_hashed_again(monkeypatch: pytest.MonkeyPatch) -> N
     changed: list[int] = []
 
     class Counted(checksums.TileSums):
-        def __init__(self, parts: Any) -> None:
-            super().__init__(parts)
+        def __init__(self, parts: Any, **options: Any) -> None:
+            super().__init__(parts, **options)
             hashed.append(self.num_bytes)
 
-        def change(self, begin: int, old: Any, new: Any) -> None:
-            super().change(begin, old, new)
+        def changes(self, begin: int, old: Any, new: Any) -> list[Work]:
             changed.append(len(new))
+            return super().changes(begin, old, new)
 
     monkeypatch.setattr(checksums, "TileSums", Counted)
     weights = tensors()

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from gspo_protocol.digests import tensor_digest, version_digest
+from gspo_services.learner.weights import snapshot as snapshot_module
 from gspo_services.learner.weights.snapshot import CHUNK_BYTES, Snapshot, SnapshotStore
+from gspo_services.learner.weights.snapshot_memory import SnapshotMemory
 from tests.support.wire.snapshots import snapshot_of
 
 
@@ -52,6 +54,36 @@ def test_tensors_may_share_a_buffer_that_is_filled_again_for_the_next_one() -> N
             yield f"w{value:.0f}", buffer
 
     assert snapshot_of(1, exported()).data.tobytes() == np.float32([1, 1, 2, 2]).tobytes()
+
+
+def test_a_tensor_of_several_pieces_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_module, "COPY_BYTES", 5)
+    weights = {"a": torch.arange(7, dtype=torch.float32), "empty": torch.zeros(0), "b": torch.arange(3, dtype=torch.float32)}
+    snapshot = snapshot_of(1, weights.items())
+    assert snapshot.data.tobytes() == np.float32([*range(7), *range(3)]).tobytes()
+    assert [each.digest for each in snapshot.manifest.tensors] == [tensor_digest(each) for each in snapshot.tensor_data()]
+
+
+def test_memory_is_used_again_when_nobody_reads_it_any_more() -> None:
+    memory = SnapshotMemory()
+    first = memory.take(1000)
+    address = first.ctypes.data
+    first[:] = 7
+    # What a message that still waits to be sent holds.
+    frame = memoryview(first[100:200])
+    del first
+    other = memory.take(1000)
+    other[:] = 8
+    assert other.ctypes.data != address
+    assert bytes(frame) == bytes([7] * 100)
+    del frame
+    assert memory.take(1000).ctypes.data == address
+
+
+def test_memory_of_another_size_is_not_used_again() -> None:
+    memory = SnapshotMemory()
+    memory.take(1000)
+    assert memory.take(1001).nbytes == 1001
 
 
 def test_chunks_are_the_bytes_in_order() -> None:

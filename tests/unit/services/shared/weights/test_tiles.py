@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo_services.shared.weights.tiles import TileSums
+from gspo_services.shared.weights.tiles import TileSums, Work
 
+TILE = 32_768
 BIG = 2 * 2**20 + 40_000
 """More than is hashed at a time, and an unfinished tile."""
 
@@ -41,6 +42,31 @@ def test_changed_words_correct_the_sums(number: int, places: list[int], cut: int
     sums.change(middle, old[middle:], new[middle:])
     assert sums.checksum() == TileSums([new]).checksum()
     assert (sums.checksum() == TileSums([old]).checksum()) == (old == new)
+
+
+@pytest.mark.parametrize("begin", [0, 5 * TILE, 5 * TILE + 4, BIG - TILE])
+@pytest.mark.parametrize("changed", [0.001, 0.9])
+def test_parts_of_the_work_done_in_any_order_have_the_same_result(begin: int, changed: float) -> None:
+    rng = np.random.default_rng(begin)
+    number = 2 * BIG + 2
+    old = rng.integers(0, 256, number, dtype=np.uint8)
+    new = old.copy()
+    new[begin:] += (rng.random(number - begin) < changed).astype(np.uint8)
+    work: list[Work] = []
+    sums = TileSums([old[:begin].data, old[begin:].data], do=work.extend)
+    shuffled(work, rng)
+    assert sums.checksum() == TileSums([old.data]).checksum()
+    middle = begin + (number - begin) // 8 * 4
+    changes = [*sums.changes(begin, old[begin:middle].data, new[begin:middle].data)]
+    changes += sums.changes(middle, old[middle:].data, new[middle:].data)
+    assert len(changes) > 2
+    shuffled(changes, rng)
+    assert sums.checksum() == TileSums([new.data]).checksum()
+
+
+def shuffled(work: list[Work], rng: np.random.Generator) -> None:
+    for place in rng.permutation(len(work)):
+        work[place]()
 
 
 @pytest.mark.parametrize(("begin", "end"), [(2, 6), (4, 6)])
