@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
 from gspo_services.prepare.cluster_check import (
+    agreement,
     endpoints,
     health,
     monitoring,
@@ -24,6 +25,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     scheduling.places, scheduling.images, scheduling.host_ports, scheduling.shared_volumes, scheduling.gpus,
     startup.commands, startup.variables, startup.configurations, startup.volumes,
     opened.paths,
+    agreement.runs, agreement.images, agreement.users, agreement.queues, agreement.objects,
     endpoints.addresses,
     health.probes, health.stopping,
     traffic.policies,
