@@ -95,6 +95,32 @@ def _fixes_user(pods: PodTemplate) -> bool:
     return bool({"runAsUser", "fsGroup"} & set(at(pods.spec, "securityContext")))
 
 
+def admission(cluster: ClusterModel) -> Iterator[ClusterFault]:
+    """Pods meet the Pod Security Standard that their namespace enforces."""
+    for pods in cluster.pods:
+        namespace = cluster.find("Namespace", pods.namespace)
+        if at(namespace, "metadata", "labels", "pod-security.kubernetes.io/enforce") != "restricted":
+            continue
+        for container in pods.containers:
+            own = at(container.data, "securityContext")
+            security = {**at(pods.spec, "securityContext"), **own}
+            capabilities = at(own, "capabilities")
+            wrong = {
+                "runAsNonRoot: true": security.get("runAsNonRoot") is not True or security.get("runAsUser") == 0,
+                "allowPrivilegeEscalation: false": own.get("allowPrivilegeEscalation") is not False,
+                "capabilities: {drop: [ALL]}": items_at(capabilities, "drop") != ["ALL"]
+                or bool(items_at(capabilities, "add")),
+                "seccompProfile: {type: RuntimeDefault}": at(security, "seccompProfile", "type") == {},
+            }
+            if missing := [name for name, is_wrong in wrong.items() if is_wrong]:
+                yield ClusterFault(
+                    item=pods.owner, way=(*container.way, "securityContext"),
+                    text=f"the namespace {pods.namespace} enforces the restricted standard, and {container.name} has not "
+                    f"{', '.join(missing)}: not one pod is made",
+                    way_out=f"write {', '.join(missing)}, and no capability beside NET_BIND_SERVICE",
+                )  # fmt: skip
+
+
 def queues(cluster: ClusterModel) -> Iterator[ClusterFault]:
     """With a queue, every pod of the learner waits in it, and all of them together."""
     if not cluster.of_kind("LocalQueue"):

@@ -25,7 +25,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     scheduling.places, scheduling.images, scheduling.host_ports, scheduling.shared_volumes, scheduling.gpus,
     startup.commands, startup.variables, startup.configurations, startup.volumes,
     opened.paths,
-    agreement.runs, agreement.images, agreement.users, agreement.queues, agreement.objects,
+    agreement.runs, agreement.images, agreement.admission, agreement.users, agreement.queues, agreement.objects,
     endpoints.addresses,
     health.probes, health.stopping,
     traffic.policies,

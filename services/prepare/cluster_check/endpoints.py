@@ -26,6 +26,7 @@ PORTS: Final = {
     "broker.batch_endpoint": "batch",
     "learner.advertised_weights_endpoint": "weights",
     "learner.rendezvous_address": "rendezvous",
+    "rollout.peer_weights_endpoint": "peer-weights",
 }
 """By setting: the name of the port that answers there."""
 
@@ -65,12 +66,12 @@ def calls_of(cluster: ClusterModel) -> Iterator[Call]:
 def addresses(cluster: ClusterModel) -> Iterator[ClusterFault]:
     """Every address in the run's configuration is one that another pod has."""
     for call in calls_of(cluster):
-        if call.target is not None:
+        if call.target is not None and call.called.process != "rollout":  # Which have addresses and no names.
             broker = "" if call.index is None else f" of broker {call.index}"
             key, port = call.called.setting, PORTS[call.called.setting]
             yield from _reaches(cluster, call.source, call.target, key + broker, call.called.address, port, call.index)
     for pods in cluster.pods:
-        if process_of_pods(pods) in ("broker", "learner"):
+        if process_of_pods(pods):
             yield from _bound(cluster, pods)
 
 
@@ -140,10 +141,15 @@ def _bindings(settings: Settings, process: str) -> list[tuple[str, str, str]]:
             ("broker.batch_endpoint", settings.broker.batch_endpoint, "batch"),
             ("broker.metrics_port", f"{metrics}:{settings.broker.metrics_port}", "metrics"),
         ]
-    return [
-        ("learner.weights_endpoint", settings.learner.weights_endpoint, "weights"),
-        ("learner.metrics_port", f"{metrics}:{settings.learner.metrics_port}", "metrics"),
-    ]
+    if process == "rollout":
+        own = [("rollout.metrics_port", f"{metrics}:{settings.rollout.metrics_port}", "metrics")]
+        peers = settings.rollout.peer_weights_endpoint
+        fixed = peers and not peers.endswith("*")
+        return [*own, ("rollout.peer_weights_endpoint", peers, "peer-weights")] if fixed else own
+    health = ("learner.metrics_port", f"{metrics}:{settings.learner.metrics_port}", "health")
+    if settings.learner.node_rank:
+        return [health]
+    return [("learner.weights_endpoint", settings.learner.weights_endpoint, "weights"), (*health[:2], "metrics")]
 
 
 def _names(cluster: ClusterModel, pods: PodTemplate, index: int | None = None) -> list[str]:

@@ -74,6 +74,8 @@ def called_addresses(settings: Settings, process: Process) -> Iterator[CalledAdd
         # The broker says where: what this setting is for the learner.
         weights = settings.learner.advertised_weights_endpoint or settings.learner.weights_endpoint
         yield CalledAddress(setting="learner.advertised_weights_endpoint", address=weights, process="learner")
+        if own := settings.rollout.peer_weights_endpoint:
+            yield CalledAddress(setting="rollout.peer_weights_endpoint", address=own, process="rollout")
         outside = {
             "rollout.server_url": settings.rollout.server_url,
             "agent.url": settings.agent.url,
