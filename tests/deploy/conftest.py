@@ -129,3 +129,14 @@ def rendered(manifests: Path) -> Callable[[str], tuple[Path, list[Object]]]:
 def cluster(rendered: Callable[[str], tuple[Path, list[Object]]]) -> Callable[[str], Cluster]:
     """A function that returns a copy of a variant's objects, which the test may change."""
     return lambda name: Cluster(copy_of(rendered(name)[1]))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> list[Object]:
+    """The overlay ``rollouts-elsewhere`` with its keys, as its header says."""
+    overlay = copy_manifests(tmp_path / "site") / "overlays" / "rollouts-elsewhere"
+    for name in ("broker", "learner", "rollout-paris"):
+        write_key_pair(overlay / "files", name, overwrite=True)
+        if name != "rollout-paris":
+            (overlay / "files" / f"{name}.secret").unlink()
+    return render(overlay)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gspo_services.prepare.cluster_check import ClusterModel, faults_of
-from tests.deploy.cluster import Cluster, Pods
+from tests.deploy.cluster import Cluster, Object, Pods
 from tests.deploy.conftest import VARIANTS
 from tests.deploy.starts.view import Start, start
 
@@ -44,6 +44,13 @@ def test_every_process_starts_in_its_pods_view(variant: str, cluster: Callable[[
             _before[key] = start(objects, pods, PROCESSES[pods.role], directory, event=event, waits=waits)
         done = _before[key]
         assert done.started, f"{pods.name} ended with status {done.status}, /readyz {done.readyz!r}:\n{done.log}"
+
+
+def test_a_rollout_of_another_site_starts_in_its_pods_view(site: list[Object], tmp_path: Path) -> None:
+    objects = Cluster(site)
+    (tmp_path / "pod").mkdir()
+    done = start(objects, objects.role("rollout"), "rollout", tmp_path / "pod")
+    assert done.started, done.log
 
 
 def test_a_broker_without_its_data_set_ends_as_the_check_says(cluster: Callable[[str], Cluster], tmp_path: Path) -> None:
