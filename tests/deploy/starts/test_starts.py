@@ -41,6 +41,9 @@ def test_every_process_starts_in_its_pods_view(variant: str, cluster: Callable[[
             standby = pods.role == "broker" and "GSPO_BROKER__DATABASE" in pods.environment
             event = "broker_started" if pods.role == "broker" and not standby else ""
             waits = "the database" if standby else WAITS.get(pods.role, "")
+            if pods.role == "learner" and objects.settings(pods).learner.num_nodes > 1:
+                # It asks the broker, and its first rank waits for those of the other nodes.
+                event, waits = "connect_again", "starting"
             _before[key] = start(objects, pods, PROCESSES[pods.role], directory, event=event, waits=waits)
         done = _before[key]
         assert done.started, f"{pods.name} ended with status {done.status}, /readyz {done.readyz!r}:\n{done.log}"

@@ -63,7 +63,11 @@ def start(cluster: Cluster, pods: Pods, process: Any, directory: Path, *, event:
         "command": arguments(container, variables), "port": pods.ports[probe["port"]], "path": probe["path"],
         "engine_port": ENGINE_PORT, "timeout_s": START_S, "event": event, "waits": waits,
     }  # fmt: skip
-    words = ["bwrap", *_walls(pods), *_mounts(cluster, pods, opened, directory), "--remount-ro", "/", "--chdir", "/"]
+    # As kubelet's: of all names only the pod's own.
+    hosts = directory / "hosts"
+    hosts.write_text(f"127.0.0.1 localhost {owner}-{index} {owner}-{index}.{pods.owner['spec'].get('serviceName', owner)}\n")
+    words = ["bwrap", *_walls(pods), *_mounts(cluster, pods, opened, directory), "--ro-bind", str(hosts), "/etc/hosts"]
+    words += ["--remount-ro", "/", "--chdir", "/"]
     words += ["--clearenv", *(word for item in variables.items() for word in ("--setenv", *item))]
     words += ["--", sys.executable, str(INSIDE), json.dumps(wanted)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=START_S + 120, check=False)
