@@ -272,8 +272,9 @@ $(TRACKERS)/.installed: requirements/trackers.txt | setup
 	$(TRACKERS)/bin/python -m pip --disable-pip-version-check install --quiet $(LOCKED) -r requirements/trackers.txt
 	@touch $@
 
-test-deploy: setup ## every Kubernetes overlay against schemas and against the code, and planted mistakes; needs kubectl
+test-deploy: setup models/tiny/config.json ## every Kubernetes overlay against schemas, its processes started as their pods start them, and planted mistakes; needs kubectl and bubblewrap
 	@command -v kubectl >/dev/null || { echo "kubectl not found: https://kubernetes.io/docs/tasks/tools; no cluster is needed"; exit 1; }
+	@command -v bwrap >/dev/null || { echo "bwrap not found: install bubblewrap (Debian: apt-get install bubblewrap)"; exit 1; }
 	$(PIP) $(LOCKED) -r requirements/deploy.txt
 	$(BIN)/python -m pytest -m deploy tests/deploy
 

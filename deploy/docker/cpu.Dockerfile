@@ -22,7 +22,7 @@ RUN pip install --no-deps --no-build-isolation /src && pip uninstall --yes pip
 FROM ${BASE}
 RUN groupadd --gid 10001 gspo && useradd --uid 10001 --gid 10001 --create-home gspo
 COPY --from=build /opt/gspo /opt/gspo
-ENV PATH=/opt/gspo/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/home/gspo
+ENV PATH=/opt/gspo/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/home/gspo USER=gspo
 # One thread each: spinning OpenMP threads that share cores cost up to 50 times.
 ENV DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 USER 10001:10001

@@ -21,7 +21,7 @@ RUN pip install --no-deps --no-build-isolation /src && pip uninstall --yes pip
 FROM ${BASE}
 RUN groupadd --gid 10001 gspo && useradd --uid 10001 --gid 10001 --create-home gspo
 COPY --from=build /opt/gspo /opt/gspo
-ENV PATH=/opt/gspo/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/home/gspo
+ENV PATH=/opt/gspo/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/home/gspo USER=gspo
 ENV DS_ACCELERATOR=cuda HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 10001:10001

@@ -16,7 +16,7 @@ RUN python3 -m pip install --no-deps --target /opt/gspo /src
 FROM ${BASE}
 RUN groupadd --gid 10001 gspo && useradd --uid 10001 --gid 10001 --create-home gspo
 COPY --from=build /opt/gspo /opt/gspo
-ENV PATH=/opt/gspo/bin:$PATH PYTHONPATH=/opt/gspo PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/home/gspo
+ENV PATH=/opt/gspo/bin:$PATH PYTHONPATH=/opt/gspo PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/home/gspo USER=gspo
 ENV HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # Fails here, and not in a pod, when the image lacks something.
 RUN python3 -c "import gspo_services.rollout.__main__, gspo_services.tasks.reward_worker.maths.grading, sglang" && gspo --help

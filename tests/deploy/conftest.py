@@ -1,7 +1,9 @@
 """Every combination of overlay and components that the manifests support, rendered once."""
 
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,9 +25,29 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "single-gpu-node-scaled": ("overlays/single-gpu-node", ("peer-weights", "monitoring", "autoscaling-keda", "spot")),
     "qwen3-30b-a3b": ("overlays/qwen3-30b-a3b", ()),
     "qwen3-30b-a3b-full": ("overlays/qwen3-30b-a3b", ("rdma", "spot", "peer-weights", "monitoring", "autoscaling-hpa")),
+    "single-gpu-node-guarded": (
+        "overlays/single-gpu-node",
+        (
+            "private-registry",
+            "kueue",
+            "standby-broker",
+            "rdma",
+            "reachable",
+            "spot",
+            "sandbox",
+            "peer-weights",
+            "monitoring",
+        ),
+    ),
+    "qwen3-30b-a3b-guarded": ("overlays/qwen3-30b-a3b", ("openshift", "private-registry", "sandbox", "rdma")),
+    "qwen3-30b-a3b-lws-guarded": (
+        "overlays/qwen3-30b-a3b",
+        ("openshift", "private-registry", "kueue", "learner-lws", "rdma-lws", "peer-weights"),
+    ),
     "qwen3-30b-a3b-lws": ("overlays/qwen3-30b-a3b", ("learner-lws", "rdma-lws", "kueue", "monitoring", "autoscaling-keda")),
 }
-"""By variant: the overlay, and the components added to its own; learner-lws replaces learner-nodes."""
+"""By variant: the overlay, and the components added to its own, in the guide's order; learner-lws replaces learner-nodes."""
+GUIDE = K8S.parents[1] / "docs" / "guide" / "kubernetes.md"
 SHARED: dict[str, str] = {"monitoring": "monitoring", "kueue": "kueue"}
 """By component: the directory of cluster/ that it needs beside cluster/priorities, which every run needs."""
 BY_HAND: dict[str, Object] = {
@@ -42,15 +64,30 @@ def write_variant(k8s: Path, name: str) -> Path:
     overlay, extra = VARIANTS[name]
     if not extra:
         return k8s / overlay
+    return write_with(k8s, overlay, extra, name)
+
+
+def write_with(k8s: Path, overlay: str, extra: Sequence[str], name: str) -> Path:
+    """A new overlay: ``overlay`` with more components, all of them in the order of the guide's table."""
     directory = k8s / "overlays" / name
     shutil.copytree(k8s / overlay, directory)
     content = yaml.safe_load((directory / FILE).read_text())
-    components = [*content.get("components", []), *(f"../../components/{component}" for component in extra)]
+    components = {*content.get("components", []), *(f"../../components/{component}" for component in extra)}
     if "learner-lws" in extra:
-        components.remove("../../components/learner-nodes")
-    content["components"] = components
+        components.discard("../../components/learner-nodes")
+    content["components"] = sorted(components, key=lambda path: guide_order().index(path.rpartition("/")[2]))
     (directory / FILE).write_text(yaml.safe_dump(content))
     return directory
+
+
+@cache
+def guide_order() -> list[str]:
+    """The components in the order that the guide gives, with an overlay's own sizes where it says."""
+    table = GUIDE.read_text().partition("### Components")[2].partition("Without `keys`")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    names = [name for row in rows for name in re.findall(r"`([\w-]+)`", row)]
+    names.insert(names.index("learner-nodes"), "sizes")
+    return names
 
 
 def shared_by_runs(k8s: Path, name: str) -> list[Object]:
@@ -92,3 +129,14 @@ def rendered(manifests: Path) -> Callable[[str], tuple[Path, list[Object]]]:
 def cluster(rendered: Callable[[str], tuple[Path, list[Object]]]) -> Callable[[str], Cluster]:
     """A function that returns a copy of a variant's objects, which the test may change."""
     return lambda name: Cluster(copy_of(rendered(name)[1]))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> list[Object]:
+    """The overlay ``rollouts-elsewhere`` with its keys, as its header says."""
+    overlay = copy_manifests(tmp_path / "site") / "overlays" / "rollouts-elsewhere"
+    for name in ("broker", "learner", "rollout-paris"):
+        write_key_pair(overlay / "files", name, overwrite=True)
+        if name != "rollout-paris":
+            (overlay / "files" / f"{name}.secret").unlink()
+    return render(overlay)

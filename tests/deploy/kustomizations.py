@@ -31,7 +31,9 @@ def lost_patches(directory: Path, objects: list[Object]) -> Iterator[str]:
     for part in parts(directory):
         for patch in read(part).get("patches", []):
             target = patch.get("target")
-            if target is not None and not any(_is_target(target, item) for item in objects):
+            if target is None or target.get("kind") == "LeaderWorkerSet":
+                continue  # Beside one for StatefulSets, which these replace.
+            if not any(_is_target(target, item) for item in objects):
                 yield f"{part.name}: {patch.get('path', 'patch')} is for {target}, which is not there"
 
 

@@ -2,13 +2,15 @@
 
 import os
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
+from gspo_services.prepare.cluster_check import ClusterModel, faults_of
 from tests.deploy.checks import CHECKS
-from tests.deploy.cluster import Cluster, Object
-from tests.deploy.conftest import VARIANTS
+from tests.deploy.cluster import Cluster, Object, render
+from tests.deploy.conftest import BY_HAND, VARIANTS, write_with
 from tests.deploy.kustomizations import lost_patches
 
 pytestmark = pytest.mark.deploy
@@ -25,6 +27,36 @@ def test_every_check_passes(variant: str, cluster: Callable[[str], Cluster]) -> 
 def test_no_patch_is_lost(variant: str, rendered: Rendered) -> None:
     directory, objects = rendered(variant)
     assert list(lost_patches(directory, objects)) == []
+
+
+PAIRED = (
+    "private-registry", "openshift", "kueue", "standby-broker", "learner-lws", "rdma", "rdma-lws", "one-node", "reachable",
+    "spot", "sandbox", "peer-weights", "monitoring", "autoscaling-keda", "autoscaling-hpa",
+)  # fmt: skip
+APART = (
+    {"autoscaling-keda", "autoscaling-hpa"}, {"learner-lws", "rdma"}, {"learner-lws", "one-node"},
+)  # fmt: skip
+"""Pairs that exclude each other: two autoscalers; StatefulSets' RDMA and a LeaderWorkerSet; two nodes on one."""
+
+
+@pytest.mark.parametrize("overlay", ["single-gpu-node", "qwen3-30b-a3b"])
+def test_every_pair_of_components_goes_together_in_the_order_of_the_guide(overlay: str, manifests: Path) -> None:
+    found = {}
+    shared = [item for part in ("priorities", "monitoring", "kueue") for item in render(manifests / "cluster" / part)]
+    for pair in combinations(PAIRED, 2):
+        several = overlay == "qwen3-30b-a3b"
+        alone = ("rdma-lws" in pair) != ("learner-lws" in pair) and "rdma-lws" in pair
+        wrong_nodes = "one-node" in pair if several else "learner-lws" in pair
+        if set(pair) in APART or alone or wrong_nodes or ("kueue" in pair and several and "learner-lws" not in pair):
+            continue
+        directory = write_with(manifests, f"overlays/{overlay}", pair, f"pair-{overlay}-{'-'.join(pair)}")
+        objects = render(directory)
+        model = ClusterModel.of([*objects, *shared, *(BY_HAND[name] for name in pair if name in BY_HAND)])
+        wrong = [fault.text for fault in faults_of(model) if fault.status == "fail"]
+        wrong += lost_patches(directory, objects)
+        if wrong:
+            found[pair] = wrong
+    assert found == {}
 
 
 def test_a_changed_configuration_restarts_its_readers(rendered: Rendered, manifests: Path) -> None:
@@ -53,7 +85,6 @@ def test_keys_that_were_not_made_stop_the_deployment(tmp_path: Path) -> None:
     import shutil
     import subprocess
 
-    from tests.deploy.cluster import render
     from tests.deploy.conftest import copy_manifests
 
     k8s = copy_manifests(tmp_path)

@@ -49,6 +49,13 @@ FAULTS: dict[str, Fault] = {
         description="rollout-1:1 has not answered a scrape of /metrics for a minute.",
         labels=TARGET,
     ),
+    "GspoNotBegun": Fault(
+        {series("gspo_broker_policy_version", "", BROKER): steady(0)},
+        minutes=52,
+        quiet_minutes=48,
+        summary="The run has not begun",
+        description="For 50 minutes its 4 processes have published no version: the model may still be downloaded.",
+    ),
     "GspoProcessMissing": Fault(
         {series("up", "", LEARNER): gone_after(1, 20)},
         # Without a staleness mark, Prometheus keeps a series for five minutes.
@@ -308,6 +315,25 @@ FAULTS: dict[str, Fault] = {
     ),
 }
 
+LATE = 160
+"""Samples of 40 minutes."""
+
+
+def late(value: str) -> str:
+    """Nothing for 40 minutes, then ``value``."""
+    return f"_x{LATE} {value}"
+
+
+STARTING: Series = {
+    **{series("up", "", of): f"0+0x{LATE} 1+0x60" for of in (BROKER, LEARNER, ROLLOUT, OTHER)},
+    # The broker comes first; the learner loads for five minutes, and SGLang for five more.
+    series("gspo_broker_stopping", "", BROKER): late("0+0x80"),
+    series("gspo_broker_policy_version", "", BROKER): late("0+0x20 1+0x60"),
+    series("gspo_broker_peers", 'role="learner"', BROKER): late("0+0x20 1+0x60"),
+    series("gspo_broker_rollouts", 'status="serving"', BROKER): late("0+0x28 2+0x60"),
+    series("gspo_broker_quiet_seconds", "", BROKER): late("0+15x80"),
+}
+"""A start whose model is downloaded for 40 minutes, while processes end and are started again."""
 OVER = {series("gspo_broker_stopping", "", BROKER): steady(1)}
 """With this added, the run is over and the alerts in EXCUSED do not fire."""
 EXCUSED = ("GspoLearnerAway", "GspoNoRollouts", "GspoNoProgress", "GspoLearnerStarved")

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from deploy.monitoring.generate import RULES, rule_groups
-from tests.monitoring.faults import EXCUSED, FAULTS, OVER, Fault
+from tests.monitoring.faults import EXCUSED, FAULTS, OVER, STARTING, Fault
 from tests.monitoring.series import BROKER, OTHER, Series, as_test, healthy, rising, series, then
 from tests.monitoring.vocabulary import rules
 
@@ -69,6 +69,13 @@ def test_the_rules_are_valid() -> None:
 def test_in_a_healthy_hour_nothing_fires(tmp_path: Path) -> None:
     checks = [at(name, minutes, []) for name in ALERTS for minutes in (5, 20, 45, 59)]
     promtool(tmp_path, [as_test(healthy(), checks)])
+
+
+@needs_promtool
+def test_a_start_of_forty_minutes_sets_nothing_off(tmp_path: Path) -> None:
+    names = ("GspoProcessDown", "GspoProcessMissing", "GspoLearnerAway", "GspoNoRollouts", "GspoNoProgress", "GspoNotBegun")
+    checks = [at(name, minutes, []) for name in names for minutes in (5, 20, 39, 43, 45, 46, 47, 49)]
+    promtool(tmp_path, [as_test(changed(STARTING), checks)])
 
 
 @needs_promtool

@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
 from gspo_services.prepare.cluster_check import (
+    agreement,
     endpoints,
     health,
     monitoring,
+    opened,
     redundancy,
     references,
     scheduling,
@@ -21,7 +23,9 @@ CHECKS: Final[tuple[Check, ...]] = (
     schema.versions, schema.names, schema.templates, schema.updates, schema.volume_claims,
     references.pods, references.services,
     scheduling.places, scheduling.images, scheduling.host_ports, scheduling.shared_volumes, scheduling.gpus,
-    startup.commands, startup.variables, startup.configurations, startup.directories,
+    startup.commands, startup.variables, startup.configurations, startup.volumes,
+    opened.paths,
+    agreement.runs, agreement.images, agreement.admission, agreement.users, agreement.queues, agreement.objects,
     endpoints.addresses,
     health.probes, health.stopping,
     traffic.policies,

@@ -1,6 +1,9 @@
 """Processes connect to what is bound: the name of a Service or of a pod, and the port of its container."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from gspo_services.prepare.cluster_check.model import (
@@ -10,53 +13,66 @@ from gspo_services.prepare.cluster_check.model import (
     Way,
     at,
     config_map_of,
+    matches,
     process_container,
     process_of,
     settings_of,
     words_of,
 )
-from gspo_services.shared.settings import Settings
+from gspo_services.shared.settings import CalledAddress, Process, Settings, called_addresses
+
+PORTS: Final = {
+    "broker.work_endpoint": "work",
+    "broker.batch_endpoint": "batch",
+    "learner.advertised_weights_endpoint": "weights",
+    "learner.rendezvous_address": "rendezvous",
+    "rollout.peer_weights_endpoint": "peer-weights",
+}
+"""By setting: the name of the port that answers there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A connection that the process of some pods opens; ``target``: the pods that answer, None outside of the set."""
+
+    source: PodTemplate
+    called: CalledAddress
+    target: PodTemplate | None
+    index: int | None = None
+    """The number of the pod that must be meant; None: any name of the target will do."""
+
+
+def calls_of(cluster: ClusterModel) -> Iterator[Call]:
+    """Everything that the processes of the set say they connect to."""
+    by_process: dict[str, PodTemplate] = {}
+    for pods in cluster.pods:
+        by_process.setdefault(process_of_pods(pods), pods)
+    announced = settings_of(cluster, by_process["learner"]) if "learner" in by_process else None
+    for pods in cluster.pods:
+        settings, process = settings_of(cluster, pods), process_of_pods(pods)
+        if settings is None or not process:
+            continue
+        if announced is not None and process == "rollout":
+            # The learner says where its weights are.
+            settings = settings.model_copy(update={"learner": announced.learner})
+        seen: Counter[str] = Counter()
+        for called in called_addresses(settings, process):
+            several = called.process == "broker" and settings.broker.num_brokers > 1
+            index = seen[called.setting] if several else None
+            seen[called.setting] += 1
+            yield Call(source=pods, called=called, target=by_process.get(called.process or "?"), index=index)
 
 
 def addresses(cluster: ClusterModel) -> Iterator[ClusterFault]:
     """Every address in the run's configuration is one that another pod has."""
-    by_process: dict[str, PodTemplate] = {}
+    for call in calls_of(cluster):
+        if call.target is not None and call.called.process != "rollout":  # Which have addresses and no names.
+            broker = "" if call.index is None else f" of broker {call.index}"
+            key, port = call.called.setting, PORTS[call.called.setting]
+            yield from _reaches(cluster, call.source, call.target, key + broker, call.called.address, port, call.index)
     for pods in cluster.pods:
-        container = process_container(pods)
-        if container is not None:
-            by_process.setdefault(process_of(container), pods)
-    broker, learner, rollout = (by_process.get(name) for name in ("broker", "learner", "rollout"))
-    for pods in (found for found in (rollout, learner) if found):
-        settings = settings_of(cluster, pods)
-        if settings is None:
-            continue
-        if broker is not None and pods is rollout:
-            yield from _reach_brokers(cluster, pods, broker, "broker.work_endpoint", settings.broker.work_endpoints, "work")
-        if broker is not None and pods is learner:
-            at_batch = settings.broker.batch_endpoints
-            yield from _reach_brokers(cluster, pods, broker, "broker.batch_endpoint", at_batch, "batch")
-        if learner is not None and pods is learner:
-            advertised = settings.learner.advertised_weights_endpoint
-            yield from _reaches(cluster, pods, learner, "learner.advertised_weights_endpoint", advertised, "weights")
-            if settings.learner.num_nodes > 1:
-                address = f"tcp://{settings.learner.rendezvous_address}"
-                yield from _reaches(cluster, pods, learner, "learner.rendezvous_address", address, "rendezvous")
-    for pods in (found for found in (broker, learner) if found):
-        yield from _bound(cluster, pods)
-
-
-def _reach_brokers(
-    cluster: ClusterModel, source: PodTemplate, broker: PodTemplate, key: str, endpoints: Sequence[str], port: str
-) -> Iterator[ClusterFault]:
-    """Of several brokers each has the name of its own pod: that of the Service is any of them."""
-    if len(endpoints) == 1:
-        yield from _reaches(cluster, source, broker, key, endpoints[0], port)
-        return
-    for number, endpoint in enumerate(endpoints):
-        found = list(_reaches(cluster, source, broker, f"{key} of broker {number}", endpoint, port, index=number))
-        yield from found
-        if found:
-            return
+        if process_of_pods(pods):
+            yield from _bound(cluster, pods)
 
 
 def _reaches(
@@ -77,6 +93,8 @@ def _reaches(
     ports = {name: number for container in target.main for name, number in container.ports.items()}
     host = str(to.hostname).removesuffix(".svc.cluster.local").removesuffix(".svc").removesuffix(f".{target.namespace}")
     names = _names(cluster, target, index)
+    if host not in names and host.count(".") > 1 and is_known_outside(cluster, target):
+        return  # The name of a load balancer, or of a node.
     if host not in names:
         known = ", ".join(names) or "none: it has no headless Service"
         yield _fault(
@@ -86,6 +104,12 @@ def _reaches(
         yield _fault(
             cluster, source, f"{key} is {address}, and port {port!r} of {target.kind}/{target.name} is {ports.get(port)}"
         )
+
+
+def is_known_outside(cluster: ClusterModel, target: PodTemplate) -> bool:
+    """Whether a Service makes these pods known outside of the cluster, under names that are not in the set."""
+    outside = [item for item in cluster.of_kind("Service") if at(item, "spec", "type") in ("LoadBalancer", "NodePort")]
+    return any(matches(at(service, "spec", "selector"), target.labels) for service in outside)
 
 
 def _bound(cluster: ClusterModel, pods: PodTemplate) -> Iterator[ClusterFault]:
@@ -103,7 +127,7 @@ def _bound(cluster: ClusterModel, pods: PodTemplate) -> Iterator[ClusterFault]:
             )
 
 
-def process_of_pods(pods: PodTemplate) -> str:
+def process_of_pods(pods: PodTemplate) -> Process | Literal[""]:
     """The run's process in these pods; empty for none."""
     container = process_container(pods)
     return "" if container is None else process_of(container)
@@ -117,10 +141,15 @@ def _bindings(settings: Settings, process: str) -> list[tuple[str, str, str]]:
             ("broker.batch_endpoint", settings.broker.batch_endpoint, "batch"),
             ("broker.metrics_port", f"{metrics}:{settings.broker.metrics_port}", "metrics"),
         ]
-    return [
-        ("learner.weights_endpoint", settings.learner.weights_endpoint, "weights"),
-        ("learner.metrics_port", f"{metrics}:{settings.learner.metrics_port}", "metrics"),
-    ]
+    if process == "rollout":
+        own = [("rollout.metrics_port", f"{metrics}:{settings.rollout.metrics_port}", "metrics")]
+        peers = settings.rollout.peer_weights_endpoint
+        fixed = peers and not peers.endswith("*")
+        return [*own, ("rollout.peer_weights_endpoint", peers, "peer-weights")] if fixed else own
+    health = ("learner.metrics_port", f"{metrics}:{settings.learner.metrics_port}", "health")
+    if settings.learner.node_rank:
+        return [health]
+    return [("learner.weights_endpoint", settings.learner.weights_endpoint, "weights"), (*health[:2], "metrics")]
 
 
 def _names(cluster: ClusterModel, pods: PodTemplate, index: int | None = None) -> list[str]:

@@ -35,6 +35,12 @@ def probes(cluster: ClusterModel) -> Iterator[ClusterFault]:
             yield from _start(container, settings)
             yield from _liveness(container)
             yield from _readiness(container)
+            if settings is not None and settings.learner.node_rank and at(container.data, "readinessProbe"):
+                text = "is ready only when all nodes are: a rolling update would wait for pods that wait for the update"
+                yield ClusterFault(
+                    item=pods.owner, way=(*container.way, "readinessProbe"), text=text,
+                    way_out="leave it out: nothing connects to this node",
+                )  # fmt: skip
 
 
 def _budget(probe: Any) -> float:
@@ -57,6 +63,9 @@ def _start(container: ContainerSpec, settings: Settings | None) -> Iterator[Clus
         if at(probe, "httpGet", "path") != "/startupz":
             text = f"asks {at(probe, 'httpGet', 'path')!r}, which says nothing about SGLang: it loads its model for minutes"
             yield ClusterFault(item=item, way=(*way, "httpGet", "path"), text=text, way_out="ask /startupz")
+    if "GSPO_BROKER__DATABASE" in container.variables and at(probe, "httpGet", "path") == "/readyz":
+        text = "asks /readyz, and a broker that waits to lead is not ready: the standby would be ended again and again"
+        yield ClusterFault(item=item, way=(*way, "httpGet", "path"), text=text, way_out="ask /startupz")
     if _budget(probe) <= needed:
         yield ClusterFault(
             item=item,

@@ -134,22 +134,14 @@ def configurations(cluster: ClusterModel) -> Iterator[ClusterFault]:
                 )
 
 
-def directories(cluster: ClusterModel) -> Iterator[ClusterFault]:
-    """Processes can write where they must, what they write lasts, and what they read is there."""
+def volumes(cluster: ClusterModel) -> Iterator[ClusterFault]:
+    """An ordinary user can write to fresh volumes, and a rollout's weights fit into their memory."""
     for container in cluster.containers:
         yield from _writable_claims(cluster, container)
-        if at(container.data, "securityContext", "readOnlyRootFilesystem") is True and is_ours(container):
-            found = container.mount("/tmp")
-            if found is None:
-                yield ClusterFault(
-                    item=container.pods.owner, way=(*container.way, "volumeMounts"),
-                    text="its root is read-only and nothing is mounted at /tmp: it cannot write temporary files",
-                    way_out="mount an emptyDir at /tmp",
-                )  # fmt: skip
     for pods in cluster.pods:
         settings, process = settings_of(cluster, pods), process_container(pods)
-        if settings is not None and process is not None:
-            yield from _of_process(pods, process, process_of(process), settings)
+        if settings is not None and process is not None and process_of(process) == "rollout":
+            yield from _memory_for_weights(pods, process, settings)
 
 
 def _writable_claims(cluster: ClusterModel, container: ContainerSpec) -> Iterator[ClusterFault]:
@@ -170,26 +162,6 @@ def _writable_claims(cluster: ClusterModel, container: ContainerSpec) -> Iterato
                 "volume belongs to root, and the pod has no fsGroup",
                 way_out="write fsGroup: 10001 in the pod's securityContext",
             )
-
-
-def _of_process(pods: PodTemplate, container: ContainerSpec, process: str, settings: Settings) -> Iterator[ClusterFault]:
-    item = pods.owner
-    run = container.mount(str(settings.run.directory))
-    volume = pods.volume(str(run[1].get("name"))) if run else None
-    place = (*container.way, "volumeMounts", run[0]) if run else (*container.way, "volumeMounts")
-    if run and (run[1].get("readOnly") or (volume and at(volume[1], "persistentVolumeClaim", "readOnly") is True)):
-        text = f"run.directory {settings.run.directory} is mounted read-only: `gspo {process}` cannot write there"
-        yield ClusterFault(item=item, way=place, text=text, way_out="remove readOnly")
-    if process != "rollout" and not (volume and {"persistentVolumeClaim", "volumeClaimTemplate"} & set(volume[1])):
-        text = f"run.directory {settings.run.directory} is on no claim: what `gspo {process}` has written ends with its pod"
-        yield ClusterFault(item=item, way=place, text=text, way_out="mount a PersistentVolumeClaim there")
-    if process == "broker":
-        return
-    if container.mount(str(settings.model.path)) is None:
-        text = f"nothing is mounted where model.path is, {settings.model.path}"
-        yield ClusterFault(item=item, way=place, text=text, way_out="mount the volume of the model there")
-    if process == "rollout":
-        yield from _memory_for_weights(pods, container, settings)
 
 
 def _memory_for_weights(pods: PodTemplate, container: ContainerSpec, settings: Settings) -> Iterator[ClusterFault]:

@@ -5,7 +5,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
+from gspo_services.prepare.cluster_check.endpoints import PORTS, Call, calls_of, is_known_outside, process_of_pods
 from gspo_services.prepare.cluster_check.model import (
     OPENSHIFT_DNS,
     ClusterFault,
@@ -18,7 +20,6 @@ from gspo_services.prepare.cluster_check.model import (
     name_of,
     namespace_of,
     process_container,
-    process_of,
     settings_of,
 )
 
@@ -36,6 +37,8 @@ class End:
     namespace: str = ""
     labels: Object | None = None
     address: str = ""
+    whoever: bool = False
+    """Which pods of the namespace is not known."""
 
 
 DNS: Final = End(namespace="kube-system", labels={"k8s-app": "kube-dns"})
@@ -44,25 +47,63 @@ DNS_OF_OPENSHIFT: Final = End(namespace=OPENSHIFT_DNS, labels={"dns.operator.ope
 
 def policies(cluster: ClusterModel) -> Iterator[ClusterFault]:
     """Everything that a run connects to can be reached, where policies restrict it at all."""
-    roles: dict[str, list[PodTemplate]] = {"broker": [], "rollout": [], "learner": []}
     for pods in cluster.pods:
-        container = process_container(pods)
-        if container is not None:
-            roles[process_of(container)].append(pods)
+        if process_container(pods) is not None:
             yield from _dns(cluster, pods)
+            yield from _code_that_calls(cluster, pods)
         if any(_downloads(words) for words in _commands(pods)):
             yield from _download(cluster, pods)
-    for source, target, port in (
-        ("rollout", "broker", "work"),
-        ("learner", "broker", "batch"),
-        ("rollout", "learner", "weights"),
-    ):
-        for one in roles[source]:
-            for other in (pods for pods in roles[target] if port in _ports(pods)):
-                if not (source == "learner" and "rendezvous" not in _ports(one) and "weights" not in _ports(one)):
-                    yield from _connection(cluster, one, other, port)
+    for call in calls_of(cluster):
+        own = call.target is not None and call.called.setting in PORTS
+        if own and call.target is not None and PORTS[call.called.setting] in _ports(call.target):
+            yield from _connection(cluster, call.source, call.target, PORTS[call.called.setting])
+        for address in call.called.address.split(","):
+            if call.called.process is None or not _is_inside(cluster, call, address):
+                yield from _outside(cluster, call.source, call.called.setting, address.strip())
     yield from _scrapes(cluster)
-    yield from _between_nodes(cluster, roles["learner"])
+    yield from _between_nodes(cluster, [pods for pods in cluster.pods if process_of_pods(pods) == "learner"])
+
+
+def _is_inside(cluster: ClusterModel, call: Call, address: str) -> bool:
+    """Whether a process of the set answers at this address, under a name that the cluster gives it."""
+    host = str(urlsplit(address.strip()).hostname)
+    return call.target is not None and not (host.count(".") > 1 and is_known_outside(cluster, call.target))
+
+
+def _outside(cluster: ClusterModel, pods: PodTemplate, setting: str, address: str) -> Iterator[ClusterFault]:
+    """``address`` is somewhere else: in another namespace, or in another network."""
+    to = urlsplit(address)
+    host, number = str(to.hostname), to.port or {"https": 443, "http": 80}.get(to.scheme, 0)
+    if host in ("localhost", "127.0.0.1", "::1") or not number:
+        return
+    try:
+        ends = [End(address=str(ipaddress.ip_address(host)))]
+    except ValueError:
+        ends = [End(namespace=[*host.split("."), pods.namespace][1], whoever=True), End(address=WEB)]
+    if not any(_open(cluster, pods, end, "Egress", number, number, "TCP") for end in ends):
+        yield ClusterFault(
+            item=next(iter(_policies(cluster, pods, "Egress"))),
+            way=("spec", "egress"),
+            text=f"{pods.kind}/{pods.name} calls {setting} {address}, and no policy lets it reach port {number} there",
+            way_out=f"add a NetworkPolicy for {pods.name} with egress to that namespace or ipBlock on TCP port {number}",
+        )
+
+
+def _code_that_calls(cluster: ClusterModel, pods: PodTemplate) -> Iterator[ClusterFault]:
+    """reward.network is for code that calls a judge: somewhere it must get out."""
+    settings = settings_of(cluster, pods)
+    if settings is None or process_of_pods(pods) != "rollout" or not settings.reward.network:
+        return
+    found = _policies(cluster, pods, "Egress")
+    beyond = ("ipBlock", "namespaceSelector")
+    rules = [rule for item in found if "dns" not in name_of(item) for rule in items_at(item, "spec", "egress")]
+    if found and not any(not items_at(rule, "to") or any(set(beyond) & set(to) for to in rule["to"]) for rule in rules):
+        yield ClusterFault(
+            item=found[0], way=("spec", "egress"), status="warn",
+            text=f"reward.network is true, and no policy lets {pods.kind}/{pods.name} out of the run: a judge or another "
+            "service that rewards call cannot be reached",
+            way_out="add a NetworkPolicy for the rollouts with egress to what your rewards call",
+        )  # fmt: skip
 
 
 def _ports(pods: PodTemplate) -> dict[str, int]:
@@ -126,14 +167,14 @@ def _is_peer(peer: Object, namespace: str, other: End) -> bool:
             return bool(other.address) and ipaddress.ip_address(other.address) in block
         except ValueError:
             return False
-    if other.labels is None:
+    if other.labels is None and not other.whoever:
         return False
     if "namespaceSelector" in peer:
         if not matches(peer["namespaceSelector"], {NAMESPACE_LABEL: other.namespace}):
             return False
     elif other.namespace != namespace:
         return False
-    return "podSelector" not in peer or matches(peer["podSelector"], other.labels)
+    return other.labels is None or "podSelector" not in peer or matches(peer["podSelector"], other.labels)
 
 
 def _dns(cluster: ClusterModel, pods: PodTemplate) -> Iterator[ClusterFault]:

@@ -25,6 +25,13 @@ from gspo_services.shared.settings.keys import (
     section_names,
     value_text,
 )
+from gspo_services.shared.settings.opened import (
+    CalledAddress,
+    OpenedPath,
+    Process,
+    called_addresses,
+    opened_paths,
+)
 from gspo_services.shared.settings.places import is_place, training_settings
 from gspo_services.shared.settings.run_settings import SETTINGS_FILE, read_run_settings, write_run_settings
 from gspo_services.shared.settings.sections import (
@@ -58,6 +65,7 @@ __all__ = [
     "SCHEDULED",
     "SETTINGS_FILE",
     "AgentSection",
+    "CalledAddress",
     "Configuration",
     "Evaluation",
     "EvaluationSet",
@@ -65,6 +73,8 @@ __all__ = [
     "Learner",
     "LoraSection",
     "ObjectiveSettings",
+    "OpenedPath",
+    "Process",
     "ProcessArguments",
     "RewardSection",
     "Rollout",
@@ -74,6 +84,7 @@ __all__ = [
     "SecuritySection",
     "Settings",
     "all_keys",
+    "called_addresses",
     "close_match",
     "critical_batches",
     "curves",
@@ -83,6 +94,7 @@ __all__ = [
     "key_names",
     "load_configuration",
     "load_settings",
+    "opened_paths",
     "override_settings",
     "parse_process_arguments",
     "purpose",

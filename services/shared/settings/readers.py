@@ -28,7 +28,8 @@ PROCESSES: Final = {
 """The process of each folder; the rest is shared."""
 
 _DEFINITIONS: Final = (
-    "services/shared/settings/", "services/prepare/check/", "services/shared/estimates/", "services/prepare/init/",
+    "services/shared/settings/", "services/prepare/check/", "services/prepare/cluster_check/", "services/shared/estimates/",
+    "services/prepare/init/",
 )  # fmt: skip
 """Code that defines, checks and chooses settings does not count as reading them: a run would not miss it."""
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.deploy.cluster import Cluster, Object
-from tests.deploy.edits import container, pod_spec, policy_rule, volume
+from tests.deploy.edits import container, edit_config, pod_spec, policy_rule, secret, volume
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,34 @@ STARTING = {
     "a run's directory that is read-only": Planted(
         "cpu", f"StatefulSet/broker {MAIN}.volumeMounts[2]", "mounted read-only",
         lambda c: mount(container(c, "broker"), "run").update(readOnly=True),
+    ),
+    "a data set that the broker does not mount": Planted(
+        "single-gpu-node", f"StatefulSet/broker {MAIN}.volumeMounts", "where environment.options.eval_path is",
+        lambda c: container(c, "broker")["volumeMounts"].remove(mount(container(c, "broker"), "model")),
+    ),
+    "an evaluation set in another place": Planted(
+        "single-gpu-node", f"StatefulSet/broker {MAIN}.volumeMounts", "evaluation.sets.hard.options.eval_path is",
+        lambda c: edit_config(c, "[broker]\n", '[evaluation.sets.hard.options]\neval_path = "/data/hard.jsonl"\n[broker]\n'),
+    ),
+    "a data set that is not downloaded": Planted(
+        "single-gpu-node", f"StatefulSet/broker {MAIN}.volumeMounts[2]", "is not what Deployment/model-download downloads",
+        lambda c: edit_config(c, "/models/gsm8k/main/train", "/models/GSM8K/main/train"),
+    ),
+    "a model in a new empty directory": Planted(
+        "cpu", f"StatefulSet/learner {MAIN}.volumeMounts[2]", "no init container fills it",
+        lambda c: pod_spec(c, "learner").pop("initContainers"),
+    ),
+    "a home that cannot be written": Planted(
+        "single-gpu-node", f"Deployment/rollout {MAIN}.volumeMounts", "nothing is mounted at /home/gspo",
+        lambda c: container(c, "rollout")["volumeMounts"].remove(mount(container(c, "rollout"), "home")),
+    ),
+    "keys that are not there": Planted(
+        "single-gpu-node", f"StatefulSet/learner {POD}.volumes[2]", "has no learner.secret",
+        lambda c: c.objects.remove(secret(c, "gspo-key-learner")),
+    ),
+    "the key of another process": Planted(
+        "single-gpu-node", f"Deployment/rollout {POD}.volumes[3]", "holds learner.secret, the key of another process",
+        lambda c: secret(c, "gspo-key-rollout")["data"].update({"learner.secret": "eA=="}),
     ),
     "a configuration by subPath": Planted(
         "cpu", f"StatefulSet/learner {MAIN}.volumeMounts[0].subPath", "never updated",
@@ -162,6 +190,18 @@ NETWORK = {
         lambda c: policy_rule(c, "metrics", "ingress", 0)["from"][0]["namespaceSelector"].update(
             matchLabels={"kubernetes.io/metadata.name": "prometheus"}
         ),
+    ),
+    "sandboxes that no policy lets rollouts reach": Planted(
+        "cpu-sandbox", "NetworkPolicy/* spec.egress", "calls sandbox.urls[0] http://sandbox.gspo-sandbox:7010",
+        lambda c: c.objects.remove(c.one("NetworkPolicy", "sandbox")),
+    ),
+    "rewards of a service that is out of reach": Planted(
+        "single-gpu-node", "NetworkPolicy/* spec.egress", "calls environment.options.reward_url http://grader.apps:8000/grade",
+        lambda c: edit_config(c, "train_path =", 'reward_url = "http://grader.apps:8000/grade"\ntrain_path ='),
+    ),
+    "a judge that is out of reach": Planted(
+        "single-gpu-node", "NetworkPolicy/* spec.egress", "a judge or another service",
+        lambda c: edit_config(c, "[broker]\n", "[reward]\nnetwork = true\n[broker]\n"),
     ),
     "a group of nodes with addresses of its own": Planted(
         "qwen3-30b-a3b-lws", "ConfigMap/gspo-run-* data.run.toml", "learner-0.learner is no name of LeaderWorkerSet/learner",

@@ -1,32 +1,19 @@
 """Rollouts in another cluster: what the site has, what it must not have, and what the run's home lets in."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from gspo_services.prepare.cluster_check import ClusterModel, faults_of
-from gspo_services.shared.net.security import write_key_pair
 from gspo_services.shared.settings import run_fingerprint
 from gspo_services.shared.settings.configuration import load_settings
-from tests.deploy.cluster import K8S, Cluster, Object, render, title
-from tests.deploy.conftest import copy_manifests
+from tests.deploy.cluster import K8S, Cluster, Object, title
+from tests.deploy.played.test_planted import faults
 
 pytestmark = pytest.mark.deploy
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> list[Object]:
-    overlay = copy_manifests(tmp_path) / "overlays" / "rollouts-elsewhere"
-    for name in ("broker", "learner", "rollout-paris"):
-        write_key_pair(overlay / "files", name, overwrite=True)
-        if name != "rollout-paris":
-            (overlay / "files" / f"{name}.secret").unlink()
-    return render(overlay)
-
-
 def test_a_site_can_work_and_has_only_rollouts_and_their_model(site: list[Object]) -> None:
-    assert [f"{title(fault.item)} {fault.field}: {fault.text}" for fault in faults_of(ClusterModel.of(site))] == []
+    assert [f"{title(fault.item)} {fault.field}: {fault.text}" for fault in faults(site)] == []
     assert {pods.role for pods in Cluster(site).pods} == {"rollout", "model-download"}
     assert [title(item) for item in site if item["kind"] in ("Service", "StatefulSet")] == []
 

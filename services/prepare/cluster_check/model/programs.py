@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from gspo_services.prepare.cluster_check.model.manifests import ClusterModel, ContainerSpec, PodTemplate
 from gspo_services.prepare.cluster_check.model.objects import at, items_at
 from gspo_services.shared.runtime.errors import ConfigurationError
-from gspo_services.shared.settings import Settings, parse_process_arguments
+from gspo_services.shared.settings import Process, Settings, parse_process_arguments
 
 ENTRY_POINT: Final = "gspo"
 IMAGES: Final[dict[str, frozenset[str]]] = {
@@ -24,7 +24,7 @@ IMAGES: Final[dict[str, frozenset[str]]] = {
     "gspo-cpu": frozenset({"broker", "learner", "rollout"}),
 }
 """By image: the processes that it has the packages for."""
-PROCESSES: Final = ("broker", "rollout", "learner")
+PROCESSES: Final[tuple[Process, ...]] = ("broker", "rollout", "learner")
 OTHER_COMMANDS: Final = (
     "model",
     "audit",
@@ -71,10 +71,12 @@ def words_of(container: ContainerSpec) -> list[str]:
     return [*(command or [ENTRY_POINT]), *(str(word) for word in items_at(container.data, "args"))]
 
 
-def process_of(container: ContainerSpec) -> str:
+def process_of(container: ContainerSpec) -> Process | Literal[""]:
     """broker, rollout or learner; empty for all else."""
     words = words_of(container)
-    return words[1] if is_ours(container) and words[0] == ENTRY_POINT and words[1:2] and words[1] in PROCESSES else ""
+    if not is_ours(container) or words[0] != ENTRY_POINT:
+        return ""
+    return next((process for process in PROCESSES if words[1:2] == [process]), "")
 
 
 def process_container(pods: PodTemplate) -> ContainerSpec | None:
