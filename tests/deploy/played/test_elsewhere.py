@@ -7,7 +7,7 @@ import pytest
 from gspo_services.shared.settings import run_fingerprint
 from gspo_services.shared.settings.configuration import load_settings
 from tests.deploy.cluster import K8S, Cluster, Object, title
-from tests.deploy.played.test_planted import faults
+from tests.deploy.played.faults import faults
 
 pytestmark = pytest.mark.deploy
 

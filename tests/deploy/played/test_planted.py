@@ -5,12 +5,13 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from gspo_services.prepare.cluster_check import CHECKS, Check, ClusterFault, ClusterModel, faults_of
-from tests.deploy.cluster import Cluster, Object
+from gspo_services.prepare.cluster_check import CHECKS, Check, ClusterFault, ClusterModel
+from tests.deploy.cluster import Cluster
 from tests.deploy.conftest import VARIANTS
 from tests.deploy.mistakes import MISTAKES
 from tests.deploy.object_mistakes import OBJECT_MISTAKES
 from tests.deploy.played.disagreeing import DISAGREEING
+from tests.deploy.played.faults import faults
 from tests.deploy.played.planted import PLANTED as SINGLE
 
 PLANTED = SINGLE | DISAGREEING
@@ -18,11 +19,6 @@ pytestmark = pytest.mark.deploy
 FOUND_OF_THE_OTHERS = 74
 """Of the mistakes that the repository's own checks find, so many are found for users, too. The rest are matters of style and
 of files that only the repository has."""
-
-
-def faults(objects: list[Object]) -> list[ClusterFault]:
-    """All but that our overlays name no registry of anybody."""
-    return [fault for fault in faults_of(ClusterModel.of(objects)) if "stands for your registry" not in fault.text]
 
 
 def place(fault: ClusterFault) -> str:
