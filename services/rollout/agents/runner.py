@@ -46,6 +46,7 @@ class AgentEpisodes:
         self._refuse_calls = refuse_calls
         self._solve = solve
         self._terms = terms
+        self._is_stopping = False
 
     def begin(self, lease: Lease, arrays: Mapping[str, Array], tasks: asyncio.TaskGroup) -> "AgentEpisode":
         """See ``EpisodeRunner.begin``. Raises: EpisodeFailed when the lease's journal does not belong to its tokens."""
@@ -53,6 +54,7 @@ class AgentEpisodes:
 
     async def stop_generating(self) -> None:
         """See ``EpisodeRunner.stop_generating``."""
+        self._is_stopping = True
         # Close the endpoint first: an agent whose call is ended asks again at once.
         await self._refuse_calls()
         await self._shared.engine.stop_generating()
@@ -78,7 +80,13 @@ class AgentEpisodes:
             await self._finish(calls, result)
         finally:
             self._registry.remove(key)
-            await calls.close()
+            try:
+                if self._is_stopping:
+                    # An agent whose call is refused fails before the engine has been told to end, and what that has made
+                    # would be sampled again. Whoever stops us waits for so long, and no longer.
+                    await calls.until_sampled()
+            finally:
+                await calls.close()
 
     async def _finish(self, calls: EpisodeCalls, result: AgentResult) -> None:
         if result.reward is not None:

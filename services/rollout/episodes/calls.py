@@ -109,6 +109,11 @@ class EpisodeCalls:
         if running:
             await asyncio.wait(running)
 
+    async def until_sampled(self) -> None:
+        """Wait until every running call has what the engine makes for it."""
+        if running := [task for task in self._live.values() if not task.done()]:
+            await asyncio.wait(running)
+
     async def hand_back(self) -> None:
         """Close, and send what another rollout needs to continue. Raises: EpisodeFailed."""
         await self.close()

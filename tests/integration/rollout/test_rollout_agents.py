@@ -1,5 +1,6 @@
 """Agents on a rollout between a scripted broker and a scripted engine: real workers, the real endpoint and client."""
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import pytest
 
 from gspo_protocol.messages import Finish, Journal, Release
+from gspo_services.rollout.agents.runner import AgentEpisodes
 from gspo_services.rollout.rendering import create_renderer
 from gspo_services.rollout.tokenizer import ChatTokenizer
 from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.tasks.agents import AgentFailure
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 from tests.support.episodes import a_new_lease, resumed
 from tests.support.processes.running_agents import Agents, agents_starter
@@ -97,9 +100,26 @@ async def test_a_stop_hands_back_what_an_agent_has_and_ends_the_agent(agents: Ag
     assert run.count("episodes_total", outcome="handed_back") == 1
 
 
-async def test_an_agent_whose_call_is_cut_off_by_a_stop_has_not_failed(agents: Agents, tmp_path: Path) -> None:
+async def test_an_agent_whose_call_is_cut_off_by_a_stop_has_not_failed(
+    agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed, count = asyncio.Event(), AgentEpisodes._count
+
+    def counted(episodes: AgentEpisodes, reason: AgentFailure | None) -> None:
+        failed.set()
+        count(episodes, reason)
+
+    monkeypatch.setattr(AgentEpisodes, "_count", counted)
     async with agents(function=function("two_questions"), drain_s=10.0) as run:
         run.engine.stops_when_told = True
+        stop_generating = run.engine.stop_generating
+
+        async def once_the_agent_has_failed() -> None:
+            await failed.wait()
+            await stop_generating()
+
+        # Its call is refused before the engine is told to end.
+        monkeypatch.setattr(run.engine, "stop_generating", once_the_agent_has_failed)
         prompt = create_renderer(run.tokenizer).prompt_ids(
             [{"role": "user", "content": text} for text in ("first", "What?")]
         )
