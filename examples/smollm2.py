@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -17,6 +16,8 @@ import reasoning_gym
 import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gspo_services.shared.runtime.durable import make_partial_directory, publish_directory
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
@@ -42,9 +43,7 @@ def main(directory: Path) -> None:
     # The GGUF says neither that the model is quantised no more, nor which class it is.
     config = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"], "bos_token_id": 1}
     config.pop("quantization_config", None)
-    made = directory.with_name(f"{directory.name}.partial")
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir(parents=True)
+    made = make_partial_directory(directory)
     (made / "config.json").write_text(json.dumps(config, indent=1))
     (made / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}))
     weights = {name: value.contiguous() for name, value in model.state_dict().items() if name != "lm_head.weight"}
@@ -53,8 +52,7 @@ def main(directory: Path) -> None:
     (made / "tasks").mkdir()
     for name, rows in zip(("train", "test"), sums(), strict=True):
         (made / "tasks" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shutil.rmtree(directory, ignore_errors=True)
-    made.rename(directory)
+    publish_directory(made, directory)
 
 
 if __name__ == "__main__":

@@ -32,9 +32,8 @@ def show(findings: Sequence[Finding], title: str, console: PlainConsole, *, verb
         _table(findings, title, console)
         console.print(summary(findings))
         return
-    in_order = [finding for finding in findings if finding.status != "ok" or finding.check in ASKED_FOR]
-    well = [finding for finding in findings if finding not in in_order]
-    _table(in_order, title, console)
+    well = [finding for finding in findings if finding.status == "ok" and finding.check not in ASKED_FOR]
+    _table([finding for finding in findings if finding not in well], title, console)
     if well:
         console.print(Text(f"also ok: {', '.join(one_line(finding.check) for finding in well)}"))
     console.print(f"{summary(findings)}; --verbose shows each")

@@ -3,7 +3,6 @@
 Everything that is copied beside the ledgers never changes once it exists.
 """
 
-import fcntl
 import os
 import shutil
 import sqlite3
@@ -34,6 +33,7 @@ from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.runtime.durable import (
     discard_directory,
     make_partial_directory,
+    only_writer,
     publish_directory,
     remove_leftovers,
 )
@@ -54,23 +54,10 @@ def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupM
             # The copy gets its own mark, which must not hide what is missing here.
             require_whole(source / LEDGER_FILE)
     destination.mkdir(parents=True, exist_ok=True)
-    with _alone(destination):
+    busy = ServiceError(f"another `gspo backup` is writing to {destination}: wait for it, or name another directory")
+    # Another one would take what is being written for a leftover.
+    with only_writer(destination, busy):
         return _back_up(directory, destination, say)
-
-
-@contextmanager
-def _alone(destination: Path) -> Iterator[None]:
-    """Lock: another one would take what is being written for a leftover. Raises: ServiceError when another has the lock."""
-    descriptor = os.open(destination, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise ServiceError(
-            f"another `gspo backup` is writing to {destination}: wait for it, or name another directory"
-        ) from error
-    finally:
-        os.close(descriptor)
 
 
 def _back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupManifest]:

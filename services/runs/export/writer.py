@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +14,7 @@ from gspo_services.learner.export import write_model
 from gspo_services.learner.weights import DTYPES
 from gspo_services.runs.export.adapted import PEFT_PREFIX, AdaptedCheckpointWeights
 from gspo_services.runs.export.weights import CheckpointWeights
-from gspo_services.shared.runtime.durable import flush_file, make_partial_directory, partial_path
+from gspo_services.shared.runtime.durable import flush_file, make_partial_directory, only_writer, partial_path
 from gspo_services.shared.runtime.errors import ConfigurationError, NoRoomError, ServiceError, is_for_want_of_room
 
 CARD = "README.md"
@@ -98,28 +96,16 @@ def _export(destination: Path, num_bytes: int, card: str) -> Iterator[Path]:
 def _partial(destination: Path) -> Iterator[Path]:
     """Yield an empty directory beside ``destination`` that nobody else writes to and that is removed afterwards."""
     path = partial_path(destination)
+    busy = ConfigurationError(f"another `gspo export` is writing {destination}: wait for it, or use --to")
     if path.exists():
-        with _locked(path, destination):
+        with only_writer(path, busy):
             pass  # A killed export left it.
     make_partial_directory(destination)
     try:
-        with _locked(path, destination):
+        with only_writer(path, busy):
             yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-@contextmanager
-def _locked(path: Path, destination: Path) -> Iterator[None]:
-    """Lock; the lock ends with the process, however that ends. Raises: ConfigurationError when another process has it."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise ConfigurationError(f"another `gspo export` is writing {destination}: wait for it, or use --to") from error
-    finally:
-        os.close(descriptor)
 
 
 def _publish(partial: Path, destination: Path) -> None:

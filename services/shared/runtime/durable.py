@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _PARTIAL = ".partial-"
@@ -22,6 +25,20 @@ def make_partial_directory(destination: Path) -> Path:
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
     return partial
+
+
+@contextmanager
+def only_writer(directory: Path, busy: Exception) -> Iterator[None]:
+    """Lock a directory. The lock ends with the process, however that ends. Raises: ``busy`` when another has it."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise busy from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def remove_leftovers(parent: Path) -> None:
