@@ -58,6 +58,7 @@ class Retention:
         self._due = asyncio.Event()
         self._due.set()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="archive")
+        self._writer: ArchiveWriter | None = None
 
     def wake(self) -> None:
         """A checkpoint covers more batches."""
@@ -85,6 +86,12 @@ class Retention:
                     log.error("archive_not_written", error=str(error), retry_s=RETRY_S)
                     await asyncio.sleep(RETRY_S)
                     self._due.set()
+        except asyncio.CancelledError:
+            self._thread.shutdown(wait=True, cancel_futures=True)  # It may still write.
+            if self._writer is not None:
+                with suppress(OSError):
+                    self._writer.discard()
+            raise
         finally:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
@@ -97,7 +104,7 @@ class Retention:
         number, group_ids = await self._in_thread(self._plan)
         if not group_ids:
             return False
-        writer = await self._in_thread(lambda: ArchiveWriter(self._path.parent, number))
+        writer = self._writer = await self._in_thread(lambda: ArchiveWriter(self._path.parent, number))
         try:
             for group_id in group_ids:
                 began = self._clock.now()
@@ -110,7 +117,7 @@ class Retention:
             archived = [ArchivedRow(group_id=each, archive=number, place=place) for each, place in writer.places.items()]
             await self._in_thread(lambda: writer.publish(row))
             await commit(RowChanges(rows=[row, *archived]))
-        # Not when cancelled: the thread may still write. The next broker removes what is left.
+        # When cancelled, ``run`` does it: the thread may still write. The next broker removes what is published.
         except Exception:
             with suppress(OSError):
                 await self._in_thread(writer.discard)

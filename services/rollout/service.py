@@ -27,7 +27,7 @@ from gspo_services.rollout.held_leases import HeldLease, WorkSeen, keys_by_broke
 from gspo_services.rollout.metrics import STATUSES, RolloutMetrics
 from gspo_services.rollout.sglang import EngineError
 from gspo_services.rollout.weights import WeightSync
-from gspo_services.rollout.work import EpisodeFailed, EpisodeRunner, EpisodeWork
+from gspo_services.rollout.work import EpisodeFailed, EpisodeRunner, EpisodeSpared, EpisodeWork
 from gspo_services.shared.net import Delivered
 from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.runtime.errors import ServiceError
@@ -256,6 +256,9 @@ class RolloutService:
                 # An agent fails when its calls are refused; its own fault recurs wherever it continues.
                 await self._hand_back(lease, work)
                 return
+            if isinstance(error, EpisodeSpared):
+                await self._hand_back(lease, work, str(error))
+                return
             log.warning("episode_failed", trajectory_id=lease.trajectory_id, reason=str(error))
             self._metrics.episodes.labels(outcome="failed").inc()
             await self._release(lease, str(error), failed=True)
@@ -343,9 +346,9 @@ class RolloutService:
         except EpisodeFailed as error:
             log.warning("not_handed_back", trajectory_id=lease.trajectory_id, reason=str(error))
 
-    async def _hand_back(self, lease: Lease | Grade, work: EpisodeWork) -> None:
+    async def _hand_back(self, lease: Lease | Grade, work: EpisodeWork, reason: str = "draining") -> None:
         await self._send_rest(lease, work)
-        await self._release(lease, "draining", failed=False)
+        await self._release(lease, reason, failed=False)
         self._metrics.episodes.labels(outcome="handed_back").inc()
         self._forget(lease)
 

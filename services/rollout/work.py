@@ -13,6 +13,10 @@ class EpisodeFailed(RuntimeError):
     """The episode cannot continue for a reason of its own; its lease is released as failed, with this text."""
 
 
+class EpisodeSpared(EpisodeFailed):
+    """The episode was ended, perhaps by no fault of its own: its lease is handed back, and no attempt is counted."""
+
+
 class PolicyEngine(Protocol):
     """What episodes sample from: the client of an engine, or what answers in its place."""
 
@@ -53,8 +57,8 @@ class EpisodeWork(Protocol):
     async def run(self) -> None:
         """Run the episode to its end, and send it.
 
-        Raises: EpisodeFailed; EngineError: another engine can continue; ConfigurationError when no episode of this
-        run can succeed.
+        Raises: EpisodeFailed; EpisodeSpared; EngineError: another engine can continue; ConfigurationError when no episode
+        of this run can succeed.
         """
         ...
 

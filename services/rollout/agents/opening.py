@@ -83,7 +83,7 @@ async def open_solver(settings: Settings, name: str) -> AsyncIterator[Solve]:
     weights = agent.weights or None
     if agent.url:
         async with AgentService(agent.url, weights) as service:
-            yield lambda task, journal: service.solve(task)
+            yield lambda task, journal, *, is_alone: service.solve(task)
         return
     options = UserProcessOptions(
         limits=ProcessLimits(memory_bytes=agent.memory_bytes, cpu_s=agent.cpu_s),
@@ -93,7 +93,7 @@ async def open_solver(settings: Settings, name: str) -> AsyncIterator[Solve]:
     )
     if agent.command:
         program = AgentProgram(agent.command, options, num_processes=most, output=output)
-        yield lambda task, journal: program.solve(task)
+        yield lambda task, journal, *, is_alone: program.solve(task)
         return
     pool_options = AgentPoolOptions(
         **msgspec.structs.asdict(options),

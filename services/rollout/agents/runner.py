@@ -1,21 +1,30 @@
 """One agent's episode: its calls come in at the endpoint, its reward is what its code returns."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Final, Literal, NoReturn, Protocol
 
 from gspo_protocol.codec import Array
 from gspo_protocol.messages import Lease
 from gspo_services.rollout.episodes import EpisodeCalls, EpisodeRegistry, EpisodeShared
 from gspo_services.rollout.sglang import EngineError
-from gspo_services.rollout.work import EpisodeFailed
+from gspo_services.rollout.work import EpisodeFailed, EpisodeSpared
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.tasks.agents import AgentFailure, AgentResult, AgentTask, StepJournal
 from gspo_services.tasks.environments import through_the_door
 
-Solve = Callable[[AgentTask, StepJournal], Awaitable[AgentResult]]
-"""Runs the user's agent. A cancellation ends the agent."""
+SPARED: Final = 2
+"""How often one episode may end with a worker that others shared before it gets a worker to itself: often enough that an
+honest one rarely needs to, seldom enough that one which ends its worker each time takes few others with it."""
+REMEMBERED: Final = 4096
+
+
+class Solve(Protocol):
+    """Runs the user's agent; ``is_alone``: beside no other episode in its process. A cancellation ends the agent."""
+
+    def __call__(self, task: AgentTask, journal: StepJournal, *, is_alone: bool) -> Awaitable[AgentResult]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +56,8 @@ class AgentEpisodes:
         self._solve = solve
         self._terms = terms
         self._is_stopping = False
+        self._ended_in_company: OrderedDict[int, int] = OrderedDict()
+        """By trajectory, the newest last."""
 
     def begin(self, lease: Lease, arrays: Mapping[str, Array], tasks: asyncio.TaskGroup) -> "AgentEpisode":
         """See ``EpisodeRunner.begin``. Raises: EpisodeFailed when the lease's journal does not belong to its tokens."""
@@ -76,7 +87,10 @@ class AgentEpisodes:
                 model=self._registry.model,
                 deadline_s=self._terms.deadline_s,
             )
-            result = await calls.while_whole(self._solve(task, calls.steps))
+            is_alone = self._ended_in_company.get(lease.trajectory_id, 0) >= SPARED
+            result = await calls.while_whole(self._solve(task, calls.steps, is_alone=is_alone))
+            if result.in_company:
+                self._spare(lease.trajectory_id, result)
             await self._finish(calls, result)
         finally:
             self._registry.remove(key)
@@ -87,6 +101,14 @@ class AgentEpisodes:
                     await calls.until_sampled()
             finally:
                 await calls.close()
+
+    def _spare(self, trajectory_id: int, result: AgentResult) -> NoReturn:
+        """Raises: EpisodeSpared. Nobody knows who ended the worker: whoever ends one that is its own has shown it."""
+        self._count(result.failure)
+        self._ended_in_company[trajectory_id] = self._ended_in_company.pop(trajectory_id, 0) + 1
+        if len(self._ended_in_company) > REMEMBERED:
+            self._ended_in_company.popitem(last=False)
+        raise EpisodeSpared(f"agent: {result.failure}, in a worker that others shared: {result.detail}")
 
     async def _finish(self, calls: EpisodeCalls, result: AgentResult) -> None:
         if result.reward is not None:

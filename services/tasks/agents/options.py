@@ -52,7 +52,7 @@ class AgentPoolOptions(UserProcessOptions, frozen=True, kw_only=True, forbid_unk
 
     num_workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 2
     episodes_per_worker: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 128
-    """Episodes that share one worker's event loop. A worker that dies costs each of them an attempt."""
+    """Episodes that share one worker's event loop. All of them end with it, whichever of them ended it."""
     python: str | None = None
     """The interpreter, 3.10 or later; it needs neither this package nor others. None: the one that runs this process."""
     start_timeout_s: Seconds = 120.0

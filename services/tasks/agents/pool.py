@@ -60,6 +60,7 @@ class AgentPool:
         self._output = UserOutput() if output is None else output
         self._workers: list[UserWorker] = []
         self._places = asyncio.Semaphore(self._options.num_workers * self._options.episodes_per_worker)
+        self._places_alone = asyncio.Semaphore(self._options.num_workers)
         self._closed = False
 
     async def __aenter__(self) -> AgentPool:
@@ -101,9 +102,10 @@ class AgentPool:
         await worker.ended.wait()
         return WorkerNotReady(worker.end_result.detail, is_proven=not worker.was_killed)
 
-    async def solve(self, task: AgentTask, journal: StepJournal | None = None) -> AgentResult:
+    async def solve(self, task: AgentTask, journal: StepJournal | None = None, *, is_alone: bool = False) -> AgentResult:
         """The result of one episode, whatever its code does. A cancelled call cancels the episode in its worker.
 
+        ``is_alone``: in a worker of its own, beyond the others, at most as many at a time as there are others.
         waits for:    a free place, then at most start_timeout_s + deadline_s + grace_s, and ``journal``
         unblocked by: the end of another episode; the deadline, which kills in the end; close
         Raises: what ``journal`` raises; the episode is then given up.
@@ -113,11 +115,12 @@ class AgentPool:
         fields = msgspec.structs.asdict(task)
         if len(start_message(0, fields, recorded)) > MAX_START_BYTES:
             return failed("too_large", f"task and recorded steps do not fit a message of {MAX_START_BYTES} bytes")
-        await self._places.acquire()
+        places = self._places_alone if is_alone else self._places
+        await places.acquire()
         if self._closed:
-            self._places.release()
+            places.release()
             return failed("closed", "the agents' workers are closed")
-        worker = self._next_worker()
+        worker = self._start_worker(is_alone=True) if is_alone else self._next_worker()
         episode = worker.enter()  # from here on the worker frees the place
         try:
             await worker.ready.wait()
@@ -170,8 +173,9 @@ class AgentPool:
             least = self._start_worker()
         return least
 
-    def _start_worker(self) -> UserWorker:
-        worker = UserWorker(self._function, self._options, self._output, self._places.release)
+    def _start_worker(self, *, is_alone: bool = False) -> UserWorker:
+        places = self._places_alone if is_alone else self._places
+        worker = UserWorker(self._function, self._options, self._output, places.release, takes_one=is_alone)
         self._workers.append(worker)
         life = self._tasks.create_task(worker.run(), name="user-worker")
         # A task that is cancelled before its first step runs nothing at all, and ``close`` would wait for ever.

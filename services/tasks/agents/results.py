@@ -43,11 +43,13 @@ class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
     failure: AgentFailure | None = None
     detail: str = ""
     """The failure for people, with file and line of the user's code."""
+    in_company: bool = False
+    """Its worker ended with other episodes in it, any of which may have ended it."""
 
 
-def failed(reason: AgentFailure, detail: str) -> AgentResult:
+def failed(reason: AgentFailure, detail: str, *, in_company: bool = False) -> AgentResult:
     """An episode without a reward."""
-    return AgentResult(reward=None, failure=reason, detail=detail)
+    return AgentResult(reward=None, failure=reason, detail=detail, in_company=in_company)
 
 
 def scored(value: float | dict[str, float], weights: Mapping[str, float] | None) -> AgentResult:

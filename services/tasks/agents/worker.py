@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+_NOBODYS_FAULT: Final = ("closed", "not_started", "unknown_function")
 _MOST_WAITING: Final = 64
 """Steps of one episode that wait for their record; an honest agent waits for each."""
 
@@ -49,9 +50,18 @@ class UserWorker:
     unblocked by: start_timeout_s; the look at each heartbeat, which kills; ``end``
     """
 
-    def __init__(self, function: str, options: AgentPoolOptions, output: UserOutput, free: Callable[[], None]) -> None:
-        """``free`` is called whenever an episode's place is free again."""
+    def __init__(
+        self,
+        function: str,
+        options: AgentPoolOptions,
+        output: UserOutput,
+        free: Callable[[], None],
+        *,
+        takes_one: bool = False,
+    ) -> None:
+        """``free`` is called whenever an episode's place is free again. ``takes_one``: only one episode may ever enter."""
         self._function = function
+        self._most_episodes = 1 if takes_one else options.max_episodes_per_worker
         self._options = options
         self._write_output = output.write
         self._free = free
@@ -76,7 +86,7 @@ class UserWorker:
     @property
     def takes_more(self) -> bool:
         """Whether new episodes may enter."""
-        return not self._spent and self._verdict is None and self._num_begun < self._options.max_episodes_per_worker
+        return not self._spent and self._verdict is None and self._num_begun < self._most_episodes
 
     @property
     def end_result(self) -> AgentResult | None:
@@ -256,11 +266,15 @@ class UserWorker:
             return
         reason, detail, culprit = self._verdict or ("crashed", self._crash(), None)
         self._verdict = (reason, detail, culprit)
+        in_company = len(self._episodes) > 1 and reason not in _NOBODYS_FAULT
         for number, episode in list(self._episodes.items()):
-            if culprit in (None, number):
+            if culprit is None:
+                episode.news.put_nowait(failed(reason, detail, in_company=in_company))
+            elif culprit == number:
                 episode.news.put_nowait(failed(reason, detail))
             else:
-                episode.news.put_nowait(failed("crashed", f"another episode ended the worker ({reason}): {detail}"))
+                text = f"another episode ended the worker ({reason}): {detail}"
+                episode.news.put_nowait(failed("crashed", text, in_company=in_company))
             del self._episodes[number]
             self._free()
         self.ready.set()

@@ -159,6 +159,24 @@ async def test_what_is_no_reward_fails_the_attempt(
     assert finish.components == {"refused": 1.0}, "the next episode is served"
 
 
+async def test_who_ends_with_a_worker_that_others_shared_has_not_failed_until_it_ends_its_own(
+    agents: Agents, tmp_path: Path
+) -> None:
+    async with agents(function=function("beside_a_killer")) as run:
+        run.broker.retry_s = 0.0
+        for spared in (1, 2):
+            run.broker.grant(a_lease(tmp_path, 7, do="ask"), a_lease(tmp_path, 8, do="kill"))
+            await run.broker.until(lambda many=2 * spared: len(run.broker.of(Release)) == many)
+        run.broker.grant(a_lease(tmp_path, 7, do="ask"), a_lease(tmp_path, 8, do="kill"))
+        finish = await run.broker.expect(Finish)
+        await run.broker.until(lambda: len(run.broker.of(Release)) == 5)
+    *handed_back, failed = run.broker.of(Release)
+    assert [(each.failed, "others shared" in each.reason) for each in handed_back] == [(False, True)] * 4
+    assert (failed.trajectory_id, failed.failed, "SIGKILL" in failed.reason) == (8, True, True)
+    assert (finish.trajectory_id, finish.turn_rewards) == (7, [1.0])
+    assert (run.count("episodes_total", outcome="handed_back"), run.count("episodes_total", outcome="failed")) == (4, 1)
+
+
 async def test_too_late_may_be_a_reward_of_zero(agents: Agents, tmp_path: Path) -> None:
     async with agents(function=function("asks_and_waits"), deadline_s=2.0, on_deadline="zero") as run:
         run.broker.grant(a_lease(tmp_path / "notes"))

@@ -1,12 +1,17 @@
 """Agents that call the policy with the openai package, for tests. Workers import them by name."""
 
 import asyncio
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 from openai import APIError, AsyncOpenAI, OpenAI
 
 from gspo.tasks.agents import Episode
 from tests.support.rewards.anything import made
+
+_OTHER_IS_HERE = asyncio.Event()
 
 
 def client_of(episode: Episode) -> AsyncOpenAI:
@@ -49,6 +54,24 @@ async def asks_and_waits(episode: Episode) -> float:
         await said(client, episode, "hi")
     await asyncio.Event().wait()
     return 0.0
+
+
+async def beside_a_killer(episode: Episode) -> float:
+    """Two share a worker: once both are there one kills it, each time; the other asks when that has happened twice."""
+    killed = Path(episode.task["notes"]) / "killed"
+    was_spared = killed.exists() and len(killed.read_text()) >= 2
+    if episode.task["do"] == "kill":
+        if not was_spared:
+            await _OTHER_IS_HERE.wait()
+        with killed.open("a") as file:
+            file.write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
+    if not was_spared:
+        _OTHER_IS_HERE.set()
+        await asyncio.Event().wait()
+    async with client_of(episode) as client:
+        await said(client, episode, "hi")
+    return 1.0
 
 
 async def says_nothing(episode: Episode) -> float:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sqlite3
+import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow.parquet as parquet
 import pytest
 from msgspec.structs import replace
 
-from gspo_services.broker.rows import CheckpointedRow, GroupRow, TrajectoryRow
+from gspo_services.broker.rows import ArchiveRow, CheckpointedRow, GroupRow, TrajectoryRow
 from gspo_services.broker.store.archivable import Archivable, groups_to_archive
 from gspo_services.broker.store.archive_file import ARCHIVE_DIRECTORY, ArchivedGroup, ArchiveFiles, ArchiveWriter
 from gspo_services.broker.store.payload import stored_chunk
@@ -87,6 +88,27 @@ def test_a_kill_at_any_step_leaves_every_token_in_one_place_and_the_next_broker_
         assert same(content(run), before), step
         files = sorted(path.name for path in (run / "archive").iterdir())
         assert len(files) == 1, (step, files)
+
+
+def test_a_stop_while_a_file_is_written_leaves_none_of_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    close, is_closing, stops = ArchiveWriter.close, threading.Event(), threading.Event()
+
+    def slow_close(writer: ArchiveWriter) -> ArchiveRow:
+        is_closing.set()
+        stops.wait()
+        return close(writer)
+
+    def is_stopped() -> bool:
+        if is_closing.is_set():
+            stops.set()
+        return stops.is_set()
+
+    monkeypatch.setattr(ArchiveWriter, "close", slow_close)
+    Archiving(run).until(is_stopped)
+    assert list((run / "archive").iterdir()) == []
+    monkeypatch.undo()
+    wanted = expected_groups(run, 1)
+    Archiving(run).until(lambda: archived(run) == wanted)
 
 
 def test_nothing_is_archived_that_may_still_change_or_that_the_policy_keeps(run: Path) -> None:

@@ -93,8 +93,30 @@ async def test_a_hung_agent_costs_the_episodes_of_its_own_worker_alone() -> None
         for task in napping:
             task.cancel()
     assert (hung.failure, neighbour.failure) == ("hung", "crashed")
+    assert (hung.in_company, neighbour.in_company) == (False, True), "it is known who has hung"
     assert "another episode" in neighbour.detail
     assert "in spin" in neighbour.detail
+
+
+@pytest.mark.parametrize("do", ["crash", "spin_in_c", "write_garbage"])
+async def test_a_worker_that_ends_with_several_episodes_blames_none_and_one_alone_is_to_blame(do: str) -> None:
+    async with agent_pool() as pool, asyncio.TaskGroup() as tasks:
+        neighbour = tasks.create_task(pool.solve(agent_task("wait_for_ever")))
+        await asyncio.sleep(0)
+        shared = await pool.solve(agent_task(do))
+        assert (shared.in_company, (await neighbour).in_company) == (True, True)
+        neighbour = tasks.create_task(pool.solve(agent_task("wait_for_ever")))
+        await asyncio.sleep(0)
+        alone = await pool.solve(agent_task(do), is_alone=True)
+        assert (alone.failure, alone.in_company, neighbour.done()) == (shared.failure, False, False)
+        neighbour.cancel()
+
+
+async def test_at_most_as_many_episodes_have_workers_of_their_own_as_there_are_others() -> None:
+    async with agent_pool(num_workers=2) as pool:
+        pids = await asyncio.gather(*(pool.solve(agent_task("process_id"), is_alone=True) for _ in range(6)))
+        assert len({each.reward for each in pids}) == 6
+        assert (await pool.solve(agent_task("answer", value=2))).reward == 2.0
 
 
 async def test_a_deadline_cancels_the_agent_where_it_is_and_its_worker_lives_on() -> None:
