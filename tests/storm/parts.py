@@ -83,7 +83,7 @@ def parts(place: Path) -> dict[str, Part]:
         settings=(
             *common,
             "agent.function=tests.storm.agent:solve",
-            "agent.deadline_s=20",
+            "agent.deadline_s=5",
             f"agent.environment.GSPO_STORM_NOTES={notes(place)}",
             f"agent.environment.GSPO_STORM_BLOWS={blows(place)}",
             "reward.group=tests.storm.mixture:beside",
