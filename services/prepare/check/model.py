@@ -25,11 +25,13 @@ from gspo_services.learner.start import (
 from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.situation import ReadModel, Situation
 from gspo_services.shared.estimates import ShapeError, shape_of
+from gspo_services.shared.runtime.paths import way_to_model
 from gspo_services.shared.settings import Scheduled, critical_batches
 from gspo_services.shared.weights import ServedError, require_served, require_served_on_cuda
 
 TRIED: Final = frozenset({"qwen3", "qwen3_moe"})
 """Families whose weights were compared with a real engine's, bit by bit."""
+OTHER_MODEL: Final = "use a model whose class ends in ForCausalLM: docs/guide/learner.md has a table of families"
 MOST_HEADER_BYTES: Final = 100 * 2**20
 TYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -38,7 +40,7 @@ def read_model(situation: Situation) -> tuple[ReadModel, list[Finding]]:
     """config.json and the shape in it, with what is wrong with either."""
     path = situation.model_path
     if not (path / "config.json").is_file():
-        way_out = f"name the directory of a Hugging Face model in model.path; `gspo model tiny {path}` makes a small one"
+        way_out = f"name the directory of a Hugging Face model in model.path; {way_to_model(path)}"
         found = situation.missing("model", f"model.path is {path}: no config.json there.", way_out)
         if situation.elsewhere:
             found = Finding(
@@ -112,7 +114,12 @@ def _refused(config: Mapping[str, Any]) -> tuple[str, str] | None:
     if config.get("quantization_config"):
         return "its weights are quantised", "train the unquantised model: quantised weights get no gradient"
     if names and not names[0].endswith("ForCausalLM"):
-        return f"{names[0]} is not a causal language model", "use a model whose class ends in ForCausalLM"
+        for kind, says in (("vision_config", "images"), ("audio_config", "sound")):
+            if kind in config:
+                return f"{names[0]} takes {says}", "use a model of text alone: episodes have no other content"
+        if names[0].endswith("LMHeadModel"):
+            return f"{names[0]} predates the decoders with rotary positions that are trained here", OTHER_MODEL
+        return f"{names[0]} is not a causal language model", OTHER_MODEL
     return None
 
 
@@ -234,8 +241,12 @@ def _weights(situation: Situation, model: ReadModel) -> Iterator[Finding]:
     path = situation.model_path
     found = _headers(path)
     if found is None:
-        text = f"{path} has no weights (*.safetensors)."
-        yield situation.missing("weights", text, "download them, or save the model with save_pretrained")
+        text, way_out = f"{path} has no weights (*.safetensors).", "download them, or save the model with save_pretrained"
+        if pickles := sorted(each.name for kind in ("*.bin", "*.pt", "*.pth") for each in path.glob(kind)):
+            text = f"{path} has its weights in {pickles[0]}, and no *.safetensors: pickles are not read."
+            load = f"m.AutoModelForCausalLM.from_pretrained('{path}', dtype='auto')"
+            way_out = f"`python -c \"import transformers as m; {load}.save_pretrained('{path}')\"` converts them"
+        yield situation.missing("weights", text, way_out)
         return
     for names, what in (
         (found.missing, "named by the index and not there"),

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.runtime.paths import way_to_model
 from gspo_services.shared.settings.keys import RENAMED, close_match, names_in
 from gspo_services.shared.settings.sections import Settings
 
@@ -197,5 +198,5 @@ def require_model(path: Path) -> None:
     if not (path / "config.json").is_file():
         raise ConfigurationError(
             f"model.path is {path}: there is no config.json. It must be a Hugging Face model directory; a relative path "
-            f"starts at the working directory; `gspo model tiny {path}` makes a small model"
+            f"starts at the working directory; {way_to_model(path)}"
         )
