@@ -27,7 +27,7 @@ from gspo_services.prepare.check.situation import ReadModel, Situation
 from gspo_services.shared.estimates import ShapeError, shape_of
 from gspo_services.shared.runtime.paths import way_to_model
 from gspo_services.shared.settings import Scheduled, critical_batches
-from gspo_services.shared.weights import ServedError, require_served, require_served_on_cuda
+from gspo_services.shared.weights import ServedError, require_servable
 
 TRIED: Final = frozenset({"qwen3", "qwen3_moe"})
 """Families whose weights were compared with a real engine's, bit by bit."""
@@ -127,11 +127,10 @@ def _unserved(situation: Situation, config: Mapping[str, Any]) -> tuple[str, str
     """Why a rollout would refuse the model, and the way out."""
     settings = situation.settings
     here = not settings.rollout.server_url and not situation.elsewhere
-    on_cpu = here and situation.hardware.device is None and not situation.has_unknown_hardware
+    on_gpu = situation.hardware.device is not None
+    is_known = here and (on_gpu or not situation.has_unknown_hardware)
     try:
-        require_served(config, settings.largest_sampling.max_tokens, on_cpu=on_cpu)
-        if here and situation.hardware.device is not None:
-            require_served_on_cuda(config, settings.model.dtype, settings.rollout.server_args)
+        require_servable(config, settings, device=("cuda" if on_gpu else "cpu") if is_known else None)
     except ServedError as error:
         text, _, way_out = str(error).rpartition("; ")
         return text, way_out

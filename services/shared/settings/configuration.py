@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
@@ -200,3 +201,12 @@ def require_model(path: Path) -> None:
             f"model.path is {path}: there is no config.json. It must be a Hugging Face model directory; a relative path "
             f"starts at the working directory; {way_to_model(path)}"
         )
+
+
+def model_config(directory: Path) -> dict[str, Any]:
+    """Read a model's config.json. Raises: ConfigurationError."""
+    path = directory / "config.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}; it must be a model's directory") from error
