@@ -15,6 +15,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 GPU_PIP := $(GPU)/bin/python -m pip --disable-pip-version-check install --quiet
 # What a list in requirements/ names and nothing else, from files with its hashes.
 LOCKED := --no-deps --require-hashes
+SITE := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+# An environment in the target's folder that sees the main one's packages beside those of its list.
+define BESIDE
+test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+echo "import site; site.addsitedir('$$($(CURDIR)/$(BIN)/python $(SITE))')" > "$$($(@D)/bin/python $(SITE))/main.pth"
+$(@D)/bin/python -m pip --disable-pip-version-check install --quiet $(LOCKED) -r $<
+@touch $@
+endef
 # Another PyTorch than that of requirements/torch.txt, such as a local wheel: pip installs it unchecked.
 TORCH ?=
 NO_TORCH := the package index has no CPU build of PyTorch: set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu, or TORCH
@@ -102,10 +110,7 @@ models/smollm2/config.json: examples/smollm2.py | $(REAL)/.installed
 	$(REAL)/bin/python examples/smollm2.py models/smollm2
 
 $(REAL)/.installed: requirements/real.txt | setup
-	test -x $(REAL)/bin/python || $(PYTHON) -m venv $(REAL)
-	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(REAL)/lib/python3.11/site-packages/main.pth
-	$(REAL)/bin/python -m pip --disable-pip-version-check install --quiet $(LOCKED) -r requirements/real.txt
-	@touch $@
+	$(BESIDE)
 
 demo-calculator: ## the demo with multi-turn tool use
 	$(MAKE) demo CONFIG=examples/calculator.toml
@@ -220,22 +225,16 @@ test-wheel: setup ## the built wheel: the loss with only torch, a whole run insi
 test-parity: $(PARITY)/.installed ## the loss and its rivals against TRL's and verl's, chat rendering against the templates it holds, all generators of reasoning-gym, and a run on one; needs the package index
 	$(PARITY)/bin/python -m pytest -m parity tests/parity
 
-# An environment that sees the main one's packages and has TRL, which the main one never has.
+# Has TRL, which the main environment never has.
 $(PARITY)/.installed: requirements/parity.txt | setup
-	test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
-	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(PARITY)/lib/python3.11/site-packages/main.pth
-	$(PARITY)/bin/python -m pip --disable-pip-version-check install --quiet $(LOCKED) -r requirements/parity.txt
-	@touch $@
+	$(BESIDE)
 
 test-view: $(VIEW)/.installed ## the page of `gspo view` in real Chromium, with a live run and one of a million trajectories; needs chromium and the package index
 	@command -v chromium >/dev/null || { echo "chromium not found: install Chromium (Debian: apt-get install chromium)"; exit 1; }
 	$(VIEW)/bin/python -m pytest -m view tests/view
 
 $(VIEW)/.installed: requirements/view-tests.txt | setup
-	test -x $(VIEW)/bin/python || $(PYTHON) -m venv $(VIEW)
-	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(VIEW)/lib/python3.11/site-packages/main.pth
-	$(VIEW)/bin/python -m pip --disable-pip-version-check install --quiet $(LOCKED) -r requirements/view-tests.txt
-	@touch $@
+	$(BESIDE)
 
 test-frameworks: $(FRAMEWORKS)/verifiers/.installed $(FRAMEWORKS)/agents/.installed setup ## verifiers, OpenEnv, openai-agents, langgraph and MCP tools against the endpoint; needs the package index
 	$(BIN)/python -m pytest -m frameworks tests/frameworks
@@ -265,12 +264,8 @@ ONCE_MORE = test "$$(id -u)" != 0 || ! test -x /usr/bin/python3.11 || \
 test-trackers: $(TRACKERS)/.installed ## TensorBoard, Weights & Biases, MLflow and Trackio: what they store is what metrics.jsonl has; needs the package index
 	$(TRACKERS)/bin/python -m pytest -m trackers tests/trackers
 
-# An environment that sees the main one's packages and has the trackers' clients.
 $(TRACKERS)/.installed: requirements/trackers.txt | setup
-	test -x $(TRACKERS)/bin/python || $(PYTHON) -m venv $(TRACKERS)
-	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(TRACKERS)/lib/python3.11/site-packages/main.pth
-	$(TRACKERS)/bin/python -m pip --disable-pip-version-check install --quiet $(LOCKED) -r requirements/trackers.txt
-	@touch $@
+	$(BESIDE)
 
 test-deploy: setup models/tiny/config.json ## every Kubernetes overlay against schemas, its processes started as their pods start them, and planted mistakes; needs kubectl and bubblewrap
 	@command -v kubectl >/dev/null || { echo "kubectl not found: https://kubernetes.io/docs/tasks/tools; no cluster is needed"; exit 1; }
@@ -314,10 +309,7 @@ fuzz: $(FUZZ)/.installed ## ten million inputs for all decoders and loaders, gui
 	$(FUZZ)/bin/python -m tests.fuzz --jobs $(shell env -u OMP_NUM_THREADS nproc) $(FUZZ_ARGS)
 
 $(FUZZ)/.installed: requirements/fuzz.txt | setup
-	test -x $(FUZZ)/bin/python || $(PYTHON) -m venv $(FUZZ)
-	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(FUZZ)/lib/python3.11/site-packages/main.pth
-	$(FUZZ)/bin/python -m pip --disable-pip-version-check install --quiet $(LOCKED) -r requirements/fuzz.txt
-	@touch $@
+	$(BESIDE)
 
 monitor: setup ## a Prometheus with rules and a page of panels, while `make demo` runs in another terminal; needs prometheus
 	$(BIN)/python -m deploy.monitoring.monitor $(CONFIG)

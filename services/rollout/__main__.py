@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, closing
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Final, Literal, NoReturn
 
-import msgspec
 import structlog
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
@@ -51,12 +50,11 @@ from gspo_services.shared.runtime.log_files import LogLimits
 from gspo_services.shared.runtime.logs import configure_logging
 from gspo_services.shared.runtime.stray_processes import kill_orphans
 from gspo_services.shared.runtime.telemetry import Health, TelemetryServer
-from gspo_services.shared.settings import ProcessArguments, Settings, parse_process_arguments
+from gspo_services.shared.settings import ProcessArguments, Settings, model_config, parse_process_arguments
 from gspo_services.shared.weights import (
     SpreadError,
     kv_heads,
-    require_served,
-    require_served_on_cuda,
+    require_servable,
     require_spread,
     spread_of,
 )
@@ -232,7 +230,7 @@ async def _shared(settings: Settings, engine: Engine) -> int:
         spread = (await engine.server_info()).spread
         if spread.is_whole:
             return 1
-        config = model_config(settings)
+        config = model_config(settings.model.path)
         require_spread(config, spread)
         return kv_heads(config)
     except ValueError as error:
@@ -246,23 +244,11 @@ def _require_served(settings: Settings) -> None:
     """
     if settings.rollout.server_url and not (settings.model.path / "config.json").is_file():
         return
-    started_here, gpus = not settings.rollout.server_url, this_machine(os.environ).gpus
-    config = model_config(settings)
+    device: Literal["cpu", "cuda"] = "cuda" if this_machine(os.environ).gpus else "cpu"
     try:
-        require_served(config, settings.largest_sampling.max_tokens, on_cpu=started_here and not gpus)
-        if started_here and gpus:
-            require_served_on_cuda(config, settings.model.dtype, settings.rollout.server_args)
+        require_servable(model_config(settings.model.path), settings, device=None if settings.rollout.server_url else device)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
-
-
-def model_config(settings: Settings) -> dict[str, Any]:
-    """Read the model's config.json. Raises: ConfigurationError."""
-    path = settings.model.path / "config.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}; model.path must be a model's directory") from error
 
 
 @asynccontextmanager
@@ -324,7 +310,7 @@ async def _engine(
     if not spread_of(settings).is_whole:
         # Before a server is started, which takes a minute.
         try:
-            require_spread(model_config(settings), spread_of(settings))
+            require_spread(model_config(settings.model.path), spread_of(settings))
         except SpreadError as error:
             raise ConfigurationError(str(error)) from error
     require_driver()

@@ -27,6 +27,7 @@ from gspo_services.rollout.chat_template import (
     special_tokens,
     stop_at,
 )
+from gspo_services.shared.runtime.paths import way_to_model
 
 __all__ = ["SENTINEL", "ChatTokenizer", "Messages", "TokenizerError", "TooManyTokens"]
 
@@ -242,8 +243,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise TokenizerError(
-            f"{path}: no such file. model.path must be a Hugging Face model directory; "
-            f"`gspo model tiny {path.parent}` makes a small one"
+            f"{path}: no such file. model.path must be a Hugging Face model directory; {way_to_model(path.parent)}"
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{path}: cannot be read: {error}") from error

@@ -139,7 +139,7 @@ class Display:
         rates = pass_rates(self.progress.last_batch)
         if rates:
             grid.add_row("solved", rates, "by how often the tasks were solved before")
-        grid.add_row("lag", f"{number(status['lag_mean'], 2)} mean", f"{status['lag_max']} largest")
+        grid.add_row("lag", f"{number(status['lag_mean'], 2)} mean", f"{number(status['lag_max'], 0)} largest")
         grid.add_row("speed", f"{number(status['tokens_per_s'], 0)} tokens/s", f"policy version {status['policy_version']}")
         groups = status["groups"]
         grid.add_row(

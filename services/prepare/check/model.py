@@ -25,11 +25,13 @@ from gspo_services.learner.start import (
 from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.situation import ReadModel, Situation
 from gspo_services.shared.estimates import ShapeError, shape_of
+from gspo_services.shared.runtime.paths import way_to_model
 from gspo_services.shared.settings import Scheduled, critical_batches
-from gspo_services.shared.weights import ServedError, require_served, require_served_on_cuda
+from gspo_services.shared.weights import ServedError, require_servable
 
 TRIED: Final = frozenset({"qwen3", "qwen3_moe"})
 """Families whose weights were compared with a real engine's, bit by bit."""
+OTHER_MODEL: Final = "use a model whose class ends in ForCausalLM: docs/guide/learner.md has a table of families"
 MOST_HEADER_BYTES: Final = 100 * 2**20
 TYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -38,7 +40,7 @@ def read_model(situation: Situation) -> tuple[ReadModel, list[Finding]]:
     """config.json and the shape in it, with what is wrong with either."""
     path = situation.model_path
     if not (path / "config.json").is_file():
-        way_out = f"name the directory of a Hugging Face model in model.path; `gspo model tiny {path}` makes a small one"
+        way_out = f"name the directory of a Hugging Face model in model.path; {way_to_model(path)}"
         found = situation.missing("model", f"model.path is {path}: no config.json there.", way_out)
         if situation.elsewhere:
             found = Finding(
@@ -112,7 +114,12 @@ def _refused(config: Mapping[str, Any]) -> tuple[str, str] | None:
     if config.get("quantization_config"):
         return "its weights are quantised", "train the unquantised model: quantised weights get no gradient"
     if names and not names[0].endswith("ForCausalLM"):
-        return f"{names[0]} is not a causal language model", "use a model whose class ends in ForCausalLM"
+        for kind, says in (("vision_config", "images"), ("audio_config", "sound")):
+            if kind in config:
+                return f"{names[0]} takes {says}", "use a model of text alone: episodes have no other content"
+        if names[0].endswith("LMHeadModel"):
+            return f"{names[0]} predates the decoders with rotary positions that are trained here", OTHER_MODEL
+        return f"{names[0]} is not a causal language model", OTHER_MODEL
     return None
 
 
@@ -120,11 +127,10 @@ def _unserved(situation: Situation, config: Mapping[str, Any]) -> tuple[str, str
     """Why a rollout would refuse the model, and the way out."""
     settings = situation.settings
     here = not settings.rollout.server_url and not situation.elsewhere
-    on_cpu = here and situation.hardware.device is None and not situation.has_unknown_hardware
+    on_gpu = situation.hardware.device is not None
+    is_known = here and (on_gpu or not situation.has_unknown_hardware)
     try:
-        require_served(config, settings.largest_sampling.max_tokens, on_cpu=on_cpu)
-        if here and situation.hardware.device is not None:
-            require_served_on_cuda(config, settings.model.dtype, settings.rollout.server_args)
+        require_servable(config, settings, device=("cuda" if on_gpu else "cpu") if is_known else None)
     except ServedError as error:
         text, _, way_out = str(error).rpartition("; ")
         return text, way_out
@@ -234,8 +240,12 @@ def _weights(situation: Situation, model: ReadModel) -> Iterator[Finding]:
     path = situation.model_path
     found = _headers(path)
     if found is None:
-        text = f"{path} has no weights (*.safetensors)."
-        yield situation.missing("weights", text, "download them, or save the model with save_pretrained")
+        text, way_out = f"{path} has no weights (*.safetensors).", "download them, or save the model with save_pretrained"
+        if pickles := sorted(each.name for kind in ("*.bin", "*.pt", "*.pth") for each in path.glob(kind)):
+            text = f"{path} has its weights in {pickles[0]}, and no *.safetensors: pickles are not read."
+            load = f"m.AutoModelForCausalLM.from_pretrained('{path}', dtype='auto')"
+            way_out = f"`python -c \"import transformers as m; {load}.save_pretrained('{path}')\"` converts them"
+        yield situation.missing("weights", text, way_out)
         return
     for names, what in (
         (found.missing, "named by the index and not there"),

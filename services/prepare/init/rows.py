@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from gspo.tasks.environments import Split
 from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.runtime.paths import way_to_rows
 from gspo_services.tasks.environments import Columns, as_mapping, files_of, layout_of, rows_of, value_at
 
 HELD_OUT_ONE_IN: Final = 10
@@ -89,7 +90,7 @@ def own_rows(data: Path, eval_data: Path | None, prompt_column: str, answer_colu
     columns = Columns(prompt_column, answer_column, "--prompt-column", "--answer-column", needs_answer=needs_answer)
     for option, path in (("--data", data), ("--eval-data", eval_data)):
         if path is not None and not path.exists() and not glob.has_magic(path.name):
-            raise ConfigurationError(f"{option}: there is no file or folder {path.absolute()}")
+            raise ConfigurationError(f"{option}: there is no file or folder {path.absolute()}{way_to_rows(path)}")
     if eval_data is None and _tells_splits(data):
         eval_data = data
     if eval_data is None:

@@ -1,25 +1,32 @@
 """Starts one real SGLang server for one model directory."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gspo_services.rollout.sglang import Engine, EngineError, EngineServer, ServerError, ServerOptions, fail_when_dead
 from gspo_services.runs.local_play import VERSION
-from gspo_services.shared.runtime.errors import ServiceError
+from gspo_services.shared.placement import this_machine
+from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
 from gspo_services.shared.runtime.log_files import LogLimits
-from gspo_services.shared.settings import Settings
-from gspo_services.shared.weights import spread_of
+from gspo_services.shared.settings import Settings, model_config
+from gspo_services.shared.weights import ServedError, require_servable, spread_of
 
 
 @asynccontextmanager
 async def open_served(settings: Settings, directory: Path, name: str, vocab_size: int) -> AsyncIterator[Engine]:
     """Yield the client of a server of ``directory``, which ends with the context, or with this process.
 
-    Raises: ServiceError when the server does not start, or dies; its text has the end of the server's log.
+    Raises: ConfigurationError when SGLang would not serve this model. ServiceError when the server does not start, or dies;
+    its text has the end of the server's log.
     """
     rollout, run = settings.rollout, settings.run
+    try:
+        require_servable(model_config(directory), settings, device="cuda" if this_machine(os.environ).gpus else "cpu")
+    except ServedError as error:
+        raise ConfigurationError(f"{directory}: {error}") from error
     options = ServerOptions(
         model_path=directory,
         log_path=run.directory / "logs" / f"{name}-sglang.log",

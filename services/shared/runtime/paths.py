@@ -6,6 +6,29 @@ import os
 import re
 from pathlib import Path
 
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def way_to_model(path: Path) -> str:
+    """How to get a model that is not at ``path``, for people: a name of the Hugging Face hub looks like a relative path."""
+    if is_hub_name(path):
+        to = f"models/{path.name}"
+        return f'`hf download {path} --local-dir {to}` fetches it from the Hugging Face hub; then model.path = "{to}"'
+    return f"`gspo model tiny {path}` makes a small model"
+
+
+def way_to_rows(path: Path) -> str:
+    """Likewise for rows that are not at ``path``; empty where nothing is known."""
+    if not is_hub_name(path):
+        return ""
+    to = f"data/{path.name}"
+    return f"; if it is on the Hugging Face hub, `hf download {path} --repo-type dataset --local-dir {to}` fetches it"
+
+
+def is_hub_name(path: Path) -> bool:
+    """Whether ``path`` reads like owner/name on the Hugging Face hub, and is nothing here."""
+    return HUB_NAME.fullmatch(str(path)) is not None and not path.parent.exists()
+
 
 def expanded(text: str) -> Path:
     """The path that ``text`` means, with ``~`` and ``$NAME`` filled in.

@@ -10,6 +10,7 @@ from gspo_services.shared.settings.configuration import (
     Configuration,
     load_configuration,
     load_settings,
+    model_config,
     override_settings,
     require_model,
 )
@@ -94,6 +95,7 @@ __all__ = [
     "key_names",
     "load_configuration",
     "load_settings",
+    "model_config",
     "opened_paths",
     "override_settings",
     "parse_process_arguments",

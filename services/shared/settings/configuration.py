@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.runtime.paths import way_to_model
 from gspo_services.shared.settings.keys import RENAMED, close_match, names_in
 from gspo_services.shared.settings.sections import Settings
 
@@ -197,5 +199,14 @@ def require_model(path: Path) -> None:
     if not (path / "config.json").is_file():
         raise ConfigurationError(
             f"model.path is {path}: there is no config.json. It must be a Hugging Face model directory; a relative path "
-            f"starts at the working directory; `gspo model tiny {path}` makes a small model"
+            f"starts at the working directory; {way_to_model(path)}"
         )
+
+
+def model_config(directory: Path) -> dict[str, Any]:
+    """Read a model's config.json. Raises: ConfigurationError."""
+    path = directory / "config.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}; it must be a model's directory") from error

@@ -24,7 +24,7 @@ from gspo_services.shared.weights.engine_parameters import (
     parts_of,
 )
 from gspo_services.shared.weights.patches import ABILITY, INDICES, LOAD_FORMAT, VALUES, patch_file
-from gspo_services.shared.weights.served import ServedError, require_served, require_served_on_cuda
+from gspo_services.shared.weights.served import ServedError, require_servable, require_served, require_served_on_cuda
 from gspo_services.shared.weights.server import ChunkServer, Parts
 from gspo_services.shared.weights.shards import Shard, ShardBytes, ShardChecksums, ShardPiece, shards
 from gspo_services.shared.weights.spread import ONE_RANK, Spread, SpreadError, kv_heads, require_spread, spread_of
@@ -70,6 +70,7 @@ __all__ = [
     "patch_file",
     "peft_config",
     "require_matrices",
+    "require_servable",
     "require_served",
     "require_served_on_cuda",
     "require_spread",

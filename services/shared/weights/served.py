@@ -4,7 +4,9 @@ Their weights would be verified bit by bit, but every answer would come from ano
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from gspo_services.shared.settings import Settings
 
 IGNORED_WINDOWS: Final = ("mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 """Model types whose classes in SGLang attend to all tokens, also in layers with a window. Those of Gemma have windows."""
@@ -25,6 +27,17 @@ _FILLS_THE_CACHE: Final = ("qwen3_moe",)
 
 class ServedError(ValueError):
     """SGLang would serve another policy, or nothing; the text names the value and what to do."""
+
+
+def require_servable(config: Mapping[str, Any], settings: Settings, *, device: Literal["cpu", "cuda"] | None) -> None:
+    """Check that SGLang computes this config.json as a run with these settings needs it.
+
+    ``device``: where the server is started; None: somebody else starts it, and knows.
+    Raises: ServedError.
+    """
+    require_served(config, settings.largest_sampling.max_tokens, on_cpu=device == "cpu")
+    if device == "cuda":
+        require_served_on_cuda(config, settings.model.dtype, settings.rollout.server_args)
 
 
 def require_served(config: Mapping[str, Any], longest: int, *, on_cpu: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from gspo.tasks.environments import Split
+from gspo_services.shared.runtime.paths import way_to_rows
 from gspo_services.tasks.environments.sources.packing import PACKED
 
 FORMATS: Final = {
@@ -68,7 +69,8 @@ def files_of(path: Path, split: Split) -> list[Path]:
         if wrong := next((each for each in found if format_of(each) is None), None):
             raise ValueError(f"{wrong}, which {path.name} means too, is none of the files that can be read: {EXPECTED}")
         return _of_split(found, split, path.parent)
-    raise ValueError(f"there is no file {path.absolute()}: correct train_path or eval_path in environment.options")
+    text = f"there is no file {path.absolute()}: correct train_path or eval_path in environment.options"
+    raise ValueError(f"{text}{way_to_rows(path)}")
 
 
 def _folder(folder: Path, split: Split) -> list[Path]:

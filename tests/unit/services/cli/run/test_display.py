@@ -55,6 +55,9 @@ def test_plain_lines_can_be_asked_for_on_a_terminal() -> None:
 
 def test_an_unknown_number_is_a_dash() -> None:
     assert [number(value) for value in (None, float("nan"), 0.0, 1.23456)] == ["-", "-", "0.000", "1.235"]
+    nothing_yet = shown(a_status(lag_mean=None, lag_max=None, train_reward=None, tokens_per_s=None), terminal=True)
+    assert "- largest" in nothing_yet
+    assert "None" not in nothing_yet
 
 
 LENGTHS = {"length/mean": 12.4, "length/p95": 20, "length/max": 30, "length/cut_off": 0.125}

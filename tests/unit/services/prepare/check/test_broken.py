@@ -82,6 +82,22 @@ def no_weights(project: Project) -> None:
     (project.model / "model.safetensors").unlink()
 
 
+def pickled_weights(project: Project) -> None:
+    (project.model / "model.safetensors").rename(project.model / "pytorch_model.bin")
+
+
+def images(project: Project) -> None:
+    project.configure_model(architectures=["Qwen3VLForConditionalGeneration"], vision_config={})
+
+
+def an_old_decoder(project: Project) -> None:
+    project.configure_model(architectures=["GPT2LMHeadModel"])
+
+
+def a_name_of_the_hub(project: Project) -> None:
+    project.keys["model.path"] = "Qwen/Qwen3-0.6B"
+
+
 def weights_cut_off(project: Project) -> None:
     os.truncate(project.model / "model.safetensors", 5000)
 
@@ -128,9 +144,18 @@ def adapters_of_shared_experts(project: Project) -> None:
         ),
         (a_kernel_for_gpus, "architecture", "gpt_oss on a CPU", "use a GPU"),
         (an_encoder, "architecture", "BertForMaskedLM is not a causal language model", "ForCausalLM"),
+        (images, "architecture", "takes images", "text alone"),
+        (an_old_decoder, "architecture", "rotary positions", "a table of families"),
+        (
+            a_name_of_the_hub,
+            "model",
+            "model.path is Qwen/Qwen3-0.6B",
+            "`hf download Qwen/Qwen3-0.6B --local-dir models/Qw",
+        ),
         (an_unknown_class, "architecture", "NobodysForCausalLM", "both know"),
         (quantised, "architecture", "quantised", "unquantised"),
         (no_weights, "weights", "has no weights", "save_pretrained"),
+        (pickled_weights, "weights", "has its weights in pytorch_model.bin", "save_pretrained('"),
         (weights_cut_off, "weights", "cut off", "again"),
         (a_shard_is_missing, "weights", "model-2.safetensors", "again"),
         (weights_of_another_model, "weights", "1,000 elements", "config.json and weights"),

@@ -101,6 +101,8 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, content:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no file .*gone\.jsonl: correct train_path"):
         Dataset(DatasetOptions(train_path=str(tmp_path / "gone.jsonl"))).tasks("train")
+    with pytest.raises(ValueError, match="`hf download openai/gsm8k --repo-type dataset --local-dir data/gsm8k`"):
+        Dataset(DatasetOptions(train_path="openai/gsm8k")).tasks("train")
 
 
 def test_the_text_after_the_last_marker_is_judged_or_what_the_last_line_says() -> None:
