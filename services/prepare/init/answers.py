@@ -25,6 +25,8 @@ PLACES: Final[Mapping[str, str]] = {
     "node": "one machine with several GPUs",
     "kubernetes": "a cluster",
 }
+NEED_ANSWERS: Final = ("maths", "agent")
+"""Kinds whose rows must have one."""
 DEFAULT_MODEL: Final[Mapping[str, str]] = {
     "laptop": "models/tiny", "gpu": "models/Qwen3-0.6B", "node": "models/Qwen3-8B", "kubernetes": "/models/Qwen3-8B",
 }  # fmt: skip
@@ -39,6 +41,8 @@ class Answers:
     place: Place
     model: str
     """As the configuration has it."""
+    hub_name: str = ""
+    """Where the Hugging Face hub has the model; empty: not known."""
     num_gpus: int
     """0 for a laptop."""
     gpu_name: str

@@ -10,16 +10,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, cast
 
-from gspo_services.prepare.init.answers import DEFAULT_MODEL, KINDS, PLACES, WITHOUT_FILES, Answers, Kind, Place
+from gspo_services.prepare.init.answers import (
+    DEFAULT_MODEL,
+    KINDS,
+    NEED_ANSWERS,
+    PLACES,
+    WITHOUT_FILES,
+    Answers,
+    Kind,
+    Place,
+)
 from gspo_services.prepare.init.project import Project, make_project, write_project
-from gspo_services.prepare.init.questions import Ask, Tell, choose, fill, number
+from gspo_services.prepare.init.questions import Ask, Tell, choose, fill, number, taken
+from gspo_services.prepare.init.rows import own_rows
 from gspo_services.shared.estimates import device_named, known_devices
 from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_INTERRUPTED, ConfigurationError
 from gspo_services.shared.runtime.output import begin_command
-from gspo_services.shared.runtime.paths import expanded
+from gspo_services.shared.runtime.paths import expanded, is_hub_name
 from gspo_services.shared.runtime.plain_text import indented_lines, one_line
 
 DEFAULT_GPUS: Final[Mapping[str, int]] = {"laptop": 0, "gpu": 1, "node": 8, "kubernetes": 8}
+SAMPLE_ROWS: Final = "sample rows"
 DESCRIPTION: Final = """\
 Begin a project in DIR: a configuration whose values fit each other, a small file for your reward, agent or environment, and
 sample rows where you have none. It asks what the command line leaves open; without a terminal, or with --defaults, it takes
@@ -107,9 +118,9 @@ def answers_of(arguments: argparse.Namespace, ask: Ask | None, tell: Tell) -> An
         num_gpus = number(ask, tell, "How many GPUs?", num_gpus)
     if place in ("node", "kubernetes") and num_gpus < 2:
         raise ConfigurationError(f"--gpus is {num_gpus}: --hardware {place} needs 2 at least; --hardware gpu shares one")
-    gpu = "" if place == "laptop" else arguments.gpu or (fill(ask, "Which GPU?", "H100") if ask else "H100")
-    if gpu and device_named(gpu) is None:
-        raise ConfigurationError(f"--gpu is {gpu[:100]!r}: use one of {', '.join(known_devices())}")
+    gpu = ""
+    if place != "laptop":
+        gpu = taken(ask, tell, "Which GPU?", "H100", _gpu) if ask and not arguments.gpu else _gpu(arguments.gpu or "H100")
     model = arguments.model or (fill(ask, "Which model directory?", DEFAULT_MODEL[place]) if ask else DEFAULT_MODEL[place])
     if arguments.data is None and arguments.eval_data is not None:
         raise ConfigurationError("--eval-data is given and --data is not: name the rows for training, too")
@@ -119,13 +130,24 @@ def answers_of(arguments: argparse.Namespace, ask: Ask | None, tell: Tell) -> An
         )
     data = arguments.data
     if ask and data is None and kind not in WITHOUT_FILES:
-        typed = fill(ask, "Your rows, a file or a folder?", "sample rows")
-        data = None if typed == "sample rows" else _path(typed)
+
+        def rows(typed: str) -> Path | None:
+            if typed == SAMPLE_ROWS:
+                return None
+            columns = (arguments.prompt_column, arguments.answer_column)
+            own_rows(path := _path(typed), None, *columns, needs_answer=kind in NEED_ANSWERS)
+            return path
+
+        data = taken(ask, tell, "Your rows, a file or a folder?", SAMPLE_ROWS, rows)
+    hub_name = model if is_hub_name(Path(model)) else f"Qwen/{Path(model).name}" if model == DEFAULT_MODEL[place] else ""
+    if hub_name == model:
+        model = f"models/{Path(model).name}"
     return Answers(
         directory=arguments.directory,
         kind=cast(Kind, kind),
         place=cast(Place, place),
         model=_model_from(arguments.directory, model),
+        hub_name=hub_name,
         num_gpus=1 if place == "gpu" else num_gpus if place != "laptop" else 0,
         gpu_name=gpu,
         data=data,
@@ -134,6 +156,12 @@ def answers_of(arguments: argparse.Namespace, ask: Ask | None, tell: Tell) -> An
         answer_column=arguments.answer_column,
         answer_tokens=arguments.answer_tokens,
     )
+
+
+def _gpu(name: str) -> str:
+    if device_named(name) is None:
+        raise ConfigurationError(f"--gpu is {name[:100]!r}: use one of {', '.join(known_devices())}")
+    return name
 
 
 def _path(typed: str) -> Path:
@@ -158,7 +186,13 @@ def report(project: Project) -> str:
     if project.needs_tiny_model:
         lines.append(f"    gspo model tiny {answers.model}      # the model to start from; about a minute")
     elif answers.place != "kubernetes" and not (answers.directory / answers.model / "config.json").is_file():
-        lines.append(f"    # put the model into {one_line(answers.model)}: a directory with config.json and weights")
+        where = shlex.quote(one_line(answers.model))
+        hub = f"hf download {one_line(answers.hub_name)} --local-dir {where}      # from the Hugging Face hub"
+        lines.append(
+            f"    {hub}"
+            if answers.hub_name
+            else f"    # put the model into {where}: a directory with config.json and weights"
+        )
     gpus = f" --gpu {answers.gpu_name} --gpus {answers.num_gpus}" if answers.place in ("node", "kubernetes") else ""
     lines.append(f"    gspo check run.toml{gpus}")
     kubectl = "kubectl apply -k OVERLAY      # a copy of deploy/k8s/overlays/single-gpu-node with this run.toml"

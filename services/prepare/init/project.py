@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gspo_services.learner.start import read_model_config
-from gspo_services.prepare.init.answers import DEFAULT_MODEL, Answers
+from gspo_services.prepare.init.answers import DEFAULT_MODEL, NEED_ANSWERS, Answers
 from gspo_services.prepare.init.code_text import agent_code, environment_code, reward_code
 from gspo_services.prepare.init.plan import SMALL, Facts, ProjectPlan, plan_of, size_in_name
 from gspo_services.prepare.init.rows import TaskRows, as_jsonl, own_rows, sample_rows
@@ -108,7 +108,7 @@ def _num_own_eval_tasks(answers: Answers) -> int:
 def _rows(answers: Answers, *, small: bool) -> TaskRows:
     if answers.data is None:
         return sample_rows(tiny=small)
-    needs_answer = answers.kind in ("maths", "agent")
+    needs_answer = answers.kind in NEED_ANSWERS
     return own_rows(answers.data, answers.eval_data, answers.prompt_column, answers.answer_column, needs_answer=needs_answer)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
-from gspo_services.shared.runtime.plain_text import one_line
+from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.runtime.plain_text import indented_lines, one_line
 
+T = TypeVar("T")
 Ask = Callable[[str], str]
 """Shows a text and returns the line that is typed. Raises: EOFError when there is none."""
 Tell = Callable[[str], None]
@@ -30,6 +33,15 @@ def choose(ask: Ask, tell: Tell, question: str, choices: Mapping[str, str], defa
 def fill(ask: Ask, question: str, default: str) -> str:
     """A text; an empty line is ``default``."""
     return ask(f"{question} [{default}] ").strip() or default
+
+
+def taken(ask: Ask, tell: Tell, question: str, default: str, take: Callable[[str], T]) -> T:
+    """What ``take`` makes of a text; it is asked again where that raises ConfigurationError, with the reason."""
+    while True:
+        try:
+            return take(fill(ask, question, default))
+        except ConfigurationError as error:
+            tell(indented_lines(str(error)))
 
 
 def number(ask: Ask, tell: Tell, question: str, default: int) -> int:

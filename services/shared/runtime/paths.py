@@ -6,7 +6,10 @@ import os
 import re
 from pathlib import Path
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FOLDERS = ("models", "data", "datasets", "runs", "checkpoints", "out")
+"""What people call folders that are yet to be made, and nobody on the hub is called."""
+_FILES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", ".txt")
 
 
 def way_to_model(path: Path) -> str:
@@ -27,7 +30,8 @@ def way_to_rows(path: Path) -> str:
 
 def is_hub_name(path: Path) -> bool:
     """Whether ``path`` reads like owner/name on the Hugging Face hub, and is nothing here."""
-    return HUB_NAME.fullmatch(str(path)) is not None and not path.parent.exists()
+    is_one = _HUB_NAME.fullmatch(str(path)) is not None and path.parent.name not in _FOLDERS
+    return is_one and path.suffix not in _FILES and not path.parent.exists()
 
 
 def expanded(text: str) -> Path:

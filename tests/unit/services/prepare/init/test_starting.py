@@ -309,6 +309,22 @@ def test_a_person_is_asked_for_what_is_left_open() -> None:
     assert "'x' is no number from 1 up" in told
 
 
+def test_a_person_is_asked_again_with_the_reason_until_the_answer_can_be_taken(tmp_path: Path) -> None:
+    (tmp_path / "latin.csv").write_bytes(b'question,answer\n"a ""b"",\nc",1\ncaf\xe9,2\n')
+    (tmp_path / "good.csv").write_bytes(b'question,answer\n"a ""b"",\nc",1\nd,2\n')
+    person, told = Person("maths", "gpu", "T1000", "H100", "", "gone.csv", "latin.csv", "good.csv"), list[str]()
+    answers = answers_of(_parser().parse_args(["p"]), person, told.append)
+    assert (answers.gpu_name, answers.data, answers.hub_name) == ("H100", Path("good.csv"), "Qwen/Qwen3-0.6B")
+    for reason in ("'T1000': use one of", "no file or folder", "byte 0xe9 is not UTF-8"):
+        assert [reason in each for each in told].count(True) == 1
+
+
+def test_a_name_of_the_hub_is_a_folder_below_models_and_how_it_is_fetched(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["p", "--model", "org/Some-1B", "--hardware", "gpu"]) == 0
+    assert load_settings(Path("p/run.toml"), (), {}).model.path == Path("models/Some-1B")
+    assert "hf download org/Some-1B --local-dir models/Some-1B" in capsys.readouterr().out
+
+
 def test_a_person_who_leaves_gets_nothing_written() -> None:
     with pytest.raises(EOFError):
         answers_of(_parser().parse_args(["p"]), Person("1"), lambda text: None)

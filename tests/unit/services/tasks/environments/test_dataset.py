@@ -103,6 +103,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         Dataset(DatasetOptions(train_path=str(tmp_path / "gone.jsonl"))).tasks("train")
     with pytest.raises(ValueError, match="`hf download openai/gsm8k --repo-type dataset --local-dir data/gsm8k`"):
         Dataset(DatasetOptions(train_path="openai/gsm8k")).tasks("train")
+    for no_hub in ("data/gsm8k", "rows/train.jsonl"):
+        with pytest.raises(ValueError, match=r"environment\.options$"):
+            Dataset(DatasetOptions(train_path=no_hub)).tasks("train")
 
 
 def test_the_text_after_the_last_marker_is_judged_or_what_the_last_line_says() -> None:
