@@ -96,6 +96,9 @@ def override_settings(settings: Settings, overrides: Sequence[str]) -> Settings:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    # A pipe gives its text to the first process that reads it, and nothing, which are the defaults, to the next.
+    if str(path) == "-" or path.parts[1:2] in (("dev",), ("proc",)) or path.is_fifo():
+        raise ConfigurationError(f"{path}: each process of a run reads its configuration: save it as a file, and name that")
     try:
         # Editors of Windows write a byte-order mark first.
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))

@@ -1,5 +1,6 @@
 """Configuration: what is wrong is named with its key, its value and the way out."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -233,6 +234,13 @@ def test_a_missing_file_points_to_the_examples(tmp_path: Path) -> None:
 def test_broken_toml_is_told_with_its_line(tmp_path: Path) -> None:
     assert "not valid TOML" in refusal("[run]\nseed = = 3\n", tmp_path)
     assert "line 2" in refusal("[run]\nseed = = 3\n", tmp_path)
+
+
+def test_what_only_one_process_can_read_is_no_configuration(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("-"), Path("/dev/stdin"), Path("/proc/self/fd/0"), tmp_path / "pipe"):
+        with pytest.raises(ConfigurationError, match="save it as a file"):
+            load_settings(path)
 
 
 def test_a_file_that_is_no_text_cannot_be_read(tmp_path: Path) -> None:
