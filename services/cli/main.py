@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from gspo_services.cli.command_line import PROCESSES, command_line
 from gspo_services.cli.completion import completion_script
+from gspo_services.cli.tool import lacking
 from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_INTERRUPTED, ConfigurationError
 from gspo_services.shared.runtime.output import begin_command
 from gspo_services.shared.runtime.plain_text import indented_lines
@@ -42,33 +43,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         begin_command()  # Those two go on whoever reads them: their result is the run.
     if words[:1] == ["rollout"] and any(word.partition("=")[0] == "--generate" for word in words):
         words = ["generate", *(word.replace("--generate", "--out", 1) for word in words[1:])]
-    for named, module in OWN_PROCESSES.items():
-        if words[: len(named)] == list(named):
-            return _become(module, words[len(named) :])
-    if words and words[0] in PROCESSES:
-        return _become(f"gspo_services.{words[0]}", words[1:])
     try:
-        if words[:1] == ["--version"]:
-            return _version()
-        if words[:1] == ["tasks"]:
-            from gspo_services.cli.tasks import tasks_command
-
-            return tasks_command(words[1:])
-        if words[:1] == ["data"]:
-            from gspo_services.cli.data import data_command
-
-            return data_command(words[1:])
-        if words[:1] == ["compare"]:
-            from gspo_services.cli.compare import compare_command
-
-            return compare_command(words[1:])
-        return _act(command_line().parse_args(words))
+        return _dispatch(words)
+    except ModuleNotFoundError as error:
+        if not (text := lacking(error)):
+            raise
+        print(f"gspo {words[0]}: {text}", file=sys.stderr)
+        return EXIT_CONFIGURATION
     except KeyboardInterrupt:
         print(f"gspo {words[0]}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except (ConfigurationError, ValueError, OSError) as error:
         print(indented_lines(f"gspo {words[0]}: {error}"), file=sys.stderr)
         return EXIT_CONFIGURATION
+
+
+def _dispatch(words: list[str]) -> int:
+    for named, module in OWN_PROCESSES.items():
+        if words[: len(named)] == list(named):
+            return _become("gspo_services.cli.tool", [module, *words[len(named) :]])
+    if words and words[0] in PROCESSES:
+        return _become(f"gspo_services.{words[0]}", words[1:])
+    if words[:1] == ["--version"]:
+        return _version()
+    if words[:1] == ["tasks"]:
+        from gspo_services.cli.tasks import tasks_command
+
+        return tasks_command(words[1:])
+    if words[:1] == ["data"]:
+        from gspo_services.cli.data import data_command
+
+        return data_command(words[1:])
+    if words[:1] == ["compare"]:
+        from gspo_services.cli.compare import compare_command
+
+        return compare_command(words[1:])
+    return _act(command_line().parse_args(words))
 
 
 def _act(arguments: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from gspo_services.cli.command_line import command_line
 from gspo_services.cli.completion import SHELLS, completion_script
+from gspo_services.cli.tool import lacking
 
 ROOT = Path(__file__).parents[4]
 HELP_MODULES = 100
@@ -64,3 +65,22 @@ def test_every_command_is_in_every_shells_script(shell: str) -> None:
     program = shutil.which(shell)
     if program is not None:
         subprocess.run([program, "-n"], input=script, text=True, check=True)
+
+
+@pytest.mark.parametrize(("words", "lacks"), [(["check", "x.toml"], "structlog"), (["doctor", "runs/x"], "rich")])
+def test_a_command_without_its_extra_names_it_in_one_line(words: list[str], lacks: str) -> None:
+    # The process of a command inherits nothing but its environment: the module that it does not find is a broken one there.
+    code = f"import sys, importlib.abc; sys.modules[{lacks!r}] = None; sys.argv[0] = 'gspo'\n"
+    code += "from gspo_services.cli import main as m, tool\n"
+    code += "m._become = lambda module, words: (sys.argv.__setitem__(slice(1, None), words), tool.main())[1]\n"
+    code += f"sys.exit(m.main({words!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert f"needs {lacks}, of the extra services, which is not installed here: pip install 'gspo[services]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_of_several_extras_that_of_the_whole_is_named_and_what_is_in_none_is_not_explained() -> None:
+    assert "gspo[learner]" in lacking(ModuleNotFoundError(name="torch.nn"))
+    assert "needs pyzmq" in lacking(ModuleNotFoundError(name="zmq"))
+    assert lacking(ModuleNotFoundError(name="my_reward")) == ""

@@ -241,7 +241,8 @@ def test_the_command_is_found_and_explained(monkeypatch: pytest.MonkeyPatch, cap
     became: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _, words: became.append(words))
     cli.main(["env", "try", "my.toml", "--echo"])
-    assert became[0][-4:] == ["-m", "gspo_services.prepare.env_try.command", "my.toml", "--echo"]
+    tool = ["-m", "gspo_services.cli.tool", "gspo_services.prepare.env_try.command"]
+    assert became[0][-5:] == [*tool, "my.toml", "--echo"]
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out

@@ -1,0 +1,60 @@
+"""``python -m gspo_services.cli.tool MODULE [WORDS]``: a command in its own process, which names the extra that it lacks."""
+
+import re
+import sys
+from typing import Final
+
+from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION
+
+DISTRIBUTIONS: Final = {"zmq": "pyzmq"}
+"""Packages that are imported under another name."""
+ORDER: Final = ("services", "learner")
+"""Of several extras with a package the first of these: the others are for parts of it."""
+
+
+def main() -> int:
+    """Run the module as ``python -m`` does. Returns the exit status of a command that cannot be imported."""
+    import runpy
+
+    module, *words = sys.argv[1:]
+    sys.argv = [module, *words]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except ModuleNotFoundError as error:
+        text = lacking(error)
+        if not text:
+            raise
+        sys.stderr.write(f"gspo: {text}\n")
+        return EXIT_CONFIGURATION
+    return 0
+
+
+def lacking(error: ModuleNotFoundError) -> str:
+    """How to install what was not found, for people; empty when it is in no extra of ours."""
+    module = (error.name or "").partition(".")[0]
+    wanted = _canonical(DISTRIBUTIONS.get(module, module))
+    extras = [extra for name, extra in _requirements() if name == wanted]
+    if not extras:
+        return ""
+    extra = next((each for each in ORDER if each in extras), extras[0])
+    return f"this needs {wanted}, of the extra {extra}, which is not installed here: pip install 'gspo[{extra}]'"
+
+
+def _requirements() -> list[tuple[str, str]]:
+    """Each package of each extra."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        lines = requires("gspo") or []
+    except PackageNotFoundError:
+        return []
+    found = [re.match(r"([\w.-]+).*extra == [\"']([\w-]+)[\"']", line) for line in lines]
+    return [(_canonical(each[1]), each[2]) for each in found if each]
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
