@@ -46,7 +46,7 @@ def deepspeed_config(settings: EngineSettings, model_config: Mapping[str, Any]) 
             "params": {
                 "lr": settings.learner.learning_rate,
                 "betas": list(settings.learner.betas),
-                "eps": settings.adam_eps,
+                "eps": settings.learner.adam_eps,
                 "weight_decay": settings.learner.weight_decay,
                 # PyTorch's own: DeepSpeed's is compiled at the first start.
                 "torch_adam": True,

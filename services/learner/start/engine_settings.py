@@ -31,7 +31,6 @@ class EngineSettings:
     """With a rank above 0 only adapters are trained; the weights that leave the engine have them merged."""
     leaves_device: bool = False
     """The engine's states leave the device while the rollout has it (``run.colocate``). Only ZeRO's optimizers can do so."""
-    adam_eps: float = 1e-8
     zero3_persistence_elements: int = 100_000
     """ZeRO-3 keeps parameters below this size whole on every rank: fewer gathers for more memory."""
 

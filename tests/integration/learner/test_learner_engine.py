@@ -25,7 +25,6 @@ from gspo_services.learner.plan import deal_groups, rows_of_groups
 from gspo_services.shared.settings.sections import Learner, LoraSection, Rollout
 from gspo_services.shared.settings.sections.run import require_colocatable
 from tests.support.learner.learner_worker import (
-    ADAM_EPS,
     IMMOVABLE,
     MOVABLE,
     NUM_MINI_BATCHES,
@@ -92,7 +91,7 @@ def reference(work: Path) -> dict[str, Any]:
     sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
     model = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=SETTINGS["learning_rate"], eps=ADAM_EPS, weight_decay=SETTINGS["weight_decay"]
+        model.parameters(), lr=SETTINGS["learning_rate"], eps=SETTINGS["adam_eps"], weight_decay=SETTINGS["weight_decay"]
     )
     mismatch = MismatchTracker()
     losses, grad_norms = [], []

@@ -50,11 +50,11 @@ SETTINGS: dict[str, Any] = {
     "weight_decay": 0.1,
     "max_tokens_per_micro_batch": 60,
     "logprob_chunk_tokens": 16,
+    # A large eps keeps Adam's update proportional to the gradient; a small one turns float noise into full steps.
+    "adam_eps": 0.1,
 }
 SCHEDULED_RATE = 0.01
 """Of the batches after the first, as a schedule sets it."""
-ADAM_EPS = 0.1
-"""A large eps keeps Adam's update proportional to the gradient; a small one turns float noise into full steps."""
 OBJECTIVE = Objective(eps_low=0.003, eps_high=0.003, noise_z=0.5, anchor="behaviour", tis_mode="off")
 NUM_MINI_BATCHES = 2
 
@@ -79,7 +79,6 @@ def settings(
         load_balance_coefficient=0.001 if with_penalties else 0.0,
         lora=LoraSection(**(lora or {})),
         leaves_device=leaves_device,
-        adam_eps=ADAM_EPS,
         zero3_persistence_elements=500,
     )
 
