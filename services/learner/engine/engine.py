@@ -129,6 +129,7 @@ class LearnerEngine:
             activation_checkpointing=settings.learner.activation_checkpointing,
             checkpoints_on_host=settings.learner.activation_offload,
             mlp_tiles=settings.learner.mlp_tiles,
+            float32_head=settings.float32_head,
         )
         plan = lora_plan(settings.lora)
         if plan is not None:
@@ -378,7 +379,13 @@ class LearnerEngine:
 def _load_reference(model_dir: Path, settings: EngineSettings) -> FrozenReference:
     device = torch.device("cuda", torch.cuda.current_device()) if settings.device == "cuda" else torch.device("cpu")
     learner = settings.learner
-    return FrozenReference.load(model_dir, DTYPES[learner.dtype], device, logprob_chunk_tokens=learner.logprob_chunk_tokens)
+    return FrozenReference.load(
+        model_dir,
+        DTYPES[learner.dtype],
+        device,
+        logprob_chunk_tokens=learner.logprob_chunk_tokens,
+        float32_head=settings.float32_head,
+    )
 
 
 def _require_supported(model_config: Mapping[str, Any], settings: EngineSettings) -> None:

@@ -300,6 +300,7 @@ def test_the_reference_is_the_start_model_whatever_was_trained(everything: Resul
         assert max(abs(x - y) for x, y in zip(after["own"], before["own"], strict=True)) > 1e-3
         assert results[stage]["metrics"]["reference_kl/all"] > 1e-8
         assert 0.0019 < results[stage]["metrics"]["load_balancing_loss"] < 0.004  # between 2 and 4, times 0.001
+        assert results[stage]["float32_heads"] == [stage == "3"] * 2
     assert results["1"]["before"]["reference"] == results["1"]["before"]["own"]
 
 

@@ -238,7 +238,8 @@ def reference(work: Path) -> dict[str, Any]:
     objective = replace(OBJECTIVE, kl_coefficient=0.1, entropy_coefficient=0.01)
     results: dict[str, Any] = {}
     for stage in (1, 3):
-        engine = LearnerEngine.create(work / "model", settings(zero_stage=stage, with_penalties=True))
+        chosen = replace(settings(zero_stage=stage, with_penalties=True), float32_head=stage == 3)
+        engine = LearnerEngine.create(work / "model", chosen)
         sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
         packed = pack(sequences, policy_version=1)
 
@@ -250,7 +251,9 @@ def reference(work: Path) -> dict[str, Any]:
         metrics = train_batch(
             engine, groups, objective=objective, policy_version=1, num_mini_batches=2, mismatch=MismatchTracker()
         ).metrics
-        results[str(stage)] = {"before": before, "after": seen(), "metrics": metrics}
+        assert engine._reference is not None
+        heads = [model.get_output_embeddings().float32 for model in (engine.model, engine._reference._model)]
+        results[str(stage)] = {"before": before, "after": seen(), "metrics": metrics, "float32_heads": heads}
     return results
 
 
