@@ -379,6 +379,8 @@ def alone(work: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for max_grad_norm in (0.0, 0.001, 1000.0):
         chosen = {"zero_stage": 1, "max_grad_norm": max_grad_norm, "lora": {"rank": 2} if max_grad_norm == 1000 else None}
+        # Two groups of parameters, each with a norm of its own.
+        chosen["router_rate_factor"] = 0.5 if max_grad_norm == 0.001 else 1.0
         found: dict[str, Any] = {"inside": [], "metrics": [], "digests": []}
         for flat in (False, True):
             engine = LearnerEngine.create(work / "model", settings(leaves_device=flat, **chosen))

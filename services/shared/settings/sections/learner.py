@@ -51,6 +51,10 @@ class Learner(Section):
     """AdamW's learning rate. It is constant after warmup_steps; schedule.learning_rate changes it during a run."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps over which the learning rate rises linearly from learning_rate / warmup_steps."""
+    router_rate_factor: float = Field(1.0, ge=0, le=100)
+    """Mixture of experts only: the routers' learning rate is this times that of all other weights, also in warm-up and
+    schedules. 0: the routers stay as they are, to the bit; their gradients still count in the gradient norm. It may change
+    when a run continues."""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's weight decay."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
