@@ -25,12 +25,12 @@ class AdaptiveClip:
     """The factor k of the clip range, starting at 1; one ``update`` per batch.
 
     Give every rank the same (all-reduced) fraction.
-    Raises: ValueError for a target outside (0, 1), a rate of 0 or less and bounds that exclude 1.
+    Raises: ValueError for a target outside (0, 1), a rate outside (0, 100) and bounds that exclude 1.
     """
 
     def __init__(self, *, target: float, rate: float = 0.2, min_scale: float = 1 / 32, max_scale: float = 64) -> None:
         require_number("target", target, low=0.0, high=1.0, low_open=True)
-        require_number("rate", rate, low=0.0, low_open=True)
+        require_number("rate", rate, low=0.0, high=100.0, low_open=True)
         require_number("min_scale", min_scale, low=0.0, low_open=True)
         require_number("max_scale", max_scale, low=0.0, low_open=True)
         if not min_scale <= 1 <= max_scale:

@@ -100,7 +100,7 @@ class SequenceStats:
 
 
 def summarise(stats: SequenceStats) -> dict[str, float]:
-    """Return finite numbers by "name/<bucket>"; an unmeasured quantity has no key.
+    """Return finite numbers by "name/<bucket>"; what was not measured, and a bound that is infinite, has no key.
 
     Buckets: all, those of LAG_BUCKETS, advantage_positive and advantage_negative (signs of the mean advantage).
     ``zero_advantage_groups`` counts groups in which every member's advantages are all 0.
@@ -139,9 +139,12 @@ def effective_sample_size(weights_S: Tensor) -> float:
 
     0 if every weight is 0.
     """
-    squares = float(weights_S.square().sum())
-    if squares == 0:
+    largest = float(weights_S.max()) if weights_S.numel() else 0.0
+    if largest == 0:
         return 0.0
+    # A fraction does not depend on the unit, and the squares of weights of any size may have no number.
+    weights_S = weights_S / largest
+    squares = float(weights_S.square().sum())
     return float(weights_S.sum()) ** 2 / squares / weights_S.shape[0]
 
 
@@ -183,7 +186,7 @@ def _bucket_summary(stats: SequenceStats, bucket: str) -> dict[str, float]:
         "entropy": stats.entropy_S,
     }
     for name, column in measurements.items():
-        measured = column[~column.isnan()]
+        measured = column[column.isfinite()]
         if measured.shape[0]:
             values[name] = float(measured.mean())
     groups = stats.group_S.unique()

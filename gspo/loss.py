@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -35,6 +36,9 @@ from gspo.options.penalties import reference_kl, token_penalties
 from gspo.options.surrogates import Ratios, Terms, TermsOf, clipped, surrogate_of
 from gspo.settings import Objective, RatioUnit, require_number
 from gspo.staleness import ClipRange, objective_clip_range
+
+MAX_RESIDUAL: Final = 1e15
+"""Nats; the square of a larger one may have no float32."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ def gspo_loss(
 
     clamped_tokens_U = num_tokens_U * (mean_delta_U.abs() > log_ratio_clamp)
     mean_delta_S = mean_delta_U if by_sequence else x.mean_S(delta_T)
-    residual_T = torch.where(x.mask_T, delta_T - mean_delta_S[x.sequence_ids_T], 0.0)
+    residual_T = torch.where(x.mask_T, delta_T - mean_delta_S[x.sequence_ids_T], 0.0).clamp(-MAX_RESIDUAL, MAX_RESIDUAL)
     log_ratio_S = mean_delta_S.clamp(-log_ratio_clamp, log_ratio_clamp)
     capped_U = clip_range.is_capped(x.units.sequence_ids_U, num_tokens_U)
     log_bounds_U = (num_tokens_U * log_lo_U, num_tokens_U * log_hi_U, num_tokens_U * capped_U)

@@ -102,9 +102,10 @@ def sequence_mismatch(
 ) -> SequenceMismatch:
     """Measure what ``gspo.calibration`` learns from. Valid while the learner holds the weights of the batch's start."""
     delta_T, ids_T = _mismatch(learner_logprobs_T, behaviour_logprobs_T, mask_T, sequence_ids_T, num_sequences)
-    mean_S = segment_mean(delta_T, mask_T, ids_T, num_sequences)
-    # In float64: the squares of large float32 log-ratios are infinite.
-    square_T = torch.where(mask_T, (delta_T - mean_S[ids_T]).double().square(), 0.0)
+    # In float64: sums and squares of large float32 log-ratios are infinite, which no calibration takes.
+    exact_T = delta_T.double()
+    mean_S = segment_mean(exact_T, mask_T, ids_T, num_sequences)
+    square_T = torch.where(mask_T, (exact_T - mean_S[ids_T]).square(), 0.0)
     freedom_S = (segment_sum(mask_T.double(), ids_T, num_sequences) - 1).clamp(min=1)
     variance_S = segment_sum(square_T, ids_T, num_sequences) / freedom_S
     return SequenceMismatch(mean_S, variance_S, _kl(delta_T, mask_T, ids_T, num_sequences))

@@ -138,8 +138,9 @@ class Objective:
     tis_token_floor: Annotated[float, _FRACTION] = 0.5
     """For reject_tokens: a token with a smaller pi_prox / mu is masked. IcePop: 0.5, and 5 for tis_token_cap."""
 
-    log_ratio_clamp: Annotated[float, _POSITIVE] = 10.0
-    """Log-ratios beyond this are clamped (and counted): an unbounded ratio with a negative advantage diverges."""
+    log_ratio_clamp: Annotated[float, Range(low=0.0, high=64.0, low_open=True)] = 10.0
+    """Log-ratios beyond this are clamped (and counted): an unbounded ratio with a negative advantage diverges. From 64 on a
+    ratio times an advantage may be infinite in float32."""
 
     dual_clip: Annotated[float | None, Range(low=1.0, low_open=True)] = None
     """c: where the advantage is negative, a ratio above c counts as c, and its token gets no gradient (dual-clip PPO: 3).

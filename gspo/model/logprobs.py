@@ -56,6 +56,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         entropy_gradient: bool,
         keep_softmax: bool,
         softcap: float | None,
+        float32: bool,
     ) -> tuple[Tensor, Tensor | None]:
         num_tokens = hidden_TH.shape[0]
         logprobs_T = hidden_TH.new_empty(num_tokens, dtype=torch.float32)
@@ -64,7 +65,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         softmax_TV = logprobs_T.new_empty(num_tokens, weight_VH.shape[0]) if keep_softmax else None
         for start in range(0, num_tokens, chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            logits = _logits(hidden_TH[rows], weight_VH, softcap).div_(temperatures_T[rows, None])
+            logits = _logits(hidden_TH[rows], weight_VH, softcap, float32).div_(temperatures_T[rows, None])
             largest = logits.amax(dim=-1, keepdim=True)
             # One pass of exp serves the normaliser, the entropy and the softmax.
             exponentials = (logits - largest).exp_()
@@ -80,13 +81,13 @@ class _ChunkedLogProbs(torch.autograd.Function):
             del logits, exponentials
         kept_entropies_T = entropies_T if entropy_gradient else None
         ctx.save_for_backward(hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T, softmax_TV, kept_entropies_T)
-        ctx.chunk_tokens, ctx.softcap = chunk_tokens, softcap
+        ctx.chunk_tokens, ctx.softcap, ctx.float32 = chunk_tokens, softcap, float32
         if entropies_T is not None and not entropy_gradient:
             ctx.mark_non_differentiable(entropies_T)
         return logprobs_T, entropies_T
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T, softmax_TV, entropies_T = ctx.saved_tensors
         gradient_T = gradients[0] / temperatures_T
         grad_hidden_TH = torch.empty_like(hidden_TH)
@@ -96,7 +97,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             rows = slice(start, start + ctx.chunk_tokens)
             hidden, gradient, slope = hidden_TH[rows], gradient_T[rows, None], None
             if softmax_TV is None:
-                softmax = _logits(hidden, weight_VH, ctx.softcap)
+                softmax = _logits(hidden, weight_VH, ctx.softcap, ctx.float32)
                 if ctx.softcap is not None:
                     slope = 1 - (softmax / ctx.softcap) ** 2
                 softmax.div_(temperatures_T[rows, None])
@@ -122,12 +123,18 @@ class _ChunkedLogProbs(torch.autograd.Function):
             else:
                 grad_weight_VH += cast.t() @ hidden
             del softmax, of_entropy, grad_logits, cast, slope
-        return grad_hidden_TH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None, None, None, None
+        return grad_hidden_TH, grad_weight_VH.to(weight_VH.dtype), *[None] * 8
 
 
-def _logits(hidden: Tensor, weight_VH: Tensor, softcap: float | None) -> Tensor:
-    """float32 [rows, V] before the temperature."""
-    logits = (hidden @ weight_VH.t()).float()
+def _logits(hidden: Tensor, weight_VH: Tensor, softcap: float | None, float32: bool) -> Tensor:
+    """float32 [rows, V] before the temperature. ``float32``: never rounded to another type, as SGLang's fp32 head."""
+    if not float32 or hidden.dtype == torch.float32:
+        logits = (hidden @ weight_VH.t()).float()
+    elif hidden.is_cuda:
+        # Products of bfloat16 are exact in float32, in which the kernel adds them up: no copy, and no more time.
+        logits = torch.mm(hidden, weight_VH.t(), out_dtype=torch.float32)
+    else:
+        logits = hidden.float() @ weight_VH.float().t()
     return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
@@ -147,6 +154,7 @@ def chunked_logprobs(
     entropy_gradient: bool = False,
     kept_bytes: int = KEPT_BYTES,
     softcap: float | None = None,
+    float32: bool = False,
 ) -> TokenLogProbs:
     """Return log-probabilities of ``targets_T`` at ``temperatures_T``, differentiable in hidden states and weight.
 
@@ -161,12 +169,14 @@ def chunked_logprobs(
             ``with_entropy``.
         kept_bytes: a softmax [T, V] of at most this size is kept for backward; 0 always recomputes it.
         softcap: logits are c tanh(z / c) before the temperature divides them; the softmax is then never kept.
+        float32: hidden states and weight of a half precision are multiplied in float32, so that no logit is rounded to it.
+            On a CPU a chunk then takes a float32 copy of the weight. Gradients stay in the precision of the states.
     """
     vocabulary = weight_VH.shape[0]
     rows = rows_at_once(vocabulary, chunk_tokens)
     keep_softmax = torch.is_grad_enabled() and softcap is None and 4 * hidden_TH.shape[0] * vocabulary <= kept_bytes
     logprobs_T, entropies_T = _ChunkedLogProbs.apply(
-        hidden_TH, weight_VH, targets_T, temperatures_T, rows, with_entropy, entropy_gradient, keep_softmax, softcap
+        hidden_TH, weight_VH, targets_T, temperatures_T, rows, with_entropy, entropy_gradient, keep_softmax, softcap, float32
     )
     return TokenLogProbs(logprobs_T, entropies_T)
 
@@ -178,9 +188,12 @@ class LogProbHead(nn.Module):
     parameter object as the linear layer it replaces: names and tied embeddings stay as they were.
     """
 
-    def __init__(self, weight: nn.Parameter, *, chunk_tokens: int, softcap: float | None = None) -> None:
+    def __init__(
+        self, weight: nn.Parameter, *, chunk_tokens: int, softcap: float | None = None, float32: bool = False
+    ) -> None:
         super().__init__()
         self.softcap = softcap
+        self.float32 = float32
         self.weight = weight
         self.chunk_tokens = chunk_tokens
 
@@ -201,6 +214,7 @@ class LogProbHead(nn.Module):
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
             softcap=self.softcap,
+            float32=self.float32,
         )
 
 
@@ -215,12 +229,12 @@ _NEUTRAL_LOGIT_SETTINGS: dict[str, float | None] = {
 }
 
 
-def attach_logprob_head(model: Any, *, chunk_tokens: int) -> None:
+def attach_logprob_head(model: Any, *, chunk_tokens: int, float32: bool = False) -> None:
     """Make a Hugging Face causal language model return ``TokenLogProbs`` instead of logits.
 
     Call it as ``model(input_ids=[1, T], position_ids=[1, T], cu_seqlens=, targets_T=, temperatures_T=,
     with_entropy=False, entropy_gradient=False)``; other arguments are passed on to attention. The router's auxiliary loss
-    never enters: only the hidden states of the backbone are used.
+    never enters: only the hidden states of the backbone are used. ``float32``: as in ``chunked_logprobs``.
 
     Raises: ValueError for a model that computes its logits by more than one matrix product of the hidden states.
     """
@@ -237,7 +251,7 @@ def attach_logprob_head(model: Any, *, chunk_tokens: int) -> None:
         if name in settings and settings[name] not in (neutral, 1, 1.0):
             raise ValueError(f"{type(model).__name__} transforms its logits by {name} = {settings[name]}: not supported")
     assert isinstance(head.weight, nn.Parameter)
-    model.set_output_embeddings(LogProbHead(head.weight, chunk_tokens=chunk_tokens, softcap=softcap))
+    model.set_output_embeddings(LogProbHead(head.weight, chunk_tokens=chunk_tokens, softcap=softcap, float32=float32))
     model.forward = types.MethodType(_logprob_forward, model)
 
 

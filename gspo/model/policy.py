@@ -62,6 +62,7 @@ def prepare_policy(
     activation_checkpointing: bool = False,
     checkpoints_on_host: bool = False,
     mlp_tiles: int = 1,
+    float32_head: bool = False,
 ) -> None:
     """Make ``model`` return log-probs of packed sequences (see ``attach_logprob_head``), as the sampler sees them.
 
@@ -86,7 +87,7 @@ def prepare_policy(
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     by_rows(model)
-    attach_logprob_head(model, chunk_tokens=logprob_chunk_tokens)
+    attach_logprob_head(model, chunk_tokens=logprob_chunk_tokens, float32=float32_head)
     if activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         if checkpoints_on_host:

@@ -91,6 +91,7 @@ def _require_trainable(settings: Settings) -> None:
             expert_parallel=learner.expert_parallel,
             routing_replay=settings.objective.routing_replay,
             load_balance=settings.objective.load_balance_coefficient > 0,
+            scales_routers=learner.router_rate_factor != 1,
         )
         require_supported(plan)
         require_adaptable(model_config, settings.lora, learner)

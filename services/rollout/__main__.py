@@ -224,10 +224,17 @@ def _open_brokers(
 async def _shared(settings: Settings, engine: Engine) -> int:
     """Return the number of key-value heads of a model that is sharded over ranks; 1 for an unsharded one.
 
-    Raises: ConfigurationError when its shards could not be verified. EngineError.
+    Raises: ConfigurationError when its shards could not be verified, or its head rounds logits that the learner does not.
+    EngineError.
     """
+    info = await engine.server_info()
+    if settings.model.float32_head and info.enable_fp32_lm_head is False:
+        raise ConfigurationError(
+            "model.float32_head is true and the SGLang server rounds its logits: start it with --enable-fp32-lm-head, or "
+            "set model.float32_head = false"
+        )
     try:
-        spread = (await engine.server_info()).spread
+        spread = info.spread
         if spread.is_whole:
             return 1
         config = model_config(settings.model.path)
@@ -271,6 +278,7 @@ def server_options(settings: Settings, name: str, lock: DeviceLock | None = None
         log_path=settings.run.directory / "logs" / f"{name}-sglang.log",
         log_limits=LogLimits(max_bytes=settings.run.log_bytes, most_files=settings.run.log_files),
         dtype=settings.model.dtype,
+        float32_head=settings.model.float32_head,
         port=rollout.server_port,
         max_total_tokens=rollout.max_total_tokens,
         max_running=rollout.max_running,

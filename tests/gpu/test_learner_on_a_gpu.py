@@ -113,18 +113,25 @@ def test_variable_length_flash_attention_equals_the_loop_over_segments() -> None
         assert (found.float().cpu() - expected).norm() <= 0.01 * expected.norm()
 
 
-def test_log_probs_never_hold_the_logits() -> None:
+@pytest.mark.parametrize("float32", [False, True])
+def test_log_probs_never_hold_the_logits_and_a_float32_head_neither_rounds_them_nor_copies_the_weight(float32: bool) -> None:
     tokens, vocab, hidden = 4096, 151_936, 1024
     states = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(vocab, hidden, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     targets = torch.randint(vocab, (tokens,), device="cuda")
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    result = chunked_logprobs(states, weight, targets, torch.ones(tokens, device="cuda"), chunk_tokens=512)
+    result = chunked_logprobs(states, weight, targets, torch.ones(tokens, device="cuda"), chunk_tokens=512, float32=float32)
     result.logprobs_T.sum().backward()
     logits = tokens * vocab * 4
     # The rest is the float32 gradient of the weight, its bfloat16 copy, and three chunks of logits.
     assert torch.cuda.max_memory_allocated() - before < vocab * hidden * 8 + 0.5 * logits
+    with torch.no_grad():
+        exact = (
+            torch.log_softmax(states[:64].double() @ weight.double().t(), dim=-1).gather(-1, targets[:64, None]).squeeze(-1)
+        )
+        off = (result.logprobs_T[:64] - exact).abs().max().item()
+    assert (off < 1e-3) == float32, off
 
 
 @pytest.mark.timeout(900)

@@ -9,9 +9,11 @@ import torch
 
 from gspo.model.packing import TrainSequence, pack
 from gspo.model.policy import load_policy, prepare_policy
+from gspo_services.rollout.sglang.client import Engine
 from gspo_services.rollout.sglang.server import EngineServer, ServerOptions
 from gspo_services.shared.weights import ServedError, require_served
 from tests.support.engines.prompt_logprobs import prompt_logprobs
+from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
 from tests.support.loss.sequences import random_sequence
 from tests.support.policy.architectures import tiny_model
 from tests.support.policy.forward import logprobs_of
@@ -31,10 +33,12 @@ async def largest_difference(folder: Path, length: int) -> float:
     return float(np.abs(own_logprobs(folder, sequence) - found).max())
 
 
-def own_logprobs(folder: Path, sequence: TrainSequence) -> Any:
+def own_logprobs(
+    folder: Path, sequence: TrainSequence, dtype: torch.dtype = torch.float32, *, float32_head: bool = False
+) -> Any:
     """The learner's, float32 [T - 1]."""
-    model = load_policy(folder, torch.float32)
-    prepare_policy(model, logprob_chunk_tokens=100)
+    model = load_policy(folder, dtype)
+    prepare_policy(model, logprob_chunk_tokens=100, float32_head=float32_head)
     scored = sequence.with_advantages(np.zeros(sequence.num_tokens, np.float32))
     return logprobs_of(model, pack([scored], policy_version=0)).logprobs_T[:-1].detach().numpy()
 
@@ -65,3 +69,32 @@ async def test_a_model_whose_windows_sglang_ignores_is_refused_from_its_window_o
 async def test_a_model_with_windows_is_served_exactly_within_them(tmp_path: Path) -> None:
     require_served(saved(tmp_path, "Qwen3, window"), SHORT, on_cpu=True)
     assert await largest_difference(tmp_path, SHORT) <= TOLERANCE
+
+
+@pytest.mark.parametrize("float32_head", [False, True])
+async def test_a_float32_head_in_engine_and_learner_gives_the_same_log_probs_in_bfloat16(
+    float32_head: bool, tmp_path: Path
+) -> None:
+    """Layers that add nothing: what differs is then the head's alone. The largest logits are near 40."""
+    model = tiny_qwen3_moe()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(4.0)
+        model.model.norm.weight.fill_(1.0)
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.experts.down_proj.zero_()
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    options = ServerOptions(
+        model_path=tmp_path,
+        log_path=tmp_path / "server.log",
+        max_total_tokens=4096,
+        dtype="bfloat16",
+        float32_head=float32_head,
+    )
+    sequence = random_sequence(200, 0, vocab_size=TINY_VOCAB_SIZE - 1)
+    async with EngineServer(options) as server:
+        found = await prompt_logprobs(server.url, sequence.token_ids.tolist())
+        async with Engine(server.url, vocab_size=TINY_VOCAB_SIZE, chunk_tokens=16) as client:
+            assert (await client.server_info()).enable_fp32_lm_head is float32_head
+    off = np.abs(own_logprobs(tmp_path, sequence, torch.bfloat16, float32_head=True) - found)
+    assert off.max() < 1e-4 if float32_head else off.mean() > 0.005

@@ -23,7 +23,7 @@ from gspo.model.packing import PackedBatch
 from gspo.model.policy import load_policy, prepare_policy
 from gspo.model.serving_layout import ServedParameter
 from gspo_services.learner.checkpoints import EngineCopy, canary_batch, require_canary, write_canary
-from gspo_services.learner.engine.configuration import deepspeed_config, stage_inside
+from gspo_services.learner.engine.configuration import deepspeed_config, parameter_groups, rate_factor, stage_inside
 from gspo_services.learner.engine.expert_parallel import expert_shares
 from gspo_services.learner.engine.forward import ForwardPasses, own_row_share
 from gspo_services.learner.engine.gradients import (
@@ -129,6 +129,7 @@ class LearnerEngine:
             activation_checkpointing=settings.learner.activation_checkpointing,
             checkpoints_on_host=settings.learner.activation_offload,
             mlp_tiles=settings.learner.mlp_tiles,
+            float32_head=settings.float32_head,
         )
         plan = lora_plan(settings.lora)
         if plan is not None:
@@ -136,8 +137,7 @@ class LearnerEngine:
         warmup = max(1, settings.learner.warmup_steps)
         engine, *_ = deepspeed.initialize(
             model=model,
-            # A list: with a generator, checkpoints can be paired with the wrong parameters.
-            model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
+            model_parameters=parameter_groups(model, settings.learner),
             config=deepspeed_config(settings, model_config),
             # DeepSpeed's own warm-up trains its first two steps at a learning rate of 0.
             lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup)),
@@ -226,7 +226,8 @@ class LearnerEngine:
     def set_learning_rate(self, value: float) -> None:
         """Set AdamW's learning rate from the next step on, before warm-up. The same on every rank."""
         scheduler = self._engine.lr_scheduler
-        scheduler.base_lrs = [value] * len(scheduler.base_lrs)
+        groups = self._engine.optimizer.param_groups
+        scheduler.base_lrs = [value * rate_factor(group, self.settings.learner) for group in groups]
         self._resume_schedule(scheduler.last_epoch)
 
     def _sound_totals(self, own_totals: Tensor) -> tuple[float, float]:
@@ -378,7 +379,13 @@ class LearnerEngine:
 def _load_reference(model_dir: Path, settings: EngineSettings) -> FrozenReference:
     device = torch.device("cuda", torch.cuda.current_device()) if settings.device == "cuda" else torch.device("cpu")
     learner = settings.learner
-    return FrozenReference.load(model_dir, DTYPES[learner.dtype], device, logprob_chunk_tokens=learner.logprob_chunk_tokens)
+    return FrozenReference.load(
+        model_dir,
+        DTYPES[learner.dtype],
+        device,
+        logprob_chunk_tokens=learner.logprob_chunk_tokens,
+        float32_head=settings.float32_head,
+    )
 
 
 def _require_supported(model_config: Mapping[str, Any], settings: EngineSettings) -> None:
@@ -388,6 +395,7 @@ def _require_supported(model_config: Mapping[str, Any], settings: EngineSettings
         expert_parallel=settings.learner.expert_parallel,
         routing_replay=settings.routing_replay,
         load_balance=settings.load_balance_coefficient > 0,
+        scales_routers=settings.learner.router_rate_factor != 1,
     )
     require_supported(plan)
     require_adaptable(model_config, settings.lora, settings.learner)

@@ -116,19 +116,24 @@ class WholeGradients:
     ``unscale_and_clip_grads``), operation by operation, so that the weights are those of ZeRO 1 to the bit.
     """
 
-    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], groups: Iterable[Mapping[str, Any]]) -> None:
+        """``groups``: the optimizer's."""
         pairs = list(parameters)
         self.names = [name for name, _ in pairs]
         self._parameters = [parameter for _, parameter in pairs]
-        self._norms: list[Tensor] = []
-        """float64, of the parameters that are trained."""
+        self._group_of = {id(each): index for index, group in enumerate(groups) for each in group["params"]}
+        self._norms: dict[int, list[Tensor]] = {}
+        """float64, of the parameters that are trained, by group."""
 
     def take(self, device: torch.device) -> Tensor:
         """As ``GradientWatch.take``: float32 [2, P]. A trained parameter without a gradient then has one of zeros."""
         received = torch.tensor([parameter.grad is not None for parameter in self._parameters], dtype=torch.float32)
         clean = torch.zeros((), dtype=torch.float64, device=device)
         norms = [_norm_in_double(parameter) if parameter.requires_grad else None for parameter in self._parameters]
-        self._norms = [norm for norm in norms if norm is not None]
+        self._norms = {index: [] for index in sorted(set(self._group_of.values()))}
+        for parameter, norm in zip(self._parameters, norms, strict=True):
+            if norm is not None:
+                self._norms[self._group_of[id(parameter)]].append(norm)
         bad = ~torch.isfinite(torch.stack([clean if norm is None else norm for norm in norms]))
         return torch.stack([received.to(device, non_blocking=True), bad.float()])
 
@@ -137,9 +142,9 @@ class WholeGradients:
 
         Raises: NonFiniteGradientError, before they are changed, when the norm overflows float32.
         """
-        total = torch.stack(self._norms).pow(2.0).sum().float().pow(0.5)
-        # DeepSpeed has a norm for each group of parameters, here one, and the norm of these.
-        norm = torch.linalg.vector_norm(total.unsqueeze(0), ord=2)
+        # DeepSpeed has a norm for each group of parameters, and the norm of these.
+        totals = [torch.stack(norms).pow(2.0).sum().float().pow(0.5) for norms in self._norms.values()]
+        norm = torch.linalg.vector_norm(torch.stack(totals), ord=2)
         factor = 1.0 / torch.clamp((norm + 1e-6) / max_norm, min=1.0) if max_norm > 0 else torch.ones_like(norm)
         grad_norm, scale = torch.stack([norm, factor]).tolist()
         if not math.isfinite(grad_norm):
@@ -174,4 +179,4 @@ def gradients_of(
         return ReplicatedGradients(parameters, engine.module, shares)
     # There are no other ranks: DeepSpeed would copy every gradient into a bucket and back.
     engine.enable_backward_allreduce = False
-    return WholeGradients(parameters)
+    return WholeGradients(parameters, engine.optimizer.param_groups)

@@ -22,20 +22,18 @@ class FrozenReference:
     It is whole on every rank, whatever the ZeRO stage and the offload: parameters x bytes of the dtype each.
     """
 
-    def __init__(self, model: Any, device: torch.device, *, logprob_chunk_tokens: int) -> None:
+    def __init__(self, model: Any, device: torch.device, *, logprob_chunk_tokens: int, float32_head: bool = False) -> None:
         """Take a model that nothing else uses, and change it in place."""
-        prepare_policy(model, logprob_chunk_tokens=logprob_chunk_tokens)
+        prepare_policy(model, logprob_chunk_tokens=logprob_chunk_tokens, float32_head=float32_head)
         self._model = model.requires_grad_(False).to(device).eval()
 
     @classmethod
-    def load(
-        cls, model_dir: Path, dtype: torch.dtype, device: torch.device, *, logprob_chunk_tokens: int
-    ) -> FrozenReference:
+    def load(cls, model_dir: Path, dtype: torch.dtype, device: torch.device, **head: Any) -> FrozenReference:
         """Load it from the directory of the start model, on all ranks. Collective.
 
         Raises: ValueError, on all ranks, when the directory does not hold the model.
         """
-        return cls(load_policy(model_dir, dtype, AgreedWhole(device)), device, logprob_chunk_tokens=logprob_chunk_tokens)
+        return cls(load_policy(model_dir, dtype, AgreedWhole(device)), device, **head)
 
     def move(self, device: torch.device) -> None:
         """Keep it on another device from now on. ``logprobs`` needs that of the packed batches."""

@@ -22,6 +22,11 @@ def require_adaptable(model_config: Mapping[str, Any], lora: LoraSection, learne
                 f"lora.target_modules names {target!r} and a {kind} model of this configuration has none; name some of "
                 f"{', '.join(there)}"
             )
+    if learner.router_rate_factor not in (0, 1):
+        raise ValueError(
+            f"router_rate_factor is {learner.router_rate_factor:g} and lora.rank is {lora.rank}: adapters leave the routers "
+            "as they are; set learner.router_rate_factor = 1"
+        )
     size = learner.expert_parallel
     if size > 1 and "experts" in lora.target_modules:
         raise ValueError(

@@ -31,7 +31,8 @@ class EngineSettings:
     """With a rank above 0 only adapters are trained; the weights that leave the engine have them merged."""
     leaves_device: bool = False
     """The engine's states leave the device while the rollout has it (``run.colocate``). Only ZeRO's optimizers can do so."""
-    adam_eps: float = 1e-8
+    float32_head: bool = False
+    """The output embedding multiplies in float32, as SGLang's does with ``model.float32_head``."""
     zero3_persistence_elements: int = 100_000
     """ZeRO-3 keeps parameters below this size whole on every rank: fewer gathers for more memory."""
 
@@ -50,4 +51,5 @@ def engine_settings_of(settings: Settings, device: Device) -> EngineSettings:
         entropy_gradient=settings.objective.entropy_coefficient > 0,
         lora=settings.lora,
         leaves_device=settings.run.colocate,
+        float32_head=settings.model.float32_head,
     )

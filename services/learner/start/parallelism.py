@@ -33,6 +33,8 @@ class Parallelism:
     hidden_act: str = "silu"
     load_balance: bool = False
     """Whether an auxiliary loss needs the routers' logits."""
+    scales_routers: bool = False
+    """Whether routers have a learning rate of their own."""
 
 
 def parallelism_of(
@@ -42,6 +44,7 @@ def parallelism_of(
     expert_parallel: int,
     routing_replay: bool,
     load_balance: bool = False,
+    scales_routers: bool = False,
 ) -> Parallelism:
     """Read them from the model's config.json, or ``config.to_dict()``."""
     return Parallelism(
@@ -49,6 +52,7 @@ def parallelism_of(
         expert_parallel=expert_parallel,
         routing_replay=routing_replay,
         load_balance=load_balance,
+        scales_routers=scales_routers,
         model_type=str(model_config.get("model_type", "")),
         num_experts=int(model_config.get("num_experts") or model_config.get("num_local_experts") or 0),
         hidden_act=str(model_config.get("hidden_act", "silu")),
@@ -78,6 +82,11 @@ def require_supported(plan: Parallelism) -> None:
         raise ValueError(
             f"load_balance_coefficient is above 0 and a {plan.model_type} model has no routers: a load-balancing loss needs "
             "a mixture of experts; set objective.load_balance_coefficient = 0"
+        )
+    if plan.scales_routers and plan.num_experts == 0:
+        raise ValueError(
+            f"router_rate_factor is not 1 and a {plan.model_type} model has no routers: their learning rate needs a mixture "
+            "of experts; set learner.router_rate_factor = 1"
         )
     size = plan.expert_parallel
     if plan.load_balance and size > 1:

@@ -187,6 +187,7 @@ def _ranks(situation: Situation, model: ReadModel) -> Iterator[Finding]:
             expert_parallel=learner.expert_parallel,
             routing_replay=settings.objective.routing_replay,
             load_balance=settings.objective.load_balance_coefficient > 0,
+            scales_routers=learner.router_rate_factor != 1,
         )
         require_supported(plan)
         require_adaptable(model.config, settings.lora, learner)

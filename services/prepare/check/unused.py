@@ -105,6 +105,8 @@ def _rules_of_processes(situation: Situation) -> Iterator[tuple[list[str], str]]
         yield ["learner.rendezvous_address"], "learner.num_nodes is 1"
     if not settings.learner.profile:
         yield ["learner.peak_tflops"], "learner.profile is false"
+    if settings.model.dtype == settings.learner.dtype == "float32":
+        yield ["model.float32_head"], "model.dtype and learner.dtype are float32: everything is"
     if not settings.lora.is_used:
         yield ["lora.alpha", "lora.target_modules"], "lora.rank is 0: all weights are trained"
     if settings.lora.publish == "merged":

@@ -26,6 +26,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     incremental_streaming_output: bool = False
     enable_deterministic_inference: bool = False
     disable_radix_cache: bool = False
+    enable_fp32_lm_head: bool | None = None
     max_total_num_tokens: int | None = None
     enable_lora: bool | None = None
     max_lora_rank: int | None = None

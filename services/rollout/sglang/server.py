@@ -68,6 +68,8 @@ class ServerOptions:
     """The server's output is appended here."""
     log_limits: LogLimits = USUAL_LIMITS
     dtype: str = "float32"
+    float32_head: bool = False
+    """Logits are computed in float32, whatever the dtype."""
     host: str = "127.0.0.1"
     port: int = 0
     """0: any free port."""
@@ -321,6 +323,8 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
     if options.colocated and cuda:
         # Needs torch_memory_saver, which SGLang's GPU wheels bring; without that package SGLang refuses to start.
         command.append("--enable-memory-saver")
+    if options.float32_head:
+        command.append("--enable-fp32-lm-head")
     spread = options.spread
     sizes = {"--tp-size": spread.tensor, "--ep-size": spread.expert, "--dp-size": spread.data}
     command += [word for option, size in sizes.items() if size > 1 for word in (option, str(size))]

@@ -32,6 +32,7 @@ async def open_served(settings: Settings, directory: Path, name: str, vocab_size
         log_path=run.directory / "logs" / f"{name}-sglang.log",
         log_limits=LogLimits(max_bytes=run.log_bytes, most_files=run.log_files),
         dtype=settings.model.dtype,
+        float32_head=settings.model.float32_head,
         weight_version=VERSION,
         max_total_tokens=rollout.max_total_tokens,
         max_running=rollout.max_running,

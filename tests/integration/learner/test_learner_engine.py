@@ -25,7 +25,6 @@ from gspo_services.learner.plan import deal_groups, rows_of_groups
 from gspo_services.shared.settings.sections import Learner, LoraSection, Rollout
 from gspo_services.shared.settings.sections.run import require_colocatable
 from tests.support.learner.learner_worker import (
-    ADAM_EPS,
     IMMOVABLE,
     MOVABLE,
     NUM_MINI_BATCHES,
@@ -92,7 +91,7 @@ def reference(work: Path) -> dict[str, Any]:
     sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
     model = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=SETTINGS["learning_rate"], eps=ADAM_EPS, weight_decay=SETTINGS["weight_decay"]
+        model.parameters(), lr=SETTINGS["learning_rate"], eps=SETTINGS["adam_eps"], weight_decay=SETTINGS["weight_decay"]
     )
     mismatch = MismatchTracker()
     losses, grad_norms = [], []
@@ -301,6 +300,7 @@ def test_the_reference_is_the_start_model_whatever_was_trained(everything: Resul
         assert max(abs(x - y) for x, y in zip(after["own"], before["own"], strict=True)) > 1e-3
         assert results[stage]["metrics"]["reference_kl/all"] > 1e-8
         assert 0.0019 < results[stage]["metrics"]["load_balancing_loss"] < 0.004  # between 2 and 4, times 0.001
+        assert results[stage]["float32_heads"] == [stage == "3"] * 2
     assert results["1"]["before"]["reference"] == results["1"]["before"]["own"]
 
 

@@ -28,9 +28,13 @@ from tests.support.learner.parallel_jobs import (
     require_same_future,
     require_weights,
     run_jobs,
+    state,
 )
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
 from tests.support.learner.training_groups import write_model_and_groups
+
+ONE_STEP = {"steps": 1, "save_after": 1}
+MOVED = ("model.layers.0.mlp.gate.weight", "model.layers.1.mlp.gate.weight", "model.layers.1.self_attn.q_proj.weight")
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +71,7 @@ def two(work: Path) -> Results:
                 # Room for some parameters; the others are written at once.
                 checkpoint_copy_gib=2e-4,
             ),
+            gradient_job("slow-routers", zero_stage=3, expert_parallel=2, router_rate_factor=0.25),
             job("unwritable", zero_stage=3, expert_parallel=2, save_after=1, unwritable_on=1, in_background=True),
             job("other-size", zero_stage=1, expert_parallel=1, resume="run", steps=RESUMED_STEPS, export=True),
         ],
@@ -102,6 +107,14 @@ def one(work: Path) -> Results:
             job("half-1", zero_stage=1, dtype="bfloat16", save_after=1),
             job("half-3", zero_stage=3, dtype="bfloat16", resume="half-1"),
             job("half-3-first", zero_stage=3, dtype="bfloat16"),
+            gradient_job("rate", zero_stage=1, warmup_steps=0),
+            *(
+                job(f"routers-{stage}", zero_stage=stage, warmup_steps=0, max_grad_norm=0.0, router_rate_factor=0.25, **more)
+                for stage, more in ((0, ONE_STEP), (1, ONE_STEP), (3, {"steps": 3, "save_after": 1}))
+            ),
+            job("routers-on", zero_stage=2, resume="routers-3", steps=2, router_rate_factor=0.25, max_grad_norm=0.0),
+            job("routers-stay", zero_stage=1, dtype="bfloat16", warmup_steps=0, router_rate_factor=0.0, **ONE_STEP),
+            job("routers-move", zero_stage=1, dtype="bfloat16", resume="routers-stay", router_rate_factor=2.0),
         ],
     )
 
@@ -115,6 +128,12 @@ def test_two_ranks_that_share_the_experts_have_the_loss_and_gradients_of_one(
     assert two[0]["gradient"]["norms"] == pytest.approx(after[0]["single"]["norms"], rel=1e-5)
     assert two[0]["gradient"]["experts"] == after[0]["single"]["experts"] != {}
     require_gradients(work, "gradient", "single")
+
+
+@pytest.mark.ranks
+def test_routers_have_their_factor_where_two_ranks_share_the_experts(work: Path, after: Results, two: Results) -> None:
+    assert two[0]["slow-routers"]["losses"] == two[0]["gradient"]["losses"]
+    require_moved(work, "slow-routers", "single", 0.25)
 
 
 @pytest.mark.ranks
@@ -204,6 +223,35 @@ def test_a_rank_that_cannot_write_ends_saving_on_all_ranks_and_leaves_nothing(wo
 def test_the_learning_rate_comes_from_the_configuration_not_from_the_checkpoint(one: Results) -> None:
     assert one[0]["faster"]["rates"] == [0.5]
     assert one[0]["alone"]["rates"] == [0.001, 0.002, 0.002]
+
+
+def require_moved(work: Path, name: str, reference: str, factor: float) -> None:
+    """Routers moved from the start model by ``factor`` times what they did in ``reference``, other weights alike."""
+    start, found, expected = load_file(work / "model" / "model.safetensors"), state(work, name), state(work, reference)
+    for weight in MOVED:
+        change = (expected[f"{weight}/weight"] - start[weight]) * (factor if ".gate." in weight else 1.0)
+        assert change.norm() > 1e-4, weight
+        assert (found[f"{weight}/weight"] - start[weight] - change).norm() < 1e-3 * change.norm(), (name, weight)
+
+
+def test_routers_move_by_their_factor_in_every_stage_and_other_weights_as_without(work: Path, one: Results) -> None:
+    for stage in (0, 1, 3):
+        require_moved(work, f"routers-{stage}", "rate", 0.25)
+        assert one[0][f"routers-{stage}"]["rates"][0] == 0.002, "the rate of all other weights"
+        assert one[0][f"routers-{stage}"]["norms"][0] == pytest.approx(one[0]["rate"]["norms"][0], rel=1e-5)
+
+
+def test_a_run_with_slow_routers_continues_in_another_stage(one: Results) -> None:
+    require_same_future(one[0]["routers-on"], one[0]["routers-3"], 2)
+
+
+def test_routers_at_rate_0_keep_every_bit_and_may_move_when_the_run_continues(work: Path, one: Results) -> None:
+    found = state(work, "routers-stay")
+    for name, start in load_file(work / "model" / "model.safetensors").items():
+        if f"{name}/weight" in found:
+            assert torch.equal(found[f"{name}/weight"], start.bfloat16().float()) == (".mlp.gate." in name), name
+    assert "losses" in one[0]["routers-move"]
+    assert one[0]["routers-move"]["digest"] != one[0]["routers-stay"]["digest"]
 
 
 def test_in_bfloat16_zero_3_computes_the_same_as_zero_1(one: Results) -> None:

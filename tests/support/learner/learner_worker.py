@@ -50,11 +50,11 @@ SETTINGS: dict[str, Any] = {
     "weight_decay": 0.1,
     "max_tokens_per_micro_batch": 60,
     "logprob_chunk_tokens": 16,
+    # A large eps keeps Adam's update proportional to the gradient; a small one turns float noise into full steps.
+    "adam_eps": 0.1,
 }
 SCHEDULED_RATE = 0.01
 """Of the batches after the first, as a schedule sets it."""
-ADAM_EPS = 0.1
-"""A large eps keeps Adam's update proportional to the gradient; a small one turns float noise into full steps."""
 OBJECTIVE = Objective(eps_low=0.003, eps_high=0.003, noise_z=0.5, anchor="behaviour", tis_mode="off")
 NUM_MINI_BATCHES = 2
 
@@ -79,7 +79,6 @@ def settings(
         load_balance_coefficient=0.001 if with_penalties else 0.0,
         lora=LoraSection(**(lora or {})),
         leaves_device=leaves_device,
-        adam_eps=ADAM_EPS,
         zero3_persistence_elements=500,
     )
 
@@ -239,7 +238,8 @@ def reference(work: Path) -> dict[str, Any]:
     objective = replace(OBJECTIVE, kl_coefficient=0.1, entropy_coefficient=0.01)
     results: dict[str, Any] = {}
     for stage in (1, 3):
-        engine = LearnerEngine.create(work / "model", settings(zero_stage=stage, with_penalties=True))
+        chosen = replace(settings(zero_stage=stage, with_penalties=True), float32_head=stage == 3)
+        engine = LearnerEngine.create(work / "model", chosen)
         sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
         packed = pack(sequences, policy_version=1)
 
@@ -251,7 +251,9 @@ def reference(work: Path) -> dict[str, Any]:
         metrics = train_batch(
             engine, groups, objective=objective, policy_version=1, num_mini_batches=2, mismatch=MismatchTracker()
         ).metrics
-        results[str(stage)] = {"before": before, "after": seen(), "metrics": metrics}
+        assert engine._reference is not None
+        heads = [model.get_output_embeddings().float32 for model in (engine.model, engine._reference._model)]
+        results[str(stage)] = {"before": before, "after": seen(), "metrics": metrics, "float32_heads": heads}
     return results
 
 
@@ -377,6 +379,8 @@ def alone(work: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for max_grad_norm in (0.0, 0.001, 1000.0):
         chosen = {"zero_stage": 1, "max_grad_norm": max_grad_norm, "lora": {"rank": 2} if max_grad_norm == 1000 else None}
+        # Two groups of parameters, each with a norm of its own.
+        chosen["router_rate_factor"] = 0.5 if max_grad_norm == 0.001 else 1.0
         found: dict[str, Any] = {"inside": [], "metrics": [], "digests": []}
         for flat in (False, True):
             engine = LearnerEngine.create(work / "model", settings(leaves_device=flat, **chosen))

@@ -97,6 +97,8 @@ def run(job: Job, work: Path) -> dict[str, Any]:
             state = CheckpointState(policy_version=1, batch_position=1, mismatch={})
             _save(engine, work / job.name, state, job.in_background)
         for step in range(first, first + (0 if job.replay else job.steps)):
+            # As the learner does before each batch, with or without a schedule.
+            engine.set_learning_rate(chosen.learner.learning_rate)
             with _counting(engine, saved) if job.count_saved else nullcontext():
                 metrics = train_batch(
                     engine,

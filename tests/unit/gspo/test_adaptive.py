@@ -75,7 +75,13 @@ def test_it_continues_from_its_state() -> None:
 
 
 def test_impossible_settings_and_states_are_refused() -> None:
-    for arguments in ({"target": 0.0}, {"target": 1.0}, {"target": 0.1, "rate": 0.0}, {"target": 0.1, "min_scale": -1.0}):
+    for arguments in (
+        {"target": 0.0},
+        {"target": 1.0},
+        {"target": 0.1, "rate": 0.0},
+        {"target": 0.1, "rate": 1e300},
+        {"target": 0.1, "min_scale": -1.0},
+    ):
         with pytest.raises(ValueError, match=f"^{list(arguments)[-1]} is"):
             AdaptiveClip(**arguments)
     with pytest.raises(ValueError, match="min_scale is 2"):

@@ -1,18 +1,24 @@
 """The clip range that follows what was measured for each lag."""
 
 import math
+import random
 from dataclasses import replace
 from statistics import fmean, variance
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gspo.calibration import Calibration, LagCalibration, Measured
-from gspo.diagnostics import summarise
+from gspo.adaptive import AdaptiveClip
+from gspo.calibration import Calibration, LagCalibration, Measured, measured_sequences
+from gspo.diagnostics import signal_clip_fraction, summarise
 from gspo.loss import LossOutput, objective_loss
-from gspo.mismatch import sequence_mismatch
+from gspo.mismatch import MismatchTracker, mismatch_moments, sequence_mismatch
+from gspo.options.ess_rate import ess_rate_scale
 from gspo.settings import Objective
 from gspo.staleness import calibrated_clip_range, clip_range, objective_clip_range
+from gspo_protocol.limits import MIN_LOGPROB
 
 EPS = {"eps_low": 3e-4, "eps_high": 4e-4}
 DRIFT = Calibration(*torch.tensor([[0.0, -0.01], [0.0, 0.0009], [0.0, 0.04]], dtype=torch.float64))
@@ -154,16 +160,57 @@ def test_the_mismatch_of_a_sequence_is_the_mean_and_variance_of_its_tokens() -> 
     assert not found.mean_S.requires_grad
 
 
-@pytest.mark.parametrize("size", [1e-30, 1.0, 1e4, 1e20, 1e38])
-def test_whatever_an_engine_reports_can_be_calibrated_with(size: float) -> None:
-    """The square of a large float32 is infinite, which no calibration takes."""
-    learner_T = torch.tensor([0.0, -size, 0.0, -size, 0.0])
-    found = sequence_mismatch(learner_T, torch.zeros(5), torch.ones(5, dtype=torch.bool), torch.tensor([0, 0, 0, 0, 1]), 2)
-    assert found.token_variance_S.tolist() == pytest.approx([size**2 / 3, 0.0])
-    LagCalibration().update(
-        Measured(0.0, float(number), mean, variance)
-        for number, mean, variance in zip([4, 1], found.mean_S.tolist(), found.token_variance_S.tolist(), strict=True)
-    )
+@given(
+    choices=st.randoms(use_true_random=False),
+    objective=st.sampled_from(
+        [
+            WIDEN,
+            replace(WIDEN, clip_calibration_cap=1e300, noise_z=9.0, log_ratio_clamp=63.0),
+            replace(WIDEN, clip_calibration="off", noise_z=9.0),
+            Objective(anchor="proximal"),
+            Objective.m2po(),
+        ]
+    ),
+)
+@settings(max_examples=40, deadline=None)
+def test_whatever_was_measured_no_estimate_ends_the_learner_and_every_metric_is_finite(
+    choices: random.Random, objective: Objective
+) -> None:
+    """Log-probs of a learner may be any finite float32, those of an engine are those that the broker accepts."""
+    lengths = [choices.randint(1, 4) for _ in range(choices.randint(1, 4))]
+    ids_T = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    rows = range(len(ids_T))
+    learner_T = torch.tensor([choices.choice([0.0, -1e-45, -1e-38, -50.0, -1e19, -1.7e38, -3.4e38]) for _ in rows])
+    behaviour_T = torch.tensor([choices.choice([0.0, -1e-45, -1.0, MIN_LOGPROB]) for _ in rows])
+    mask_T = torch.tensor([choices.random() < 0.8 for _ in rows])
+    advantages_T = torch.tensor([choices.choice([0.0, 1e-45, -1.0, 30.0]) for _ in lengths])[ids_T]
+    lag_S = torch.tensor([choices.choice([0.0, 0.5, 1e6]) for _ in lengths])
+    calibration, tracker, adaptive = LagCalibration(window=20), MismatchTracker(), AdaptiveClip(target=0.15)
+    for _ in range(2):
+        output = objective_loss(
+            objective,
+            learner_T.clone().requires_grad_(),
+            behaviour_T,
+            advantages_T,
+            mask_T,
+            ids_T,
+            num_sequences=len(lengths),
+            lag_S=lag_S,
+            sigma=tracker.sigma,
+            clip_scale=adaptive.scale,
+            calibration=calibration.current,
+            proximal_logprobs_T=learner_T if objective.needs_proximal_logprobs else None,
+            num_tokens=len(ids_T) if objective.aggregation == "token" else None,
+        )
+        assert math.isfinite(output.loss.item())
+        summary = summarise(output.stats)
+        assert all(map(math.isfinite, summary.values())), {k: v for k, v in summary.items() if not math.isfinite(v)}
+        calibration.update(20 * measured_sequences(output.stats, range(len(lengths))))
+        assert all(map(math.isfinite, calibration.metrics().values()))
+        tracker.update(mismatch_moments(learner_T, behaviour_T, mask_T, torch.zeros_like(ids_T), 0))
+        adaptive.update(signal_clip_fraction(summary) or 0.0)
+        assert 0 < ess_rate_scale(output.stats.mismatch_S * output.stats.num_tokens_S) <= 1
+        assert math.isfinite(tracker.sigma)
 
 
 def test_an_objective_that_needs_a_calibration_says_what_to_give() -> None:
@@ -173,7 +220,7 @@ def test_an_objective_that_needs_a_calibration_says_what_to_give() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "reason"),
+    ("fields", "reason"),
     [
         (
             {"clip_calibration": "widen", "anchor": "proximal"},
@@ -183,6 +230,6 @@ def test_an_objective_that_needs_a_calibration_says_what_to_give() -> None:
         ({"clip_calibration": "wide"}, "clip_calibration is 'wide'; choose one of off, widen"),
     ],
 )
-def test_contradictions_are_named_with_the_way_out(settings: dict[str, object], reason: str) -> None:
+def test_contradictions_are_named_with_the_way_out(fields: dict[str, object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        Objective(**settings)  # type: ignore[arg-type]
+        Objective(**fields)  # type: ignore[arg-type]

@@ -129,8 +129,9 @@ def test_clamped_and_rejected_are_counted() -> None:
 def test_the_effective_sample_size_is_kishs_fraction() -> None:
     assert effective_sample_size(torch.tensor([2.0, 2.0, 2.0])) == pytest.approx(1.0)
     assert effective_sample_size(torch.tensor([1.0, 1.0, 0.0])) == pytest.approx(2 / 3)
-    assert effective_sample_size(torch.tensor([3.0, 1.0])) == pytest.approx(0.8)
-    assert effective_sample_size(torch.zeros(3)) == 0.0
+    for unit in (1.0, 1e-200, 1e300):
+        assert effective_sample_size(unit * torch.tensor([3.0, 1.0], dtype=torch.float64)) == pytest.approx(0.8)
+    assert effective_sample_size(torch.zeros(3)) == effective_sample_size(torch.zeros(0)) == 0.0
 
 
 def test_mismatch_weights_reduce_the_effective_sample_size() -> None:

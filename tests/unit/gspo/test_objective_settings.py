@@ -95,6 +95,7 @@ def test_a_mismatch_weight_with_the_behaviour_anchor_is_refused_with_a_way_out(m
         ("noise_z", float("inf")),
         ("tis_cap", 1.0),
         ("log_ratio_clamp", 0.0),
+        ("log_ratio_clamp", 64.0),
     ],
 )
 def test_a_value_out_of_range_is_named(field: str, value: Any) -> None:

@@ -1,6 +1,6 @@
 """The sections of the learner: how it trains, and which weights."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -8,6 +8,7 @@ from gspo_services.shared.settings.sections.section import Number, OptionalPath,
 
 LoraTarget = Literal["attention", "mlp", "experts"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+LEAST_EPS: Final = 1e-30
 
 
 class Learner(Section):
@@ -50,10 +51,17 @@ class Learner(Section):
     """AdamW's learning rate. It is constant after warmup_steps; schedule.learning_rate changes it during a run."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps over which the learning rate rises linearly from learning_rate / warmup_steps."""
+    router_rate_factor: float = Field(1.0, ge=0, le=100)
+    """Mixture of experts only: the routers' learning rate is this times that of all other weights, also in warm-up and
+    schedules. 0: the routers stay as they are, to the bit; their gradients still count in the gradient norm. It may change
+    when a run continues."""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's weight decay."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """AdamW's decay rates of the first and the second moment."""
+    adam_eps: float = Field(1e-8, gt=0, le=1)
+    """AdamW's eps, which is added to the root of the second moment. It must be small beside a gradient, or steps shrink with
+    it: MiniMax-M1 saw gradients of 1e-18 to 1e-5, and trains with 1e-15."""
     max_grad_norm: float = Field(1.0, ge=0)
     """Gradients are scaled down to this norm, over all parameters and ranks. 0 leaves them."""
     max_tokens_per_micro_batch: int = Field(4096, ge=16)
@@ -114,6 +122,16 @@ class Learner(Section):
         if self.zero_stage == 1 and ranks == 1 and self.dtype == "float32" and self.offload == "none" and not leaves_device:
             return 0
         return self.zero_stage
+
+    @field_validator("adam_eps")
+    @classmethod
+    def _has_a_float32(cls, value: float) -> float:
+        if value < LEAST_EPS:
+            raise ValueError(
+                f"learner.adam_eps is {value:g}, which float32 may hold as 0: a weight without a gradient would become "
+                f"0 / 0; use {LEAST_EPS:g} or more, such as 1e-15"
+            )
+        return value
 
     @model_validator(mode="after")
     def _stage_fits(self) -> "Learner":

@@ -41,6 +41,9 @@ class Model(Section):
     """Hugging Face model directory (config.json, *.safetensors, tokenizer.json): the starting weights."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The type in which weights are published and served."""
+    float32_head: bool = False
+    """The output embedding multiplies in float32 where all else is bfloat16, in the learner and in the SGLang servers that
+    a rollout starts (their --enable-fp32-lm-head), so that no logit is rounded. See docs/guide/learner.md."""
     template_arguments: dict[str, Any] = Field({})
     """Variables of the chat template, such as { enable_thinking = false }, for environments and agents. An agent's call may
     replace them."""

@@ -41,6 +41,32 @@ def test_chunked_logprobs_and_gradients_equal_log_softmax(chunk_tokens: int, kep
     torch.testing.assert_close(result.entropies_T.double(), entropy.detach(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kept_bytes", [0, KEPT_BYTES])
+def test_a_float32_head_rounds_no_logit_of_half_precision_and_without_it_log_probs_are_off(kept_bytes: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(40, 64, generator=generator).bfloat16()
+    weight = torch.randn(97, 64, generator=generator).bfloat16()
+    targets, ones = torch.randint(0, 97, (40,), generator=generator), torch.ones(40)
+    exact_hidden, exact_weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
+    log_softmax = torch.log_softmax(exact_hidden @ exact_weight.t(), dim=-1)
+    expected = log_softmax.gather(-1, targets[:, None]).squeeze(-1)
+    expected.mean().backward()
+    off = {}
+    for float32 in (False, True):
+        states, embedding = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        result = chunked_logprobs(
+            states, embedding, targets, ones, chunk_tokens=7, with_entropy=True, kept_bytes=kept_bytes, float32=float32
+        )
+        result.logprobs_T.mean().backward()
+        off[float32] = (result.logprobs_T.double() - expected).abs().max().item()
+        for found, right in ((states, exact_hidden), (embedding, exact_weight)):
+            assert found.grad is not None
+            assert right.grad is not None
+            assert (found.grad.double() - right.grad).norm() < 0.02 * right.grad.norm()
+    assert off[True] < 2e-5
+    assert off[False] > 0.02
+
+
 def test_a_softmax_is_kept_for_backward_only_where_it_is_small() -> None:
     saved: dict[int, list[tuple[int, ...]]] = {8: [], 9: []}
     for rows, shapes in saved.items():

@@ -65,9 +65,9 @@ def test_the_routers_logits_of_a_pass_are_taken_with_their_gradient() -> None:
 
 
 def gate_gradients(
-    coefficient: float, max_tokens_per_micro_batch: int, groups: list[Any]
+    coefficient: float, max_tokens_per_micro_batch: int, groups: list[Any], *, rank: int = 0, world_size: int = 1
 ) -> tuple[list[torch.Tensor], dict[str, float]]:
-    """Of one optimizer step with no advantage anywhere, so that only the auxiliary loss is left."""
+    """Of one rank in one optimizer step with no advantage anywhere, so that only the auxiliary loss is left."""
     gradients: list[torch.Tensor] = []
 
     def keep(model: Any) -> None:
@@ -81,6 +81,7 @@ def gate_gradients(
         update=keep,
         load_balance_coefficient=coefficient,
     )
+    engine.rank, engine.world_size = rank, world_size
     objective = Objective(eps_low=0.1, eps_high=0.19, anchor="behaviour", tis_mode="off")
     metrics = train(engine, groups, objective).metrics
     return gradients, metrics
@@ -97,13 +98,21 @@ def test_a_step_adds_the_mean_over_its_tokens_of_its_micro_batches_losses() -> N
     assert max(g.abs().max().item() for g in without) == 0.0
     assert min(g.abs().max().item() for g in whole) > 1e-8
 
-    # Equal micro-batches have equal losses: split or not, their mean is the same.
-    member = groups[0].sequences[0]
-    alike = [replace(groups[0], sequences=(member,) * 4, rewards=np.zeros(4), turn_rewards=None)]
-    together, _ = gate_gradients(COEFFICIENT, 10_000, alike)
-    apart, _ = gate_gradients(COEFFICIENT, member.num_tokens, alike)
-    for a, b in zip(together, apart, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-8)
+    # Of one rank or two, each sequence a micro-batch by itself.
+    members = [sequence for group in groups for sequence in group.sequences][:3]
+    of_each = [
+        gate_gradients(COEFFICIENT, 10_000, [replace(groups[0], sequences=(each,), rewards=np.zeros(1), turn_rewards=None)])
+        for each in members
+    ]
+    num_tokens = sum(each.num_tokens for each in members)
+    assert len({each.num_tokens for each in members}) == 3
+    step = [replace(groups[0], sequences=tuple(members), rewards=np.zeros(3), turn_rewards=None)]
+    for world_size in (1, 2):
+        ranks = [gate_gradients(COEFFICIENT, 1, step, rank=rank, world_size=world_size)[0] for rank in range(world_size)]
+        for layer in range(2):
+            found = sum(rank[layer] for rank in ranks)
+            expected = sum(own[layer] * (m.num_tokens / num_tokens) for (own, _), m in zip(of_each, members, strict=True))
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-9)
 
 
 def test_a_dense_model_and_shared_experts_are_refused_with_the_way_out() -> None:

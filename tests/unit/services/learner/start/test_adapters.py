@@ -31,6 +31,7 @@ def refusal(config: dict[str, Any], targets: list[str], rank: int = 8, **learner
         ({"model_type": "mixtral", "num_local_experts": 8}, ["experts"], {}),
         (MOE, ["attention"], {"expert_parallel": 2, "zero_stage": 3}),
         (MOE, ["attention"], {"expert_parallel": 2, "zero_stage": 0}),
+        (MOE, ["attention"], {"router_rate_factor": 0}),
     ],
 )
 def test_adapters_that_work_are_accepted(config: dict[str, Any], targets: list[str], learner: dict[str, Any]) -> None:
@@ -45,6 +46,7 @@ def test_adapters_that_work_are_accepted(config: dict[str, Any], targets: list[s
         (MOE, ["experts"], {"expert_parallel": 2, "zero_stage": 3}, "'experts' and expert_parallel is 2: .*; use expert_p"),
         (MOE, ["attention"], {"expert_parallel": 2, "zero_stage": 1}, "zero_stage is 1: .*; use zero_stage = 3 or 0"),
         (MOE, ["attention"], {"expert_parallel": 4, "zero_stage": 2}, "expert_parallel is 4 and zero_stage is 2"),
+        (MOE, ["attention"], {"router_rate_factor": 0.5}, "router_rate_factor is 0.5 and lora.rank is .* leave the routers"),
     ],
 )
 def test_adapters_that_cannot_work_are_refused_with_the_value_and_the_way_out(

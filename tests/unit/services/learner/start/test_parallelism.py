@@ -83,7 +83,8 @@ def test_a_models_configuration_says_how_many_experts_it_has(tmp_path: Path) -> 
     rest: dict[str, Any] = {"num_ranks": 1, "expert_parallel": 1, "routing_replay": False}
     assert parallelism_of(read_model_config(tmp_path), **rest).num_experts == 8
     assert parallelism_of({"model_type": "qwen3_moe", "num_experts": 4}, **rest).num_experts == 4
-    plan = parallelism_of({"model_type": "qwen3"}, **rest)
+    plan = parallelism_of({"model_type": "qwen3"}, scales_routers=True, **rest)
+    assert plan.scales_routers
     assert (plan.num_experts, plan.hidden_act) == (0, "silu")
 
 
@@ -129,6 +130,8 @@ DENSE = {"expert_parallel": 1, "model_type": "qwen3", "num_experts": 0}
         ({}, {"offload": "optimizer_and_parameters", "zero_stage": 2}, "use zero_stage 3, or offload = optimizer"),
         ({"num_ranks": 3}, {}, "does not divide learner.num_ranks (3); use one of 1, 3"),
         ({"num_experts": 7}, {}, "does not divide the model's experts (7); use one of 1, 7"),
+        ({"scales_routers": True}, {}, ""),
+        (DENSE | {"scales_routers": True}, {}, "needs a mixture of experts; set learner.router_rate_factor = 1"),
         (DENSE | {"routing_replay": True}, {}, "needs a mixture of experts; set objective.routing_replay = false"),
     ],
 )

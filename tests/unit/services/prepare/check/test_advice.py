@@ -90,6 +90,7 @@ def test_positions_that_only_the_learner_stretches_are_a_warning(project: Projec
         ({"agent.url": "http://127.0.0.1:1", "reward.workers": 3}, "reward.workers: an agent returns its reward itself"),
         ({"learner.rendezvous_address": "host:1"}, "learner.num_nodes is 1"),
         ({"learner.peak_tflops": 1.0}, "learner.profile is false"),
+        ({"model.float32_head": True}, "model.dtype and learner.dtype are float32"),
         ({"lora.target_modules": ["experts"]}, "lora.target_modules: lora.rank is 0: all weights are trained"),
         ({"lora.max_loaded_loras": 4}, 'lora.max_loaded_loras: for lora.publish = "adapter"'),
         ({"evaluation.every_batches": 0}, "evaluation.num_tasks: evaluation.every_batches is 0"),

@@ -15,7 +15,8 @@ import psutil
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gspo_services.rollout.__main__ import _engine, server_options
+from gspo_services.rollout.__main__ import _engine, _shared, server_options
+from gspo_services.rollout.sglang.answers import ServerInfo
 from gspo_services.rollout.sglang.server import (
     EngineServer,
     ServerError,
@@ -90,6 +91,33 @@ def test_a_rollouts_settings_reach_its_server() -> None:
     assert (made.max_running, made.max_total_tokens, made.extra_args, made.port) == (24, 512, ("--log-level", "info"), 77)
     assert made.spread == Spread(tensor=4, expert=2, data=3)
     assert made.log_path == settings.run.directory / "logs" / "rollout-3-sglang.log"
+
+
+class _Informed:
+    """An engine that says how its server was started."""
+
+    def __init__(self, has_float32_head: bool | None) -> None:
+        self._has = has_float32_head
+
+    async def server_info(self) -> ServerInfo:
+        return ServerInfo(
+            version="0", device="cpu", dtype="bfloat16", tp_size=1, model_path="m", enable_fp32_lm_head=self._has
+        )
+
+
+async def test_a_float32_head_is_asked_of_a_server_and_one_that_was_started_without_is_refused() -> None:
+    head = "--enable-fp32-lm-head"
+    for chosen in (False, True):
+        settings = load_settings(None, [f"model.float32_head={chosen}".lower(), "model.dtype=bfloat16"])
+        made = server_options(settings, "rollout-3")
+        assert [head in server_command(made, port=1, cuda=cuda) for cuda in (True, False)] == [chosen] * 2
+        for has in (False, True, None):
+            engine = _Informed(has)
+            if chosen and has is False:
+                with pytest.raises(ConfigurationError, match=f"float32_head is true.*start it with {head}, or set"):
+                    await _shared(settings, engine)  # type: ignore[arg-type]
+            else:
+                assert await _shared(settings, engine) == 1  # type: ignore[arg-type]
 
 
 def test_a_server_that_shall_hold_adapters_is_told_how_many() -> None:
