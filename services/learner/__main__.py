@@ -25,6 +25,7 @@ from gspo_services.learner.start import (
     require_positions,
     require_sequence_parallel,
     require_supported,
+    require_teacher,
     run_ranks,
     warn_without_rdma,
 )
@@ -100,6 +101,10 @@ def _require_trainable(settings: Settings) -> None:
         require_positions(model_config, settings)
     except ValueError as error:
         raise ConfigurationError(f"the model in {settings.model.path} cannot be trained: {error}") from error
+    try:
+        require_teacher(settings, settings.model.path)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _serve(settings: Settings, stop: threading.Event) -> None:

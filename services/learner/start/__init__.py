@@ -19,6 +19,7 @@ from gspo_services.learner.start.parallelism import (
     require_supported,
 )
 from gspo_services.learner.start.ranks import Node, ended_by_signals, is_rank, run_ranks
+from gspo_services.learner.start.teacher import require_teacher
 
 __all__ = [
     "TRAINED_LAYERS",
@@ -39,6 +40,7 @@ __all__ = [
     "require_positions",
     "require_sequence_parallel",
     "require_supported",
+    "require_teacher",
     "run_ranks",
     "warn_without_rdma",
 ]

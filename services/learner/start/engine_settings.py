@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from gspo_services.shared.settings import Learner, LoraSection, Settings
@@ -22,7 +23,9 @@ class EngineSettings:
     """The engine can make its routers choose given experts (``gspo.moe.routing_replay``); a dense model is refused."""
     seed: int
     keeps_reference: bool = False
-    """The engine keeps a frozen copy of the start model, for a KL term: see ``gspo_services.learner.engine.reference``."""
+    """The engine keeps a frozen copy of the start model, for a KL term: see ``gspo_services.learner.engine.frozen``."""
+    teacher: Path | None = None
+    """The directory of a model that is kept frozen, too, and scores tokens; None: there is none."""
     entropy_gradient: bool = False
     """The entropies of a training pass carry a gradient, for an entropy bonus."""
     load_balance_coefficient: float = 0.0
@@ -47,6 +50,7 @@ def engine_settings_of(settings: Settings, device: Device) -> EngineSettings:
         seed=settings.run.seed,
         load_balance_coefficient=settings.objective.load_balance_coefficient,
         keeps_reference=settings.objective.kl_coefficient > 0,
+        teacher=Path(settings.distillation.teacher) if settings.distillation.teacher else None,
         entropy_gradient=settings.objective.entropy_coefficient > 0,
         lora=settings.lora,
         leaves_device=settings.run.colocate,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.broker.store import NoLedger
-from gspo_services.learner.start import is_rank, run_ranks
+from gspo_services.learner.start import is_rank, require_teacher, run_ranks
 from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.runtime.config_arguments import add_override_argument
 from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError, ServiceError
@@ -138,6 +138,10 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     out: Path = arguments.out or source.with_name(f"{source.name}-replay")
     settings = override_settings(read_run_settings(source), [*arguments.overrides, f"run.directory={out}"])
     require_model(settings.model.path)
+    try:
+        require_teacher(settings, settings.model.path)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
     recorded = RecordedRun(source, settings)
     num_batches = recorded.num_batches
     first: int = arguments.from_checkpoint or 0

@@ -58,6 +58,8 @@ def opened_paths(settings: Settings, process: Process) -> Iterator[OpenedPath]:
     # Compiled kernels; shared memory of SGLang's processes and of NCCL.
     yield OpenedPath(setting="", path="/home/gspo", writes=True)
     yield OpenedPath(setting="", path="/dev/shm", writes=True)
+    if process == "learner" and settings.distillation.teacher:
+        yield OpenedPath(setting="distillation.teacher", path=settings.distillation.teacher)
     if process == "rollout":
         weights = str(settings.rollout.weights_directory)
         yield OpenedPath(setting="rollout.weights_directory", path=weights, writes=True)
