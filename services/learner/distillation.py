@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
@@ -23,6 +23,7 @@ class TeacherEngine(SummingRank, Protocol):
     """The methods of an engine that a teacher needs."""
 
     def teacher_logprobs(self, packed: PackedBatch) -> Tensor: ...
+    def prepare_teacher(self, micro_batches: Iterable[PackedBatch]) -> None: ...
 
 
 class Distillation:
@@ -34,6 +35,11 @@ class Distillation:
         self._clamp = clamp
         self._num_unsound: Tensor | None = None
         """Of the teacher's log-probs, on the engine's device: to read it, the host would wait."""
+
+    def begin(self, micro_batches: Iterable[PackedBatch]) -> None:
+        """Let a teacher that is asked ahead score this rank's share of the batch. Collective. Raises: TeacherError."""
+        if self._settings.teacher_coefficient:
+            self._engine.prepare_teacher(micro_batches)
 
     def credited(self, packed: PackedBatch) -> tuple[PackedBatch, Tensor | None]:
         """Return the micro-batch with the advantages to train it with, and the teacher's log-probs, [T]; without a teacher

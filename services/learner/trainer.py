@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -141,6 +142,8 @@ def train_batch(
     calibration = LagCalibration() if calibration is None else calibration
     episodes = _episodes(groups, sequences)
     teacher = Distillation(engine, advantages, clamp=objective.log_ratio_clamp)
+    with profile.phase("first_pass"):
+        teacher.begin(chain.from_iterable(mini_batch.micro_batches for mini_batch in mini_batches))
     run = _BatchRun(
         engine, objective, policy_version, mismatch, clip_scale, calibration.current, credit.group_ids, episodes, teacher,
         token_dump,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from gspo_services.learner.engine.lora import lora_layout, lora_plan, trained_pa
 from gspo_services.learner.engine.optimizer_state import OPTIMIZER, OptimizerState
 from gspo_services.learner.engine.partitioned_loading import placement_of
 from gspo_services.learner.engine.process_group import init_distributed, limit_waiting
+from gspo_services.learner.engine.server_teacher import ServerTeacher
 from gspo_services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_batch_loss
 from gspo_services.learner.engine.weights import EngineWeights
 from gspo_services.learner.profiling import NO_PROFILE, ModelCost, Phases, model_cost
@@ -50,6 +51,7 @@ from gspo_services.learner.start import (
     require_sequence_parallel,
     require_supported,
 )
+from gspo_services.learner.teacher import ScoreRecord, TeacherError, TeacherServer
 from gspo_services.learner.weights import DTYPES
 
 
@@ -62,7 +64,7 @@ class LearnerEngine:
         settings: EngineSettings,
         reference: FrozenModel | None = None,
         model_dir: Path | None = None,
-        teacher: FrozenModel | None = None,
+        teacher: FrozenModel | ServerTeacher | None = None,
     ) -> None:
         self._engine = engine
         self.settings = settings
@@ -86,7 +88,8 @@ class LearnerEngine:
         self._state = OptimizerState(engine, self._stage, self._shares, trained=None if self._lora is None else trained)
         self._coverage_known = False
         self._reference, self._teacher = reference, teacher
-        states = HostStates(engine, [each for each in (reference, teacher) if each is not None], self.device)
+        frozen = [each for each in (reference, teacher) if isinstance(each, FrozenModel)]
+        states = HostStates(engine, frozen, self.device)
         # Between two turns on a device; nothing else may be called between the two.
         self.leave_device, self.return_to_device = states.leave, states.come_back
         self.profile: Phases = NO_PROFILE
@@ -104,7 +107,7 @@ class LearnerEngine:
         model_config = read_model_config(model_dir)
         _require_supported(model_config, settings)
         reference = _load_frozen(model_dir, settings) if settings.keeps_reference else None
-        teacher = None if settings.teacher is None else _load_frozen(settings.teacher, settings)
+        teacher = _teacher(settings)
         model = load_policy(model_dir, DTYPES[settings.learner.dtype], placement_of(settings, model_config))
         return cls.from_model(model, settings, reference, model_dir=model_dir, teacher=teacher)
 
@@ -116,7 +119,7 @@ class LearnerEngine:
         reference: FrozenModel | None = None,
         *,
         model_dir: Path | None = None,
-        teacher: FrozenModel | None = None,
+        teacher: FrozenModel | ServerTeacher | None = None,
     ) -> LearnerEngine:
         """Train a model that is in memory, the same on all ranks. Changes the model in place. Collective.
 
@@ -163,9 +166,26 @@ class LearnerEngine:
         return self._reference.logprobs(packed.to(self.device), self._share)
 
     def teacher_logprobs(self, packed: PackedBatch) -> Tensor:
-        """Log-probs of one micro-batch under the teacher, float32 [T]; needs ``EngineSettings.teacher``."""
-        assert self._teacher is not None, "a teacher needs settings.teacher"
+        """Log-probs of one micro-batch under the teacher, float32 [T]; needs ``EngineSettings.teacher`` or a server's."""
+        assert self._teacher is not None, "a teacher needs settings.teacher or settings.teacher_server"
+        if isinstance(self._teacher, ServerTeacher):
+            return self._teacher.logprobs(packed).to(self.device)
         return self._teacher.logprobs(packed.to(self.device), self._share)
+
+    def prepare_teacher(self, micro_batches: Iterable[PackedBatch]) -> None:
+        """Let a teacher that is a server score this rank's share of a batch, before its first step. Collective with one.
+
+        Raises: on all ranks, TeacherError, and on that of a sequence which no server can score ValueError.
+        """
+        if not isinstance(self._teacher, ServerTeacher):
+            return
+        failure: Exception | None = None
+        try:
+            self._teacher.prepare(micro_batches)
+        except (TeacherError, ValueError) as error:
+            failure = error
+        if float(self.sum_over_ranks(torch.tensor(float(failure is not None)))):
+            raise failure or TeacherError("the teacher did not answer another rank (distillation.teacher)")
 
     @property
     def vocabulary(self) -> int:
@@ -381,6 +401,14 @@ class LearnerEngine:
         self._engine.destroy()
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+def _teacher(settings: EngineSettings) -> FrozenModel | ServerTeacher | None:
+    address = settings.teacher_server
+    if address is not None:
+        server = TeacherServer(address.url, timeout_s=address.timeout_s)
+        return ServerTeacher(server, ScoreRecord(address.scores, torch.distributed.get_rank(), address.earlier))
+    return None if settings.teacher is None else _load_frozen(settings.teacher, settings)
 
 
 def _load_frozen(model_dir: Path, settings: EngineSettings) -> FrozenModel:

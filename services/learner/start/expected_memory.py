@@ -23,7 +23,7 @@ def log_expected_memory(model_config: Mapping[str, Any], settings: Settings, dev
     """
     try:
         shape = shape_of(model_config)
-        teacher = settings.distillation.teacher
+        teacher = settings.distillation.directory
         parameters = shape_of(read_model_config(Path(teacher))).parameters if teacher else 0
     except ShapeError as error:
         log.info("memory_not_estimated", reason=str(error))

@@ -13,15 +13,15 @@ from gspo_services.shared.settings import Settings
 
 
 def require_teacher(settings: Settings, model_dir: Path) -> dict[str, Any] | None:
-    """Return the config.json of ``distillation.teacher``; None without one. ``model_dir``: the policy's.
+    """Return the config.json of ``distillation.teacher``; None where there is none. ``model_dir``: the policy's.
 
     Only what tokens are called must agree, and how they are numbered: a text is never encoded again. A model's vocabulary is
     often padded, and the teacher's may be larger.
     Raises: ValueError naming both values when the teacher cannot score every sequence of the run.
     """
-    if not settings.distillation.teacher:
+    if not settings.distillation.directory:
         return None
-    teacher_dir = Path(settings.distillation.teacher)
+    teacher_dir = Path(settings.distillation.directory)
     try:
         config, own = read_model_config(teacher_dir), read_model_config(model_dir)
         _require_same_tokens(teacher_dir, model_dir)

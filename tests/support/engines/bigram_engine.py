@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,9 @@ class BigramEngine:
 
     def reference_logprobs(self, packed: PackedBatch) -> Tensor:
         return _of_table(self._start_table, packed)
+
+    def prepare_teacher(self, micro_batches: Iterable[PackedBatch]) -> None:
+        """Its teacher is never asked ahead."""
 
     def teacher_logprobs(self, packed: PackedBatch) -> Tensor:
         return _of_table(self.teacher_table, packed)

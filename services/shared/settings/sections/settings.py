@@ -188,6 +188,23 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _a_server_can_teach(self) -> "Settings":
+        url = self.distillation.url
+        batches = critical_batches(self) if url and curves(self) else [0]
+        others = [value for at in batches if (value := Scheduled.of(self, at).temperature) != 1]
+        if url and others:
+            raise ValueError(
+                f"distillation.teacher is {url!r} and sampling.temperature is {others[0]:g}: a server scores at "
+                "temperature 1; sample at 1, or let the teacher be a directory"
+            )
+        if url and self.learner.sequence_parallel > 1:
+            raise ValueError(
+                f"distillation.teacher is {url!r} and learner.sequence_parallel is {self.learner.sequence_parallel}: ranks "
+                "that share a sequence would each ask for it; use sequence_parallel = 1, or let the teacher be a directory"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _leases_outlast_generations(self) -> "Settings":
         if self.broker.idle_lease_s <= self.rollout.engine_timeout_s:
             raise ValueError(

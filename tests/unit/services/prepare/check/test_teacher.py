@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
+from tokenizers import Tokenizer
 
 from gspo_services.learner.start import log_expected_memory, require_teacher
 from gspo_services.prepare.check.findings import Finding
@@ -15,6 +16,7 @@ from gspo_services.shared.estimates import shape_of
 from gspo_services.shared.settings import Settings, opened_paths
 from tests.support.checking.projects import Project, gpus, write_weights
 from tests.support.checking.shapes import QWEN3_8B, TINY
+from tests.support.learner.played_teacher import played_teacher
 
 GIB = 2**30
 
@@ -140,3 +142,19 @@ def test_only_the_learner_opens_the_teacher() -> None:
         process: {path.path for path in opened_paths(settings, process)} for process in ("broker", "rollout", "learner")
     }  # type: ignore[arg-type]
     assert [process for process, paths in opened.items() if "/models/large" in paths] == ["learner"]
+
+
+def test_a_served_teacher_is_asked_for_its_tokens_and_one_that_is_away_is_a_failure_here_only(project: Project) -> None:
+    tokenizer = Tokenizer.from_file(str(project.model / "tokenizer.json"))
+    with played_teacher() as server:
+        project.keys["distillation.teacher"] = server.url
+        server.text = lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False)
+        (found,) = [finding for finding in project.findings(code=False) if finding.check == "teacher"]
+        assert (found.status, found.text) == ("ok", f"{server.url} has the policy's tokens")
+        seven = tokenizer.token_to_id("7")
+        server.text = lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False).replace("7", "seven")
+        (failure,) = failures(project.findings(code=False))
+        assert f"has id {seven}: 'seven' there, '7' here" in failure.text
+    (failure,) = failures(project.findings(code=False))
+    assert f"the teacher at {server.url} does not answer (ConnectionRefusedError" in failure.text
+    assert failures(project.findings(code=False, elsewhere=True)) == []
