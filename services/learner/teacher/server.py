@@ -32,6 +32,10 @@ class TeacherError(ServiceError):
     next learner asks again."""
 
 
+class _Refused(TeacherError):
+    """The server has answered that it will not."""
+
+
 class _Meta(msgspec.Struct):
     input_token_logprobs: list[tuple[float | None, int, Any]]
     """(log-prob, token id, text) of each token; the first has no log-prob."""
@@ -70,11 +74,17 @@ class TeacherServer:
             return list(threads.map(self._scored, sequences))
 
     def texts(self, token_ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself. Raises: TeacherError."""
+        """The text of each token by itself. Raises: TeacherError, also for a server without its tokenizer."""
         found: list[str] = []
         for begin in range(0, len(token_ids), TEXTS_AT_ONCE):
             some = [[token_id] for token_id in token_ids[begin : begin + TEXTS_AT_ONCE]]
-            answer = self._post("/v1/detokenize", {"tokens": some, "skip_special_tokens": False}, _Texts).text
+            try:
+                answer = self._post("/v1/detokenize", {"tokens": some, "skip_special_tokens": False}, _Texts).text
+            except _Refused as error:
+                raise TeacherError(
+                    f"the teacher at {self.name} does not say what its tokens are, which must be the policy's: start it "
+                    f"with its tokenizer, without --skip-tokenizer-init ({error})"
+                ) from error
             if len(answer) != len(some):
                 raise TeacherError(f"the teacher at {self.name} gave {len(answer)} texts of {len(some)} tokens")
             found += answer
@@ -120,7 +130,7 @@ class TeacherServer:
                 shown = content[:SHOWN_CHARS].decode(errors="replace")
                 trouble = f"answered {status} to {path}: {shown}"
                 if status < 500:
-                    raise TeacherError(f"the teacher at {self.name} {trouble}")
+                    raise _Refused(f"the teacher at {self.name} {trouble}")
             if time.monotonic() >= until:
                 raise TeacherError(
                     f"the teacher at {self.name} {trouble}. Start it, or name another in distillation.teacher; no step of "

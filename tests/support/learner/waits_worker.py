@@ -85,8 +85,11 @@ def made(case: Case) -> LearnerEngine:
         **({"routing_replay": False} | case.engine),
         learner=learner, lora=LoraSection(**case.lora), device="cpu", max_sequence_tokens=None, seed=0,
     )  # fmt: skip
-    reference = FrozenModel(model(), DEVICE, logprob_chunk_tokens=64) if settings.keeps_reference else None
-    return LearnerEngine.from_model(model(), settings, reference)
+    reference, teacher = (
+        FrozenModel(model(), DEVICE, logprob_chunk_tokens=64) if wanted else None
+        for wanted in (settings.keeps_reference, settings.teacher)
+    )
+    return LearnerEngine.from_model(model(), settings, reference, teacher=teacher)
 
 
 def groups_of(*, episodes: bool) -> list[TrainGroup]:
