@@ -1,5 +1,4 @@
-"""Whole runs with a teacher, a directory or a real SGLang server: the policy comes nearer to it than by rewards alone, and
-its replay is bit for bit the same. ``make test-demo``."""
+"""A whole run whose teacher is a real SGLang server that goes away and comes back. ``make test-demo``."""
 
 import asyncio
 import shutil
@@ -18,7 +17,7 @@ from tests.support.processes.ports import free_ports
 from tests.support.processes.run_process import REPOSITORY, RunProcess
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(3600)]
-NUM_BATCHES = 16
+NUM_BATCHES = 12
 SMALL = (
     f"run.num_batches={NUM_BATCHES}", "batch.group_size=4", "batch.groups_per_batch=16", "rollout.num_servers=1",
     "rollout.max_running=64", "rollout.max_total_tokens=4096", "evaluation.every_batches=0",
@@ -51,30 +50,9 @@ async def serving(model: Path, port: int, log_path: Path) -> AsyncIterator[Engin
             yield server
 
 
-def distances(run: RunProcess) -> list[float]:
-    return [line["teacher_kl/all"] for line in run.rows("batch")]
-
-
 def is_replayed(directory: Path) -> None:
     said = gspo("replay", str(directory))
     assert f"bit for bit the same as published by the run, after each of {NUM_BATCHES} of" in said
-
-
-def test_a_policy_comes_nearer_to_its_teacher_than_by_rewards_alone(teacher: Path, tmp_path: Path) -> None:
-    found = {}
-    # So little changes nothing, and measures.
-    for name, settings in {"rewards": ("distillation.coefficient=1e-9",), "teacher": ("distillation.only=true",)}.items():
-        directory = tmp_path / name
-        given = (*SMALL, f"distillation.teacher={teacher}", *settings)
-        with RunProcess(REPOSITORY / "examples/arithmetic.toml", directory, *given) as run:
-            assert run.wait_finished(1800) == 0, run.tail()
-            found[name] = distances(run)
-        assert audit(directory).problems == []
-    assert len(found["teacher"]) == NUM_BATCHES
-    first, last = ({name: sum(kls[at]) / 3 for name, kls in found.items()} for at in (slice(3), slice(-3, None)))
-    assert last["teacher"] < 0.5 * first["teacher"], found
-    assert last["teacher"] < 0.7 * last["rewards"], found
-    is_replayed(tmp_path / "teacher")
 
 
 async def test_a_served_teacher_may_go_away_and_come_back_and_a_replay_needs_none(teacher: Path, tmp_path: Path) -> None:
@@ -95,9 +73,8 @@ async def test_a_served_teacher_may_go_away_and_come_back_and_a_replay_needs_non
                 await asyncio.to_thread(run.wait_until, "6 batches", lambda: len(run.rows("batch")) >= 6, 1200)
                 run.kill("gspo_services.learner")
                 assert await asyncio.to_thread(run.wait_finished, 1800) == 0, run.tail()
-            kls = distances(run)
+            trained = {(line["batch"], line["teacher_kl/all"]) for line in run.rows("batch")}
     assert audit(directory).problems == []
-    assert len(kls) == NUM_BATCHES
-    assert sum(kls[-3:]) < 0.5 * sum(kls[:3]), kls
+    assert len(trained) == NUM_BATCHES, "a batch that was trained again had the same numbers"
     assert run.rows("quarantined") == []
     await asyncio.to_thread(is_replayed, directory)
