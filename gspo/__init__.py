@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gspo.moe.experts import ExpertPicks, ExpertRecorder
     from gspo.moe.routing_replay import RoutingReplay
     from gspo.options.aggregation import Reduction
+    from gspo.options.distillation import teacher_advantages
     from gspo.options.ess_rate import ess_rate_scale
     from gspo.options.penalties import sequence_kl
     from gspo.padded import padded_loss
@@ -78,6 +79,7 @@ __all__ = [
     "sequence_values_to_tokens",
     "signal_clip_fraction",
     "summarise",
+    "teacher_advantages",
     "turn_advantages",
     "turn_values_to_tokens",
 ]
@@ -94,6 +96,7 @@ _LAZY = {
     "moe.experts": ("ExpertPicks", "ExpertRecorder"),
     "moe.routing_replay": ("RoutingReplay",),
     "padded": ("padded_loss",),
+    "options.distillation": ("teacher_advantages",),
     "options.ess_rate": ("ess_rate_scale",),
     "options.penalties": ("sequence_kl",),
     "mismatch": ("MismatchMoments", "MismatchTracker", "mismatch_moments", "mismatch_weights", "sequence_mismatch"),

@@ -75,6 +75,8 @@ class SequenceStats:
     """Variance of a token's learner minus engine log-prob about that mean, nats squared; NaN if not measured."""
     reference_kl_S: Tensor
     """Nats per token, learner against the reference model; NaN if not measured."""
+    teacher_kl_S: Tensor
+    """Nats per token, engine against the teacher; NaN if not measured."""
     entropy_S: Tensor
     """Nats per token; NaN if not measured."""
     group_S: Tensor
@@ -183,6 +185,7 @@ def _bucket_summary(stats: SequenceStats, bucket: str) -> dict[str, float]:
         "mismatch_kl": stats.mismatch_kl_S,
         "mismatch": stats.mismatch_S,
         "reference_kl": stats.reference_kl_S,
+        "teacher_kl": stats.teacher_kl_S,
         "entropy": stats.entropy_S,
     }
     for name, column in measurements.items():

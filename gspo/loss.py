@@ -213,6 +213,7 @@ def _statistics(
         clip_capped_S=capped_S,
         mismatch_kl_S=unmeasured_S,
         reference_kl_S=unmeasured_S,
+        teacher_kl_S=unmeasured_S,
         mismatch_S=unmeasured_S,
         mismatch_variance_S=unmeasured_S,
         entropy_S=unmeasured_S,

@@ -42,7 +42,11 @@ class EpisodeRecord(Protocol):
 
 
 class Episode:
-    """One episode of an agent; the agent's function returns its reward, or a map of named components of the reward."""
+    """One episode of an agent; the agent's function returns its reward, or a map of named components of the reward.
+
+    The list "turns" in such a map has a reward for each answer of the policy, in the order of the calls; what else the map
+    has comes with the last one.
+    """
 
     def __init__(
         self,

@@ -25,9 +25,11 @@ from gspo_services.learner.start import (
     require_positions,
     require_sequence_parallel,
     require_supported,
+    require_teacher,
     run_ranks,
     warn_without_rdma,
 )
+from gspo_services.learner.teacher import TeacherServer, require_same_texts
 from gspo_services.shared.colocate import LOCK_FILE, DeviceLock
 from gspo_services.shared.placement import require_driver
 from gspo_services.shared.runtime.clock import MonotonicClock
@@ -101,6 +103,13 @@ def _require_trainable(settings: Settings) -> None:
         require_positions(model_config, settings)
     except ValueError as error:
         raise ConfigurationError(f"the model in {settings.model.path} cannot be trained: {error}") from error
+    try:
+        require_teacher(settings, settings.model.path)
+        if settings.distillation.url and not is_rank():
+            server = TeacherServer(settings.distillation.url, timeout_s=settings.distillation.timeout_s)
+            require_same_texts(server, settings.model.path)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _serve(settings: Settings, stop: threading.Event) -> None:

@@ -38,11 +38,15 @@ class AdvantageSettings:
     """By how much they fall."""
     overlong_filter_tokens: int | None = None
     """Episodes with a sequence of this many tokens get advantage 0; None: none do."""
+    teacher_coefficient: float = 0.0
+    """What a teacher's log-ratio counts in each token's advantage; 0: there is no teacher."""
+    teacher_only: bool = False
+    """It is the whole advantage, and rewards give none."""
 
     @classmethod
     def of(cls, settings: Settings) -> AdvantageSettings:
         """Take the settings from a run's."""
-        objective = settings.objective
+        objective, distillation = settings.objective, settings.distillation
         return cls(
             advantage=objective.advantage,
             normalise_by_std=objective.normalise_by_std,
@@ -52,6 +56,8 @@ class AdvantageSettings:
             overlong_buffer_tokens=objective.overlong_buffer_tokens,
             overlong_penalty=objective.overlong_penalty,
             overlong_filter_tokens=objective.overlong_filter_tokens,
+            teacher_coefficient=distillation.coefficient if distillation.teacher else 0.0,
+            teacher_only=distillation.only,
         )
 
 

@@ -18,6 +18,7 @@ from gspo_protocol.messages import BatchFailed
 from gspo_services.learner.broker import BrokerPort
 from gspo_services.learner.engine import MissingGradientError
 from gspo_services.learner.lost_rank import LostRankError, means_lost_rank
+from gspo_services.learner.teacher import TeacherError
 
 log = structlog.get_logger()
 
@@ -51,8 +52,8 @@ class BatchFailures:
         """Train batch ``index`` inside the block. Errors are reported and raised again."""
         try:
             yield
-        except MissingGradientError:
-            raise  # A fault of the model: every batch would show it.
+        except (MissingGradientError, TeacherError):
+            raise  # A fault of the model, or of the teacher: every batch would show it.
         except Exception as error:
             try:
                 self._report(index, error)

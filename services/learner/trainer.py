@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +30,7 @@ from gspo.options.ess_rate import ess_rate_scale
 from gspo.settings import Objective
 from gspo.staleness import sequence_lag
 from gspo_services.learner.advantages import AdvantageSettings, AdvantageTable
+from gspo_services.learner.distillation import Distillation, TeacherEngine, with_teacher_kl
 from gspo_services.learner.engine import LearnerEngine, LossFn, NonFiniteLossError, ReplayFn, StepResult
 from gspo_services.learner.kl_rewards import ReferenceEngine, with_kl_rewards
 from gspo_services.learner.plan import (
@@ -42,7 +44,7 @@ from gspo_services.learner.profiling import NO_PROFILE, Phases
 from gspo_services.learner.token_dump import TokenDump
 
 
-class TrainingEngine(ReferenceEngine, Protocol):
+class TrainingEngine(ReferenceEngine, TeacherEngine, Protocol):
     """The methods of an engine that the trainer needs."""
 
     @property
@@ -125,6 +127,7 @@ def train_batch(
     """
     if max_lag is not None:
         _require_max_lag(groups, policy_version, max_lag)
+    advantages = AdvantageSettings() if advantages is None else advantages
     rewards = np.concatenate([group.rewards for group in groups])
     kl_metrics: dict[str, float] = {}
     if objective.kl_coefficient > 0 and objective.kl_in == "reward":
@@ -132,15 +135,19 @@ def train_batch(
             groups = with_kl_rewards(engine, groups, objective, policy_version=policy_version)
         kl_metrics["kl_penalty"] = float((rewards - np.concatenate([group.rewards for group in groups])).mean())
     with profile.phase("prepare"):
-        credit = AdvantageTable.of(groups, AdvantageSettings() if advantages is None else advantages)
+        credit = AdvantageTable.of(groups, advantages)
         sequences = credit.sequences
         mini_batches = planned_mini_batches(engine, groups, credit, policy_version, num_mini_batches)
     clip_scale = 1.0 if adaptive_clip is None else adaptive_clip.scale
     calibration = LagCalibration() if calibration is None else calibration
     episodes = _episodes(groups, sequences)
+    teacher = Distillation(engine, advantages, clamp=objective.log_ratio_clamp)
+    with profile.phase("first_pass"):
+        teacher.begin(chain.from_iterable(mini_batch.micro_batches for mini_batch in mini_batches))
     run = _BatchRun(
-        engine, objective, policy_version, mismatch, clip_scale, calibration.current, credit.group_ids, episodes, token_dump
-    )
+        engine, objective, policy_version, mismatch, clip_scale, calibration.current, credit.group_ids, episodes, teacher,
+        token_dump,
+    )  # fmt: skip
     profile.planned(
         [sequence.num_tokens for sequence in sequences],
         own_tokens=sum(part.own_tokens for part in mini_batches) // engine.sequence_parallel,
@@ -237,6 +244,7 @@ class _BatchRun:
         calibration: Calibration,
         group_ids: Tensor,
         episodes: _Episodes,
+        teacher: Distillation,
         token_dump: TokenDump | None,
     ) -> None:
         self._engine = engine
@@ -247,6 +255,7 @@ class _BatchRun:
         self._calibration = calibration
         self._group_ids = group_ids
         self._episodes = episodes
+        self._teacher = teacher
         self._token_dump = token_dump
         self._num_steps = 0
         self._rate_scales: list[float] = []
@@ -318,7 +327,8 @@ class _BatchRun:
             return scale
 
         by_ess = rate_scale if self._objective.learning_rate_by_ess else None
-        step = self._engine.train_mini_batch(mini_batch.micro_batches, loss_fn, replay=replay, rate_scale=by_ess)
+        with self._teacher.named():
+            step = self._engine.train_mini_batch(mini_batch.micro_batches, loss_fn, replay=replay, rate_scale=by_ess)
         self._num_steps += 1
         if measures_mismatch:
             self._update_mismatch(sums)
@@ -341,6 +351,7 @@ class _BatchRun:
     def _loss(self, mini_batch: MiniBatch, packed: PackedBatch, result: TokenLogProbs, sigma: float) -> Tensor:
         rows = _rows(mini_batch, packed)
         chosen = torch.tensor(rows)
+        packed, teacher_T = self._teacher.credited(packed)
         several = self._episodes.have_several
 
         def uploaded(values_M: Tensor) -> Tensor:
@@ -376,7 +387,7 @@ class _BatchRun:
         if self._token_dump is not None:
             self._token_dump.add(rows, self._num_steps, packed, result, self._proximal.get(rows), output)
         self._rows.append(chosen)
-        self._stats.append(output.stats)
+        self._stats.append(with_teacher_kl(output.stats, packed, teacher_T))
         if result.experts is not None:
             reference = self._start_experts.pop(rows, None)
             self._experts.add(result.experts, packed.mask_T, packed.sequence_ids_T, lag_S, reference=reference)

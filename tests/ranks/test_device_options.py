@@ -38,6 +38,7 @@ CASES: Final = [
     Case("dump", layers=1, batch={"dump": True}, objectives={"default": {}, "proximal": OBJECTIVES["proximal"]}),
     Case("episodes", layers=1, batch={"episodes": True}, objectives={"default": {}} | EPISODES),
     Case("turns' advantages", layers=1, batch={"advantage": "turn", "adaptive": True}),
+    Case("teacher", layers=1, engine={"teacher": "a model"}, batch={"teacher_coefficient": 0.5}),
     *(
         case
         for layers in (1, 3)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from gspo_services.learner.checkpoints import EngineCopy, canary_batch, require_
 from gspo_services.learner.engine.configuration import deepspeed_config, parameter_groups, rate_factor, stage_inside
 from gspo_services.learner.engine.expert_parallel import expert_shares
 from gspo_services.learner.engine.forward import ForwardPasses, own_row_share
+from gspo_services.learner.engine.frozen import FrozenModel
 from gspo_services.learner.engine.gradients import (
     MissingGradientError,
     NonFiniteGradientError,
@@ -37,7 +38,7 @@ from gspo_services.learner.engine.lora import lora_layout, lora_plan, trained_pa
 from gspo_services.learner.engine.optimizer_state import OPTIMIZER, OptimizerState
 from gspo_services.learner.engine.partitioned_loading import placement_of
 from gspo_services.learner.engine.process_group import init_distributed, limit_waiting
-from gspo_services.learner.engine.reference import FrozenReference
+from gspo_services.learner.engine.server_teacher import ServerTeacher
 from gspo_services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_batch_loss
 from gspo_services.learner.engine.weights import EngineWeights
 from gspo_services.learner.profiling import NO_PROFILE, ModelCost, Phases, model_cost
@@ -50,6 +51,7 @@ from gspo_services.learner.start import (
     require_sequence_parallel,
     require_supported,
 )
+from gspo_services.learner.teacher import ScoreRecord, TeacherError, TeacherServer
 from gspo_services.learner.weights import DTYPES
 
 
@@ -60,8 +62,9 @@ class LearnerEngine:
         self,
         engine: Any,
         settings: EngineSettings,
-        reference: FrozenReference | None = None,
+        reference: FrozenModel | None = None,
         model_dir: Path | None = None,
+        teacher: FrozenModel | ServerTeacher | None = None,
     ) -> None:
         self._engine = engine
         self.settings = settings
@@ -84,8 +87,9 @@ class LearnerEngine:
         self._passes = ForwardPasses(engine, settings, self._share)
         self._state = OptimizerState(engine, self._stage, self._shares, trained=None if self._lora is None else trained)
         self._coverage_known = False
-        self._reference = reference
-        states = HostStates(engine, reference, self.device)
+        self._reference, self._teacher = reference, teacher
+        frozen = [each for each in (reference, teacher) if isinstance(each, FrozenModel)]
+        states = HostStates(engine, frozen, self.device)
         # Between two turns on a device; nothing else may be called between the two.
         self.leave_device, self.return_to_device = states.leave, states.come_back
         self.profile: Phases = NO_PROFILE
@@ -97,23 +101,25 @@ class LearnerEngine:
         """Load the model of ``model_dir`` on all ranks; with ZeRO-3 no rank ever holds all of it. Collective.
 
         Raises: ValueError, before loading and on all ranks, when the model cannot be trained with these settings (see
-        ``require_supported``) or its files are not whole.
+        ``require_supported``) or its files, or those of a frozen model, are not whole.
         """
         init_distributed(settings.device, settings.learner.collective_timeout_s)
         model_config = read_model_config(model_dir)
         _require_supported(model_config, settings)
-        reference = _load_reference(model_dir, settings) if settings.keeps_reference else None
+        reference = _load_frozen(model_dir, settings) if settings.keeps_reference else None
+        teacher = _teacher(settings)
         model = load_policy(model_dir, DTYPES[settings.learner.dtype], placement_of(settings, model_config))
-        return cls.from_model(model, settings, reference, model_dir=model_dir)
+        return cls.from_model(model, settings, reference, model_dir=model_dir, teacher=teacher)
 
     @classmethod
     def from_model(
         cls,
         model: Any,
         settings: EngineSettings,
-        reference: FrozenReference | None = None,
+        reference: FrozenModel | None = None,
         *,
         model_dir: Path | None = None,
+        teacher: FrozenModel | ServerTeacher | None = None,
     ) -> LearnerEngine:
         """Train a model that is in memory, the same on all ranks. Changes the model in place. Collective.
 
@@ -147,7 +153,7 @@ class LearnerEngine:
         if plan is not None:
             # DeepSpeed creates new experts where ranks share them.
             freeze_all_but_lora(engine.module)
-        return cls(engine, settings, reference, model_dir)
+        return cls(engine, settings, reference, model_dir, teacher)
 
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
         """Log-probs of one micro-batch under the current weights, without gradient. Collective."""
@@ -158,6 +164,28 @@ class LearnerEngine:
         """Log-probs of one micro-batch under the frozen start model, float32 [T]; needs ``keeps_reference``."""
         assert self._reference is not None, "a reference needs settings.keeps_reference"
         return self._reference.logprobs(packed.to(self.device), self._share)
+
+    def teacher_logprobs(self, packed: PackedBatch) -> Tensor:
+        """Log-probs of one micro-batch under the teacher, float32 [T]; needs ``EngineSettings.teacher`` or a server's."""
+        assert self._teacher is not None, "a teacher needs settings.teacher or settings.teacher_server"
+        if isinstance(self._teacher, ServerTeacher):
+            return self._teacher.logprobs(packed).to(self.device)
+        return self._teacher.logprobs(packed.to(self.device), self._share)
+
+    def prepare_teacher(self, micro_batches: Iterable[PackedBatch]) -> None:
+        """Let a teacher that is a server score this rank's share of a batch, before its first step. Collective with one.
+
+        Raises: on all ranks, TeacherError, and on that of a sequence which no server can score ValueError.
+        """
+        if not isinstance(self._teacher, ServerTeacher):
+            return
+        failure: Exception | None = None
+        try:
+            self._teacher.prepare(micro_batches)
+        except (TeacherError, ValueError) as error:
+            failure = error
+        if float(self.sum_over_ranks(torch.tensor(float(failure is not None)))):
+            raise failure or TeacherError("the teacher did not answer another rank (distillation.teacher)")
 
     @property
     def vocabulary(self) -> int:
@@ -376,10 +404,18 @@ class LearnerEngine:
             torch.distributed.destroy_process_group()
 
 
-def _load_reference(model_dir: Path, settings: EngineSettings) -> FrozenReference:
+def _teacher(settings: EngineSettings) -> FrozenModel | ServerTeacher | None:
+    address = settings.teacher_server
+    if address is not None:
+        server = TeacherServer(address.url, timeout_s=address.timeout_s)
+        return ServerTeacher(server, ScoreRecord(address.scores, torch.distributed.get_rank(), address.earlier))
+    return None if settings.teacher is None else _load_frozen(settings.teacher, settings)
+
+
+def _load_frozen(model_dir: Path, settings: EngineSettings) -> FrozenModel:
     device = torch.device("cuda", torch.cuda.current_device()) if settings.device == "cuda" else torch.device("cpu")
     learner = settings.learner
-    return FrozenReference.load(
+    return FrozenModel.load(
         model_dir,
         DTYPES[learner.dtype],
         device,

@@ -2,18 +2,18 @@
 
 DeepSpeed 0.19.8 moves them in the optimizers of ZeRO 1 and 2 (runtime/zero/stage_1_and_2.py, ``offload_states``). Its
 optimizer for ZeRO 1 in bfloat16 has no such method, nor has any without ZeRO, and that of ZeRO 3 asserts its own FusedAdam.
-Tensors that no optimizer knows are moved here: frozen weights, and the reference model.
+Tensors that no optimizer knows are moved here: frozen weights, and frozen models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from gspo_services.learner.engine.reference import FrozenReference
+from gspo_services.learner.engine.frozen import FrozenModel
 
 HOST = torch.device("cpu")
 
@@ -21,9 +21,9 @@ HOST = torch.device("cpu")
 class HostStates:
     """Moves one rank's device tensors in both directions. Nothing may be computed in between."""
 
-    def __init__(self, engine: Any, reference: FrozenReference | None, device: torch.device) -> None:
+    def __init__(self, engine: Any, frozen: Sequence[FrozenModel], device: torch.device) -> None:
         self._engine = engine
-        self._reference = reference
+        self._models = frozen
         self._device = device
         self.away = False
         """Whether the states are in the host's memory."""
@@ -50,8 +50,8 @@ class HostStates:
     def _move_others(self, device: torch.device) -> None:
         for parameter in _frozen(self._engine.module.parameters()):
             parameter.data = parameter.data.to(device)
-        if self._reference is not None:
-            self._reference.move(device)
+        for model in self._models:
+            model.move(device)
 
 
 def _frozen(parameters: Iterable[nn.Parameter]) -> Iterable[nn.Parameter]:

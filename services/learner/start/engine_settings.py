@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Final, Literal
 
 from gspo_services.shared.settings import Learner, LoraSection, Settings
 
 Device = Literal["cpu", "cuda"]
+SCORES_DIRECTORY: Final = "teacher-scores"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherAddress:
+    """A teacher that is a server, and where its answers are kept."""
+
+    url: str
+    timeout_s: float
+    scores: Path
+    """A directory of the run."""
+    earlier: Path | None = None
+    """That of a run whose batches are trained again: what is known there is not asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +36,11 @@ class EngineSettings:
     """The engine can make its routers choose given experts (``gspo.moe.routing_replay``); a dense model is refused."""
     seed: int
     keeps_reference: bool = False
-    """The engine keeps a frozen copy of the start model, for a KL term: see ``gspo_services.learner.engine.reference``."""
+    """The engine keeps a frozen copy of the start model, for a KL term: see ``gspo_services.learner.engine.frozen``."""
+    teacher: Path | None = None
+    """The directory of a model that is kept frozen, too, and scores tokens; None: there is none."""
+    teacher_server: TeacherAddress | None = None
+    """A server that scores tokens instead."""
     entropy_gradient: bool = False
     """The entropies of a training pass carry a gradient, for an entropy bonus."""
     load_balance_coefficient: float = 0.0
@@ -48,8 +66,18 @@ def engine_settings_of(settings: Settings, device: Device) -> EngineSettings:
         seed=settings.run.seed,
         load_balance_coefficient=settings.objective.load_balance_coefficient,
         keeps_reference=settings.objective.kl_coefficient > 0,
+        teacher=Path(settings.distillation.directory) if settings.distillation.directory else None,
+        teacher_server=_teacher_server(settings),
         entropy_gradient=settings.objective.entropy_coefficient > 0,
         lora=settings.lora,
         leaves_device=settings.run.colocate,
         float32_head=settings.model.float32_head,
     )
+
+
+def _teacher_server(settings: Settings) -> TeacherAddress | None:
+    distillation = settings.distillation
+    if not distillation.url:
+        return None
+    scores = settings.run.directory / SCORES_DIRECTORY
+    return TeacherAddress(url=distillation.url, timeout_s=distillation.timeout_s, scores=scores)

@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from gspo_services.prepare.check.sampling import sampling_findings
 from gspo_services.prepare.check.situation import ReadModel, Situation, is_for_several_hosts
 from gspo_services.prepare.check.speed import speed_findings
 from gspo_services.prepare.check.tasks import code_findings, prompt_tokens
+from gspo_services.prepare.check.teacher import read_teacher
 from gspo_services.prepare.check.unused import schedule_findings, slow_findings, unused_findings
 from gspo_services.shared.placement import is_for_cuda
 from gspo_services.shared.runtime.config_arguments import add_configuration_arguments
@@ -199,6 +201,9 @@ def all_findings(situation: Situation, report: Callable[[], CodeReport] | None) 
     """Everything that is found, in the table's order. ``report``: waits for what the worker says; None: there is none."""
     model, findings = read_model(situation)
     findings += model_findings(situation, model)
+    teacher, of_teacher = read_teacher(situation)
+    model = replace(model, teacher=teacher)
+    findings += of_teacher
     findings += objective_findings(situation, model)
     findings += reward_model_findings(situation)
     said = None if report is None else report()

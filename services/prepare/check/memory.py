@@ -14,7 +14,6 @@ from gspo_services.shared.estimates import (
     Device,
     EngineMemory,
     LearnerMemory,
-    ModelShape,
     Span,
     colocated_memory,
     engine_memory,
@@ -39,7 +38,7 @@ def memory_findings(situation: Situation, model: ReadModel, prompt_tokens: float
     if model.shape is None:
         return
     cuda = situation.hardware.device is not None or situation.has_unknown_hardware
-    learner = learner_memory(model.shape, situation.settings, cuda=cuda)
+    learner = _learner_memory(model, situation.settings, cuda=cuda)
     device = situation.hardware.device
     engine = engine_memory(model.shape, situation.settings, device.memory_bytes if device else None)
     if situation.has_unknown_hardware:
@@ -54,8 +53,13 @@ def memory_findings(situation: Situation, model: ReadModel, prompt_tokens: float
         yield from _on_devices(situation, model, learner, engine)
         yield from _cache(situation, engine, prompt_tokens)
         yield _hosts(situation, model, learner)
-    rows = memory_text(memory_rows(model.shape, situation.settings, cuda=cuda))
+    rows = memory_text(memory_rows(model.shape, situation.settings, cuda=cuda, teacher_parameters=model.teacher_parameters))
     yield Finding(check="memory of a rank", status="ok", text=rows, basis="estimated")
+
+
+def _learner_memory(model: ReadModel, settings: Settings, *, cuda: bool) -> LearnerMemory:
+    assert model.shape is not None
+    return learner_memory(model.shape, settings, cuda=cuda, teacher_parameters=model.teacher_parameters)
 
 
 def _note(check: str, text: str) -> Finding:
@@ -86,6 +90,7 @@ def _parts(learner: LearnerMemory) -> str:
         "gradients": Span(learner.gradients, learner.gradients),
         "optimizer": Span(learner.optimizer, learner.optimizer),
         "reference": Span(learner.reference, learner.reference),
+        "teacher": Span(learner.teacher, learner.teacher),
         "activations": learner.activations,
     }
     return ", ".join(f"{name} {span.gib}" for name, span in parts.items() if span.high > 0.005 * learner.total.high)
@@ -157,7 +162,7 @@ def _on_devices(situation: Situation, model: ReadModel, learner: LearnerMemory, 
     else:
         way_out = "a GPU for each: name more with --gpus, or use a smaller model"
         if ranks == of_server == 1:
-            way_out += _turns_way_out(situation.settings, model.shape, engine, room)
+            way_out += _turns_way_out(situation.settings, model, engine, room)
     text = f"{engine.total.gib} beside a rank of the learner, {both.gib} together: {weights}"
     yield verdict("engine memory", text, both, room, way_out)
 
@@ -179,11 +184,11 @@ def _turn_findings(
     yield verdict("engine memory", text, memory.engine, room, "a smaller --mem-fraction-static in rollout.server_args")
 
 
-def _turns_way_out(settings: Settings, shape: ModelShape, engine: EngineMemory, room: float) -> str:
+def _turns_way_out(settings: Settings, model: ReadModel, engine: EngineMemory, room: float) -> str:
     """The arithmetic of run.colocate on a GPU that cannot hold both sides together; empty if one does not fit alone."""
     # A learner that leaves its device keeps copies that another one does without.
     colocated = settings.model_copy(update={"run": settings.run.model_copy(update={"colocate": True})})
-    memory = colocated_memory(learner_memory(shape, colocated, cuda=True), engine)
+    memory = colocated_memory(_learner_memory(model, colocated, cuda=True), engine)
     if memory.learner.low > room or memory.engine.low > room:
         return ""
     keys = ["run.colocate = true"]

@@ -64,3 +64,9 @@ class ReadModel:
     config: Mapping[str, Any]
     """config.json; empty when there is none."""
     shape: ModelShape | None
+    teacher: ModelShape | None = None
+    """That of distillation.teacher."""
+
+    @property
+    def teacher_parameters(self) -> int:
+        return 0 if self.teacher is None else self.teacher.parameters

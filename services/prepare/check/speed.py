@@ -14,7 +14,8 @@ def speed_findings(situation: Situation, model: ReadModel, prompt_tokens: float)
     if model.shape is None:
         return
     settings = situation.settings
-    work = work_of(settings, prompt_tokens)
+    active = 0 if model.teacher is None else model.teacher.active_parameters
+    work = work_of(settings, prompt_tokens, active)
     rollouts = max(1, situation.num_rollouts)
     pace = None
     if not situation.has_unknown_hardware:

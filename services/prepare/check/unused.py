@@ -87,6 +87,8 @@ def _rules_of_objective(situation: Situation) -> Iterator[tuple[list[str], str]]
             yield [f"objective.{name}" for name in names], f'for objective.surrogate = "{rival}"'
     if objective.kl_coefficient == 0:
         yield ["objective.kl_estimator", "objective.kl_in"], "objective.kl_coefficient is 0"
+    if not settings.distillation.teacher:
+        yield ["distillation.coefficient"], "distillation.teacher is not set"
     if objective.overlong_buffer_tokens is None:
         yield ["objective.overlong_penalty"], "objective.overlong_buffer_tokens is not set"
     if objective.aggregation != "constant":

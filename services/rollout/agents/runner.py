@@ -8,7 +8,7 @@ from typing import Final, Literal, NoReturn, Protocol
 
 from gspo_protocol.codec import Array
 from gspo_protocol.messages import Lease
-from gspo_services.rollout.episodes import EpisodeCalls, EpisodeRegistry, EpisodeShared
+from gspo_services.rollout.episodes import EpisodeCalls, EpisodeRegistry, EpisodeShared, WrongTurns
 from gspo_services.rollout.sglang import EngineError
 from gspo_services.rollout.work import EpisodeFailed, EpisodeSpared
 from gspo_services.shared.runtime.errors import ServiceError
@@ -112,7 +112,10 @@ class AgentEpisodes:
 
     async def _finish(self, calls: EpisodeCalls, result: AgentResult) -> None:
         if result.reward is not None:
-            await calls.finish(result.reward, components=result.components)
+            try:
+                await calls.finish(result.reward, components=result.components, turns=result.turns)
+            except WrongTurns as error:
+                self._refused("wrong_turns", str(error))
             return
         if result.failure == "unknown_function":
             self._count(result.failure)

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Final, Literal, TypeVar
 
@@ -35,6 +35,10 @@ NO_COMPONENTS: Final[Mapping[str, float]] = {}
 _FAILED: Final = "this episode has failed on this rollout; another rollout repeats it, or it is dropped"
 
 
+class WrongTurns(EpisodeFailed):
+    """An agent has rewarded another number of answers than it got."""
+
+
 class EpisodeCalls:
     """One episode, from its lease to its Finish.
 
@@ -62,6 +66,8 @@ class EpisodeCalls:
         self._histories = Histories()
         self._unrepeated = recorded.calls
         self._num_calls = len(recorded.calls)
+        self._asked: list[Round] = []
+        """What the agent asked for, in its order: where it repeats an earlier run's calls, theirs may be another."""
         self._live: dict[LiveCall, asyncio.Task[None]] = {}
         self._failure: Exception | None = None
         self._work: asyncio.Timeout | None = None
@@ -126,12 +132,17 @@ class EpisodeCalls:
         return any(not task.done() for task in self._live.values())
 
     async def finish(
-        self, reward: float, reason: Literal["done", "length"] = "done", components: Mapping[str, float] = NO_COMPONENTS
+        self,
+        reward: float,
+        reason: Literal["done", "length"] = "done",
+        components: Mapping[str, float] = NO_COMPONENTS,
+        turns: Sequence[float] | None = None,
     ) -> None:
-        """Close, and send the end. The reward is that of the last turn, because no earlier one has any by itself.
+        """Close, and send the end. ``turns``: the reward of each answer, in the order of the agent's calls; None: the reward
+        is that of the last turn, and no earlier one has any.
 
         Calls of an earlier run that were not repeated are not part of this episode: their turns are discarded.
-        Raises: EpisodeFailed when there is nothing to train on, or the broker would not take the reward.
+        Raises: WrongTurns; EpisodeFailed when there is nothing to train on, or the broker would not take the reward.
         """
         await self.close()
         self._require_whole()
@@ -140,7 +151,14 @@ class EpisodeCalls:
         if not kept:
             raise EpisodeFailed("the agent has made no call: there are no sampled tokens to train on")
         rewards = [0.0] * self.log.num_turns
-        rewards[kept[-1]] = reward
+        answered = [part.turn for part in self._asked if part.turn is not None]
+        if turns is not None and len(turns) != len(answered):
+            raise WrongTurns(
+                f'it rewards {len(turns)} turns ("turns"), and the policy answered {len(answered)} times: give a number for '
+                "each answer, in the order of the calls"
+            )
+        for turn, own in zip(kept[-1:] if turns is None else answered, [reward] if turns is None else turns, strict=True):
+            rewards[turn] = own
         try:
             finish = Finish(
                 trajectory_id=self.log.trajectory_id,
@@ -195,6 +213,7 @@ class EpisodeCalls:
 
     async def _answered(self, live: LiveCall) -> CallAnswer:
         record, part = self._recorded(live) or await self._begun(live)
+        self._asked.append(part)
         try:
             cut = await self._sampler.sample(live, record, part)
         finally:

@@ -8,13 +8,13 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.broker.store import NoLedger
-from gspo_services.learner.start import is_rank, run_ranks
+from gspo_services.learner.start import SCORES_DIRECTORY, is_rank, require_teacher, run_ranks
 from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.runtime.config_arguments import add_override_argument
 from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError, ServiceError
@@ -138,6 +138,10 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     out: Path = arguments.out or source.with_name(f"{source.name}-replay")
     settings = override_settings(read_run_settings(source), [*arguments.overrides, f"run.directory={out}"])
     require_model(settings.model.path)
+    try:
+        require_teacher(settings, settings.model.path)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
     recorded = RecordedRun(source, settings)
     num_batches = recorded.num_batches
     first: int = arguments.from_checkpoint or 0
@@ -214,9 +218,11 @@ def _train(plan: Plan) -> None:
     if os.environ.get("RANK", "0") == "0":
         run = RecordedRun(plan.source, plan.settings, rescheduled=plan.rescheduled)
         recorded = RecordedBroker(run, plan.end, plan.out / METRICS_FILE, stop, _show)
-    engine = LearnerEngine.create(
-        plan.settings.model.path, engine_settings_of(plan.settings, "cuda" if torch.cuda.is_available() else "cpu")
-    )
+    engine_settings = engine_settings_of(plan.settings, "cuda" if torch.cuda.is_available() else "cpu")
+    if engine_settings.teacher_server is not None:
+        known = replace(engine_settings.teacher_server, earlier=plan.source / SCORES_DIRECTORY)
+        engine_settings = replace(engine_settings, teacher_server=known)
+    engine = LearnerEngine.create(plan.settings.model.path, engine_settings)
     try:
         LearnerService(
             plan.settings,

@@ -91,8 +91,8 @@ def plain_member(member: RecordedTrajectory, advantage: float | None, learned: M
 
 def _advantages(groups: list[RecordedGroup], settings: Settings | None) -> dict[int, float]:
     """Advantages of whole episodes by trajectory, for groups of a batch. There are none for turns' credit, overlong
-    penalties or a KL in the reward, which only the learner knows."""
-    objective = None if settings is None else settings.objective
+    penalties, a KL in the reward or a teacher, which only the learner knows."""
+    objective = None if settings is None or settings.distillation.teacher else settings.objective
     if (
         objective is None
         or objective.advantage != "sequence"

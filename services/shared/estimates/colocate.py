@@ -22,7 +22,7 @@ class ColocatedMemory:
     engine: Span
     """While the rollout has it: the server's, and what the learner's process keeps."""
     on_host: float
-    """The learner's weights, optimizer states and reference, while the rollout has the device."""
+    """The learner's weights, optimizer states, reference and teacher, while the rollout has the device."""
 
 
 def colocated_memory(learner: LearnerMemory, engine: EngineMemory) -> ColocatedMemory:
@@ -36,4 +36,4 @@ def colocated_memory(learner: LearnerMemory, engine: EngineMemory) -> ColocatedM
 
 def states_on_host(learner: LearnerMemory) -> float:
     """What one rank moves to the host while the rollout has the device; gradients are gone by then."""
-    return learner.weights + learner.optimizer + learner.reference
+    return learner.weights + learner.optimizer + learner.reference + learner.teacher

@@ -34,6 +34,8 @@ class LearnerMemory:
     """Masters and moments."""
     reference: float
     """The frozen start model of a KL term."""
+    teacher: float
+    """The frozen model that scores tokens."""
     activations: Span
     """Logits, with their chunks."""
     bucket: float
@@ -55,11 +57,11 @@ class LearnerMemory:
     @property
     def total(self) -> Span:
         """Everything on the device."""
-        fixed = self.weights + self.gradients + self.optimizer + self.reference + self.bucket
+        fixed = self.weights + self.gradients + self.optimizer + self.reference + self.teacher + self.bucket
         return self.activations + self.working + exactly(fixed)
 
 
-def learner_memory(shape: ModelShape, settings: Settings, *, cuda: bool) -> LearnerMemory:
+def learner_memory(shape: ModelShape, settings: Settings, *, cuda: bool, teacher_parameters: int = 0) -> LearnerMemory:
     """Compute the table "Memory" of docs/guide/learner.md, with activations, logits and buffers beside it.
 
     Weights, gradients, masters and moments are exact: bytes of tensors whose sizes are known. Activations are counted from
@@ -92,6 +94,7 @@ def learner_memory(shape: ModelShape, settings: Settings, *, cuda: bool) -> Lear
         gradients=gradients,
         optimizer=optimizer,
         reference=size * (other + experts) if settings.objective.kl_coefficient > 0 else 0.0,
+        teacher=float(size * teacher_parameters),
         activations=_activations(shape, settings),
         # On a host only written parts of it take memory.
         bucket=size * min(BUCKET_ELEMENTS, math.inf if cuda else whole) if stage > 0 else 0.0,

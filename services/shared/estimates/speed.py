@@ -55,6 +55,8 @@ class Work:
     """Mean length of a sequence."""
     turn_tokens: float
     """Mean length of an answer."""
+    teacher_parameters: int = 0
+    """Of the frozen model that scores every token: those that multiply it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ class RunPace:
         return at_most(self.generation_s, self.training_s)
 
 
-def work_of(settings: Settings, prompt_tokens: float) -> Work:
+def work_of(settings: Settings, prompt_tokens: float, teacher_parameters: int = 0) -> Work:
     """One batch, with answers of MEAN_SHARE of their limit and one turn. ``prompt_tokens``: the mean prompt."""
     sequences = settings.batch.groups_per_batch * settings.batch.group_size
     turn = max(1.0, MEAN_SHARE * settings.sampling.max_turn_tokens)
@@ -89,6 +91,7 @@ def work_of(settings: Settings, prompt_tokens: float) -> Work:
         all_tokens=sequences * length,
         sequence_tokens=length,
         turn_tokens=turn,
+        teacher_parameters=teacher_parameters,
     )
 
 
@@ -117,13 +120,14 @@ def pace_of(
 
 def flops_per_trained_token(shape: ModelShape, settings: Settings, work: Work) -> float:
     """forward = 2 N_active + 2 L heads head_dim layers for each of the L tokens (``gspo_services.learner.profiling.flops``);
-    training is 3 of them, checkpointed activations cost one more, and so do the first pass and the reference."""
+    training is 3 of them, checkpointed activations cost one more, and so do the first pass and the reference.
+    A teacher adds its own forward pass."""
     forward = 2.0 * shape.active_parameters + 2.0 * work.sequence_tokens * shape.attention_width
     objective = settings.objective
     passes = 3 + settings.learner.activation_checkpointing
     passes += objective.anchor == "proximal" or objective.routing_replay
     passes += objective.kl_coefficient > 0
-    return forward * passes
+    return forward * passes + 2.0 * work.teacher_parameters
 
 
 def _sampled_by_devices(

@@ -35,12 +35,12 @@ class MemoryRow:
         return (self.name, _shown(self.device), _shown(self.host), _shown(self.host_of_rank_0))
 
 
-def memory_rows(shape: ModelShape, settings: Settings, *, cuda: bool) -> list[MemoryRow]:
+def memory_rows(shape: ModelShape, settings: Settings, *, cuda: bool, teacher_parameters: int = 0) -> list[MemoryRow]:
     """Tabulate what each rank holds while it trains, publishes, saves and exports; the last row is the sum.
 
     Weights, gradients, masters and moments are tensors whose sizes are known; docs/guide/learner.md has the formulas.
     """
-    memory = learner_memory(shape, settings, cuda=cuda)
+    memory = learner_memory(shape, settings, cuda=cuda, teacher_parameters=teacher_parameters)
     host = learner_host(shape, settings, memory)
     ranks = settings.learner.num_ranks
     version = float(BYTES[settings.model.dtype] * shape.parameters)
@@ -49,6 +49,7 @@ def memory_rows(shape: ModelShape, settings: Settings, *, cuda: bool) -> list[Me
         _row("gradients", memory.gradients, memory.gradients_on_host, cuda=cuda),
         _row("masters and moments", memory.optimizer, memory.optimizer_on_host, cuda=cuda),
         _row("reference", memory.reference, 0.0, cuda=cuda),
+        _row("teacher", memory.teacher, 0.0, cuda=cuda),
         _row("activations, logits", memory.activations, memory.activations_on_host, cuda=cuda),
         _row("gradients on their way", memory.bucket, 0.0, cuda=cuda),
         _row("gathered layers, process", memory.working, 0.0, cuda=cuda),

@@ -58,6 +58,8 @@ def opened_paths(settings: Settings, process: Process) -> Iterator[OpenedPath]:
     # Compiled kernels; shared memory of SGLang's processes and of NCCL.
     yield OpenedPath(setting="", path="/home/gspo", writes=True)
     yield OpenedPath(setting="", path="/dev/shm", writes=True)
+    if process == "learner" and settings.distillation.directory:
+        yield OpenedPath(setting="distillation.teacher", path=settings.distillation.directory)
     if process == "rollout":
         weights = str(settings.rollout.weights_directory)
         yield OpenedPath(setting="rollout.weights_directory", path=weights, writes=True)
@@ -86,6 +88,8 @@ def called_addresses(settings: Settings, process: Process) -> Iterator[CalledAdd
             if address:
                 yield CalledAddress(setting=setting, address=address)
     if process == "learner":
+        if settings.distillation.url:
+            yield CalledAddress(setting="distillation.teacher", address=settings.distillation.url)
         rank_zero = settings.learner.node_rank == 0
         for address in settings.broker.batch_endpoints if rank_zero else ():
             yield CalledAddress(setting="broker.batch_endpoint", address=address, process="broker")

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gspo_services.tasks.agents.results import AgentResult, failed, scored
-from gspo_services.tasks.json_rewards import UnreadableError, reward_in
-from gspo_services.tasks.worker.reward_value import UnscoredError
+from gspo_services.tasks.json_rewards import UnreadableError, json_in
+from gspo_services.tasks.worker.reward_value import UnscoredError, split_turns, value_of
 
 
 def answered(body: bytes, what: str, weights: Mapping[str, float] | None) -> AgentResult:
-    """The result in ``body``: a number, a map of components, or either of them as {"reward": ...}."""
+    """The result in ``body``: a number, or a map of components and perhaps rewards of turns; or that as {"reward": ...}."""
     try:
-        value = reward_in(body, what)
+        turns, rest = split_turns(json_in(body, what))
+        value = value_of(rest)
     except (UnreadableError, UnscoredError) as error:
         return failed(error.reason, str(error))
-    return scored(value, weights)
+    return scored(value, weights, turns)

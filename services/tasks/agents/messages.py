@@ -82,6 +82,7 @@ class WorkerDone(_Said, frozen=True, kw_only=True, tag="done"):
     episode: Number
     reward: float | None
     components: Components | None
+    turns: list[float] | None = None
     failure: Annotated[str, msgspec.Meta(max_length=20)] | None
     detail: Text
     spent: bool

@@ -159,7 +159,7 @@ class AgentPool:
         value = done.reward if done.components is None else done.components
         if value is None:
             return failed("no_result", "the worker reports neither a reward nor a failure")
-        return scored(value, self._options.weights)
+        return scored(value, self._options.weights, done.turns)
 
     def _next_worker(self) -> UserWorker:
         """The worker with the fewest episodes; a new one only when each has some and there may be more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -13,10 +13,11 @@ from gspo_services.tasks.worker.reward_value import UnscoredReason
 
 AgentFailure = Literal[
     UnscoredReason, "deadline", "raised", "memory", "hung", "crashed", "unknown_function", "not_started", "too_large",
-    "bad_message", "no_result", "unreachable", "refused", "closed",
+    "bad_message", "no_result", "wrong_turns", "unreachable", "refused", "closed",
 ]  # fmt: skip
 """Why an episode has no reward. hung: its code blocked the event loop. crashed: its process ended, perhaps by the fault of
-another episode in it. bad_message: its process said what no worker says. refused: its service answered with an error."""
+another episode in it. bad_message: its process said what no worker says. wrong_turns: it rewards another number of answers
+than it got. refused: its service answered with an error."""
 
 
 class AgentTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,8 @@ class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
     """Finite; None when there is a failure."""
     components: dict[str, float] = {}
     """The parts of the reward by name, without their weights."""
+    turns: list[float] | None = None
+    """The reward of each turn, whose sum is ``reward``; None: it belongs to the episode as a whole."""
     failure: AgentFailure | None = None
     detail: str = ""
     """The failure for people, with file and line of the user's code."""
@@ -52,11 +55,17 @@ def failed(reason: AgentFailure, detail: str, *, in_company: bool = False) -> Ag
     return AgentResult(reward=None, failure=reason, detail=detail, in_company=in_company)
 
 
-def scored(value: float | dict[str, float], weights: Mapping[str, float] | None) -> AgentResult:
-    """The result of an episode with this reward or these components."""
+def scored(
+    value: float | dict[str, float], weights: Mapping[str, float] | None, turns: Sequence[float] | None = None
+) -> AgentResult:
+    """The result of an episode with this reward or these components, and perhaps rewards of its turns: then the former come
+    with the last turn."""
     try:
         score = score_of(value, weights)
-        require_takeable([score.reward], score.components)
+        of_turns = [score.reward] if not turns else [*turns[:-1], turns[-1] + score.reward]
+        require_takeable(of_turns, score.components)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the value, it is the agent's
         return failed(*reason_of(error))
-    return AgentResult(reward=score.reward, components=score.components)
+    if turns is None:
+        return AgentResult(reward=score.reward, components=score.components)
+    return AgentResult(reward=sum(of_turns), components=score.components, turns=of_turns if turns else [])

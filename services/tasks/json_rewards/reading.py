@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -22,10 +22,17 @@ class UnreadableError(ValueError):
 
 
 def reward_in(body: bytes, what: str) -> float | dict[str, float]:
-    """The reward in ``body``, or its components, still to be weighted: the value itself, or the one of {"reward": ...}.
+    """The reward in ``body``, or its components, still to be weighted.
 
-    Raises: UnreadableError, which names ``what`` the body is, when it is too large or not JSON; UnscoredError when it is not
-    a reward.
+    Raises: UnreadableError, as ``json_in``; UnscoredError when it is not a reward.
+    """
+    return value_of(json_in(body, what))
+
+
+def json_in(body: bytes, what: str) -> Any:
+    """The value in ``body``, or the one of {"reward": ...}.
+
+    Raises: UnreadableError, which names ``what`` the body is, when it is too large or not JSON.
     """
     if len(body) > MAX_ANSWER_BYTES:
         raise UnreadableError("too_large", f"{what} has more than {MAX_ANSWER_BYTES} bytes")
@@ -37,4 +44,4 @@ def reward_in(body: bytes, what: str) -> float | dict[str, float]:
         raise UnreadableError(reason, f"{what} is not JSON: {error}: {body[:100]!r}") from error
     if isinstance(value, dict) and list(value) == ["reward"]:
         value = value["reward"]
-    return value_of(value)
+    return value

@@ -10,7 +10,7 @@ from typing import Any
 
 from .failures import described, is_a
 from .frames import FrameSocket
-from .reward_value import outcome_of
+from .reward_value import agent_outcome_of
 
 
 class RecordOverPipe:
@@ -81,7 +81,7 @@ class RunningEpisode:
             value = await function(self.episode) if is_async(function) else await self._in_thread(function)
             if inspect.isawaitable(value):
                 value = await value
-            outcome = outcome_of(value)
+            outcome = agent_outcome_of(value)
         except MemoryError as error:
             # Who asked for too much memory is not known: others of this worker may have most of it.
             outcome = {"failure": "memory", "detail": described(error), "spent": True}

@@ -127,7 +127,7 @@ class Worker:
         for task in [task for task, owner in self._owners.items() if owner == running.number and task is not mine]:
             task.cancel()
         self._prints.end(running.number)
-        ended = {"reward": None, "components": None, "failure": None, "detail": "", "spent": False, **outcome}
+        ended = {"reward": None, "components": None, "turns": None, "failure": None, "detail": "", "spent": False, **outcome}
         ended["detail"] = cut(ended["detail"])
         self._frames.send({"say": "done", "episode": running.number, **ended})
 

@@ -23,6 +23,10 @@ missing_component: no components at all, or not those that have a weight."""
 
 MAX_COMPONENTS = 16
 """The limit of the wire. A copy of ``protocol/limits.py``, because an agent's own Python cannot import that package."""
+MAX_TURNS = 4096
+"""Another copy."""
+TURNS = "turns"
+"""Where an agent returns a list, with the reward of each of its turns."""
 COMPONENT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 """A copy of ``protocol/messages/base.py::ComponentName``, for the same reason."""
 
@@ -75,6 +79,38 @@ def _read(value: Any) -> "float | dict[str, float]":
     if not components:
         raise UnscoredError("missing_component", "the reward has no components: return a dict with at least one number")
     return components
+
+
+def split_turns(value: Any) -> "tuple[list[float] | None, Any]":
+    """What an agent returned as the rewards of its turns, a list under TURNS, and the rest, which is 0.0 where nothing is
+    left; None and ``value`` itself without such a list.
+
+    Raises: UnscoredError, whatever the value's own code raises; MemoryError.
+    """
+    try:
+        turns = value.get(TURNS) if isinstance(value, Mapping) else None
+        if not isinstance(turns, (list, tuple)):
+            return None, value
+        if len(turns) > MAX_TURNS:
+            raise UnscoredError("not_finite", f"the reward is of {len(turns)} turns, {MAX_TURNS} allowed (MAX_TURNS)")
+        rewards = [number_of(each, f"the reward of turn {place}") for place, each in enumerate(turns)]
+        rest = {name: part for name, part in value.items() if name != TURNS}
+    except (UnscoredError, MemoryError):
+        raise
+    # As in ``value_of``.
+    except BaseException as error:
+        text = f"the reward is an object of type {kind_of(value)}, and reading it raised {described(error)}"
+        raise UnscoredError("not_finite", text) from error
+    return rewards, rest or 0.0
+
+
+def agent_outcome_of(value: Any) -> "dict[str, Any]":
+    """``outcome_of`` for an agent, whose reward may be of its turns: then with {"turns": [float]} beside it."""
+    try:
+        turns, rest = split_turns(value)
+    except UnscoredError as error:
+        return {"failure": error.reason, "detail": str(error)}
+    return outcome_of(rest) if turns is None else {**outcome_of(rest), "turns": turns}
 
 
 def outcome_of(value: Any) -> "dict[str, Any]":

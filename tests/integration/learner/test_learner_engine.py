@@ -47,9 +47,18 @@ pytestmark = pytest.mark.timeout(1000)
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model and groups whose behaviour log-probs are its own with engine noise."""
+    """A tiny model and groups whose behaviour log-probs are its own with engine noise; a teacher of another shape."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     directory = tmp_path_factory.mktemp("learner")
     write_model_and_groups(directory)
+    vocabulary = json.loads((directory / "model" / "config.json").read_text())["vocab_size"]
+    small = Qwen3Config(
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8,
+    )  # fmt: skip
+    torch.manual_seed(5)
+    Qwen3ForCausalLM(small).save_pretrained(directory / "teacher")
     return directory
 
 
@@ -302,6 +311,28 @@ def test_the_reference_is_the_start_model_whatever_was_trained(everything: Resul
         assert 0.0019 < results[stage]["metrics"]["load_balancing_loss"] < 0.004  # between 2 and 4, times 0.001
         assert results[stage]["float32_heads"] == [stage == "3"] * 2
     assert results["1"]["before"]["reference"] == results["1"]["before"]["own"]
+
+
+def test_a_teacher_of_another_shape_scores_the_policys_tokens_and_stays_as_it_is(everything: Results, work: Path) -> None:
+    from transformers import Qwen3ForCausalLM
+
+    from tests.support.loss.sequences import load_groups
+
+    sequences, _ = sequences_with_advantages(load_groups(work / "groups.npz"), AdvantageSettings())
+    teacher = Qwen3ForCausalLM.from_pretrained(work / "teacher", dtype=torch.float32)
+    expected = [logprobs_T.detach() for logprobs_T in padded_logprobs(teacher, sequences)]
+    kls = []
+    for sequence, logprobs_T in zip(sequences, expected, strict=True):
+        mask_T, behaviour_T = torch.from_numpy(sequence.action_mask[1:]), torch.from_numpy(sequence.behaviour_logprobs[1:])
+        kls.append((behaviour_T - logprobs_T)[mask_T].mean().item())
+    (results,) = everything["reference"][1]
+    for stage in ("1", "3"):
+        before, after = results[stage]["before"], results[stage]["after"]
+        # The last index of a packed sequence has no target.
+        parts = torch.tensor(before["teacher"]).split([sequence.num_tokens for sequence in sequences])
+        assert torch.cat([part[:-1] for part in parts]).tolist() == pytest.approx(torch.cat(expected).tolist(), abs=1e-5)
+        assert after["teacher"] == before["teacher"]
+        assert results[stage]["metrics"]["teacher_kl/all"] == pytest.approx(np.mean(kls), rel=1e-4)
 
 
 def test_a_step_that_must_not_be_made_is_refused_on_every_rank_and_changes_nothing(everything: Results) -> None:

@@ -59,6 +59,13 @@ async def test_a_plain_function_is_an_agent(agents: Agents, tmp_path: Path) -> N
         assert finish.turn_rewards == [1.0]
 
 
+async def test_each_answer_may_have_a_reward_of_its_own(agents: Agents, tmp_path: Path) -> None:
+    async with agents(function=function("questions_with_rewards"), weights={"all": 2.0}) as run:
+        run.broker.grant(a_lease(tmp_path / "notes"))
+        finish = await run.broker.expect(Finish)
+    assert (finish.turn_rewards, finish.components) == ([0.25, 0.0, 2.5], {"all": 1.0})
+
+
 async def test_a_repeated_episode_calls_no_engine_and_repeats_no_side_effect(agents: Agents, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     async with agents(function=function("two_questions")) as run:
@@ -140,6 +147,7 @@ async def test_an_agent_whose_call_is_cut_off_by_a_stop_has_not_failed(
         ("text", "agent: not_finite: .*good", "not_finite"),
         ("many", r"agent: bad_component: .*16 allowed", "bad_component"),
         ("huge", "agent: not_finite: .*allowed", "not_finite"),
+        ("turns", "agent: wrong_turns: it rewards 2 turns .* the policy answered 1 times", "wrong_turns"),
         ("wait", "agent: deadline: not done after 3.0 s", "deadline"),
     ],
 )

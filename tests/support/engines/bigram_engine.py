@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gspo.model.logprobs import TokenLogProbs, chunked_logprobs
 from gspo.model.packing import PackedBatch
+from gspo_services.learner.engine.gradients import NonFiniteLossError
 from gspo_services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_batch_loss
 
 
@@ -36,6 +37,7 @@ class BigramEngine:
         self.table = torch.randn(vocab_size, vocab_size, generator=generator).requires_grad_()
         self._entropy_gradient = entropy_gradient
         self._start_table = self.table.detach().clone()
+        self.teacher_table = torch.randn(vocab_size, vocab_size, generator=torch.Generator().manual_seed(seed + 100))
         self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
         self.sequence_parallel = 1
         self.max_sequence_tokens: int | None = None
@@ -49,9 +51,13 @@ class BigramEngine:
             return self._forward(packed, with_entropy)
 
     def reference_logprobs(self, packed: PackedBatch) -> Tensor:
-        one_hot = torch.nn.functional.one_hot(packed.input_ids[0], self._start_table.shape[0]).float()
-        of_start = chunked_logprobs(one_hot, self._start_table.t(), packed.targets_T, packed.temperatures_T, chunk_tokens=32)
-        return of_start.logprobs_T
+        return _of_table(self._start_table, packed)
+
+    def prepare_teacher(self, micro_batches: Iterable[PackedBatch]) -> None:
+        """Its teacher is never asked ahead."""
+
+    def teacher_logprobs(self, packed: PackedBatch) -> Tensor:
+        return _of_table(self.teacher_table, packed)
 
     def train_mini_batch(
         self,
@@ -66,6 +72,8 @@ class BigramEngine:
         for packed in micro_batches:
             if not packed.is_empty:
                 total = total + micro_batch_loss(packed, self._forward(packed, True), loss_fn)
+        if not total.isfinite():
+            raise NonFiniteLossError(f"the loss over all ranks is {float(total.detach())}; no step was made")
         (gradient,) = torch.autograd.grad(total, self.table)
         self.gradients.append(gradient)
         learning_rate = self._learning_rate * (1.0 if rate_scale is None else rate_scale())
@@ -115,6 +123,11 @@ class BigramEngine:
 
     def load_state(self, directory: Path) -> None:
         self.table = load_file(directory / "table.safetensors")["table"].requires_grad_()
+
+
+def _of_table(table: Tensor, packed: PackedBatch) -> Tensor:
+    one_hot = torch.nn.functional.one_hot(packed.input_ids[0], table.shape[0]).float()
+    return chunked_logprobs(one_hot, table.t(), packed.targets_T, packed.temperatures_T, chunk_tokens=32).logprobs_T
 
 
 class BigramCopy:

@@ -65,6 +65,7 @@ def settings(
     with_penalties: bool = False,
     lora: dict[str, Any] | None = None,
     leaves_device: bool = False,
+    teacher: Path | None = None,
     **changes: Any,
 ) -> EngineSettings:
     """``SETTINGS`` and ``changes`` of the section learner, for a tiny model on DeepSpeed's accelerator."""
@@ -75,6 +76,7 @@ def settings(
         routing_replay=routing_replay,
         seed=0,
         keeps_reference=with_penalties,
+        teacher=teacher,
         entropy_gradient=with_penalties,
         load_balance_coefficient=0.001 if with_penalties else 0.0,
         lora=LoraSection(**(lora or {})),
@@ -233,24 +235,27 @@ def replay(work: Path) -> dict[str, Any]:
 
 
 def reference(work: Path) -> dict[str, Any]:
-    """The frozen start model beside the policy, before and after a batch with KL term and entropy bonus, in ZeRO 1 and 3."""
+    """The frozen start model and a teacher beside the policy, before and after a batch with KL term, entropy bonus and the
+    teacher's advantages, in ZeRO 1 and 3."""
     groups = load_groups(work / "groups.npz")
     objective = replace(OBJECTIVE, kl_coefficient=0.1, entropy_coefficient=0.01)
     results: dict[str, Any] = {}
     for stage in (1, 3):
-        chosen = replace(settings(zero_stage=stage, with_penalties=True), float32_head=stage == 3)
-        engine = LearnerEngine.create(work / "model", chosen)
+        chosen = settings(zero_stage=stage, with_penalties=True, teacher=work / "teacher")
+        engine = LearnerEngine.create(work / "model", replace(chosen, float32_head=stage == 3))
         sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
         packed = pack(sequences, policy_version=1)
 
         def seen(engine: LearnerEngine = engine, packed: PackedBatch = packed) -> dict[str, list[float]]:
             own = engine.logprobs(packed).logprobs_T
-            return {"reference": engine.reference_logprobs(packed).tolist(), "own": own.tolist()}
+            frozen = {"reference": engine.reference_logprobs(packed), "teacher": engine.teacher_logprobs(packed)}
+            return {"own": own.tolist(), **{name: logprobs_T.tolist() for name, logprobs_T in frozen.items()}}
 
         before = seen()
         metrics = train_batch(
-            engine, groups, objective=objective, policy_version=1, num_mini_batches=2, mismatch=MismatchTracker()
-        ).metrics
+            engine, groups, objective=objective, policy_version=1, num_mini_batches=2, mismatch=MismatchTracker(),
+            advantages=AdvantageSettings(teacher_coefficient=0.1),
+        ).metrics  # fmt: skip
         assert engine._reference is not None
         heads = [model.get_output_embeddings().float32 for model in (engine.model, engine._reference._model)]
         results[str(stage)] = {"before": before, "after": seen(), "metrics": metrics, "float32_heads": heads}

@@ -28,8 +28,8 @@ from gspo_services.learner.advantages import AdvantageSettings
 from gspo_services.learner.engine import configuration
 from gspo_services.learner.engine import engine as engine_module
 from gspo_services.learner.engine.engine import LearnerEngine
+from gspo_services.learner.engine.frozen import FrozenModel
 from gspo_services.learner.engine.process_group import init_distributed
-from gspo_services.learner.engine.reference import FrozenReference
 from gspo_services.learner.start import EngineSettings
 from gspo_services.learner.token_dump import TokenDump
 from gspo_services.learner.trainer import train_batch
@@ -85,8 +85,11 @@ def made(case: Case) -> LearnerEngine:
         **({"routing_replay": False} | case.engine),
         learner=learner, lora=LoraSection(**case.lora), device="cpu", max_sequence_tokens=None, seed=0,
     )  # fmt: skip
-    reference = FrozenReference(model(), DEVICE, logprob_chunk_tokens=64) if settings.keeps_reference else None
-    return LearnerEngine.from_model(model(), settings, reference)
+    reference, teacher = (
+        FrozenModel(model(), DEVICE, logprob_chunk_tokens=64) if wanted else None
+        for wanted in (settings.keeps_reference, settings.teacher)
+    )
+    return LearnerEngine.from_model(model(), settings, reference, teacher=teacher)
 
 
 def groups_of(*, episodes: bool) -> list[TrainGroup]:

@@ -41,6 +41,14 @@ def look_up(notes: str, question: str) -> str:
     return f"about {question}"
 
 
+async def questions_with_rewards(episode: Episode) -> "dict[str, Any]":
+    """Each answer has a reward of its own, and all of them together another one."""
+    async with client_of(episode) as client:
+        for text in ("first", "second", "third"):
+            await said(client, episode, text)
+    return {"turns": [0.25, 0, 0.5], "all": 1.0}
+
+
 def plain_question(episode: Episode) -> float:
     """An agent that is a plain function."""
     with OpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0) as client:
@@ -93,6 +101,8 @@ async def misbehaves(episode: Episode) -> Any:
                 return {f"c{index}": 1.0 for index in range(17)}
             case "huge":
                 return 1e9
+            case "turns":
+                return {"turns": [1.0, 0.5]}
             case "wait":
                 await asyncio.Event().wait()
             case "call with n=8":

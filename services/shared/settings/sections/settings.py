@@ -9,6 +9,7 @@ from gspo_services.shared.settings.exposure import EVERY_ADDRESS, EXPOSED, is_pr
 from gspo_services.shared.settings.sections.agent import AgentSection
 from gspo_services.shared.settings.sections.broker import NUMBER_MARK, PORT_STEP, Broker
 from gspo_services.shared.settings.sections.data import DataSection
+from gspo_services.shared.settings.sections.distillation import DistillationSection
 from gspo_services.shared.settings.sections.evaluation import Evaluation, EvaluationSet
 from gspo_services.shared.settings.sections.learner import Learner, LoraSection
 from gspo_services.shared.settings.sections.objective import ObjectiveSettings
@@ -50,6 +51,7 @@ class Settings(BaseModel):
     batch: BatchSection = BatchSection()
     data: DataSection = DataSection()
     objective: ObjectiveSettings = ObjectiveSettings()
+    distillation: DistillationSection = DistillationSection()
     evaluation: Evaluation = Evaluation()
     broker: Broker = Broker()
     rollout: Rollout = Rollout()
@@ -177,6 +179,28 @@ class Settings(BaseModel):
                 'data.dynamic_sampling is true and objective.kl_in is "reward": the learner then changes every reward, so '
                 "that groups with equal rewards have an advantage too, and none may be filtered out; leave dynamic_sampling "
                 'out, or set kl_in = "loss"'
+            )
+        if self.data.dynamic_sampling and self.distillation.teacher:
+            raise ValueError(
+                f"data.dynamic_sampling is true and distillation.teacher is {self.distillation.teacher!r}: groups with "
+                "equal rewards have an advantage, too, and none may be filtered out; leave dynamic_sampling out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_server_can_teach(self) -> "Settings":
+        url = self.distillation.url
+        batches = critical_batches(self) if url and curves(self) else [0]
+        others = [value for at in batches if (value := Scheduled.of(self, at).temperature) != 1]
+        if url and others:
+            raise ValueError(
+                f"distillation.teacher is {url!r} and sampling.temperature is {others[0]:g}: a server scores at "
+                "temperature 1; sample at 1, or let the teacher be a directory"
+            )
+        if url and self.learner.sequence_parallel > 1:
+            raise ValueError(
+                f"distillation.teacher is {url!r} and learner.sequence_parallel is {self.learner.sequence_parallel}: ranks "
+                "that share a sequence would each ask for it; use sequence_parallel = 1, or let the teacher be a directory"
             )
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,11 +18,17 @@ def parameters(*sizes: int) -> list[tuple[str, nn.Parameter]]:
     return [(str(size), nn.Parameter(torch.ones(size))) for size in sizes]
 
 
-@pytest.mark.parametrize("kind", [GradientWatch, WholeGradients])
+def whole(pairs: list[tuple[str, nn.Parameter]]) -> WholeGradients:
+    """In two groups, as routers with a rate of their own make them."""
+    parameters = [parameter for _, parameter in pairs]
+    return WholeGradients(pairs, [{"params": parameters[:1]}, {"params": parameters[1:]}])
+
+
+@pytest.mark.parametrize("kind", [GradientWatch, whole])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [0, 17, 99])
 def test_one_bad_element_in_one_of_several_micro_batches_is_found(
-    kind: type[GradientWatch] | type[WholeGradients], bad: float, place: int
+    kind: Callable[..., GradientWatch | WholeGradients], bad: float, place: int
 ) -> None:
     pairs = parameters(3, 100)
     watch = kind(pairs)
@@ -34,8 +41,8 @@ def test_one_bad_element_in_one_of_several_micro_batches_is_found(
     assert non_finite == [0.0, 1.0]
 
 
-@pytest.mark.parametrize("kind", [GradientWatch, WholeGradients])
-def test_the_largest_gradients_that_can_be_clipped_are_finite(kind: type[GradientWatch] | type[WholeGradients]) -> None:
+@pytest.mark.parametrize("kind", [GradientWatch, whole])
+def test_the_largest_gradients_that_can_be_clipped_are_finite(kind: Callable[..., GradientWatch | WholeGradients]) -> None:
     pairs = parameters(4)
     watch = kind(pairs)
     (pairs[0][1] * 9e18).sum().backward()
@@ -45,7 +52,7 @@ def test_the_largest_gradients_that_can_be_clipped_are_finite(kind: type[Gradien
 def test_a_frozen_parameter_has_no_gradient_and_gets_none() -> None:
     pairs = parameters(3, 5)
     pairs[0][1].requires_grad_(False)
-    gradients = WholeGradients(pairs)
+    gradients = whole(pairs)
     (pairs[1][1] * 2).sum().backward()
     assert gradients.take(CPU).tolist() == [[0.0, 1.0], [0.0, 0.0]]
     assert pairs[0][1].grad is None
@@ -53,7 +60,7 @@ def test_a_frozen_parameter_has_no_gradient_and_gets_none() -> None:
 
 def test_gradients_are_scaled_down_to_the_norm_and_never_up() -> None:
     pairs = parameters(1, 2)
-    gradients = WholeGradients(pairs)
+    gradients = whole(pairs)
     for max_norm, expected in ((0.0, 5.0), (6.0, 5.0), (0.5, 0.5)):
         pairs[0][1].grad, pairs[1][1].grad = torch.tensor([3.0]), torch.tensor([0.0, 4.0])
         gradients.take(CPU)
@@ -64,7 +71,7 @@ def test_gradients_are_scaled_down_to_the_norm_and_never_up() -> None:
 
 def test_a_parameter_without_a_gradient_gets_zeros_so_that_its_moments_decay() -> None:
     pairs = parameters(1, 2)
-    gradients = WholeGradients(pairs)
+    gradients = whole(pairs)
     pairs[0][1].grad = torch.tensor([3.0])
     assert gradients.take(CPU).tolist() == [[1.0, 0.0], [0.0, 0.0]]
     assert pairs[1][1].grad is not None
@@ -73,7 +80,7 @@ def test_a_parameter_without_a_gradient_gets_zeros_so_that_its_moments_decay() -
 
 def test_a_norm_above_float32_is_refused_before_anything_is_scaled() -> None:
     pairs = parameters(2)
-    gradients = WholeGradients(pairs)
+    gradients = whole(pairs)
     pairs[0][1].grad = torch.tensor([3e38, 3e38])
     assert gradients.take(CPU).tolist() == [[1.0], [0.0]]
     with pytest.raises(NonFiniteGradientError, match="the gradient norm is inf; no step was made"):

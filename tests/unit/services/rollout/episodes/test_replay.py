@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from gspo_protocol.messages import Journal
 from gspo_services.rollout.endpoint import CallAnswer
-from gspo_services.rollout.episodes import EpisodeCalls
+from gspo_services.rollout.episodes import EpisodeCalls, WrongTurns
 from gspo_services.rollout.rendering import Renderer
 from gspo_services.rollout.sglang import GenerateRequest, OutputPiece
 from gspo_services.rollout.work import EpisodeFailed
@@ -128,6 +128,28 @@ async def test_what_an_agent_does_not_repeat_is_discarded_and_counted(renderer: 
     assert contexts_of(broker)[tuple(second.requests[0].input_ids)] == other.token_ids[0]
     assert (counted(shared.metrics.divergences), counted(shared.metrics.turns_discarded)) == (1, 1)
     assert counted(shared.metrics.calls_replayed) == 2
+
+
+async def test_rewards_of_turns_follow_the_agents_own_order_and_leave_out_what_it_did_not_repeat(
+    renderer: Renderer, engine: ScriptedEngine
+) -> None:
+    broker = LedgerBroker(SAMPLING)
+    async with an_episode(shared_of(renderer, broker, engine), broker.lease()) as calls:
+        first = await ask(calls, [user("a")])
+        await ask(calls, [user("a"), echoed(first), user("it is noon")])
+        await ask(calls, [user("side question")])
+    broker = broker.resumed()
+    async with an_episode(shared_of(renderer, broker, an_engine(engine)), broker.lease()) as calls:
+        await ask(calls, [user("a")])
+        await ask(calls, [user("a"), echoed(first), user("it is one o'clock")])
+        await ask(calls, [user("side question")])
+        for number in (2, 4):
+            with pytest.raises(WrongTurns, match=rf"rewards {number} turns .* and the policy answered 3 times"):
+                await calls.finish(1.0, turns=[0.5] * number)
+        await calls.finish(1.75, turns=[0.25, 0.5, 1.0])
+    assert broker.finish is not None
+    # The side question was the third turn, and one o'clock is the fourth.
+    assert (broker.finish.discarded_turns, broker.finish.turn_rewards) == ([1], [0.25, 0.0, 1.0, 0.5])
 
 
 async def test_an_agent_may_diverge_again_and_again(renderer: Renderer, engine: ScriptedEngine) -> None:

@@ -25,6 +25,32 @@ async def test_what_an_agent_returns_is_its_reward(value: Any, reward: float, co
     assert result == AgentResult(reward=reward, components=components)
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"turns": [0, True, 0.5]}, AgentResult(reward=1.5, turns=[0.0, 1.0, 0.5])),
+        ({"turns": (1.0, 2.0), "short": 0.25}, AgentResult(reward=3.25, turns=[1.0, 2.25], components={"short": 0.25})),
+        ({"turns": []}, AgentResult(reward=0.0, turns=[])),
+        ({"turns": 3}, AgentResult(reward=3.0, components={"turns": 3.0})),
+    ],
+    ids=["alone", "with a component", "none", "a component of that name"],
+)
+async def test_an_agent_may_reward_each_turn(value: Any, expected: AgentResult) -> None:
+    async with agent_pool() as pool:
+        assert await pool.solve(agent_task("answer", value=value)) == expected
+
+
+@pytest.mark.parametrize(
+    ("turns", "detail"),
+    [([0.0, "one"], "the reward of turn 1 is 'one' (str): expected a finite number"), ([0.0] * 4097, "4096 allowed")],
+    ids=["no number", "too many"],
+)
+async def test_rewards_of_turns_that_are_none_are_refused_with_their_place(turns: Any, detail: str) -> None:
+    async with agent_pool() as pool:
+        result = await pool.solve(agent_task("answer", value={"turns": turns}))
+    assert (result.failure, detail in result.detail) == ("not_finite", True), result
+
+
 async def test_an_agent_knows_its_task_its_seed_its_policy_and_its_time() -> None:
     async with agent_pool() as pool:
         result = await pool.solve(agent_task("addresses", seed=11))

@@ -36,9 +36,18 @@ async def test_a_service_gets_the_episode_and_answers_with_its_reward() -> None:
     ]
 
 
+async def test_a_service_may_reward_each_turn() -> None:
+    async def handle(_: web.Request) -> web.Response:
+        return web.json_response({"reward": {"turns": [0, 1], "short": 0.5}})
+
+    result = await solve(handle, weights={"short": 2.0})
+    assert result == AgentResult(reward=2.0, turns=[0.0, 2.0], components={"short": 0.5})
+
+
 @pytest.mark.parametrize(
     ("status", "body", "reason"),
     [
+        (200, '{"turns": [1, null]}', "not_finite"),
         (200, '{"reward": "one"}', "not_finite"),
         (200, '{"reward": NaN}', "no_result"),
         (200, '{"reward": null}', "not_finite"),

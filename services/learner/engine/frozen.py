@@ -1,4 +1,4 @@
-"""The reference model: the run's start model, frozen, whose distance from the policy is penalised."""
+"""Frozen models that score the policy's tokens: the reference, which is the run's start model, and the teacher."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gspo_services.learner.engine.forward import model_inputs
 from gspo_services.learner.engine.partitioned_loading import AgreedWhole
 
 
-class FrozenReference:
-    """A copy of the start model on one rank, without gradient, in the learner's dtype.
+class FrozenModel:
+    """A model on one rank, without gradient, in the learner's dtype.
 
     It is whole on every rank, whatever the ZeRO stage and the offload: parameters x bytes of the dtype each.
     """
@@ -28,8 +28,8 @@ class FrozenReference:
         self._model = model.requires_grad_(False).to(device).eval()
 
     @classmethod
-    def load(cls, model_dir: Path, dtype: torch.dtype, device: torch.device, **head: Any) -> FrozenReference:
-        """Load it from the directory of the start model, on all ranks. Collective.
+    def load(cls, model_dir: Path, dtype: torch.dtype, device: torch.device, **head: Any) -> FrozenModel:
+        """Load it from its directory, on all ranks. Collective.
 
         Raises: ValueError, on all ranks, when the directory does not hold the model.
         """

@@ -1,0 +1,165 @@
+"""Asks an SGLang server for the log-probs of given tokens, over its HTTP API and given only its URL."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from gspo_services.shared.runtime.errors import ServiceError
+from gspo_services.shared.runtime.plain_text import without_passwords
+
+T = TypeVar("T")
+AT_ONCE: Final = 16
+"""Requests of one rank under way."""
+RETRY_S: Final = 30.0
+RETRY_EVERY_S: Final = 0.5
+TEXTS_AT_ONCE: Final = 4096
+SHOWN_CHARS: Final = 300
+
+
+class TeacherError(ServiceError):
+    """The teacher scores nothing now, or not as a teacher must. No batch is to blame: nothing was trained of it yet, and the
+    next learner asks again."""
+
+
+class _Refused(TeacherError):
+    """The server has answered that it will not."""
+
+
+class _Meta(msgspec.Struct):
+    input_token_logprobs: list[tuple[float | None, int, Any]]
+    """(log-prob, token id, text) of each token; the first has no log-prob."""
+
+
+class _Scored(msgspec.Struct):
+    meta_info: _Meta
+
+
+class _Texts(msgspec.Struct):
+    text: list[str]
+
+
+class TeacherServer:
+    """One server. Its methods block, and may be called from several threads."""
+
+    def __init__(self, url: str, *, timeout_s: float, retry_s: float = RETRY_S) -> None:
+        """``timeout_s`` bounds the wait for one answer; for ``retry_s`` a server that is away is asked again."""
+        parts = urlsplit(url)
+        secure = parts.scheme == "https"
+        self._connection = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._host, self._port = parts.hostname or "", parts.port or (443 if secure else 80)
+        self._path = parts.path.rstrip("/")
+        self._timeout_s = timeout_s
+        self._retry_s = retry_s
+        self.name = without_passwords(url)
+        """Its URL, as it may be told."""
+
+    def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+        """For each sequence of L ids: log-probs of all but the first, at temperature 1, [L - 1]. SGLang misreports those of
+        the vocabulary's highest id.
+
+        Raises: TeacherError, also for a log-prob that is not finite.
+        """
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="teacher") as threads:
+            return list(threads.map(self._scored, sequences))
+
+    def texts(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself. Raises: TeacherError, also for a server without its tokenizer."""
+        found: list[str] = []
+        for begin in range(0, len(token_ids), TEXTS_AT_ONCE):
+            some = [[token_id] for token_id in token_ids[begin : begin + TEXTS_AT_ONCE]]
+            try:
+                answer = self._post("/v1/detokenize", {"tokens": some, "skip_special_tokens": False}, _Texts).text
+            except _Refused as error:
+                raise TeacherError(
+                    f"the teacher at {self.name} does not say what its tokens are, which must be the policy's: start it "
+                    f"with its tokenizer, without --skip-tokenizer-init ({error})"
+                ) from error
+            if len(answer) != len(some):
+                raise TeacherError(f"the teacher at {self.name} gave {len(answer)} texts of {len(some)} tokens")
+            found += answer
+        return found
+
+    def _scored(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        body = {
+            "input_ids": list(token_ids),
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
+        }
+        found = self._post("/generate", body, _Scored).meta_info.input_token_logprobs
+        if [token_id for _, token_id, _ in found] != list(token_ids):
+            raise TeacherError(f"the teacher at {self.name} was asked for {len(token_ids)} tokens and scored others")
+        for place, (logprob, token_id, _) in enumerate(found[1:], start=1):
+            # JSON has no other number that is not finite.
+            if logprob is None:
+                raise TeacherError(
+                    f"the teacher at {self.name} has log-prob {logprob} for token {place} of {len(found)} (id "
+                    f"{token_id}): expected a finite number; look at its weights and its dtype"
+                )
+        return np.array([logprob for logprob, _, _ in found[1:]], dtype=np.float32)
+
+    def _post(self, path: str, body: dict[str, Any], kind: type[T]) -> T:
+        content = self._asked(path, msgspec.json.encode(body))
+        try:
+            return msgspec.json.decode(content, type=kind)
+        # ValueError: also text that is not UTF-8.
+        except (ValueError, RecursionError) as error:
+            raise TeacherError(f"the teacher at {self.name}{path} did not answer as SGLang: {error}") from error
+
+    def _asked(self, path: str, body: bytes) -> bytes:
+        until = time.monotonic() + self._retry_s
+        while True:
+            try:
+                status, content = self._exchange(path, body)
+            except (OSError, http.client.HTTPException) as error:
+                trouble = f"does not answer ({type(error).__name__}: {error})"
+            else:
+                if status == 200:
+                    return content
+                shown = content[:SHOWN_CHARS].decode(errors="replace")
+                trouble = f"answered {status} to {path}: {shown}"
+                if status < 500:
+                    raise _Refused(f"the teacher at {self.name} {trouble}")
+            if time.monotonic() >= until:
+                raise TeacherError(
+                    f"the teacher at {self.name} {trouble}. Start it, or name another in distillation.teacher; no step of "
+                    "this batch was made, and the next start asks again"
+                )
+            time.sleep(RETRY_EVERY_S)
+
+    def _exchange(self, path: str, body: bytes) -> tuple[int, bytes]:
+        connection = self._connection(self._host, self._port, timeout=self._timeout_s)
+        try:
+            connection.request("POST", self._path + path, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+
+def require_same_texts(server: TeacherServer, model_dir: Path) -> None:
+    """Compare each of the policy's tokens with the server's. White space does not count: decoders treat it differently.
+
+    Raises: ValueError naming the first token that is another there; TeacherError.
+    """
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    ours = sorted(tokenizer.get_vocab(with_added_tokens=True).values())
+    theirs = server.texts(ours)
+    for token_id, text in zip(ours, theirs, strict=True):
+        own = tokenizer.decode([token_id], skip_special_tokens=False)
+        if "".join(own.split()) != "".join(text.split()):
+            raise ValueError(
+                f"distillation.teacher: of the policy's {len(ours)} tokens, the first that the server does not have has id "
+                f"{token_id}: {text[:50]!r} there, {own[:50]!r} here. Serve a teacher with the policy's tokenizer"
+            )
