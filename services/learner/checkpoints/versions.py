@@ -11,6 +11,7 @@ another past does not go with these checkpoints.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Final, Protocol
 
 import msgspec
@@ -63,6 +64,8 @@ class Versions:
         """The highest number given by any learner."""
         self._given: list[Given] = []
         self._noted: list[LedgerCommit | None] = []
+        self._one_at_a_time = Lock()
+        """The main thread gives numbers, that of announcements notes digests, that of checkpoints commits: into one file."""
 
     def begin(self, welcome: Welcome, *others: Welcome) -> None:
         """Take the note over from any former learner. ``welcome`` names the newest version that the broker has committed;
@@ -108,26 +111,29 @@ class Versions:
     def reserve(self, policy_version: int, trained_batches: int) -> None:
         """Note durably that this number is given. Raises: CheckpointError when another learner has the note, or it cannot
         be written."""
-        self.require_mine()
-        self._last = policy_version
-        if policy_version > self._newest:
-            self._newest = policy_version
-            self._given.append(Given(policy_version=policy_version, trained_batches=trained_batches))
-            self._write()
+        with self._one_at_a_time:
+            self.require_mine()
+            self._last = policy_version
+            if policy_version > self._newest:
+                self._newest = policy_version
+                self._given.append(Given(policy_version=policy_version, trained_batches=trained_batches))
+                self._write()
 
     def note_digest(self, policy_version: int, digest: str) -> None:
         """Note durably which weights have a reserved number: from now on they may be served. Raises: CheckpointError."""
-        (place,) = [place for place, each in enumerate(self._given) if each.policy_version == policy_version]
-        if self._given[place].digest == digest:
-            return
-        self.require_mine()
-        self._given[place] = msgspec.structs.replace(self._given[place], digest=digest)
-        self._write()
+        with self._one_at_a_time:
+            (place,) = [place for place, each in enumerate(self._given) if each.policy_version == policy_version]
+            if self._given[place].digest == digest:
+                return
+            self.require_mine()
+            self._given[place] = msgspec.structs.replace(self._given[place], digest=digest)
+            self._write()
 
     def note_commits(self) -> None:
         """Note durably how far the ledgers are, before there is a checkpoint of what they hold. Raises: CheckpointError."""
-        self.require_mine()
-        self._write()
+        with self._one_at_a_time:
+            self.require_mine()
+            self._write()
 
     def require_mine(self) -> None:
         """Raises: CheckpointError when another learner has begun since this one."""

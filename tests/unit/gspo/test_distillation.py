@@ -141,7 +141,7 @@ def test_what_a_teacher_cannot_mean_is_refused_with_its_place() -> None:
     broken = torch.tensor([0.0, -1.0, -math.inf])
     with pytest.raises(ValueError, match=r"^teacher_logprobs\[2\] is -inf; give finite numbers"):
         gspo.teacher_advantages(broken, sound, mask)
-    with pytest.raises(ValueError, match=r"^teacher_logprobs has shape \(2,\) and mask \(3,\)"):
+    with pytest.raises(ValueError, match=r"^teacher_logprobs has shape \(2,\), mask \(3,\); give one value per token"):
         gspo.teacher_advantages(broken[1:], sound, mask)
     with pytest.raises(ValueError, match=r"^teacher_logprobs is torch.bfloat16"):
         gspo.teacher_advantages(sound.bfloat16(), sound, mask)

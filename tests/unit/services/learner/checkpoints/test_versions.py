@@ -1,10 +1,14 @@
 """The numbers of policy versions: the same weights keep theirs, and other weights never get it."""
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from gspo_protocol.messages import LedgerCommit, Welcome
+from gspo_services.learner.checkpoints import versions as versions_module
 from gspo_services.learner.checkpoints.format import CheckpointError
 from gspo_services.learner.checkpoints.versions import KEPT, Versions, known_commit, newest_given, read_note
 from tests.support.wire.zmq_ends import a_welcome
@@ -51,6 +55,36 @@ def test_numbers_follow_each_other_and_nothing_is_hashed_for_them(tmp_path: Path
     note = read_note(tmp_path)
     assert note is not None
     assert (note.newest, len(note.given)) == (2 * KEPT - 1, KEPT)
+
+
+def test_threads_that_note_at_once_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learner reserves while the last version is announced and a checkpoint is written: one file, one partial name."""
+    together, replace = threading.Semaphore(1), versions_module.replace_file
+
+    def alone(path: Path, text: str) -> None:
+        assert together.acquire(blocking=False), "another thread writes the note"
+        replace(path, text)
+        together.release()
+
+    monkeypatch.setattr(versions_module, "replace_file", alone)
+    versions, start = begun(tmp_path, a_welcome()), threading.Barrier(3)
+
+    def reserve() -> None:
+        start.wait()
+        for number in range(2, KEPT):
+            versions.reserve(number, number - 1)
+
+    def note(what: Callable[[int], object]) -> None:
+        start.wait()
+        for turn in range(200):
+            what(turn)
+
+    versions.reserve(1, 0)
+    with ThreadPoolExecutor(3) as threads:
+        done = [threads.submit(reserve), threads.submit(note, lambda turn: versions.note_commits())]
+        done.append(threads.submit(note, lambda turn: versions.note_digest(1, f"w{turn}")))
+        for each in done:
+            each.result()
 
 
 def test_the_same_weights_get_the_number_that_the_broker_knows(tmp_path: Path) -> None:
