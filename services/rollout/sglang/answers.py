@@ -25,6 +25,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     enable_eplb: bool = False
     incremental_streaming_output: bool = False
     enable_deterministic_inference: bool = False
+    enable_return_routed_experts: bool = False
     disable_radix_cache: bool = False
     max_total_num_tokens: int | None = None
     enable_lora: bool | None = None
