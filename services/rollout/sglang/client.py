@@ -52,6 +52,8 @@ __all__ = ["Engine", "EngineError", "EngineRefused", "EngineUnreachable", "Pause
 
 PauseMode = Literal["retract", "in_place"]
 CUT_AGAIN_S: Final = 1.0
+CUT_ALL_AGAIN_S: Final = 0.1
+CUTS_OF_ALL: Final = 10
 CUTS: Final = 30
 _NO_WEIGHTS: Final = (
     "the engine's weights are unknown (failed update, or another process used the GPU): load a version first"
@@ -109,6 +111,9 @@ class Engine:
         self._routed = routed
         self._num_retracted = 0
         """Pauses after which the engine computes requests under way again."""
+        self._may_ask = asyncio.Event()
+        """Cleared while requests are cut short before such a pause: what is left of them is asked for after it."""
+        self._may_ask.set()
         self.adapters = EngineAdapters(self._http, load_timeout_s)
         self.memory = ServerMemory(self._http, load_timeout_s)
         self._adapter: Adapter | None = None
@@ -175,6 +180,7 @@ class Engine:
 
         It is cut short when it would hold back too many tokens of unknown version.
         """
+        await self._may_ask.wait()
         self._num_requests += 1
         # SGLang aborts every request whose id begins with the one given, hence the ';'. And 2 s after the end of a stream it
         # aborts that id once more, even in another request: so no id is used twice, nor by another engine object.
@@ -293,9 +299,34 @@ class Engine:
 
     async def pause(self, mode: PauseMode = "retract") -> None:
         """Stop decoding; new requests wait at the server. The module's docstring explains the modes."""
-        self._num_retracted += mode == "retract"
-        await self._http.post("/pause_generation", {"mode": mode})
-        self._paused_mode = mode
+        try:
+            if mode == "retract":
+                if self._routed is not None:
+                    await self._cut_all()
+                self._num_retracted += 1
+            await self._http.post("/pause_generation", {"mode": mode})
+            self._paused_mode = mode
+        finally:
+            self._may_ask.set()
+
+    async def _cut_all(self) -> None:
+        """Have all requests under way end with their experts, which the server would compute again under new weights.
+
+        It does not wait for long for those whose output is not read: they go on without their old tokens' experts.
+        """
+        self._may_ask.clear()
+        for _ in range(CUTS_OF_ALL):
+            if not self._open:
+                return
+            self._ended.clear()
+            for each in self._open.values():
+                each.cut = True
+            await asyncio.gather(*(self._http.post("/abort_request", {"rid": rid}) for rid in self._open))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CUT_ALL_AGAIN_S):
+                    while self._open:
+                        await self._ended.wait()
+                        self._ended.clear()
 
     async def resume(self) -> None:
         """Continue decoding after ``pause``."""

@@ -2,12 +2,14 @@
 
 import asyncio
 import base64
+from collections.abc import Awaitable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gspo_protocol.messages.experts import decode_experts
+from gspo_services.rollout.sglang import client
 from gspo_services.rollout.sglang.client import EngineError, PauseMode
 from gspo_services.rollout.sglang.routed import RoutedExperts
 from tests.support.engines import scripted_sglang
@@ -104,10 +106,36 @@ async def test_a_long_answer_is_asked_for_in_parts_so_that_no_more_is_held() -> 
     assert [path for path, _ in asked].count("/abort_request") == 1
 
 
+async def test_before_a_retracted_update_requests_end_with_their_experts_and_the_rest_is_asked_for_after_it() -> None:
+    begun, aborted = asyncio.Event(), asyncio.Event()
+
+    async def first() -> bytes:
+        begun.set()
+        await aborted.wait()
+        return scripted_sglang.stream(event([5, 6, 7, 8], 4), last([9], 5, encoded(*[[1, 1]] * 5), "abort"))
+
+    def reply(path: str, body: Any) -> bytes | Awaitable[bytes]:
+        if path == "/generate":
+            return first() if len(body["input_ids"]) == 1 else answer(200, last([3], 1, encoded([2, 2])))
+        if path == "/abort_request":
+            aborted.set()
+        return answer(200, {})
+
+    async with scripted(reply, routed=ROUTED) as (engine, asked), asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(ask(engine, 6))
+        await begun.wait()
+        await engine.pause("retract")
+        pieces = await asking
+    assert [path for path, _ in asked] == ["/server_info", "/generate", "/abort_request", "/pause_generation", "/generate"]
+    experts = [decode_experts(piece.experts)[:, 0, 0].tolist() for piece in pieces if piece.experts is not None]
+    assert experts == [[1] * 5, [2]]
+
+
 @pytest.mark.parametrize(("mode", "expected"), [("in_place", [1] * 5), ("retract", [-1, 1, 1, 1, 1])])
-async def test_a_pause_in_place_leaves_old_tokens_their_experts_and_one_that_retracts_does_not(
-    mode: PauseMode, expected: list[int]
+async def test_old_tokens_of_a_request_that_was_retracted_all_the_same_have_no_experts(
+    mode: PauseMode, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(client, "CUTS_OF_ALL", 0)
     spans = [{"version": "1", "start": 0, "end": 1}, {"version": "2", "start": 1, "end": 5}]
     ending = last([9], 5, encoded(*[[1, 1]] * 5), weight_versions=spans, weight_version="2")
     pauses = []
