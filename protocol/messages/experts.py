@@ -6,6 +6,7 @@
 A token whose experts are not known has all bits set: no expert has that number.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ def encode_experts(indices: Array, num_experts: int) -> Array:
     Raises: ValueError for an index that is no expert, and for experts that no message has room for.
     """
     size = 1 if num_experts < 256 else 2
-    if not 1 <= num_experts <= _MOST_EXPERTS or indices.ndim != 3 or np.prod(indices.shape[1:]) * size > MAX_BYTES:
+    if not 1 <= num_experts <= _MOST_EXPERTS or indices.ndim != 3 or math.prod(indices.shape[1:]) * size > MAX_BYTES:
         raise ValueError(
             f"{list(indices.shape)} choices among {num_experts} experts: [tokens, layers, experts per token] with at most "
             f'{MAX_BYTES} bytes a token (MAX_EXPERT_BYTES) can be replayed; set objective.routing_replay_from = "learner"'
@@ -53,7 +54,7 @@ def check_experts(arrays: Mapping[str, Array], num_sampled: int) -> None:
     if "experts" not in arrays:
         return
     shape = arrays["experts"].shape
-    if len(shape) != 4 or shape[0] != num_sampled or shape[3] not in (1, 2) or not 1 <= np.prod(shape[1:]) <= MAX_BYTES:
+    if len(shape) != 4 or shape[0] != num_sampled or shape[3] not in (1, 2) or not 1 <= math.prod(shape[1:]) <= MAX_BYTES:
         raise ValueError(
             f"array experts has shape {list(shape)}, expected [{num_sampled}, layers, experts per token, 1 or 2] with at "
             f"most {MAX_BYTES} bytes a token (MAX_EXPERT_BYTES)"
