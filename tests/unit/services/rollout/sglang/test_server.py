@@ -92,6 +92,13 @@ def test_a_rollouts_settings_reach_its_server() -> None:
     assert made.log_path == settings.run.directory / "logs" / "rollout-3-sglang.log"
 
 
+def test_a_server_reports_experts_only_where_they_are_replayed() -> None:
+    replaying = ["objective.routing_replay=true", "objective.routing_replay_from=engine"]
+    for overrides, reports in ((replaying, True), (replaying[:1], False), ([], False)):
+        made = server_options(load_settings(None, overrides), "rollout-3")
+        assert ("--enable-return-routed-experts" in server_command(made, port=1, cuda=True)) == reports
+
+
 def test_a_server_that_shall_hold_adapters_is_told_how_many() -> None:
     overrides = [
         "lora.rank=8",
