@@ -32,6 +32,7 @@ async def engine(sglang_server: SglangServer) -> AsyncIterator[Engine]:
     routed = RoutedExperts(shape.num_layers, shape.top_k, shape.num_experts)
     async with Engine(sglang_server.url, vocab_size=TINY_VOCAB_SIZE, chunk_tokens=16, routed=routed) as client:
         yield client
+        await client.control("/abort_request", {"abort_all": True}, timeout_s=60.0)
         await load(client, sglang_server.base, 0)
 
 
