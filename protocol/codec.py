@@ -4,7 +4,7 @@ The header is a map: ``m`` the message (tagged), ``s`` its sequence number or ni
 the order of the frames. Decoding never copies an array: the result is a read-only view of the frame.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import msgpack
@@ -63,17 +63,19 @@ _LARGE: Final = frozenset(str(kind.__struct_config__.tag) for kind in get_args(A
 
 
 def encode(message: Message, arrays: Mapping[str, Array] | None = None, seq: int | None = None) -> list[Frame]:
-    """Frames of ``message``. Arrays must be those of ``message.ARRAYS``; they are not copied when contiguous.
+    """Frames of ``message``. Arrays must be those of ``message.ARRAYS``, with or without its optional ones; contiguous ones
+    are not copied.
 
     Raises: ProtocolError when arrays are missing or of another dtype, or a limit is exceeded.
     """
     arrays = {} if arrays is None else arrays
     kind = message_type(message)
-    if set(arrays) != set(message.ARRAYS):
+    expected = _expected(message, arrays)
+    if set(arrays) != set(expected):
         raise ProtocolError(f"{kind}: arrays {sorted(arrays)} given, {sorted(message.ARRAYS)} expected")
     described: list[tuple[str, str, tuple[int, ...]]] = []
     frames: list[Frame] = [b""]
-    for name, dtype in message.ARRAYS.items():
+    for name, dtype in expected.items():
         array = arrays[name]
         if array.dtype != DTYPES[dtype]:
             raise ProtocolError(f"{kind}: array {name} has dtype {array.dtype}, {dtype} expected")
@@ -108,7 +110,7 @@ def _decoded(plain: object, frames: Sequence[Frame]) -> Received:
     message = header.m
     kind = message_type(message)
     _check_header_size(message, memoryview(frames[0]).nbytes)
-    expected = message.ARRAYS
+    expected = _expected(message, [name for name, _, _ in header.a])
     if [name for name, _, _ in header.a] != list(expected) or len(frames) != 1 + len(expected):
         raise ProtocolError(
             f"{kind}: arrays {[name for name, _, _ in header.a]} in {len(frames) - 1} frames, {list(expected)} expected"
@@ -125,6 +127,13 @@ def _decoded(plain: object, frames: Sequence[Frame]) -> Received:
     except ValueError as error:
         raise ProtocolError(f"{kind}: {error}") from error
     return Received(message, arrays, header.s)
+
+
+def _expected(message: Message, names: Collection[str]) -> dict[str, str]:
+    """Return the arrays of a message that has these, with their dtypes, in order."""
+    if not message.OPTIONAL_ARRAYS:
+        return message.ARRAYS
+    return message.ARRAYS | {name: dtype for name, dtype in message.OPTIONAL_ARRAYS.items() if name in names}
 
 
 def message_type(message: Message) -> str:

@@ -36,7 +36,7 @@ def version_digest(tensors: Iterable[TensorInfo], adapter: AdapterInfo | None = 
 def part_digest(index: int, part: int, arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
     """Digest of one part of a batch: over its place, and its little-endian arrays in the order of the message."""
     state = hashlib.blake2b(f"{index} {part}\n".encode(), digest_size=32)
-    for name in BatchPart.ARRAYS:
+    for name in (*BatchPart.ARRAYS, *(name for name in BatchPart.OPTIONAL_ARRAYS if name in arrays)):
         array = np.ascontiguousarray(arrays[name])
         state.update(f"{name} {len(array)}\n".encode())
         state.update(array.reshape(-1).view(np.uint8).data)

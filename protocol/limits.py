@@ -27,6 +27,8 @@ MAX_PLAIN_DEPTH: Final = 64
 MAX_CHUNK_TOKENS: Final = 1_000_000
 MAX_CHUNK_FRAME_BYTES: Final = 4 * MAX_CHUNK_TOKENS
 """A chunk's token ids or log-probs."""
+MAX_EXPERT_BYTES: Final = 1024
+"""A token's experts over all layers, where an engine reports them (``gspo_protocol.messages.experts``)."""
 MAX_CHUNKS_PER_MESSAGE: Final = 256
 MAX_GATHERED_TOKENS: Final = 32_768
 """Tokens of all chunks of one message. With its columns, segments, runs and states it stays below MAX_HEADER_BYTES, which is

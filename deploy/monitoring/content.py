@@ -143,8 +143,9 @@ LEARNING = Dashboard(
             Panel("Loss", "short", "Near 0 on policy; not a measure of progress.", (Query(diagnostic("loss"), "loss"),)),
             Panel("Expert load", "short", "Largest load over the mean; 1 is balanced.",
                   (Query(diagnostic("expert_load_max_over_mean", "all"), "max / mean"),)),
-            Panel("Experts changed", "percentunit", "Choices unlike those at the batch's start; with the proximal anchor.",
-                  (Query(diagnostic("experts_changed", "all"), "all"),)),
+            Panel("Experts changed", "percentunit", "Choices unlike those at the batch's start, or unlike the engine's.",
+                  (Query(diagnostic("experts_changed", "all"), "all"),
+                   Query(diagnostic("experts_differ", "all"), "engine's"))),
         )),
     ),
 )  # fmt: skip

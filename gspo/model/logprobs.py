@@ -33,6 +33,8 @@ class TokenLogProbs(NamedTuple):
     requested."""
     experts: ExpertPicks | None = None
     """Experts chosen in this forward pass; None for a dense model, or where nothing recorded them."""
+    own_experts: ExpertPicks | None = None
+    """Experts that the routers would have chosen in this pass, where an engine's were put in their place; None elsewhere."""
     balance_loss: Tensor | None = None
     """Scalar with gradient; ``gspo.moe.load_balance`` of this forward pass, times its coefficient. None unless requested."""
 

@@ -54,6 +54,8 @@ class TrainSequence:
     """The sampling temperature; the learner divides its logits by it."""
     advantages: NDArray[np.float32] | None = None
     """[L]; None until the group's rewards have been turned into advantages."""
+    experts: NDArray[np.int16] | None = None
+    """[action tokens, layers, k]; the experts of the pass in which the engine sampled each, -1 where they are not known."""
 
     def __post_init__(self) -> None:
         if self.num_tokens < 2:
@@ -69,6 +71,11 @@ class TrainSequence:
         if self.action_mask[0]:
             raise ValueError("action_mask is set at index 0; nothing predicts the first token, so it must be an observation")
         self._check_actions()
+        if self.experts is not None and (self.experts.ndim != 3 or len(self.experts) != self.num_action_tokens):
+            raise ValueError(
+                f"experts is {list(self.experts.shape)}; it must be [{self.num_action_tokens}, layers, experts per token], "
+                "one row per action token"
+            )
 
     def _check_array(self, name: str, array: NDArray[np.generic], dtype: np.dtype[np.generic]) -> None:
         if array.dtype != dtype or array.shape != (self.num_tokens,):
@@ -218,6 +225,8 @@ class PackedBatch:
     """int64; the policy version that made each action token, -1 elsewhere."""
     sequence_indices: tuple[int, ...]
     """[S]; position of each sequence in the mini-batch, for gathering results."""
+    experts_TLK: Tensor | None = None
+    """int16 [T, layers, k]; the experts with which the engine predicted the target, -1 where none are known."""
 
     @property
     def num_sequences(self) -> int:
@@ -297,7 +306,24 @@ def pack(
         ),
         versions_T=on_actions([sequence.versions for sequence in sequences], -1, np.int64),
         sequence_indices=indices,
+        experts_TLK=_packed_experts(sequences, mask_T),
     )
+
+
+def _packed_experts(sequences: Sequence[TrainSequence], mask_T: NDArray[np.bool_]) -> Tensor | None:
+    """Put the experts of action tokens at the places that predict them. Raises: ValueError for those of several models."""
+    shapes = {sequence.experts.shape[1:] for sequence in sequences if sequence.experts is not None}
+    if not shapes:
+        return None
+    if len(shapes) > 1:
+        raise ValueError(f"experts of {sorted(shapes)} [layers, experts per token] in one batch; give those of one model")
+    experts = np.full((len(mask_T), *shapes.pop()), -1, dtype=np.int16)
+    ends = np.cumsum([sequence.num_tokens for sequence in sequences])
+    for sequence, end in zip(sequences, ends, strict=True):
+        if sequence.experts is not None:
+            own = slice(end - sequence.num_tokens, end)
+            experts[own][mask_T[own]] = sequence.experts
+    return torch.from_numpy(experts)
 
 
 def _dummy() -> PackedBatch:

@@ -54,11 +54,12 @@ class RowShare:
 
         Collective.
         """
-        entropies, experts = result.entropies_T, result.experts
+        entropies, experts, own = result.entropies_T, result.experts, result.own_experts
         return result._replace(
             logprobs_T=self._joined(result.logprobs_T)[:num_tokens],
             entropies_T=None if entropies is None else self._joined(entropies)[:num_tokens],
             experts=None if experts is None else self._whole_picks(experts, num_tokens),
+            own_experts=None if own is None else self._whole_picks(own, num_tokens),
         )
 
     def own_picks(self, picks: ExpertPicks) -> ExpertPicks:

@@ -8,8 +8,13 @@ the k experts that one layer's router chose for one such position.
   without a pick; both are means over layers. With few tokens, chance alone puts the first above 1.
 - ``experts_changed``: of the picks of training forward passes, the fraction whose expert is not among the picks of the
   same position and layer in the reference pass, which ran under the weights of the batch's start. For tokens of lag 0
-  those are the behaviour policy's weights; for older tokens the drift before the batch is not counted. The engine's own
-  choices during sampling (its rounding, its reported experts) are not read: that would be a refinement.
+  those are the behaviour policy's weights; for older tokens the drift before the batch is not counted.
+
+Where an engine's choices are replayed (R3), they are compared with those that the learner's routers would have made under
+the weights of the batch's start, given the engine's choices in the layers before:
+
+- ``experts_differ``: the fraction of (token, layer) pairs whose sets of experts differ: by rounding, and at a lag by drift.
+- ``experts_replayed``: the fraction of action tokens whose engine's choices are known.
 """
 
 from __future__ import annotations
@@ -34,6 +39,38 @@ class ExpertPicks:
     indices_LTK: Tensor
     """int8 or int16 [layers, T, k]; unordered within a token."""
     num_experts: int
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """The choices of a model: its routers, the experts per token, and the experts of a layer."""
+
+    num_layers: int
+    top_k: int
+    num_experts: int
+
+    @classmethod
+    def of(cls, model: Any) -> ExpertShape:
+        """Return that of a Hugging Face model."""
+        config = model.config.to_dict()
+        numbers = (config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+        return cls(len(find_routers(model)), config.get("num_experts_per_tok") or 0, next(filter(None, numbers), 0))
+
+    def require(self, experts_TLK: Tensor) -> None:
+        """Raises: ValueError when an engine's choices, [T, layers, k], are not those of such a model. Reads their values."""
+        found = tuple(experts_TLK.shape[1:])
+        if found != (self.num_layers, self.top_k):
+            raise ValueError(
+                f"an engine reported {found[1]} experts a token in {found[0]} layers, and the learner's model has "
+                f"{self.top_k} in {self.num_layers} layers with routers: serve the learner's model, or set "
+                'objective.routing_replay_from = "learner"'
+            )
+        highest = int(experts_TLK.max()) if experts_TLK.numel() else 0
+        if highest >= self.num_experts:
+            raise ValueError(
+                f"an engine reported expert {highest}, and the learner's model has 0 to {self.num_experts - 1}: serve the "
+                'learner\'s model, or set objective.routing_replay_from = "learner"'
+            )
 
 
 class ExpertRecorder:
@@ -113,7 +150,11 @@ def _is_router(name: str, module: nn.Module) -> bool:
 class ExpertTally:
     """The sums of one batch on one rank; ``metrics`` adds them up over ranks. Holds layers x experts numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, compares: bool = False) -> None:
+        """``compares``: ``compare`` is used, on some rank."""
+        self._compares = compares
+        self._reported_B4 = torch.zeros(len(LAG_BUCKETS), 4, dtype=torch.float64)
+        """By lag bucket: (token, layer) pairs that differ from an engine's, and such pairs; its tokens, and all."""
         self._load_LE: Tensor | None = None
         """int64; picks of each expert in training passes."""
         self._changed_B2 = torch.zeros(len(LAG_BUCKETS), 2, dtype=torch.float64)
@@ -147,12 +188,29 @@ class ExpertTally:
             load_E.scatter_add_(0, indices_TK.reshape(-1).long(), ones_TK)
         if reference is None:
             return
-        bounds = torch.tensor([high for _, high in LAG_BUCKETS]).to(lag_S.device, non_blocking=True)
-        buckets_S = torch.bucketize(lag_S, bounds)
-        buckets_T = buckets_S[torch.where(mask_T, sequence_ids_T, 0)]
+        buckets_T = _buckets(lag_S, mask_T, sequence_ids_T)
         counted_T = mask_T.double()
         sums_T2 = torch.stack([num_changed(picks, reference) * counted_T, num_layers * top_k * counted_T], dim=1)
         self._changed_B2 = self._changed_B2.to(mask_T.device, non_blocking=True).index_add(0, buckets_T, sums_T2)
+
+    def compare(
+        self, own: ExpertPicks | None, reported_TLK: Tensor | None, mask_T: Tensor, sequence_ids_T: Tensor, lag_S: Tensor
+    ) -> None:
+        """Count one pass of a micro-batch beside the engine's choices, int [T, layers, k] with -1 where none are known.
+
+        Args:
+            own: what the learner's routers would have chosen; None, like ``reported_TLK``, where nothing was reported.
+            mask_T, sequence_ids_T, lag_S: as in ``add``.
+        """
+        num_layers = 1
+        known_T = differing_T = torch.zeros_like(mask_T, dtype=torch.float64)
+        if own is not None and reported_TLK is not None:
+            num_layers = own.indices_LTK.shape[0]
+            known_T = (mask_T & (reported_TLK >= 0).all(dim=2).all(dim=1)).double()
+            differing_T = num_differing(own, ExpertPicks(reported_TLK.transpose(0, 1), own.num_experts)) * known_T
+        sums_T4 = torch.stack([differing_T, num_layers * known_T, known_T, mask_T.double()], dim=1)
+        buckets_T = _buckets(lag_S, mask_T, sequence_ids_T)
+        self._reported_B4 = self._reported_B4.to(mask_T.device, non_blocking=True).index_add(0, buckets_T, sums_T4)
 
     def metrics(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Return the diagnostics by "name/bucket", the same on every rank; none for a dense model. Collective.
@@ -179,19 +237,48 @@ class ExpertTally:
             "expert_load_max_over_mean/all": float((load_LE.amax(dim=1) / load_LE.mean(dim=1)).mean()),
             "expert_load_unused/all": float((load_LE == 0).double().mean()),
         }
+        metrics |= self._reported(sum_over_ranks)
         names = ["all", *(name for name, _ in LAG_BUCKETS)]
         for name, (changed, total) in zip(names, [changed_B2.sum(dim=0), *changed_B2], strict=True):
             if total > 0:
                 metrics[f"experts_changed/{name}"] = float(changed / total)
         return metrics
 
+    def _reported(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        if not self._compares:
+            return {}
+        reported_B4 = sum_over_ranks(self._reported_B4).cpu()
+        differing, pairs, known, tokens = reported_B4.sum(dim=0).tolist()
+        metrics = {"experts_replayed/all": known / max(tokens, 1.0)}
+        if pairs:
+            metrics["experts_differ/all"] = differing / pairs
+        for (name, _), (differing, pairs, *_rest) in zip(LAG_BUCKETS, reported_B4.tolist(), strict=True):
+            if pairs:
+                metrics[f"experts_differ/{name}"] = differing / pairs
+        return metrics
+
+
+def _buckets(lag_S: Tensor, mask_T: Tensor, sequence_ids_T: Tensor) -> Tensor:
+    """Return the lag bucket of each token's sequence."""
+    bounds = torch.tensor([high for _, high in LAG_BUCKETS]).to(lag_S.device, non_blocking=True)
+    return torch.bucketize(lag_S, bounds)[torch.where(mask_T, sequence_ids_T, 0)]
+
+
+def num_differing(picks: ExpertPicks, reference: ExpertPicks) -> Tensor:
+    """Return int64 [T]: in how many layers a token's experts are not those of the reference, in any order."""
+    return _not_kept(picks, reference).any(dim=2).sum(dim=0)
+
 
 def num_changed(picks: ExpertPicks, reference: ExpertPicks) -> Tensor:
     """Return int64 [T]: how many of a token's picks, over all layers, are not among its reference picks of that layer."""
+    return _not_kept(picks, reference).sum(dim=(0, 2))
+
+
+def _not_kept(picks: ExpertPicks, reference: ExpertPicks) -> Tensor:
     kept_LTK = torch.zeros_like(picks.indices_LTK, dtype=torch.bool)
     for index in range(reference.indices_LTK.shape[-1]):
         kept_LTK |= picks.indices_LTK == reference.indices_LTK[..., index : index + 1]
-    return (~kept_LTK).sum(dim=(0, 2))
+    return ~kept_LTK
 
 
 def changed_share(picks: ExpertPicks, reference: ExpertPicks, mask_T: Tensor | None = None) -> float:

@@ -7,6 +7,9 @@ router logits z_t of the present weights,
 
     g_j = p_{e_j} / sum_i p_{e_i},   p = softmax(z_t)        (without the division where norm_topk_prob is False)
 
+With choices that an inference engine reported (Rollout Routing Replay, arXiv 2510.11370) only some positions have them; the
+others choose by z.
+
 The router keeps its gradient through z, and any router keeps its formula: only the result of its ``torch.topk`` is
 replaced, and the router's own code follows.
 """
@@ -42,13 +45,21 @@ class RoutingReplay:
         self._routers = find_routers(model)
         if not self._routers:
             raise ValueError(f"{type(model).__name__} has no routers: routing replay needs a mixture of experts")
+        self._own: dict[str, ExpertPicks] = {}
+
+    def take_own(self) -> ExpertPicks | None:
+        """Return what the routers would have chosen in the last pass of the partial replay that this is inside, once."""
+        own = list(self._own.values())
+        self._own.clear()
+        return ExpertPicks(torch.cat([each.indices_LTK for each in own]), own[0].num_experts) if own else None
 
     @contextmanager
-    def replaying(self, picks: ExpertPicks) -> Iterator[None]:
+    def replaying(self, picks: ExpertPicks, *, partial: bool = False) -> Iterator[None]:
         """Replay ``picks`` in every forward pass inside; the passes must have the tokens of the recorded pass.
 
         Put backward inside as well where it computes layers again (activation checkpointing): outside, the second
         computation would choose other experts than the first. A recorder that is active meanwhile sees the picks.
+        ``partial``: where a token of a layer has a negative index, its router chooses; ``take_own`` has all its choices.
 
         Raises: ValueError for picks with another number of layers or, outside ``gspo.inputs.validation.trusted_values``,
         with an index that is not an expert. The forward pass raises it for another number of tokens, experts, or experts per
@@ -57,14 +68,17 @@ class RoutingReplay:
         num_layers = picks.indices_LTK.shape[0]
         if num_layers != len(self._routers):
             raise ValueError(f"picks cover {num_layers} layers, the model has {len(self._routers)} routers")
-        _require_experts(picks)
+        _require_experts(picks, -1 if partial else 0)
         forwards = [router.__dict__.get("forward") for router in self._routers.values()]
         for (name, router), indices_TK in zip(self._routers.items(), picks.indices_LTK, strict=True):
             # No hook: a hook that fails between two others would leave its change behind.
-            router.__dict__["forward"] = _replayed(name, router, indices_TK, picks.num_experts)
+            own = self._own if partial else None
+            router.__dict__["forward"] = _replayed(name, router, indices_TK, picks.num_experts, own)
         try:
             yield
         finally:
+            # Backward may have computed layers again after their choices were taken.
+            self._own.clear()
             for router, forward in zip(self._routers.values(), forwards, strict=True):
                 if forward is None:
                     del router.__dict__["forward"]
@@ -72,11 +86,14 @@ class RoutingReplay:
                     router.__dict__["forward"] = forward
 
 
-def _replayed(name: str, router: nn.Module, indices_TK: Tensor, num_experts: int) -> Callable[..., Any]:
+def _replayed(
+    name: str, router: nn.Module, indices_TK: Tensor, num_experts: int, own: dict[str, ExpertPicks] | None
+) -> Callable[..., Any]:
+    """``own``: gets the router's choice, where the replay is partial; None: it is not."""
     forward = router.forward
 
     def replayed(*args: Any, **kwargs: Any) -> Any:
-        with _RecordedChoice(indices_TK, num_experts) as choice:
+        with _RecordedChoice(indices_TK, num_experts, partial=own is not None) as choice:
             output = forward(*args, **kwargs)
         if len(choice.found) != 1:
             raise ValueError(
@@ -89,6 +106,8 @@ def _replayed(name: str, router: nn.Module, indices_TK: Tensor, num_experts: int
                     f"{name} has {value} {what} in this pass, the picks have {choice.expected[what]}; give those recorded "
                     "of the same tokens and model"
                 )
+        if own is not None and choice.own_TK is not None:
+            own[name] = ExpertPicks(choice.own_TK[None].to(indices_TK.dtype), num_experts)
         return output
 
     return replayed
@@ -97,9 +116,12 @@ def _replayed(name: str, router: nn.Module, indices_TK: Tensor, num_experts: int
 class _RecordedChoice(TorchFunctionMode):
     """Answers topk with the recorded indices, in their order, and the values there; values keep their gradient."""
 
-    def __init__(self, indices_TK: Tensor, num_experts: int) -> None:
+    def __init__(self, indices_TK: Tensor, num_experts: int, *, partial: bool) -> None:
         super().__init__()
         self._indices_TK = indices_TK
+        self._partial = partial
+        self.own_TK: Tensor | None = None
+        """What the router would have chosen, where the replay is partial."""
         self.expected = {"tokens": indices_TK.shape[0], "experts per token": indices_TK.shape[1], "experts": num_experts}
         self.found: list[dict[str, int]] = []
         """The sizes that each call requested."""
@@ -118,14 +140,18 @@ class _RecordedChoice(TorchFunctionMode):
             # The router calls topk again for groups of experts; the pass is refused once all its calls are known.
             return torch.topk(scores_TE, k, *args, **kwargs)
         indices = self._indices_TK.to(device=scores_TE.device, dtype=torch.int64).reshape(*outer, k)
+        if self._partial:
+            own = torch.topk(scores_TE.detach(), k, *args, **kwargs).indices
+            self.own_TK = own.reshape(-1, k)
+            indices = torch.where((indices < 0).any(-1, keepdim=True), own, indices)
         return torch.return_types.topk((scores_TE.gather(-1, indices), indices))
 
 
-def _require_experts(picks: ExpertPicks) -> None:
+def _require_experts(picks: ExpertPicks, least: int) -> None:
     if picks.indices_LTK.numel() == 0 or values_are_trusted():
         return
     lowest, highest = (int(bound) for bound in torch.aminmax(picks.indices_LTK))
-    if lowest < 0 or highest >= picks.num_experts:
+    if lowest < least or highest >= picks.num_experts:
         raise ValueError(
             f"picks hold experts {lowest} to {highest}, the model has 0 to {picks.num_experts - 1}; every token of every "
             "layer needs its own"

@@ -30,6 +30,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
     """Base of all messages. ``ARRAYS`` maps the name of an array to its dtype; the codec checks both."""
 
     ARRAYS: ClassVar[dict[str, str]] = {}
+    OPTIONAL_ARRAYS: ClassVar[dict[str, str]] = {}
+    """Arrays that follow the others where they are needed: a message without them is what it was before there were any."""
     LARGE_HEADER: ClassVar[bool] = False
     """The header may have MAX_LARGE_HEADER_BYTES instead of MAX_HEADER_BYTES."""
 

@@ -17,6 +17,7 @@ from gspo_protocol.messages.base import (
     Version,
     check_tokens,
 )
+from gspo_protocol.messages.experts import EXPERT_ARRAYS, check_experts, sampled_between
 from gspo_protocol.messages.pieces import SPAN_ARRAYS, check_rewards, check_spans
 
 
@@ -141,6 +142,7 @@ class BatchPart(Message, frozen=True, tag="batch_part"):
     """
 
     ARRAYS: ClassVar[dict[str, str]] = {"token_ids": "int32", "logprobs": "float32", **SPAN_ARRAYS}
+    OPTIONAL_ARRAYS: ClassVar[dict[str, str]] = EXPERT_ARRAYS
 
     index: Count
     part: Count
@@ -154,6 +156,7 @@ class BatchPart(Message, frozen=True, tag="batch_part"):
             )
         check_tokens(arrays, num_tokens)
         check_spans(arrays, num_tokens)
+        check_experts(arrays, sampled_between(arrays["segments"], 0, num_tokens)[1])
 
 
 class SkipBatch(Message, frozen=True, tag="skip_batch"):

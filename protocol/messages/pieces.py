@@ -18,6 +18,7 @@ SPAN_ARRAYS: Final[dict[str, str]] = {"segments": "int32", "version_runs": "int6
 PIECE_ARRAYS: Final[dict[str, str]] = {**SPAN_ARRAYS, "turn_rewards": "float64"}
 KINDS: Final[tuple[SegmentKind, ...]] = get_args(SegmentKind)
 ACTION: Final = KINDS.index("action")
+OBSERVATION: Final = KINDS.index("observation")
 _WIDTHS: Final = {"segments": 4, "version_runs": 2}
 
 

@@ -25,6 +25,7 @@ from gspo_protocol.messages.base import (
     require_rewards,
     require_total,
 )
+from gspo_protocol.messages.experts import EXPERT_ARRAYS, check_experts
 from gspo_protocol.messages.journal import JOURNAL_ARRAYS, check_journal
 from gspo_protocol.messages.pieces import PIECE_ARRAYS, check_pieces
 
@@ -159,6 +160,7 @@ class Chunk(Message, frozen=True, tag="chunk"):
     """
 
     ARRAYS: ClassVar[dict[str, str]] = {"token_ids": "int32", "logprobs": "float32"}
+    OPTIONAL_ARRAYS: ClassVar[dict[str, str]] = EXPERT_ARRAYS
 
     trajectory_id: Count
     epoch: Count
@@ -183,6 +185,7 @@ class Chunk(Message, frozen=True, tag="chunk"):
 
     def check_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         check_tokens(arrays, self.num_tokens)
+        check_experts(arrays, sum(each.num_tokens for each in self.segments if each.kind == "action"))
 
 
 class Finish(Message, frozen=True, tag="finish"):

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from gspo.tasks.environments import TaskSource
 from gspo.tasks.ladders import LadderTasks
 from gspo_protocol.channels import BATCH, WORK
-from gspo_protocol.limits import MAX_BATCH_TOKENS, MAX_HEADER_BYTES, MAX_TRAJECTORIES_PER_BATCH
+from gspo_protocol.limits import MAX_BATCH_TOKENS, MAX_CHUNK_FRAME_BYTES, MAX_HEADER_BYTES, MAX_TRAJECTORIES_PER_BATCH
 from gspo_services.broker.evaluation_sets import open_sets
 from gspo_services.broker.ledger import Ledger, LedgerConfig, SamplingRules, SetTerms, SourceShare
 from gspo_services.broker.metrics import BrokerMetrics
@@ -98,6 +98,8 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
         authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
         try:
             largest = MAX_HEADER_BYTES + 2 * TOKEN_BYTES * _longest_episode(settings, contents, sets)
+            if settings.objective.routing_replay_from == "engine":
+                largest += MAX_CHUNK_FRAME_BYTES
             work = RouterChannel(
                 context, WORK, settings.broker.work_endpoint_of(number), authenticator, max_message_bytes=largest
             )
@@ -114,6 +116,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
                 lambda: datetime.now(tz=UTC).timestamp(),
                 commit_interval_s=settings.broker.commit_interval_s,
                 part_tokens=settings.broker.batch_part_tokens,
+                keeps_experts=settings.objective.routing_replay_from == "engine",
                 retention=retention_of(settings, metrics, clock),
                 refresh=refresh,
             )

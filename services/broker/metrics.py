@@ -51,6 +51,7 @@ class BrokerMetrics(MetricTable):
     )
     chunks = counter("chunks_total", "Chunks stored")
     tokens = counter("tokens_total", "Tokens stored")
+    expert_bytes = counter("expert_bytes_total", "Bytes of experts that engines reported for sampled tokens, stored")
     leases_granted = counter("leases_granted_total", "Leases granted")
     leases_ended = counter("leases_ended_total", "LeaseEnded sent: expired, fenced, refused or dropped")
     dropped = counter("dropped_groups_total", "Groups dropped, by reason", "reason", zeros=DROP_REASONS)

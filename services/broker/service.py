@@ -63,7 +63,8 @@ MAX_NOTE_KEYS: Final = 256
 class BrokerService:
     """One run's broker between its two sockets and its store.
 
-    ``wall_s`` gives seconds since 1970 for metrics.jsonl; all else runs on ``clock``.
+    ``wall_s`` gives seconds since 1970 for metrics.jsonl; all else runs on ``clock``. ``keeps_experts``: those that engines
+    report are stored, and go to the learner.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class BrokerService:
         *,
         commit_interval_s: float,
         part_tokens: int,
+        keeps_experts: bool = False,
         retention: Retention | None = None,
         refresh: Refresh | None = None,
     ) -> None:
@@ -93,6 +95,7 @@ class BrokerService:
         self._clock = clock
         self._wall_s = wall_s
         self._commit_interval_s = commit_interval_s
+        self._keeps_experts = keeps_experts
         self._retention = retention
         self._refresh = refresh
         self._started = clock.now() - store.elapsed_s()
@@ -107,7 +110,7 @@ class BrokerService:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._next = NextRound()
         self._committer = Committer(store, self._in_thread, self._next, metrics, health, clock)
-        self._batches = BatchSender(store, self._in_thread, self._send, part_tokens=part_tokens)
+        self._batches = BatchSender(store, self._in_thread, self._send, part_tokens=part_tokens, with_experts=keeps_experts)
         # By this process's clock, whatever the time is on the machine that watches.
         metrics.quiet.set_function(lambda: ledger.training.quiet_s(clock.now()))
 
@@ -248,7 +251,8 @@ class BrokerService:
                     if isinstance(row, TrajectoryRow) and row.status == "finished":
                         self._metrics.trajectory_tokens.labels("finished").observe(row.num_tokens)
                 case AppendChunk(chunk=chunk, peer=peer):
-                    changes.chunks.append(stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"], peer))
+                    experts = self._kept(arrays.get("experts"), peer)
+                    changes.chunks.append(stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"], peer, experts))
                     self._metrics.took(1, chunk.num_tokens)
                 case AppendChunks(chunks=chunks, stretches=stretches, rows=rows, peer=peer):
                     changes.rows += rows
@@ -261,6 +265,19 @@ class BrokerService:
                     self._metrics.count(line)
                 case _:
                     into.effects.append(action)
+
+    def _kept(self, experts: Array | None, peer: str) -> Array | None:
+        """What is stored of the experts that an engine reported; None: nothing."""
+        if experts is None or self._keeps_experts:
+            self._metrics.expert_bytes.inc(0 if experts is None else experts.nbytes)
+            return experts
+        self._notes.warning(
+            "experts_not_kept",
+            peer,
+            peer=peer,
+            remedy='give all processes the same objective.routing_replay_from = "engine"',
+        )
+        return None
 
     # --- make durable ----------------------------------------------------------------------------------------------
 

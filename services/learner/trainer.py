@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Protocol
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from gspo.loss import objective_loss
 from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_sums
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import BatchGroup, BatchSequence, PackedBatch, episode_ids
-from gspo.moe.experts import ExpertPicks, ExpertTally
+from gspo.moe.experts import ExpertPicks, ExpertShape, ExpertTally
 from gspo.options.ess_rate import ess_rate_scale
 from gspo.settings import Objective
 from gspo.staleness import sequence_lag
@@ -43,12 +44,16 @@ from gspo_services.learner.plan import (
 from gspo_services.learner.profiling import NO_PROFILE, Phases
 from gspo_services.learner.token_dump import TokenDump
 
+log = structlog.get_logger()
+
 
 class TrainingEngine(ReferenceEngine, TeacherEngine, Protocol):
     """The methods of an engine that the trainer needs."""
 
     @property
     def replays_routing(self) -> bool: ...
+    @property
+    def engine_experts(self) -> ExpertShape | None: ...
     @property
     def balances_load(self) -> bool: ...
     def train_mini_batch(
@@ -106,7 +111,8 @@ def train_batch(
 ) -> BatchReport:
     """Make ``num_mini_batches`` optimizer steps on the groups. Collective.
 
-    With an engine that replays routing, every forward pass of the batch uses the experts chosen at its start.
+    With an engine that replays routing, every forward pass of the batch uses the experts chosen at its start, or those
+    that the inference engine chose.
 
     Args:
         groups: the same on every rank, which has the tokens of the sequences at ``rows_of_rank``.
@@ -154,6 +160,7 @@ def train_batch(
         num_micro_batches=sum(len(part.micro_batches) for part in mini_batches),
         first_pass=run.needs_first_pass,
     )
+    run.require_reported(mini_batches)
     if run.needs_first_pass:
         with profile.phase("first_pass"):
             run.first_pass(mini_batches)
@@ -185,7 +192,13 @@ def train_batch(
         if adaptive_clip is not None and fraction is not None:
             adaptive_clip.update(fraction)
         metrics |= summary | calibration.metrics() | _biases(objective, calibration, summary)
-        return BatchReport(metrics=metrics | run.expert_metrics() | run.auxiliary_metrics(len(steps)))
+        experts = run.expert_metrics()
+        if experts.get("experts_replayed/all") == 0:
+            log.warning(
+                "no_experts_reported", policy_version=policy_version,
+                remedy='give broker and rollouts objective.routing_replay_from = "engine" too; older groups have none',
+            )  # fmt: skip
+        return BatchReport(metrics=metrics | experts | run.auxiliary_metrics(len(steps)))
 
 
 def _biases(objective: Objective, calibration: LagCalibration, summary: Mapping[str, float]) -> dict[str, float]:
@@ -264,7 +277,8 @@ class _BatchRun:
         self._proximal: dict[tuple[int, ...], Tensor] = {}
         """Keyed by the rows of a micro-batch's sequences in the batch."""
         self._auxiliary: list[Tensor] = []
-        self._experts = ExpertTally()
+        self._shape = engine.engine_experts
+        self._experts = ExpertTally(compares=self._shape is not None)
         self._start_experts: dict[tuple[int, ...], ExpertPicks] = {}
         """The experts of the first pass, until the micro-batch is trained: layers x k x 1 or 2 bytes per token."""
 
@@ -293,7 +307,7 @@ class _BatchRun:
                 if self._objective.needs_proximal_logprobs:
                     self._proximal[rows] = logprobs_T
                 # The first mini-batch is trained with these weights: nothing can change.
-                if index > 0 and result.experts is not None:
+                if index > 0 and result.experts is not None and self._shape is None:
                     self._start_experts[rows] = result.experts
                 sums.append(self._mismatch_sums(packed.to(logprobs_T.device), logprobs_T))
         self._update_mismatch(sums)
@@ -310,7 +324,7 @@ class _BatchRun:
             # Values were checked when the sequences were made, and the engine checks log-probs. Here each check would make
             # the host wait for the device in every micro-batch, and one rank would raise alone.
             with trusted_values():
-                return self._loss(mini_batch, packed, result, sigma)
+                return self._loss(mini_batch, packed, result, sigma, is_first=is_first)
 
         def start_experts(packed: PackedBatch) -> ExpertPicks | None:
             return self._start_experts.get(_rows(mini_batch, packed))
@@ -334,6 +348,12 @@ class _BatchRun:
             self._update_mismatch(sums)
         return step
 
+    def require_reported(self, mini_batches: Sequence[MiniBatch]) -> None:
+        """Raises: ValueError when an engine reported other experts than this model has. Before the batch's first step."""
+        for packed in (packed for mini_batch in mini_batches for packed in mini_batch.micro_batches):
+            if self._shape is not None and packed.experts_TLK is not None:
+                self._shape.require(packed.experts_TLK)
+
     def gathered_stats(self) -> SequenceStats:
         """Return the statistics of the whole batch's sequences, in their order. Collective."""
         return self._gathered(0)
@@ -348,7 +368,9 @@ class _BatchRun:
         """Load and changes of the experts over the whole batch; empty for a dense model. Collective."""
         return self._experts.metrics(partial(sum_over_sequences, self._engine))
 
-    def _loss(self, mini_batch: MiniBatch, packed: PackedBatch, result: TokenLogProbs, sigma: float) -> Tensor:
+    def _loss(
+        self, mini_batch: MiniBatch, packed: PackedBatch, result: TokenLogProbs, sigma: float, *, is_first: bool
+    ) -> Tensor:
         rows = _rows(mini_batch, packed)
         chosen = torch.tensor(rows)
         packed, teacher_T = self._teacher.credited(packed)
@@ -391,6 +413,8 @@ class _BatchRun:
         if result.experts is not None:
             reference = self._start_experts.pop(rows, None)
             self._experts.add(result.experts, packed.mask_T, packed.sequence_ids_T, lag_S, reference=reference)
+        if is_first and self._shape is not None:
+            self._experts.compare(result.own_experts, packed.experts_TLK, packed.mask_T, packed.sequence_ids_T, lag_S)
         if result.balance_loss is None:
             return output.loss
         # A mean over the step's tokens, whose shares are those of its micro-batches.

@@ -24,6 +24,7 @@ from gspo_services.rollout.sglang import (
     EngineError,
     EngineMetrics,
     EngineServer,
+    RoutedExperts,
     ServerError,
     ServerOptions,
     ServerStartError,
@@ -258,6 +259,16 @@ def _require_served(settings: Settings) -> None:
         raise ConfigurationError(str(error)) from error
 
 
+def _routed(settings: Settings) -> RoutedExperts | None:
+    """What the engine reports of its experts; None: nothing is asked for. Raises: ConfigurationError."""
+    if settings.objective.routing_replay_from != "engine":
+        return None
+    try:
+        return RoutedExperts.of(model_config(settings.model.path))
+    except ValueError as error:
+        raise ConfigurationError(f"objective.routing_replay_from: {error}") from error
+
+
 @asynccontextmanager
 async def _first_hold(
     settings: Settings, name: str, clock: Clock, metrics: RolloutMetrics
@@ -272,7 +283,7 @@ async def _first_hold(
 
 def server_options(settings: Settings, name: str, lock: DeviceLock | None = None) -> ServerOptions:
     """The options of the SGLang server that the rollout of this name starts. ``lock``: of the device on which it does."""
-    rollout, lora = settings.rollout, settings.lora
+    rollout, lora, replays_engine = settings.rollout, settings.lora, settings.objective.routing_replay_from == "engine"
     return ServerOptions(
         model_path=settings.model.path,
         log_path=settings.run.directory / "logs" / f"{name}-sglang.log",
@@ -285,7 +296,7 @@ def server_options(settings: Settings, name: str, lock: DeviceLock | None = None
         longest_tokens=settings.longest_sequence,
         spread=spread_of(settings),
         lora_args=tuple(lora_arguments(lora.rank, lora.max_loaded_loras)) if lora.publish == "adapter" else (),
-        extra_args=tuple(rollout.server_args),
+        extra_args=(*(["--enable-return-routed-experts"] if replays_engine else []), *rollout.server_args),
         start_timeout_s=rollout.start_timeout_s,
         colocated=lock is not None,
         kept_open=None if lock is None else lock.fileno(),
@@ -309,6 +320,7 @@ async def _engine(
         max_concurrency=rollout.max_running,
         load_timeout_s=rollout.engine_timeout_s,
         stall_timeout_s=rollout.engine_timeout_s,
+        routed=_routed(settings),
     )
     if rollout.server_url:
         registry.register(EngineMetrics(rollout.server_url))

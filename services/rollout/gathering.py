@@ -62,7 +62,7 @@ def gathered_next(waiting: Sequence[Waiting]) -> list[Waiting]:
     overtaken: set[int] = set()
     for each in waiting:
         trajectory_id = each.message.trajectory_id
-        if trajectory_id not in overtaken and isinstance(each.message, Chunk):
+        if trajectory_id not in overtaken and isinstance(each.message, Chunk) and "experts" not in each.arrays:
             larger = [have + more for have, more in zip(filled, each.size, strict=True)]
             if not chosen or all(have <= most for have, most in zip(larger, _MOST, strict=True)):
                 chosen.append(each)

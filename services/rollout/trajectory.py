@@ -9,6 +9,7 @@ import numpy as np
 
 from gspo_protocol.messages import Chunk, Journal, Lease, Plain, Segment, VersionRun
 from gspo_protocol.messages.base import SegmentKind
+from gspo_protocol.messages.experts import joined_experts
 from gspo_protocol.messages.journal import entries_in
 from gspo_protocol.messages.pieces import pieces_in
 from gspo_services.rollout.sglang import OutputPiece
@@ -41,6 +42,9 @@ class TokenLog:
         for run in pieces.version_runs:
             self._versions.append(run.version, run.num_tokens)
         self._num_sent = len(self._tokens)
+        self._unsent_experts: list[tuple[np.ndarray[Any, Any] | None, int]] = []
+        """Of sampled tokens that are not sent, with their number; none for an evaluation, which is not trained on."""
+        self._keeps_experts = lease.split == "train"
         self._num_rewards_sent = len(self.turn_rewards)
         self._sent_state = packed_state(lease.state)
 
@@ -74,12 +78,17 @@ class TokenLog:
             turn_rewards=self.turn_rewards[self._num_rewards_sent :],
         )
         arrays = {"token_ids": self._tokens.token_ids[begin:end], "logprobs": self._tokens.logprobs[begin:end]}
-        return chunk, arrays
+        experts = joined_experts(self._unsent_experts)
+        return chunk, arrays if experts is None else {**arrays, "experts": experts}
 
     def sent(self, chunk: Chunk) -> None:
         """``chunk`` is on its way: the next one begins after it."""
         self._num_sent = chunk.offset + chunk.num_tokens
         self._num_rewards_sent += len(chunk.turn_rewards)
+        # What was appended while the chunk was on its way stays.
+        num_sampled = sum(each.num_tokens for each in chunk.segments if each.kind == "action")
+        while self._unsent_experts and num_sampled > 0:
+            num_sampled -= self._unsent_experts.pop(0)[1]
         if chunk.state is not None:
             self._sent_state = packed_state(chunk.state)
 
@@ -98,6 +107,8 @@ class TokenLog:
             raise ValueError(
                 f"{num_tokens} token ids, {num_logprobs} log-probs and {num_versions} versions: one of each per token"
             )
+        if self._keeps_experts and num_tokens:
+            self._unsent_experts.append((piece.experts, num_tokens))
         self._tokens.append(piece.token_ids, piece.logprobs)
         for run in piece.version_runs:
             self._versions.append(run.version, run.num_tokens)

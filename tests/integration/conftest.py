@@ -44,7 +44,10 @@ async def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterat
     directory = tmp_path_factory.mktemp("sglang")
     base, other = directory / "base", directory / "other"
     base_model, other_model = save_tiny_model(base, seed=0), save_tiny_model(other, seed=1)
-    options = ServerOptions(model_path=base, log_path=directory / "server.log", max_total_tokens=16384)
+    options = ServerOptions(
+        model_path=base, log_path=directory / "server.log", max_total_tokens=16384,
+        extra_args=("--enable-return-routed-experts",),
+    )  # fmt: skip
     async with EngineServer(options) as server:
         yield SglangServer(
             url=server.url, server=server, base=base, base_model=base_model, other=other, other_model=other_model

@@ -84,10 +84,12 @@ def diagnostics() -> dict[str, float]:
 
     # Each anchor has measurements of its own; those of calibration need many sequences of one lag.
     metrics = trained("behaviour", (6, 6)) | trained("proximal", (0, 6))
-    tally, mask_T = ExpertTally(), torch.ones(2, dtype=torch.bool)
+    tally, mask_T = ExpertTally(compares=True), torch.ones(2, dtype=torch.bool)
     picks = ExpertPicks(torch.tensor([[[0], [1]]], dtype=torch.int8), num_experts=2)
     for lag in range(6):
-        tally.add(picks, mask_T, torch.zeros(2, dtype=torch.int64), torch.tensor([float(lag)]), reference=picks)
+        lag_S, ids_T = torch.tensor([float(lag)]), torch.zeros(2, dtype=torch.int64)
+        tally.add(picks, mask_T, ids_T, lag_S, reference=picks)
+        tally.compare(picks, picks.indices_LTK.transpose(0, 1), mask_T, ids_T, lag_S)
     # Other batches have the buckets that this one leaves empty.
     names = {key.partition("/")[0] for key in metrics if key.endswith("/lag_5_up")}
     lags = {f"{name}/{bucket}": 0.0 for name in names for bucket in ("lag_0", "lag_1", "lag_2", "lag_3_4")}

@@ -10,14 +10,18 @@ import numpy as np
 
 from gspo_protocol.codec import Array
 from gspo_protocol.digests import part_digest
+from gspo_protocol.limits import MAX_EXPERT_BYTES, MAX_FRAME_BYTES
 from gspo_protocol.messages import Batch, BatchItem, BatchPart
+from gspo_protocol.messages.experts import joined_experts, sampled_between
 from gspo_protocol.messages.pieces import ACTION, KINDS
 from gspo_services.broker.ledger import batch_report
 from gspo_services.broker.rows import BatchRow, TrajectoryRow
-from gspo_services.broker.store import Reader, StoreCorrupt, StoredChunk, checked_chunks
+from gspo_services.broker.store import ChunkHeader, Reader, StoreCorrupt, StoredChunk, checked_chunks
 
 DISCARDED: Final = KINDS.index("discarded")
 MANY: Final = 2**62
+MOST_TOKENS_WITH_EXPERTS: Final = MAX_FRAME_BYTES // MAX_EXPERT_BYTES
+"""Tokens of a part whose experts fit one frame of a message, whatever the model."""
 
 
 class TokenSpan(NamedTuple):
@@ -27,6 +31,8 @@ class TokenSpan(NamedTuple):
     logprobs: Array
     segments: Array
     version_runs: Array
+    experts: Array | None = None
+    """None: of none of its tokens."""
 
 
 ReadSpan = Callable[[TrajectoryRow, int, int], TokenSpan]
@@ -43,12 +49,14 @@ class StoredBatch:
         read: ReadSpan,
         *,
         part_tokens: int,
+        with_experts: bool = False,
     ) -> None:
-        """``trajectories``: in the batch's order."""
+        """``trajectories``: in the batch's order. ``with_experts``: with what engines reported, and so in smaller parts."""
         self._row = row
         self._trajectories = trajectories
         self._read = read
-        self._part_tokens = part_tokens
+        self._part_tokens = min(part_tokens, MOST_TOKENS_WITH_EXPERTS) if with_experts else part_tokens
+        self._with_experts = with_experts
         self._ends = list(accumulate(trajectory.num_tokens for trajectory in trajectories))
 
     @property
@@ -111,7 +119,7 @@ class StoredBatch:
             "token_ids": np.empty(end - begin, "<i4"),
             "logprobs": np.empty(end - begin, "<f4"),
         }
-        segments, runs = [], []
+        segments, runs, experts = [], [], list[tuple[Array | None, int]]()
         at = 0
         for place in range(first, last + 1):
             trajectory = self._trajectories[place]
@@ -123,7 +131,11 @@ class StoredBatch:
             at += len(span.token_ids)
             segments.append(span.segments)
             runs.append(span.version_runs)
+            if self._with_experts:
+                experts.append((span.experts, sampled_between(span.segments, 0, len(span.token_ids))[1]))
         arrays |= {"segments": np.concatenate(segments), "version_runs": np.concatenate(runs)}
+        known = joined_experts(experts)
+        arrays |= {} if known is None else {"experts": known}
         return BatchPart(index=self.index, part=number, digest=part_digest(self.index, number, arrays)), arrays
 
     def _outline(self, trajectory: TrajectoryRow) -> tuple[list[tuple[int, int]], int]:
@@ -142,19 +154,19 @@ class StoredBatch:
         return [(int(tokens[each]), int(actions[each])) for each in trained], oldest
 
 
-def recorded_batch(reader: Reader, index: int, *, part_tokens: int) -> StoredBatch:
+def recorded_batch(reader: Reader, index: int, *, part_tokens: int, with_experts: bool = False) -> StoredBatch:
     """Batch ``index`` of a ledger; only its rows are read now. Raises: StoreCorrupt when it is not there."""
-    return batch_of_groups(reader, reader.batch_row(index), part_tokens=part_tokens)
+    return batch_of_groups(reader, reader.batch_row(index), part_tokens=part_tokens, with_experts=with_experts)
 
 
-def batch_of_groups(reader: Reader, row: BatchRow, *, part_tokens: int) -> StoredBatch:
+def batch_of_groups(reader: Reader, row: BatchRow, *, part_tokens: int, with_experts: bool = False) -> StoredBatch:
     """The batch that ``row`` describes, of groups that the ledger has."""
     members = members_of(reader, row.group_ids)
 
     def read(trajectory: TrajectoryRow, begin: int, end: int) -> TokenSpan:
         return _read_span(reader, trajectory, begin, end)
 
-    return StoredBatch(row, members, read, part_tokens=part_tokens)
+    return StoredBatch(row, members, read, part_tokens=part_tokens, with_experts=with_experts)
 
 
 def members_of(reader: Reader, group_ids: Sequence[int]) -> list[TrajectoryRow]:
@@ -178,6 +190,7 @@ def span_of(chunks: Sequence[StoredChunk], begin: int, end: int, discarded_turns
     at = begin
     segments, runs = _Rows(), _Rows()
     token_ids, logprobs = [np.zeros(0, "<i4")], [np.zeros(0, "<f4")]
+    pieces: list[tuple[ChunkHeader, int, int]] = []
     for chunk, header in checked_chunks(chunks, start):
         low, high = max(begin - chunk.start, 0), min(end - chunk.start, chunk.num_tokens)
         token_ids.append(np.frombuffer(chunk.token_ids, "<i4")[low:high])
@@ -186,6 +199,7 @@ def span_of(chunks: Sequence[StoredChunk], begin: int, end: int, discarded_turns
             [(KINDS.index(each.kind), each.turn, each.sequence, each.num_tokens) for each in header.segments], low, high
         )
         runs.add([(run.version, run.num_tokens) for run in header.version_runs], low, high)
+        pieces.append((header, low, high))
         at = chunk.start + high
     if at != end:
         raise ValueError(f"the chunks end at token {at}, {end} expected")
@@ -193,7 +207,10 @@ def span_of(chunks: Sequence[StoredChunk], begin: int, end: int, discarded_turns
     if discarded_turns:
         rows[(rows[:, 0] == ACTION) & np.isin(rows[:, 1], discarded_turns), 0] = DISCARDED
     run_rows = np.array(runs.rows, "<i8").reshape(len(runs.rows), 2)
-    return TokenSpan(np.concatenate(token_ids), np.concatenate(logprobs), rows, run_rows)
+    experts = None
+    if any(header.experts is not None for header, *_ in pieces):
+        experts = joined_experts([header.experts_between(first, last) for header, first, last in pieces])
+    return TokenSpan(np.concatenate(token_ids), np.concatenate(logprobs), rows, run_rows, experts)
 
 
 class _Rows:

@@ -40,11 +40,14 @@ class BatchSender:
     unblocked by: the end of a commit
     """
 
-    def __init__(self, store: Store, in_thread: InThread, send: Send, *, part_tokens: int) -> None:
+    def __init__(
+        self, store: Store, in_thread: InThread, send: Send, *, part_tokens: int, with_experts: bool = False
+    ) -> None:
         self._store = store
         self._in_thread = in_thread
         self._send = send
         self._part_tokens = part_tokens
+        self._with_experts = with_experts
         self._batch: StoredBatch | None = None
         self._wanted: deque[tuple[SessionKey, int, int]] = deque()
         self.unreadable: list[tuple[SessionKey, int, str]] = []
@@ -106,7 +109,7 @@ class BatchSender:
     def _recorded(self, index: int) -> StoredBatch:
         """The rows of a batch: those of the one that is sent are kept."""
         if self._batch is None or self._batch.index != index:
-            self._batch = recorded_batch(self._store, index, part_tokens=self._part_tokens)
+            self._batch = recorded_batch(self._store, index, part_tokens=self._part_tokens, with_experts=self._with_experts)
         return self._batch
 
     async def _refuse(self, sender: SessionKey, reason: str) -> None:

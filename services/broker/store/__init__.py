@@ -27,6 +27,7 @@ from gspo_services.broker.store.inspection import has_content, mark_ledger, reco
 from gspo_services.broker.store.lock import lock_holder
 from gspo_services.broker.store.mark import MARK_FILE, read_mark
 from gspo_services.broker.store.payload import (
+    ChunkHeader,
     Payload,
     StoredChunk,
     checked_chunks,
@@ -62,6 +63,7 @@ __all__ = [
     "ArchiveDamaged",
     "ArchiveFiles",
     "ArchiveWriter",
+    "ChunkHeader",
     "Commit",
     "CommitLog",
     "Evidence",

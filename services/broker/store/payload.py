@@ -13,12 +13,21 @@ import numpy as np
 from gspo_protocol.codec import Array
 from gspo_protocol.messages import Chunk, Plain, Segment, VersionRun
 from gspo_protocol.messages.base import require_plain
+from gspo_protocol.messages.experts import sampled_between
 from gspo_protocol.messages.gathered import Gathered
+from gspo_protocol.messages.pieces import KINDS
 from gspo_protocol.messages.stretches import Stretch
 from gspo_services.broker.ledger import extended_row
 from gspo_services.broker.rows import Row, TrajectoryRow
 
 CHUNK_COLUMNS: Final = "trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum"
+
+
+class StoredExperts(msgspec.Struct, frozen=True, array_like=True):
+    """The array of ``gspo_protocol.messages.experts``: the shape of a token's row, and all rows."""
+
+    shape: tuple[int, int, int]
+    rows: bytes
 
 
 class ChunkHeader(msgspec.Struct, frozen=True, array_like=True):
@@ -31,6 +40,17 @@ class ChunkHeader(msgspec.Struct, frozen=True, array_like=True):
     turn_rewards: list[float]
     peer: str
     """The rollout that made it."""
+    experts: StoredExperts | None = None
+    """Of its sampled tokens. Without them nothing is stored here: the header is that of a run without replay."""
+
+    def experts_between(self, begin: int, end: int) -> tuple[Array | None, int]:
+        """Those of its tokens [begin, end), as in messages, or None; and how many of these tokens were sampled."""
+        spans = np.array([(KINDS.index(each.kind), each.num_tokens) for each in self.segments])
+        first, last = sampled_between(spans, begin, end)
+        if self.experts is None:
+            return None, last - first
+        rows = np.frombuffer(self.experts.rows, np.uint8).reshape(-1, *self.experts.shape)
+        return rows[first:last], last - first
 
 
 class StoredChunk(NamedTuple):
@@ -69,9 +89,15 @@ class Payload:
         return int(self.token_ids.shape[0])
 
 
-def stored_chunk(chunk: Chunk, token_ids: Array, logprobs: Array, peer: str = "") -> StoredChunk:
+def stored_chunk(
+    chunk: Chunk, token_ids: Array, logprobs: Array, peer: str = "", experts: Array | None = None
+) -> StoredChunk:
     """A chunk that came in, for the disk; ``peer`` made it."""
-    content = ChunkHeader(chunk.segments, chunk.version_runs, chunk.state, chunk.turn_done, chunk.turn_rewards, peer)
+    content: tuple[Any, ...] = (
+        chunk.segments, chunk.version_runs, chunk.state, chunk.turn_done, chunk.turn_rewards, peer,
+    )  # fmt: skip
+    if experts is not None:
+        content = (*content, (experts.shape[1:], experts.tobytes()))
     header: bytes = _PACK(content)
     token_bytes = token_ids.astype("<i4", copy=False).tobytes()
     logprob_bytes = logprobs.astype("<f4", copy=False).tobytes()

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from gspo.model.packing import BatchGroup, BatchSequence, TrainSequence
 from gspo_protocol.codec import Array
 from gspo_protocol.messages import Batch, BatchItem, BatchPart, EndOfRun, SkipBatch
-from gspo_protocol.messages.pieces import ACTION
+from gspo_protocol.messages.experts import decode_experts, joined_experts, sampled_between
+from gspo_protocol.messages.pieces import ACTION, OBSERVATION
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 
 OBSERVATION_TURN: Final = -1
@@ -35,14 +36,22 @@ class OwnSequence:
     """A sequence that this rank trains."""
 
     def __init__(
-        self, token_ids: Array, logprobs: Array, segments: Array, version_runs: Array, temperature: float, oldest: int | None
+        self,
+        token_ids: Array,
+        logprobs: Array,
+        segments: Array,
+        version_runs: Array,
+        temperature: float,
+        oldest: int | None,
+        experts: Array | None = None,
     ) -> None:
-        """The arrays are those of ``gspo_protocol.messages.BatchPart``, of this sequence alone."""
+        """The arrays are those of ``gspo_protocol.messages.BatchPart``, of this sequence; ``experts`` of its actions."""
         self._token_ids = token_ids
         self._logprobs = logprobs
         self._segments = segments
         self._version_runs = version_runs
         self._temperature = temperature
+        self._experts = experts
         self.oldest_version = oldest
         self.num_tokens = len(token_ids)
         self.num_action_tokens = int(segments[segments[:, 0] == ACTION, 3].sum())
@@ -61,6 +70,7 @@ class OwnSequence:
             versions=np.where(is_action, versions, -1).astype(np.int64),
             turn_ids=np.where(is_action, turn_ids, OBSERVATION_TURN).astype(np.int32),
             temperature=self._temperature,
+            experts=None if self._experts is None else decode_experts(self._experts),
         )
 
 
@@ -85,6 +95,8 @@ class _Trajectory:
         self.logprobs = np.empty(num_tokens, np.float32)
         self.segments: list[Array] = []
         self.version_runs: list[Array] = []
+        self._pieces: list[tuple[Array | None, Array, int, int]] = []
+        """Of each part: the experts, the segments, and the range of tokens that is taken of both."""
         self.num_tokens = 0
 
     def add(self, arrays: Mapping[str, Array], begin: int, end: int) -> None:
@@ -94,21 +106,37 @@ class _Trajectory:
         self.logprobs[into] = arrays["logprobs"][begin:end]
         self.segments.append(_rows_between(arrays["segments"], begin, end))
         self.version_runs.append(_rows_between(arrays["version_runs"], begin, end))
+        self._pieces.append((arrays.get("experts"), arrays["segments"], begin, end))
         self.num_tokens += end - begin
 
     def sequences(self, temperature: float, oldest: int | None) -> list[OwnSequence]:
         """Split the trajectory into sequences, whose tokens may alternate. One without action tokens trains nothing."""
         segments, runs = np.concatenate(self.segments), np.concatenate(self.version_runs)
         kinds, _, ids, lengths = segments.T
+        experts = self._experts_by_sequence(kinds, ids, lengths)
         if not ids.any():
-            return [OwnSequence(self.token_ids, self.logprobs, segments, runs, temperature, oldest)]
+            return [OwnSequence(self.token_ids, self.logprobs, segments, runs, temperature, oldest, experts.get(0))]
         versions, ids_of_tokens = np.repeat(runs[:, 0], runs[:, 1]), np.repeat(ids, lengths)
         found = []
         for sequence in np.unique(ids[kinds == ACTION]):
             chosen = ids_of_tokens == sequence
             arrays = self.token_ids[chosen], self.logprobs[chosen], segments[ids == sequence], _runs_of(versions[chosen])
-            found.append(OwnSequence(*arrays, temperature, oldest))
+            found.append(OwnSequence(*arrays, temperature, oldest, experts.get(int(sequence))))
         return found
+
+    def _experts_by_sequence(self, kinds: Array, ids: Array, lengths: Array) -> dict[int, Array]:
+        """Return the experts of each sequence's action tokens; empty where none are known."""
+        if all(experts is None for experts, *_ in self._pieces):
+            return {}
+        rows = []
+        for experts, segments, begin, end in self._pieces:
+            first, last = sampled_between(segments, begin, end)
+            rows.append((None if experts is None else experts[first:last], last - first))
+        joined = joined_experts(rows)
+        assert joined is not None
+        sampled = kinds != OBSERVATION
+        is_action, sequences = (np.repeat(each[sampled], lengths[sampled]) for each in (kinds == ACTION, ids))
+        return {sequence: joined[is_action & (sequences == sequence)] for sequence in np.unique(sequences).tolist()}
 
 
 class Assembly:

@@ -22,6 +22,7 @@ from gspo.model.lora import freeze_all_but_lora, inject_lora
 from gspo.model.packing import PackedBatch
 from gspo.model.policy import load_policy, prepare_policy
 from gspo.model.serving_layout import ServedParameter
+from gspo.moe.experts import ExpertShape
 from gspo_services.learner.checkpoints import EngineCopy, canary_batch, require_canary, write_canary
 from gspo_services.learner.engine.configuration import deepspeed_config, parameter_groups, rate_factor, stage_inside
 from gspo_services.learner.engine.expert_parallel import expert_shares
@@ -157,8 +158,9 @@ class LearnerEngine:
 
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
         """Log-probs of one micro-batch under the current weights, without gradient. Collective."""
-        with torch.no_grad():
-            return self._passes.forward(packed.to(self.device), with_entropy)
+        packed = packed.to(self.device)
+        with torch.no_grad(), self._passes.replaying(packed):
+            return self._passes.forward(packed, with_entropy)
 
     def reference_logprobs(self, packed: PackedBatch) -> Tensor:
         """Log-probs of one micro-batch under the frozen start model, float32 [T]; needs ``keeps_reference``."""
@@ -194,8 +196,13 @@ class LearnerEngine:
 
     @property
     def replays_routing(self) -> bool:
-        """Whether batches are trained with replayed experts, which ``train_mini_batch`` then takes."""
-        return self.settings.routing_replay
+        """Whether batches are trained with the experts of their start, which ``train_mini_batch`` then takes."""
+        return self.settings.routing_replay and not self.settings.replays_engine
+
+    @property
+    def engine_experts(self) -> ExpertShape | None:
+        """What the experts must be like that engines report, and that all passes then replay; None: none are replayed."""
+        return ExpertShape.of(self.model) if self.settings.replays_engine else None
 
     @property
     def balances_load(self) -> bool:
@@ -228,7 +235,7 @@ class LearnerEngine:
             packed = micro_batch.to(self.device)
             self._engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
             # Backward is inside, because it computes checkpointed activations again.
-            with self._passes.replaying(None if replay is None else replay(packed)):
+            with self._passes.replaying(packed, None if replay is None else replay(packed)):
                 with self.profile.phase("forward"):
                     result = self._passes.forward(packed, with_entropy=True)
                 with self.profile.phase("loss"):

@@ -14,7 +14,7 @@ from gspo.model.boundaries import Boundaries
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch
 from gspo.model.sequence_parallel import RowShare
-from gspo.moe.experts import ExpertPicks, ExpertRecorder
+from gspo.moe.experts import ExpertPicks, ExpertRecorder, ExpertShape
 from gspo.moe.load_balance import RouterLogits, load_balancing_loss
 from gspo.moe.routing_replay import RoutingReplay
 from gspo_services.learner.start import EngineSettings
@@ -31,15 +31,21 @@ class ForwardPasses:
         self._experts = ExpertRecorder(engine.module)
         self._balance = RouterLogits(engine.module) if settings.load_balance_coefficient > 0 else None
         self._replay = RoutingReplay(engine.module) if settings.routing_replay else None
+        self._num_experts = ExpertShape.of(engine.module).num_experts
 
     @contextmanager
-    def replaying(self, picks: ExpertPicks | None) -> Iterator[None]:
-        """Inside, the routers choose these experts, which they chose before for this micro-batch; None: as they will."""
+    def replaying(self, packed: PackedBatch, picks: ExpertPicks | None = None) -> Iterator[None]:
+        """Inside, the routers choose the experts that were chosen before for this micro-batch: ``picks``, or those that an
+        engine reported, if these are to be replayed. Otherwise as they will.
+        """
+        if self._settings.replays_engine and packed.experts_TLK is not None:
+            picks = ExpertPicks(packed.experts_TLK.transpose(0, 1), self._num_experts)
         if picks is None:
             yield
             return
         assert self._replay is not None, "experts to replay need settings.routing_replay"
-        replay = self._replay.replaying(picks if self._share is None else self._share.own_picks(picks))
+        own = picks if self._share is None else self._share.own_picks(picks)
+        replay = self._replay.replaying(own, partial=self._settings.replays_engine)
         with ExitStack() as stack:
             # To read them, the host would wait for the device in every micro-batch.
             with trusted_values():
@@ -59,7 +65,8 @@ class ForwardPasses:
         if balance is not None:
             auxiliary = load_balancing_loss(balance.take(), balance.top_k)
             result = result._replace(balance_loss=self._settings.load_balance_coefficient * auxiliary)
-        result = result._replace(experts=self._experts.take())
+        own_experts = None if self._replay is None else self._replay.take_own()
+        result = result._replace(experts=self._experts.take(), own_experts=own_experts)
         return result if self._share is None else self._share.whole(result, packed.input_ids.shape[1])
 
 

@@ -35,6 +35,8 @@ class EngineSettings:
     routing_replay: bool
     """The engine can make its routers choose given experts (``gspo.moe.routing_replay``); a dense model is refused."""
     seed: int
+    replays_engine: bool = False
+    """With ``routing_replay``: the experts are those that the engine chose, and not those of the batch's start."""
     keeps_reference: bool = False
     """The engine keeps a frozen copy of the start model, for a KL term: see ``gspo_services.learner.engine.frozen``."""
     teacher: Path | None = None
@@ -63,6 +65,7 @@ def engine_settings_of(settings: Settings, device: Device) -> EngineSettings:
         # The limit may change within a run, and each trajectory comes with its own.
         max_sequence_tokens=None,
         routing_replay=settings.objective.routing_replay,
+        replays_engine=settings.objective.routing_replay_from == "engine",
         seed=settings.run.seed,
         load_balance_coefficient=settings.objective.load_balance_coefficient,
         keeps_reference=settings.objective.kl_coefficient > 0,

@@ -93,7 +93,7 @@ def _rules_of_objective(situation: Situation) -> Iterator[tuple[list[str], str]]
         yield ["objective.overlong_penalty"], "objective.overlong_buffer_tokens is not set"
     if objective.aggregation != "constant":
         yield ["objective.aggregation_tokens"], 'for objective.aggregation = "constant"'
-    if settings.batch.mini_batches == 1 and objective.routing_replay:
+    if settings.batch.mini_batches == 1 and objective.routing_replay and objective.routing_replay_from == "learner":
         yield ["objective.routing_replay"], "batch.mini_batches is 1, so experts are never replayed"
 
 

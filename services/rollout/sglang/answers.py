@@ -25,6 +25,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     enable_eplb: bool = False
     incremental_streaming_output: bool = False
     enable_deterministic_inference: bool = False
+    enable_return_routed_experts: bool = False
     disable_radix_cache: bool = False
     enable_fp32_lm_head: bool | None = None
     max_total_num_tokens: int | None = None

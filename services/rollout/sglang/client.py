@@ -43,6 +43,7 @@ from gspo_services.rollout.sglang.generation import (
 from gspo_services.rollout.sglang.http import EngineError, EngineHttp, EngineRefused, EngineUnreachable, decode_answer
 from gspo_services.rollout.sglang.joint import MAX_JOINT_TOKENS, AskAlone, JointRequests
 from gspo_services.rollout.sglang.memory import ServerMemory
+from gspo_services.rollout.sglang.routed import RoutedExperts
 from gspo_services.shared.weights import LOAD_FORMAT, SLOT
 
 log = structlog.get_logger()
@@ -51,6 +52,8 @@ __all__ = ["Engine", "EngineError", "EngineRefused", "EngineUnreachable", "Pause
 
 PauseMode = Literal["retract", "in_place"]
 CUT_AGAIN_S: Final = 1.0
+CUT_ALL_AGAIN_S: Final = 0.1
+CUTS_OF_ALL: Final = 10
 CUTS: Final = 30
 _NO_WEIGHTS: Final = (
     "the engine's weights are unknown (failed update, or another process used the GPU): load a version first"
@@ -74,12 +77,14 @@ class Engine:
         timeout_s: float = 30.0,
         load_timeout_s: float = 600.0,
         stall_timeout_s: float = 300.0,
+        routed: RoutedExperts | None = None,
     ) -> None:
         """``vocab_size`` guards the server, which dies of a token id outside its vocabulary. None leaves it unguarded.
 
         ``chunk_tokens`` is the least size of a piece that is not the last; an answer that fits in one piece is not
         streamed. ``hold_limit_tokens`` bounds the tokens held back after an update, ``stall_timeout_s`` the wait for the
-        next piece, pauses included.
+        next piece, pauses included. ``routed``: pieces have the experts of their tokens, which the server reports at the end
+        of a request: all tokens are held until then, and the rest of an answer is asked for after ``hold_limit_tokens``.
         """
         if chunk_tokens < 1 or max_concurrency < 1:
             raise ValueError(f"chunk_tokens is {chunk_tokens}, max_concurrency {max_concurrency}: both must be at least 1")
@@ -103,6 +108,12 @@ class Engine:
         self._update_ended.set()
         self._weights_unknown = False
         self._paused_mode: PauseMode | None = None
+        self._routed = routed
+        self._num_retracted = 0
+        """Pauses after which the engine computes requests under way again."""
+        self._may_ask = asyncio.Event()
+        """Cleared while requests are cut short before such a pause: what is left of them is asked for after it."""
+        self._may_ask.set()
         self.adapters = EngineAdapters(self._http, load_timeout_s)
         self.memory = ServerMemory(self._http, load_timeout_s)
         self._adapter: Adapter | None = None
@@ -116,6 +127,12 @@ class Engine:
         except BaseException:
             await self._http.aclose()
             raise
+        if self._routed is not None and not self._info.enable_return_routed_experts:
+            await self._http.aclose()
+            raise EngineError(
+                f"the SGLang server at {self.url} does not report the experts that it chooses: start it with "
+                '--enable-return-routed-experts, or set objective.routing_replay_from = "learner"'
+            )
         if not self._info.enable_deterministic_inference:
             log.info("engine_ignores_seeds", url=self.url, remedy="start it with --enable-deterministic-inference")
         return self
@@ -163,6 +180,7 @@ class Engine:
 
         It is cut short when it would hold back too many tokens of unknown version.
         """
+        await self._may_ask.wait()
         self._num_requests += 1
         # SGLang aborts every request whose id begins with the one given, hence the ';'. And 2 s after the end of a stream it
         # aborts that id once more, even in another request: so no id is used twice, nor by another engine object.
@@ -189,14 +207,17 @@ class Engine:
         adapter = request.adapter
         stream = sampling.max_new_tokens > self._chunk_tokens
         name = None if adapter is None else adapter.name
-        fields = generate_fields(server_rid, input_ids.tolist(), sampling, stream, self._chunk_tokens, name)
-        if alone or stream or adapter is not None or sampling.max_new_tokens > MAX_JOINT_TOKENS:
+        routed = self._routed
+        fields = generate_fields(
+            server_rid, input_ids.tolist(), sampling, stream, self._chunk_tokens, name, with_experts=routed is not None
+        )
+        if alone or stream or adapter is not None or routed is not None or sampling.max_new_tokens > MAX_JOINT_TOKENS:
             answers = self._http.answers(msgspec.json.encode(fields), stream=stream)
         else:
             answers = self._joint.answers(fields)
         decoder = OutputDecoder(incremental=self._server.incremental_streaming_output)
         tagger = VersionTagger(self._chunk_tokens)
-        mark = self._update_marks
+        mark, num_retracted = self._update_marks, self._num_retracted
         async with aclosing(answers) as payloads:
             async for payload in payloads:
                 # Output that left the server before an update may arrive during it: it is good if the update succeeds.
@@ -205,14 +226,21 @@ class Engine:
                     raise EngineError(_NO_WEIGHTS)
                 try:
                     output = decoder.decode(payload)
+                    valid = None if num_retracted == self._num_retracted else output.server_version
                     output = output if adapter is None else adapter.of_version(output)
+                    experts = None
+                    if routed is not None and output.spans is not None:
+                        aborted = output.finish_reason == "abort"
+                        experts = routed.read(output.experts, output.spans, valid, may_lack=aborted)
                 except RequestRefused as error:
                     raise EngineRefused(f"request {rid}: {error}") from error
                 except (ValueError, msgspec.MsgspecError) as error:
                     raise EngineError(f"request {rid}: {error}: {payload[:300]!r}") from error
                 untouched = mark == self._update_marks and mark % 2 == 0
-                piece = tagger.push(output, certain=untouched or adapter is not None)
+                certain = routed is None and (untouched or adapter is not None)
+                piece = tagger.push(output, certain=certain)
                 if piece is not None:
+                    piece = msgspec.structs.replace(piece, experts=experts)
                     reason = true_reason(piece.finish_reason, tagger.num_given, tagger.last_given, sampling)
                     if reason == "abort" and request.cut and not request.is_over:
                         reason = None
@@ -271,8 +299,34 @@ class Engine:
 
     async def pause(self, mode: PauseMode = "retract") -> None:
         """Stop decoding; new requests wait at the server. The module's docstring explains the modes."""
-        await self._http.post("/pause_generation", {"mode": mode})
-        self._paused_mode = mode
+        try:
+            if mode == "retract":
+                if self._routed is not None:
+                    await self._cut_all()
+                self._num_retracted += 1
+            await self._http.post("/pause_generation", {"mode": mode})
+            self._paused_mode = mode
+        finally:
+            self._may_ask.set()
+
+    async def _cut_all(self) -> None:
+        """Have all requests under way end with their experts, which the server would compute again under new weights.
+
+        It does not wait for long for those whose output is not read: they go on without their old tokens' experts.
+        """
+        self._may_ask.clear()
+        for _ in range(CUTS_OF_ALL):
+            if not self._open:
+                return
+            self._ended.clear()
+            for each in self._open.values():
+                each.cut = True
+            await asyncio.gather(*(self._http.post("/abort_request", {"rid": rid}) for rid in self._open))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CUT_ALL_AGAIN_S):
+                    while self._open:
+                        await self._ended.wait()
+                        self._ended.clear()
 
     async def resume(self) -> None:
         """Continue decoding after ``pause``."""

@@ -79,6 +79,8 @@ class OutputPiece(msgspec.Struct, frozen=True, kw_only=True):
     """float32 [n], of the token that was sampled, at the sampling temperature."""
     version_runs: list[VersionRun]
     """The policy version that made each token; the runs add up to n."""
+    experts: np.ndarray[Any, Any] | None = None
+    """The experts that predicted each token, uint8 [n, ...] (``gspo_protocol.messages.experts``); None: not asked for."""
     finish_reason: FinishReason | None = None
     """None: more pieces follow. "stop" ends with the stop token itself, which was sampled and is in ``token_ids``."""
 
@@ -91,6 +93,7 @@ class OutputPiece(msgspec.Struct, frozen=True, kw_only=True):
             token_ids=self.token_ids[:num_tokens],
             logprobs=self.logprobs[:num_tokens],
             version_runs=first_runs(self.version_runs, num_tokens),
+            experts=None if self.experts is None else self.experts[:num_tokens],
         )
 
 
@@ -102,6 +105,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     server_version: int
     finish_reason: FinishReason | None
     spans: list[tuple[int, int, int]] | None
+    experts: str | None = None
+    """As SGLang encodes those of all output tokens, in the last output."""
 
 
 class _Finish(msgspec.Struct):
@@ -122,6 +127,7 @@ class _Meta(msgspec.Struct):
     finish_reason: _Finish | None = None
     output_token_logprobs: list[tuple[float, TokenId, Any]] = []
     weight_versions: list[_Span] | None = None
+    routed_experts: str | None = None
 
 
 class _Error(msgspec.Struct):
@@ -191,6 +197,7 @@ class OutputDecoder:
             server_version=parse_version(meta.weight_version),
             finish_reason=None if finish is None else finish.type,
             spans=spans,
+            experts=meta.routed_experts,
         )
 
 
@@ -285,6 +292,7 @@ def generate_fields(
     stream: bool,
     chunk_tokens: int,
     adapter: str | None = None,
+    with_experts: bool = False,
 ) -> dict[str, Any]:
     """The fields of /generate. ``adapter``: the name under which the server has it; None: the model alone."""
     parameters: dict[str, Any] = {
@@ -308,6 +316,9 @@ def generate_fields(
     }
     if adapter is not None:
         body["lora_path"] = adapter
+    if with_experts:
+        # From the position on that predicts the first token: one row for each.
+        body |= {"return_routed_experts": True, "routed_experts_start_len": len(input_ids) - 1}
     return body
 
 

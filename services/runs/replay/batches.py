@@ -41,10 +41,11 @@ class RecordedRun:
         """
         directories = ledger_directories(directory)
         size = settings.batch.groups_per_batch // len(directories)
-        part_tokens = settings.broker.batch_part_tokens
+        part_tokens, with_experts = settings.broker.batch_part_tokens, settings.objective.routing_replay_from == "engine"
         schedules = RunSchedules(settings)
         self._ledgers = [
-            _RecordedLedger(each, size, part_tokens, schedules, rescheduled=rescheduled) for each in directories
+            _RecordedLedger(each, size, part_tokens, schedules, rescheduled=rescheduled, with_experts=with_experts)
+            for each in directories
         ]
         self.digests: dict[int, set[str]] = {}
         for ledger in self._ledgers:
@@ -88,10 +89,20 @@ def _together(streams: Sequence[Iterator[Answer]]) -> Iterator[Answer]:
 class _RecordedLedger:
     """One ledger. Where several brokers shared the run it has the share of one."""
 
-    def __init__(self, directory: Path, size: int, part_tokens: int, schedules: RunSchedules, *, rescheduled: bool) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        size: int,
+        part_tokens: int,
+        schedules: RunSchedules,
+        *,
+        rescheduled: bool,
+        with_experts: bool = False,
+    ) -> None:
         """``size``: the groups of a batch here. Raises: NoLedger, StoreCorrupt."""
         self._directory = directory
         self._part_tokens = part_tokens
+        self._with_experts = with_experts
         self._schedules = schedules
         self._rescheduled = rescheduled
         self.digests: dict[int, set[str]] = {}
@@ -137,7 +148,7 @@ class _RecordedLedger:
         row = reader.batch_row(index) if would_be is None else self._would_be(reader, index, would_be)
         if self._rescheduled or would_be is not None:
             row = replace(row, values=self._schedules.training_at(index))
-        return batch_of_groups(reader, row, part_tokens=self._part_tokens)
+        return batch_of_groups(reader, row, part_tokens=self._part_tokens, with_experts=self._with_experts)
 
     def _would_be(self, reader: Reader, index: int, version: int) -> BatchRow:
         """Of complete groups that no batch was assembled from."""

@@ -125,7 +125,7 @@ def flops_per_trained_token(shape: ModelShape, settings: Settings, work: Work) -
     forward = 2.0 * shape.active_parameters + 2.0 * work.sequence_tokens * shape.attention_width
     objective = settings.objective
     passes = 3 + settings.learner.activation_checkpointing
-    passes += objective.anchor == "proximal" or objective.routing_replay
+    passes += objective.anchor == "proximal" or (objective.routing_replay and objective.routing_replay_from == "learner")
     passes += objective.kl_coefficient > 0
     return forward * passes + 2.0 * work.teacher_parameters
 

@@ -117,6 +117,7 @@ def _same(left: Received, right: Received) -> bool:
 def message_seeds() -> list[bytes]:
     """A message of every type, and the golden frames."""
     seeds = [joined(each, arrays) for each, arrays in one_of_each()]
+    seeds.append(joined(a_chunk(), {**token_arrays(5), "experts": np.ones((3, 2, 2, 1), np.uint8)}))
     golden = json.loads(GOLDEN.read_text())["frames"]
     seeds += [FRAME_MARK.join(bytes.fromhex(frame) for frame in frames) for frames in golden.values()]
     seeds.append(joined(a_chunk(state={"deep": [[[{"a": [1.5]}]]], "none": None}, turn_rewards=[]), token_arrays(5)))

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zmq.asyncio
 
@@ -22,7 +23,15 @@ from gspo_protocol.messages import (
 )
 from gspo_services.shared.net.peer import PeerClient
 from gspo_services.shared.runtime.errors import flatten
-from tests.support.broker.peers import PROMPT_TOKENS, VOCABULARY, ScriptedLearner, ScriptedRollout, running, tokens_of
+from tests.support.broker.peers import (
+    PROMPT_TOKENS,
+    VOCABULARY,
+    ScriptedLearner,
+    ScriptedRollout,
+    experts_of,
+    running,
+    tokens_of,
+)
 from tests.support.broker.process import broker_process
 from tests.support.wire.zmq_ends import a_client
 
@@ -72,6 +81,35 @@ async def test_a_broker_that_is_killed_between_two_parts_goes_on_with_the_next(
         assert broker.count("batch_sent") == 2, "the second life sends parts of a batch that the first one has announced"
     assert learner.taken == 2 * list(range(PARTS_PER_BATCH))
     assert [tokens for _, tokens in learner.batches] == expected(learner)
+
+
+@pytest.mark.parametrize("source", ["engine", "learner"])
+async def test_experts_that_engines_report_reach_a_learner_that_replays_them_across_a_kill(
+    tmp_path: Path, context: zmq.asyncio.Context, source: str
+) -> None:
+    """Otherwise the broker keeps none, and says so."""
+    objective = {"routing_replay": True, "routing_replay_from": source}
+    sections = {"broker": {"batch_part_tokens": PART_TOKENS}, "run": {"num_batches": 1}, "objective": objective}
+    async with broker_process(tmp_path, **sections) as broker:
+
+        async def kill() -> None:
+            await broker.kill()
+            await broker.start()
+
+        rollout = ScriptedRollout(context, broker.work_endpoint, "r", "s", action_tokens=ACTION_TOKENS, with_experts=True)
+        learner = LearnerInParts(context, broker.batch_endpoint, "s", number=3, at_part=kill)
+        async with asyncio.timeout(RUN_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(rollout.run())
+            tasks.create_task(learner.run())
+        assert (broker.count("experts_not_kept") > 0) == (source == "learner")
+    ((batch, tokens),) = learner.batches
+    lengths = [item.num_tokens for item in batch.items]
+    sampled = [each[PROMPT_TOKENS:] for each in np.split(np.array(tokens), np.cumsum(lengths)[:-1])]
+    if source == "learner":
+        assert learner.experts == [None] * PARTS_PER_BATCH
+        return
+    found = np.concatenate([each for each in learner.experts if each is not None])
+    np.testing.assert_array_equal(found, np.concatenate([experts_of(each) for each in sampled]))
 
 
 async def test_a_learner_that_dies_between_two_parts_is_followed_by_one_that_gets_all_of_them(

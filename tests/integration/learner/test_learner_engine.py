@@ -274,6 +274,9 @@ def test_routing_replay_keeps_the_experts_of_two_ranks_and_trains_the_routers(
         assert first[name]["metrics"]["experts_changed/all"] == 0
     assert first["replayed-1"]["metrics"]["ratio_max/all"] > 1
     assert first["unchanged"]["metrics"]["ratio_max/all"] == first["unchanged"]["metrics"]["ratio_min/all"] == 1
+    assert first["reported"]["metrics"]["experts_replayed/all"] == 1
+    assert first["reported"]["metrics"]["experts_differ/all"] == 0
+    assert first["reported"]["metrics"]["ratio_max/all"] > 1
     before, free, replayed, partitioned, shared = (
         load_file(work / path)
         for path in (

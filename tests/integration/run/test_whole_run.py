@@ -54,6 +54,8 @@ def test_a_run_with_two_brokers_and_two_learner_ranks_trains_evaluates_reports_a
         "evaluation.every_batches=2",
         "reward.group=tests.support.reward_functions:beside",
         "learner.checkpoint_every_batches=2",
+        "objective.routing_replay=true",
+        "objective.routing_replay_from=engine",
         f"security.keys={keys}",
     ) as run:
         run.wait_until("first batch", lambda: len(run.rows("batch")) >= 1, 600)
@@ -62,6 +64,7 @@ def test_a_run_with_two_brokers_and_two_learner_ranks_trains_evaluates_reports_a
             assert fetch(port, "/readyz") == (200, "ready\n"), name
             assert fetch(port, "/nothing")[0] == 404
         assert samples(run.metrics_ports["broker"])["gspo_broker_chunks_total"] > 0
+        assert samples(run.metrics_ports["broker"])["gspo_broker_expert_bytes_total"] > 0
         assert samples(run.metrics_ports["learner"])["gspo_learner_batches_total"] >= 1
         rollout = samples(run.metrics_ports["rollout-0"])
         assert rollout["gspo_rollout_policy_version"] >= 1
@@ -93,8 +96,12 @@ def test_a_run_with_two_brokers_and_two_learner_ranks_trains_evaluates_reports_a
     for row in run.rows("batch"):
         assert row["optimizer_steps"] == 4
         assert row["lag/max"] <= 2
-        # The engine's log-probs equal the learner's, up to float32 rounding, wherever both have the same version.
-        assert row["mismatch_sigma"] < 2e-5
+        # The engine's log-probs equal the learner's, up to float32 rounding, wherever both have the same version. Where an
+        # answer has tokens of older versions too, these are replayed with their own experts, and the engine has computed
+        # them again with those of the new weights.
+        assert row["mismatch_sigma"] < (2e-5 if row["lag/max"] == 0 else 2e-3), row
+        assert row.get("experts_differ/lag_0", 0.0) == 0, row
+        assert row["experts_replayed/all"] > 0.9
     written = [*pages, run.output.read_text(), (directory / "settings.json").read_text()]
     written += [path.read_text(errors="replace") for path in (directory / "logs").iterdir()]
     assert not [secret for secret in secrets_in(keys) for text in written if secret in text], "a secret key was written"

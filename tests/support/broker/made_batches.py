@@ -33,6 +33,9 @@ class Made:
     reason: Literal["done", "length"] = "done"
     cuts: tuple[int, ...] = ()
     discarded_turns: tuple[int, ...] = ()
+    experts: Array | None = None
+    """Of its sampled tokens, as in messages."""
+    chunks_without_experts: tuple[int, ...] = ()
 
     @property
     def row(self) -> TrajectoryRow:
@@ -59,14 +62,21 @@ class Made:
     def chunks(self) -> list[StoredChunk]:
         """The trajectory as it lies on disk."""
         ends = [*self.cuts, len(self.token_ids)]
-        return [self._chunk(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+        return [self._chunk(place, begin, end) for place, (begin, end) in enumerate(zip([0, *ends], ends, strict=False))]
 
-    def _chunk(self, begin: int, end: int) -> StoredChunk:
+    def _chunk(self, place: int, begin: int, end: int) -> StoredChunk:
         chunk = Chunk(
             trajectory_id=self.trajectory_id, epoch=1, offset=begin, num_tokens=end - begin,
             segments=cut(self.pieces.segments, begin, end), version_runs=cut(self.pieces.version_runs, begin, end),
         )  # fmt: skip
-        return stored_chunk(chunk, self.token_ids[begin:end], self.logprobs[begin:end])
+        experts = None
+        if self.experts is not None and place not in self.chunks_without_experts:
+            first, last = (
+                sum(each.num_tokens for each in cut(self.pieces.segments, 0, at) if each.kind == "action")
+                for at in (begin, end)
+            )
+            experts = self.experts[first:last]
+        return stored_chunk(chunk, self.token_ids[begin:end], self.logprobs[begin:end], experts=experts)
 
 
 def cut(rows: Sequence[Row], begin: int, end: int) -> list[Row]:
@@ -101,6 +111,7 @@ def made_batch(
     sampling: GroupSampling = SAMPLING,
     values: TrainingValues | None = None,
     part_tokens: int = 2**18,
+    with_experts: bool = False,
 ) -> MadeBatch:
     """A batch of these trajectories, in this order, all of them sampled alike."""
     by_id = {each.trajectory_id: each for each in made}
@@ -118,7 +129,7 @@ def made_batch(
         index=index, policy_version=policy_version, group_ids=group_ids, stats=batch_stats(policy_version, [rows]),
         samplings=(sampling,) * len(group_ids), values=TrainingValues() if values is None else values,
     )  # fmt: skip
-    recorded = StoredBatch(row, rows, read, part_tokens=part_tokens)
+    recorded = StoredBatch(row, rows, read, part_tokens=part_tokens, with_experts=with_experts)
     batch, arrays = recorded.announcement()
     return MadeBatch(batch=batch, arrays=arrays, parts=[recorded.part(part) for part in range(recorded.num_parts)])
 
@@ -133,7 +144,9 @@ def groups_of(made: MadeBatch) -> list[BatchGroup]:
 
 def spans_of(batch: Batch, parts: Sequence[Mapping[str, Array]]) -> list[TokenSpan]:
     """The tokens of each of a batch's trajectories, from all its parts in order, as they were before the cuts."""
-    whole = [np.concatenate([part[name] for part in parts]) for name in TokenSpan._fields]
+    whole = [
+        np.concatenate([part[name] for part in parts]) for name in ("token_ids", "logprobs", "segments", "version_runs")
+    ]
     token_ids, logprobs, segments, runs = whole
     found, at = [], 0
     for item in batch.items:

@@ -54,6 +54,11 @@ def logprobs_of(trajectory_id: int, num_tokens: int) -> np.ndarray:
     return (-(np.arange(num_tokens, dtype=np.float32) + trajectory_id % 13) / 1024).astype(np.float32)
 
 
+def experts_of(token_ids: np.ndarray) -> np.ndarray:
+    """What the scripted rollout's engine reports: of two layers, one expert."""
+    return np.stack([token_ids % 250, token_ids % 241], axis=1).astype(np.uint8)[:, :, None, None]
+
+
 @contextlib.asynccontextmanager
 async def running(peer: PeerClient) -> AsyncIterator[PeerClient]:
     """Keep a peer connected for the duration of the block."""
@@ -77,6 +82,7 @@ class ScriptedRollout:
     action_tokens: int = 13
     chunk_delay_s: float = 0.0
     policy_version: int = 0
+    with_experts: bool = False
     security: Security = PLAINTEXT
     seen_leases: list[Lease] = field(default_factory=list)
     handshakes: int = 0
@@ -188,7 +194,10 @@ class ScriptedRollout:
                 state={"at": end},
                 turn_done=end == length,
             )
-            await self.peer.send(chunk, {"token_ids": token_ids[offset:end], "logprobs": logprobs[offset:end]})
+            arrays = {"token_ids": token_ids[offset:end], "logprobs": logprobs[offset:end]}
+            if self.with_experts and kind == "action":
+                arrays["experts"] = experts_of(token_ids[offset:end])
+            await self.peer.send(chunk, arrays)
             self.num_chunks += 1
             offset = end
             if self.chunk_delay_s:
@@ -219,6 +228,8 @@ class ScriptedLearner:
     security: Security = PLAINTEXT
     poison: frozenset[int] = frozenset()
     batches: list[tuple[Batch, list[int]]] = field(default_factory=list)
+    experts: list[np.ndarray | None] = field(default_factory=list)
+    """Of each part."""
     num_parts: int = 0
     """Parts of batches that it has taken."""
     skipped: list[SkipBatch] = field(default_factory=list)
@@ -300,6 +311,7 @@ class ScriptedLearner:
                                 announced, parts = batch, PartStream(batch)
                             case BatchPart() as part if parts is not None and parts.offer(part, delivered.arrays):
                                 tokens += delivered.arrays["token_ids"].tolist()
+                                self.experts.append(delivered.arrays.get("experts"))
                                 parts.took()
                                 self.num_parts += 1
                                 await self.took_part(part.part)

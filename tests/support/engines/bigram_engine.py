@@ -22,6 +22,7 @@ class BigramEngine:
     rank = 0
     world_size = 1
     replays_routing = False
+    engine_experts = None
     balances_load = False
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch
 from gspo.model.policy import prepare_policy
-from gspo.moe.experts import ExpertRecorder
+from gspo.moe.experts import ExpertPicks, ExpertRecorder, ExpertShape
 from gspo.moe.load_balance import RouterLogits, load_balancing_loss
 from gspo.moe.routing_replay import RoutingReplay
 from gspo_services.learner.engine.step import LossFn, ReplayFn, StepResult
@@ -32,6 +32,7 @@ class MoeEngine:
         max_tokens_per_micro_batch: int = 200,
         update: Callable[[Any], None],
         replays_routing: bool = False,
+        engine_experts: ExpertShape | None = None,
         load_balance_coefficient: float = 0.0,
     ) -> None:
         prepare_policy(model, logprob_chunk_tokens=64, activation_checkpointing=True)
@@ -41,12 +42,14 @@ class MoeEngine:
         self._update = update
         self._experts = ExpertRecorder(model)
         self.replays_routing = replays_routing
+        self.engine_experts = engine_experts
+        self._replay: RoutingReplay | None = None
         self._coefficient = load_balance_coefficient
         self._balance = RouterLogits(model) if load_balance_coefficient > 0 else None
         self.balances_load = load_balance_coefficient > 0
 
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
-        with torch.no_grad():
+        with torch.no_grad(), self._replaying(packed, None):
             return self._forward(packed, with_entropy)
 
     def train_mini_batch(
@@ -62,7 +65,7 @@ class MoeEngine:
         for packed in micro_batches:
             picks = None if replay is None else replay(packed)
             if not packed.is_empty:
-                with nullcontext() if picks is None else RoutingReplay(self.model).replaying(picks):
+                with self._replaying(packed, picks):
                     loss = loss_fn(packed, self._forward(packed, True))
                     loss.backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach())
@@ -72,6 +75,14 @@ class MoeEngine:
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         return tensor.clone()
+
+    def _replaying(self, packed: PackedBatch, picks: ExpertPicks | None) -> AbstractContextManager[None]:
+        if self.engine_experts is not None and packed.experts_TLK is not None:
+            picks = ExpertPicks(packed.experts_TLK.transpose(0, 1), self.engine_experts.num_experts)
+        if picks is None:
+            return nullcontext()
+        self._replay = self._replay or RoutingReplay(self.model)
+        return self._replay.replaying(picks, partial=self.engine_experts is not None)
 
     def _forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
         with self._experts.recording(), nullcontext() if self._balance is None else self._balance.recording():
@@ -86,4 +97,5 @@ class MoeEngine:
         if self._balance is not None and with_entropy:
             auxiliary = load_balancing_loss(self._balance.take(), self._balance.top_k)
             result = result._replace(balance_loss=self._coefficient * auxiliary)
-        return result._replace(experts=self._experts.take())
+        own = None if self._replay is None else self._replay.take_own()
+        return result._replace(experts=self._experts.take(), own_experts=own)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -43,7 +43,7 @@ def stream(*events: dict[str, Any]) -> bytes:
 
 @asynccontextmanager
 async def scripted(
-    reply: Callable[[str, Any], bytes], *, served_version: str = "1", **options: Any
+    reply: Callable[[str, Any], bytes | Awaitable[bytes]], *, served_version: str = "1", **options: Any
 ) -> AsyncIterator[tuple[Engine, list[tuple[str, Any]]]]:
     """An engine client, and its requests to a server that answers ``reply(path, body)`` and closes the connection."""
     asked: list[tuple[str, Any]] = []
@@ -59,7 +59,8 @@ async def scripted(
         elif path == "/model_info":
             writer.write(answer(200, {"weight_version": served_version}))
         else:
-            writer.write(reply(path, body))
+            made = reply(path, body)
+            writer.write(made if isinstance(made, bytes) else await made)
         await writer.drain()
         writer.close()
 

@@ -62,6 +62,7 @@ NUM_MINI_BATCHES = 2
 def settings(
     *,
     routing_replay: bool = False,
+    replays_engine: bool = False,
     with_penalties: bool = False,
     lora: dict[str, Any] | None = None,
     leaves_device: bool = False,
@@ -74,6 +75,7 @@ def settings(
         device="cuda" if os.environ.get("DS_ACCELERATOR") == "cuda" else "cpu",
         max_sequence_tokens=None,
         routing_replay=routing_replay,
+        replays_engine=replays_engine,
         seed=0,
         keeps_reference=with_penalties,
         teacher=teacher,
@@ -210,6 +212,7 @@ def replay(work: Path) -> dict[str, Any]:
         ("replayed-3", 3, {}),
         ("replayed-shared", 3, {"expert_parallel": 2}),
         ("unchanged", 1, {"learning_rate": 1e-30}),
+        ("reported", 3, {"expert_parallel": 2, "replays_engine": True}),
     ):
         # The first step is large enough to change experts, and the clip leaves their tokens a gradient.
         shared = {"routing_replay": True, "activation_checkpointing": True, "learning_rate": 0.2}
@@ -217,7 +220,7 @@ def replay(work: Path) -> dict[str, Any]:
         adaptive = AdaptiveClip(target=0.15)
         metrics = train_batch(
             engine,
-            groups,
+            with_own_experts(engine, groups) if name == "reported" else groups,
             objective=Objective(eps_low=0.15, eps_high=0.19, anchor="proximal"),
             policy_version=1,
             num_mini_batches=NUM_MINI_BATCHES,
@@ -232,6 +235,22 @@ def replay(work: Path) -> dict[str, Any]:
     except ValueError as error:
         results["dense"] = str(error)
     return results
+
+
+def with_own_experts(engine: LearnerEngine, groups: list[TrainGroup]) -> list[TrainGroup]:
+    """The groups as an engine with the same weights would have sampled them. Collective."""
+    found = []
+    for group in groups:
+        members = []
+        for sequence in group.sequences:
+            zeros = np.zeros(sequence.num_tokens, np.float32)
+            packed = pack([sequence.with_advantages(zeros)], policy_version=1)
+            picks = engine.logprobs(packed).experts
+            assert picks is not None
+            experts = picks.indices_LTK.transpose(0, 1).cpu()[packed.mask_T].numpy().astype(np.int16)
+            members.append(replace(sequence, experts=experts))
+        found.append(replace(group, sequences=tuple(members)))
+    return found
 
 
 def reference(work: Path) -> dict[str, Any]:

@@ -19,6 +19,10 @@ class ObjectiveSettings(Objective):
     """Mixture of experts only: all mini-batches use the experts that the weights at the batch's start choose (the paper's
     Routing Replay, which GRPO needs and GSPO does not). It costs one more forward pass with anchor = "behaviour". It has no
     effect where mini_batches is 1."""
+    routing_replay_from: Literal["learner", "engine"] = "learner"
+    """For routing_replay. engine: sampled tokens use the experts that the engine chose for them, in all passes (Rollout
+    Routing Replay, R3); other tokens choose theirs. Tokens are sent when an answer ends or has 1,024 of them, each with
+    layers x experts per token bytes. A server at rollout.server_url needs --enable-return-routed-experts."""
     load_balance_coefficient: Annotated[float, Field(ge=0)] = 0.0
     """Mixture of experts only: weight of the auxiliary loss that keeps experts in use (Switch Transformer), per token of the
     optimizer step. 0: none. Models are pre-trained with about 0.001. It needs learner.expert_parallel = 1."""
@@ -47,6 +51,11 @@ class ObjectiveSettings(Objective):
             super().__post_init__()
         except ValueError as error:
             raise ValueError(f"objective.{error}") from error
+        if self.routing_replay_from == "engine" and not self.routing_replay:
+            raise ValueError(
+                "objective.routing_replay_from is 'engine' with routing_replay = false, which replays nothing. Set "
+                "routing_replay = true, or omit routing_replay_from"
+            )
         if self.std_over == "batch" and not self.normalise_by_std:
             raise ValueError(
                 "objective.std_over is 'batch' with normalise_by_std = false, which divides by no deviation. Set "

@@ -49,6 +49,18 @@ def test_each_index_describes_the_token_that_follows_it() -> None:
     assert (packed.num_sequences, packed.num_tokens, packed.is_empty) == (2, 7, False)
 
 
+def test_experts_of_a_sampled_token_stand_at_the_token_that_predicts_it() -> None:
+    first = sequence([5, 6, 7], [1, 2], experts=np.array([[[1, 0]], [[2, -1]]], dtype=np.int16))
+    packed = pack([first, sequence([8, 9, 10, 11], [2])], policy_version=3)
+    assert packed.experts_TLK is not None
+    assert packed.experts_TLK[:, 0].tolist() == [[1, 0], [2, -1], *[[-1, -1]] * 5]
+    assert pack([sequence([8, 9, 10, 11], [2])], policy_version=3).experts_TLK is None
+    with pytest.raises(ValueError, match=r"experts of \[\(1, 2\), \(1, 3\)\] .* those of one model"):
+        pack([first, sequence([8, 9], [1], experts=np.zeros((1, 1, 3), np.int16))], policy_version=3)
+    with pytest.raises(ValueError, match=r"experts is \[2, 1, 3\]; it must be \[1, layers, experts per token\]"):
+        sequence([8, 9], [1], experts=np.zeros((2, 1, 3), np.int16))
+
+
 def test_a_packed_batch_remembers_where_its_sequences_stand_in_the_mini_batch() -> None:
     packed = pack([sequence([1, 2], [1]), sequence([3, 4], [1])], policy_version=1, sequence_indices=[7, 2])
     assert packed.sequence_indices == (7, 2)

@@ -139,7 +139,7 @@ def test_log_probs_come_back_whole_and_only_the_own_slice_has_a_gradient(run: An
     def shared(share: RowShare) -> tuple[TokenLogProbs, Tensor]:
         own = torch.arange(share.index * 3.0, share.index * 3.0 + 3).requires_grad_()
         experts = ExpertPicks(picks_LTK[:, share.index * 3 : share.index * 3 + 3], 300)
-        result = share.whole(TokenLogProbs(own, own.detach() + 100, experts), 5)
+        result = share.whole(TokenLogProbs(own, own.detach() + 100, experts, experts), 5)
         (result.logprobs_T * torch.arange(1.0, 6)).sum().backward()
         return result, own.grad
 
@@ -149,4 +149,6 @@ def test_log_probs_come_back_whole_and_only_the_own_slice_has_a_gradient(run: An
         assert result.entropies_T.tolist() == [100, 101, 102, 103, 104]
         assert result.experts is not None
         assert torch.equal(result.experts.indices_LTK, picks_LTK[:, :5])
+        assert result.own_experts is not None
+        assert torch.equal(result.own_experts.indices_LTK, picks_LTK[:, :5])
         assert gradient.tolist() == ([1, 2, 3], [4, 5, 0])[rank]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gspo.model.packing import PackedBatch
-from gspo.moe.experts import ExpertPicks, ExpertRecorder, ExpertTally
+from gspo.moe.experts import ExpertPicks, ExpertRecorder, ExpertShape, ExpertTally
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
 from tests.support.policy.experts import LENGTHS, NUM_EXPERTS, NUM_LAYERS, TOP_K, packed_batch, prepared, recorded
 
@@ -152,6 +152,50 @@ def test_the_same_experts_in_another_order_have_not_changed() -> None:
     ids, mask = torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool)
     tally.add(ExpertPicks(indices, 4), mask, ids, torch.zeros(1), reference=ExpertPicks(indices.flip(-1), 4))
     assert tally.metrics(torch.clone)["experts_changed/all"] == 0
+
+
+def test_layers_that_differ_from_an_engines_choice_are_counted_by_lag_where_it_is_known() -> None:
+    """Three sequences of two tokens; the second token of the second one is an observation."""
+    own = torch.tensor([[0, 1], [1, 2], [0, 1], [0, 1], [2, 3], [0, 3]], dtype=torch.int16)
+    reported = torch.tensor([[1, 0], [1, 3], [-1, -1], [2, 3], [3, 2], [1, 2]], dtype=torch.int16)
+    mask_T, ids_T = torch.tensor([True, True, True, False, True, True]), torch.tensor([0, 0, 1, 1, 2, 2])
+    tally, empty = ExpertTally(compares=True), ExpertTally(compares=True)
+    picks = ExpertPicks(torch.stack([own, own]), 4)
+    same_layer = own.clone()
+    same_layer[2] = -1
+    reported_TLK = torch.stack([reported, same_layer], dim=1)
+    lag_S = torch.tensor([0.0, 1.0, 2.0])
+    tally.add(picks, mask_T, ids_T, lag_S, reference=None)
+    tally.compare(picks, reported_TLK, mask_T, ids_T, lag_S)
+    # A micro-batch whose engine reported nothing.
+    tally.compare(None, None, torch.tensor([True, False]), torch.tensor([0, 0]), torch.zeros(1))
+    for metrics in metrics_of_ranks([tally, empty]):
+        assert {name: value for name, value in metrics.items() if not name.startswith("expert_load")} == {
+            "experts_replayed/all": pytest.approx(4 / 6),
+            "experts_differ/all": pytest.approx(2 / 8),
+            "experts_differ/lag_0": pytest.approx(1 / 4),
+            "experts_differ/lag_2": pytest.approx(1 / 4),
+        }
+
+
+@pytest.mark.parametrize(
+    ("shape", "error"),
+    [
+        (
+            (5, 3, 2),
+            "reported 2 experts a token in 3 layers, and the learner's model has 2 in 2 layers with routers",
+        ),
+        ((5, 2, 3), "an engine reported 3 experts a token in 2 layers, and the learner's model has 2 in 2 layers"),
+    ],
+)
+def test_experts_of_another_model_are_refused(shape: tuple[int, int, int], error: str) -> None:
+    of_model = ExpertShape.of(tiny_qwen3_moe())
+    assert of_model == ExpertShape(NUM_LAYERS, TOP_K, NUM_EXPERTS)
+    with pytest.raises(ValueError, match=error):
+        of_model.require(torch.zeros(shape, dtype=torch.int16))
+    of_model.require(torch.full((5, 2, 2), NUM_EXPERTS - 1))
+    with pytest.raises(ValueError, match=r"reported expert 4, and the learner's model has 0 to 3: .* = \"learner\""):
+        of_model.require(torch.full((5, 2, 2), NUM_EXPERTS))
 
 
 def test_a_dense_model_has_no_picks_and_no_metrics() -> None:

@@ -74,6 +74,44 @@ def test_with_other_routers_the_experts_stay_and_without_replay_they_change() ->
     assert (replayed.logprobs_T - free.logprobs_T).abs().max() > 0.01
 
 
+def test_a_token_without_picks_chooses_by_its_router_and_the_others_have_theirs() -> None:
+    """The choices of a partial replay, replayed whole, are the same pass; so are its gradients."""
+    packed, model = packed_batch(), prepared(tiny_qwen3_moe())
+    given = random_picks()
+    given.indices_LTK[:, ::3] = -1
+    replay = RoutingReplay(model)
+    with replay.replaying(given, partial=True):
+        result = forward(model, packed)
+        own = replay.take_own()
+        result.logprobs_T.sum().backward()  # type: ignore[no-untyped-call]
+    assert replay.take_own() is None, "backward has computed the layers again"
+    made = picks_of(result)
+    known_T = given.indices_LTK[0, :, 0] >= 0
+    assert torch.equal(made.indices_LTK[:, known_T], given.indices_LTK[:, known_T])
+    assert own is not None
+    assert torch.equal(made.indices_LTK[:, ~known_T], own.indices_LTK[:, ~known_T])
+    assert 0.2 < changed_share(own, made) < 0.8
+    with replay.replaying(made):
+        again = forward(model, packed)
+    assert torch.equal(again.logprobs_T, result.logprobs_T)
+    assert replay.take_own() is None
+    partial, whole = gradients(model, packed, given, partial=True), gradients(model, packed, made)
+    assert all(torch.equal(partial[name], whole[name]) for name in whole)
+
+
+def test_what_a_router_would_have_chosen_beside_its_picks_is_the_top_of_its_logits() -> None:
+    model = tiny_qwen3_moe()
+    block = model.model.layers[0].mlp
+    hidden_TH = torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(1))
+    replay = RoutingReplay(model)
+    with replay.replaying(random_picks(num_tokens=5), partial=True):
+        block(hidden_TH)
+        own = replay.take_own()
+    assert own is not None
+    expected = (hidden_TH[0] @ block.gate.weight.T).topk(TOP_K).indices
+    assert own.indices_LTK[0].sort().values.tolist() == expected.sort().values.tolist()
+
+
 @pytest.mark.parametrize("normalised", [True, False])
 def test_gates_are_the_present_softmax_at_the_recorded_experts(normalised: bool) -> None:
     model = tiny_qwen3_moe()
@@ -94,9 +132,9 @@ def test_gates_are_the_present_softmax_at_the_recorded_experts(normalised: bool)
         torch.testing.assert_close(output_TH[token], expected, rtol=1e-4, atol=1e-5)
 
 
-def gradients(model: Any, packed: PackedBatch, picks: ExpertPicks) -> dict[str, Tensor]:
+def gradients(model: Any, packed: PackedBatch, picks: ExpertPicks, *, partial: bool = False) -> dict[str, Tensor]:
     model.zero_grad()
-    with RoutingReplay(model).replaying(picks):
+    with RoutingReplay(model).replaying(picks, partial=partial):
         forward(model, packed).logprobs_T.sum().backward()  # type: ignore[no-untyped-call]
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 

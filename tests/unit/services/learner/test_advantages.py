@@ -129,6 +129,7 @@ def test_a_run_hands_its_settings_on() -> None:
         ({"overlong_filter_tokens": 129}, "overlong_filter_tokens is 129 but sampling.max_tokens is 128: no trajectory"),
         ({"overlong_buffer_tokens": 200}, "overlong_buffer_tokens is 200 but sampling.max_tokens is 128: no trajectory"),
         ({"std_over": "batch", "normalise_by_std": False}, "which divides by no deviation. Set normalise_by_std = true"),
+        ({"routing_replay_from": "engine"}, "replays nothing. Set routing_replay = true, or omit routing_replay_from"),
         ({"advantage": "turn", "kl_coefficient": 0.1, "kl_in": "reward"}, "Set kl_in = 'loss', or advantage = 'sequence'"),
     ],
 )

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog.testing
 import torch
 
 from gspo.adaptive import AdaptiveClip
 from gspo.model.logprobs import TokenLogProbs
-from gspo.model.packing import PackedBatch, TrainGroup
+from gspo.model.packing import PackedBatch, TrainGroup, pack
+from gspo.moe.experts import ExpertShape
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from gspo_services.learner.plan import deal_groups
 from tests.support.engines.bigram_engine import BigramEngine
@@ -257,6 +259,93 @@ def test_routing_replay_of_a_model_whose_experts_cannot_be_recorded_is_refused_b
     engine = MoeEngine(dense, update=steps.append, replays_routing=True)
     with pytest.raises(ValueError, match="choices cannot be recorded, so they cannot be replayed"):
         train(engine, random_groups(2, 3, seed=13, vocab_size=TINY_VOCAB_SIZE))
+    assert steps == []
+
+
+def with_experts(groups: list[TrainGroup], unknown: int = 4) -> list[TrainGroup]:
+    """The groups as an engine of two layers of four experts sampled them; of each ``unknown``-th token it reported none."""
+    generator = np.random.default_rng(8)
+    changed = []
+    for group in groups:
+        members = []
+        for each in group.sequences:
+            experts = generator.random((each.num_action_tokens, 2, 4)).argsort(-1)[..., :2].astype(np.int16)
+            experts[::unknown] = -1
+            members.append(replace(each, experts=experts))
+        changed.append(replace(group, sequences=tuple(members)))
+    return changed
+
+
+@pytest.mark.parametrize("anchor", ["proximal", "behaviour"])
+def test_every_pass_of_a_batch_has_the_experts_of_the_engine_and_the_routers_still_learn(anchor: Any) -> None:
+    """Each mini-batch moves every router's choice on; only tokens whose experts are not known follow."""
+    groups = with_experts(random_groups(4, 3, seed=12, vocab_size=TINY_VOCAB_SIZE))
+    seen: list[tuple[PackedBatch, TokenLogProbs]] = []
+
+    class Watched(MoeEngine):
+        def _forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
+            seen.append((packed, super()._forward(packed, with_entropy)))
+            return seen[-1][1]
+
+    engine = Watched(tiny_qwen3_moe(), update=next_expert, engine_experts=ExpertShape(2, 2, 4))
+    metrics = train(engine, groups, replace(WIDE, anchor=anchor), num_mini_batches=4).metrics
+    assert all(bool(layer.mlp.gate.weight.grad.any()) for layer in engine.model.model.layers)
+    num_passes = {"proximal": 2, "behaviour": 1}[anchor]
+    counts = np.zeros(4)
+    for number, (packed, result) in enumerate(seen):
+        reported, own, used = packed.experts_TLK, result.own_experts, result.experts
+        assert reported is not None
+        assert own is not None
+        assert used is not None
+        known_T = reported[:, 0, 0] >= 0
+        assert not known_T[~packed.mask_T].any()
+        assert torch.equal(used.indices_LTK[:, known_T], reported.transpose(0, 1)[:, known_T].to(used.indices_LTK.dtype))
+        assert torch.equal(used.indices_LTK[:, ~known_T].long(), own.indices_LTK[:, ~known_T].long())
+        if number == len(seen) * (num_passes - 1) // num_passes:
+            # The first mini-batch's training pass, under the weights of the batch's start.
+            both = own.indices_LTK[:, known_T].long(), reported[known_T].transpose(0, 1).long()
+            differ = (both[0].sort().values != both[1].sort().values).any(-1)
+            counts[:2] += [int(differ.sum()), differ.numel()]
+            counts[2:] += [int(known_T.sum()), int(packed.mask_T.sum())]
+    assert len(seen) == 4 * num_passes
+    assert 0.5 < counts[0] / counts[1] < 1
+    assert metrics["experts_differ/all"] == pytest.approx(counts[0] / counts[1])
+    assert metrics["experts_replayed/all"] == pytest.approx(counts[2] / counts[3])
+    assert "experts_changed/all" not in metrics
+
+
+def test_experts_that_equal_the_learners_own_give_the_step_without_replay() -> None:
+    groups = random_groups(2, 3, seed=14, vocab_size=TINY_VOCAB_SIZE)
+    members = []
+    free = MoeEngine(tiny_qwen3_moe(), update=nothing)
+    for each in groups[0].sequences:
+        packed = pack([each.with_advantages(np.zeros(each.num_tokens, np.float32))], policy_version=0)
+        picks = free.logprobs(packed).experts
+        assert picks is not None
+        experts = picks.indices_LTK.transpose(0, 1)[packed.mask_T].numpy().astype(np.int16)
+        members.append(replace(each, experts=experts))
+    reported = [replace(groups[0], sequences=tuple(members))]
+    replaying = MoeEngine(tiny_qwen3_moe(), update=nothing, engine_experts=ExpertShape(2, 2, 4))
+    metrics = [train(engine, given).metrics for engine, given in ((free, groups[:1]), (replaying, reported))]
+    assert metrics[1]["experts_differ/all"] == 0
+    assert metrics[1]["experts_replayed/all"] == 1
+    assert all(metrics[1][name] == value for name, value in metrics[0].items())
+
+
+def test_a_batch_without_experts_is_trained_with_the_learners_own_and_says_so() -> None:
+    groups = random_groups(2, 3, seed=14, vocab_size=TINY_VOCAB_SIZE)
+    engine = MoeEngine(tiny_qwen3_moe(), update=nothing, engine_experts=ExpertShape(2, 2, 4))
+    with structlog.testing.capture_logs() as logs:
+        metrics = train(engine, groups).metrics
+    assert metrics["experts_replayed/all"] == 0
+    assert [each["event"] for each in logs] == ["no_experts_reported"]
+
+
+def test_experts_of_another_model_are_refused_before_a_step() -> None:
+    steps: list[Any] = []
+    engine = MoeEngine(tiny_qwen3_moe(), update=steps.append, engine_experts=ExpertShape(2, 2, 3))
+    with pytest.raises(ValueError, match="an engine reported expert 3, and the learner's model has 0 to 2"):
+        train(engine, with_experts(random_groups(2, 3, seed=13, vocab_size=TINY_VOCAB_SIZE)))
     assert steps == []
 
 

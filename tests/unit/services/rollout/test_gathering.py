@@ -4,7 +4,9 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace as replaced
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -39,6 +41,15 @@ def test_chunks_overtake_what_others_sent_and_nothing_of_their_own_episode() -> 
     assert gathered_next(waiting[1:2]) == waiting[1:2]
     rest = [waiting[place] for place in (1, 3, 5)]
     assert gathered_next(rest) == rest[:1]
+
+
+def test_a_chunk_with_experts_leaves_alone() -> None:
+    """A message of many chunks has no room for them."""
+    waiting = [a_wait(each) for each in (of(1), of(2), of(1, 8), of(3))]
+    waiting[1] = replaced(waiting[1], arrays={**waiting[1].arrays, "experts": np.zeros((3, 1, 1, 1), np.uint8)})
+    assert gathered_next(waiting) == [waiting[place] for place in (0, 2, 3)]
+    assert gathered_next(waiting[1:]) == [waiting[2], waiting[3]]
+    assert gathered_next(waiting[1:2]) == [waiting[1]]
 
 
 def test_messages_of_an_episode_keep_their_order_whatever_waits() -> None:

@@ -1,9 +1,11 @@
 """A trajectory as it grows: chunks, offsets, segments, versions."""
 
+import msgspec
 import numpy as np
 import pytest
 
 from gspo_protocol.messages import Segment, VersionRun
+from gspo_services.rollout.sglang import OutputPiece
 from gspo_services.rollout.trajectory import Trajectory
 from tests.support.builders import a_lease, lease_arrays
 from tests.support.engines.pieces import a_piece
@@ -43,6 +45,37 @@ def test_a_chunk_is_the_same_until_it_is_sent_and_the_next_begins_behind_it() ->
     assert (following[0].offset, following[0].num_tokens) == (2, 1)
     trajectory.sent(following[0])
     assert trajectory.next_chunk() is None
+
+
+def with_experts(piece: OutputPiece, first: int) -> OutputPiece:
+    """The piece with a row of experts for each token, counted from ``first``."""
+    rows = np.arange(first, first + len(piece.token_ids), dtype=np.uint8).reshape(-1, 1, 1, 1)
+    return msgspec.structs.replace(piece, experts=rows)
+
+
+def test_experts_of_sampled_tokens_leave_once_with_their_chunk() -> None:
+    """Also those of tokens that came while a chunk was on its way; tokens without any have unknown ones."""
+    trajectory = Trajectory(a_new_lease(), no_tokens())
+    trajectory.observe([1, 2])
+    trajectory.act(with_experts(a_piece([3, 4], [-1.0] * 2, (1, 2)), 10))
+    chunk, arrays = trajectory.next_chunk() or pytest.fail("nothing to send")
+    assert arrays["experts"].ravel().tolist() == [10, 11]
+    trajectory.act(with_experts(a_piece([5], [-1.0], (1, 1)), 12))
+    trajectory.act(a_piece([6], [-1.0], (1, 1)))
+    trajectory.sent(chunk)
+    chunk, arrays = trajectory.next_chunk() or pytest.fail("nothing to send")
+    assert arrays["experts"].ravel().tolist() == [12, 255]
+    trajectory.sent(chunk)
+    trajectory.observe([7])
+    _, arrays = trajectory.next_chunk() or pytest.fail("nothing to send")
+    assert "experts" not in arrays
+
+
+def test_an_evaluation_which_nobody_trains_on_sends_no_experts() -> None:
+    trajectory = Trajectory(a_new_lease(split="eval"), no_tokens())
+    trajectory.act(with_experts(a_piece([3, 4], [-1.0] * 2, (1, 2)), 10))
+    _, arrays = trajectory.next_chunk() or pytest.fail("nothing to send")
+    assert "experts" not in arrays
 
 
 def test_a_chunk_under_way_keeps_its_tokens_while_more_come() -> None:

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gspo.model.packing import BatchGroup, BatchSequence
+from gspo_protocol.limits import MAX_FRAME_BYTES
 from gspo_protocol.messages import Batch, BatchItem, BatchPart, Segment, SkipBatch, VersionRun
+from gspo_protocol.messages.experts import encode_experts
 from gspo_protocol.messages.pieces import ACTION, Pieces
 from gspo_services.learner.broker import Answer
 from gspo_services.learner.broker.assembly import AssembledBatch, Assembly, assemble
@@ -119,6 +121,43 @@ def test_wherever_a_batch_is_cut_a_rank_has_its_own_sequences_and_the_lengths_of
         else:
             with pytest.raises(ValueError, match="is trained by another rank"):
                 sequence.loaded()
+
+
+@given(st.integers(1, 40), st.sets(st.integers(0, 2)))
+def test_wherever_a_batch_is_cut_each_action_token_has_the_experts_that_sampled_it(
+    part_tokens: int, without: set[int]
+) -> None:
+    """Also where sequences alternate, a turn is discarded, and some chunks came without experts."""
+    rows = encode_experts(np.arange(24).reshape(4, 2, 3), 300)
+    made = [
+        replace(a_trajectory(0, 1), experts=rows[:3], chunks_without_experts=tuple(without)),
+        replace(a_trajectory(1, 1, ALTERNATING), experts=rows),
+        replace(a_trajectory(2, 1), experts=rows[:3], discarded_turns=(0,)),
+        a_trajectory(3, 1),
+    ]
+    (group,) = groups_of(made_batch(made, part_tokens=part_tokens, with_experts=True))
+    first = np.array([0, 6, 12])
+    first[[place - 1 in without for place in (2, 2, 3)]] = -1  # its tokens are in chunks 1, 1 and 2
+    expected = [first.tolist(), [0, 12], [6, 18], [12], [-1, -1, -1]]
+    for sequence, experts in zip(group.sequences, expected, strict=True):
+        loaded = sequence.loaded()
+        if loaded.experts is None:  # Parts that hold no experts at all.
+            assert set(experts) == {-1}
+        else:
+            assert loaded.experts[:, 0, 0].tolist() == experts
+            assert loaded.experts.shape == (loaded.num_action_tokens, 2, 3)
+
+
+def test_a_batch_for_a_learner_that_asks_for_no_experts_has_none() -> None:
+    with_rows = replace(a_trajectory(0, 1), experts=encode_experts(np.zeros((3, 2, 3), np.int32), 4))
+    plain = made_batch([a_trajectory(0, 1)])
+    assert [part for part, _ in made_batch([with_rows]).parts] == [part for part, _ in plain.parts]
+
+
+def test_parts_with_experts_fit_a_frame_whatever_the_model() -> None:
+    row = np.zeros((3, 512, 2), np.int32)
+    made = made_batch([replace(a_trajectory(0, 1), experts=encode_experts(row, 4))], with_experts=True)
+    assert made.batch.part_tokens * row[0].size == MAX_FRAME_BYTES
 
 
 def test_what_decides_who_trains_what_is_known_before_the_tokens() -> None:

@@ -120,6 +120,13 @@ async def test_a_float32_head_is_asked_of_a_server_and_one_that_was_started_with
                 assert await _shared(settings, engine) == 1  # type: ignore[arg-type]
 
 
+def test_a_server_reports_experts_only_where_they_are_replayed() -> None:
+    replaying = ["objective.routing_replay=true", "objective.routing_replay_from=engine"]
+    for overrides, reports in ((replaying, True), (replaying[:1], False), ([], False)):
+        made = server_options(load_settings(None, overrides), "rollout-3")
+        assert ("--enable-return-routed-experts" in server_command(made, port=1, cuda=True)) == reports
+
+
 def test_a_server_that_shall_hold_adapters_is_told_how_many() -> None:
     overrides = [
         "lora.rank=8",

@@ -1,0 +1,83 @@
+"""The experts that an engine reports for its tokens, and which of them are those that sampled the token. Pure."""
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from gspo_protocol.messages.experts import UNKNOWN, encode_experts
+
+_WAY_OUT = 'serve the model of model.path, or set objective.routing_replay_from = "learner"'
+
+
+@dataclass(frozen=True)
+class RoutedExperts:
+    """The shape of a model's choices, which an engine's answers must have."""
+
+    num_layers: int
+    top_k: int
+    num_experts: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """Return that of a model's config.json. Raises: ValueError for a dense model."""
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        num_experts = next((config[name] for name in names if config.get(name)), 0)
+        top_k, num_layers = config.get("num_experts_per_tok"), config.get("num_hidden_layers")
+        if not (num_experts and top_k and num_layers):
+            raise ValueError(
+                f"a {config.get('model_type', 'model of unknown type')} model has no experts for an engine to report: set "
+                "objective.routing_replay = false"
+            )
+        if config.get("mlp_only_layers") or config.get("first_k_dense_replace") or config.get("decoder_sparse_step", 1) != 1:
+            raise ValueError(
+                "some layers of this model are dense, and it is unknown what an engine reports of them: set "
+                'objective.routing_replay_from = "learner"'
+            )
+        return cls(num_layers, top_k, num_experts)
+
+    def read(
+        self,
+        encoded: str | None,
+        spans: Sequence[tuple[int, int, int]],
+        valid_version: int | None,
+        *,
+        may_lack: bool = False,
+    ) -> np.ndarray[Any, Any]:
+        """Return the experts of an answer's tokens as messages hold them, uint8 [n, layers, k, bytes].
+
+        Args:
+            encoded: SGLang's ``routed_experts``: base64 of int32 [n, layers, k]; None when it has none.
+            spans: the versions of the tokens: (version, start, end), over all of them.
+            valid_version: the only version whose tokens were sampled with these experts; None: all were. After a retracted
+                update SGLang computes old tokens again, and reports the choices of the new weights for them.
+            may_lack: SGLang reports none of a request that is aborted in its queue. Then none are known.
+
+        Raises: ValueError for another number of values, none included, and for values that are no experts.
+        """
+        num_tokens = spans[-1][2] if spans else 0
+        shape = (num_tokens, self.num_layers, self.top_k)
+        if encoded is None and (may_lack or not num_tokens):
+            return encode_experts(np.full(shape, UNKNOWN, np.int32), self.num_experts)
+        try:
+            indices = np.frombuffer(base64.b64decode(encoded or "", validate=True), "<i4")
+        except (binascii.Error, ValueError) as error:
+            raise ValueError(f"routed_experts is not base64 of int32 values: {error}") from error
+        if indices.size != np.prod(shape):
+            raise ValueError(
+                f"routed_experts has {indices.size} values, {num_tokens} tokens x {self.num_layers} layers x {self.top_k} "
+                f"experts expected: {_WAY_OUT}"
+            )
+        if indices.size and not (int(indices.min()) >= 0 and int(indices.max()) < self.num_experts):
+            raise ValueError(
+                f"routed_experts has experts {int(indices.min())} to {int(indices.max())}, the model has 0 to "
+                f"{self.num_experts - 1}: {_WAY_OUT}"
+            )
+        indices = indices.reshape(shape).copy()
+        for version, start, end in spans:
+            if valid_version is not None and version != valid_version:
+                indices[start:end] = UNKNOWN
+        return encode_experts(indices, self.num_experts)
