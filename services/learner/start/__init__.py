@@ -1,7 +1,7 @@
 """Decisions and processes before torch is loaded."""
 
 from gspo_services.learner.start.adapters import require_adaptable
-from gspo_services.learner.start.engine_settings import SCORES_DIRECTORY, Device, EngineSettings, engine_settings_of
+from gspo_services.learner.start.engine_settings import Device, EngineSettings, engine_settings_of
 from gspo_services.learner.start.expected_memory import log_expected_memory
 from gspo_services.learner.start.fabric import warn_without_rdma
 from gspo_services.learner.start.long_context import (
@@ -22,7 +22,6 @@ from gspo_services.learner.start.ranks import Node, ended_by_signals, is_rank, r
 from gspo_services.learner.start.teacher import require_teacher
 
 __all__ = [
-    "SCORES_DIRECTORY",
     "TRAINED_LAYERS",
     "Device",
     "EngineSettings",

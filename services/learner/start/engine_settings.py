@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
-from gspo_services.shared.settings import Learner, LoraSection, Settings
+from gspo_services.shared.settings import SCORES_DIRECTORY, Learner, LoraSection, Settings
 
 Device = Literal["cpu", "cuda"]
-SCORES_DIRECTORY: Final = "teacher-scores"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,9 +38,10 @@ from gspo_services.shared.runtime.durable import (
     remove_leftovers,
 )
 from gspo_services.shared.runtime.errors import NoRoomError, ServiceError, is_for_want_of_room
-from gspo_services.shared.settings import SETTINGS_FILE
+from gspo_services.shared.settings import SCORES_DIRECTORY, SETTINGS_FILE
 
 _BLOCK: Final = 1 << 20
+BUSY_S: Final = 60.0
 
 
 def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupManifest]:
@@ -75,6 +76,9 @@ def _back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, Backup
                         copying.add(str(path.relative_to(held)), path)
             if (directory / CHECKPOINTS / "last-version").is_file():
                 copying.add(f"{CHECKPOINTS}/last-version", directory / CHECKPOINTS / "last-version")
+            # After the ledgers: they hold no batch that was trained and is not scored there.
+            for path in sorted((directory / SCORES_DIRECTORY).glob("*.sqlite")):
+                copying.add_database(f"{SCORES_DIRECTORY}/{path.name}", path)
         number = earlier[-1][1].number + 1 if earlier else 1
         manifest = _rest(directory, partial, name, number, copying, copied)
         (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
@@ -191,6 +195,15 @@ class _Copying:
         except OSError:  # a file system without links
             return None
         return former
+
+    def add_database(self, name: str, source: Path) -> None:
+        """Copy what a SQLite file holds, while it may be written."""
+        copy = self._partial / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True, timeout=BUSY_S)) as original:
+            with closing(sqlite3.connect(copy)) as connection:
+                original.backup(connection)
+        self.describe(name)
 
     def describe(self, path: str) -> None:
         """Add a file that was written into the backup to the manifest."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.broker.store import NoLedger
-from gspo_services.learner.start import SCORES_DIRECTORY, is_rank, require_teacher, run_ranks
+from gspo_services.learner.start import is_rank, require_teacher, run_ranks
 from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.runtime.config_arguments import add_override_argument
 from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError, ServiceError
@@ -22,7 +22,15 @@ from gspo_services.shared.runtime.lifecycle import leave
 from gspo_services.shared.runtime.logs import configure_logging
 from gspo_services.shared.runtime.output import begin_command, protect_result
 from gspo_services.shared.runtime.plain_text import indented_lines
-from gspo_services.shared.settings import SCHEDULED, Learner, Settings, override_settings, read_run_settings, require_model
+from gspo_services.shared.settings import (
+    SCHEDULED,
+    SCORES_DIRECTORY,
+    Learner,
+    Settings,
+    override_settings,
+    read_run_settings,
+    require_model,
+)
 
 RESULT_FILE: Final = "replay.json"
 WITHOUT_EFFECT: Final = ("model.path=", "learner.dump_tokens=")

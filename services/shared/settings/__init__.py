@@ -38,6 +38,7 @@ from gspo_services.shared.settings.run_settings import SETTINGS_FILE, read_run_s
 from gspo_services.shared.settings.sections import (
     ONLY_SET,
     SCHEDULED,
+    SCORES_DIRECTORY,
     AgentSection,
     Evaluation,
     EvaluationSet,
@@ -64,6 +65,7 @@ __all__ = [
     "RENAMED",
     "RESERVED",
     "SCHEDULED",
+    "SCORES_DIRECTORY",
     "SETTINGS_FILE",
     "AgentSection",
     "CalledAddress",

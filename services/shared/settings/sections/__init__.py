@@ -8,7 +8,7 @@ and ``gspo check --explain`` are made from it.
 from gspo_services.shared.settings.sections.agent import AgentSection
 from gspo_services.shared.settings.sections.broker import MAX_PORT, NUMBER_MARK, PORT_STEP, Broker
 from gspo_services.shared.settings.sections.data import DataSection
-from gspo_services.shared.settings.sections.distillation import DistillationSection
+from gspo_services.shared.settings.sections.distillation import SCORES_DIRECTORY, DistillationSection
 from gspo_services.shared.settings.sections.evaluation import ONLY_SET, Evaluation, EvaluationSet
 from gspo_services.shared.settings.sections.learner import Learner, LoraSection
 from gspo_services.shared.settings.sections.objective import ObjectiveSettings
@@ -36,6 +36,7 @@ __all__ = [
     "ONLY_SET",
     "PORT_STEP",
     "SCHEDULED",
+    "SCORES_DIRECTORY",
     "AgentSection",
     "BatchSection",
     "Broker",

@@ -8,6 +8,8 @@ from gspo_services.shared.runtime.paths import expanded
 from gspo_services.shared.settings.sections.section import PositiveSeconds, Section
 
 SERVERS = ("http://", "https://")
+SCORES_DIRECTORY = "teacher-scores"
+"""In the run's directory: what a server said, a SQLite file for each rank."""
 
 
 def _place(text: str) -> str:

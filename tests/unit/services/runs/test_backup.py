@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gspo_protocol.messages import Checkpointed, Resume
@@ -16,12 +17,13 @@ from gspo_services.broker.rows import GroupRow, TrajectoryRow
 from gspo_services.broker.store.reader import LEDGER_FILE, Reader, StoreMismatch, reading
 from gspo_services.broker.store.store import RowChanges
 from gspo_services.cli.main import main
+from gspo_services.learner.teacher.record import ScoreRecord
 from gspo_services.runs.backup.backup import back_up
 from gspo_services.runs.backup.manifest import FORMAT, MANIFEST, BackupDamaged, list_backups
 from gspo_services.runs.backup.restore import restore
 from gspo_services.runs.opening import audit_run
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
-from gspo_services.shared.settings import read_run_settings
+from gspo_services.shared.settings import SCORES_DIRECTORY, read_run_settings
 from tests.support.broker.archiving import Archiving, archived, content, same
 from tests.support.broker.ledger import LEARNER, SAMPLING, LedgerHarness
 from tests.support.processes.small_run import FIRST, _fill, write_checkpoint, write_small_run
@@ -107,6 +109,17 @@ def test_a_backup_comes_back_in_another_directory_and_trains_on(run: Path, tmp_p
     assert audit.num_batches == 5
     assert identity(run) == "run"
     assert list_backups(tmp_path / "backups") == [(path, manifest)]
+
+
+def test_what_a_teacher_said_comes_back_although_it_is_being_added_to(run: Path, tmp_path: Path) -> None:
+    record = ScoreRecord(run / SCORES_DIRECTORY, 0)
+    record.add({b"first": np.ones(3, np.float32)})
+    with closing(sqlite3.connect(run / SCORES_DIRECTORY / "rank-0.sqlite")) as writer:
+        writer.execute("INSERT INTO scores VALUES (?, ?)", (b"second", b""))
+        back_up(run, tmp_path / "backups", nothing)
+    restore(tmp_path / "backups", tmp_path / "again", None, nothing)
+    found = ScoreRecord(tmp_path / "again" / SCORES_DIRECTORY, 0).find([b"first", b"second"])
+    assert {key: values.tolist() for key, values in found.items()} == {b"first": [1.0, 1.0, 1.0]}
 
 
 def test_the_learner_of_a_restored_run_does_not_look_for_the_former_runs_ledger(run: Path, tmp_path: Path) -> None:
