@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if not (text := lacking(error)):
             raise
-        print(f"gspo {words[0]}: {text}", file=sys.stderr)
+        print(indented_lines(f"gspo {words[0]}: {text}"), file=sys.stderr)
         return EXIT_CONFIGURATION
     except KeyboardInterrupt:
         print(f"gspo {words[0]}: interrupted", file=sys.stderr)

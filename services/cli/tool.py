@@ -5,6 +5,7 @@ import sys
 from typing import Final
 
 from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION
+from gspo_services.shared.runtime.plain_text import indented_lines
 
 DISTRIBUTIONS: Final = {"zmq": "pyzmq"}
 """Packages that are imported under another name."""
@@ -24,7 +25,7 @@ def main() -> int:
         text = lacking(error)
         if not text:
             raise
-        sys.stderr.write(f"gspo: {text}\n")
+        sys.stderr.write(indented_lines(f"gspo: {text}") + "\n")
         return EXIT_CONFIGURATION
     return 0
 

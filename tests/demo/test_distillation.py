@@ -11,10 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from gspo_services.rollout.sglang import server as server_module
 from gspo_services.rollout.sglang.server import EngineServer, ServerOptions, server_command
-from tests.demo.test_schedules import gspo
 from tests.support.broker.ledger_audit import audit
 from tests.support.processes.ports import free_ports
-from tests.support.processes.run_process import REPOSITORY, RunProcess
+from tests.support.processes.run_process import REPOSITORY, RunProcess, gspo
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(3600)]
 NUM_BATCHES = 12

@@ -2,8 +2,6 @@
 the same. ``make test-demo``."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from gspo_services.broker.rows import BatchRow
 from gspo_services.broker.store import LEDGER_FILE, Reader, reading
 from tests.support.broker.ledger_audit import audit
-from tests.support.processes.run_process import REPOSITORY, RunProcess
+from tests.support.processes.run_process import REPOSITORY, RunProcess, gspo
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(3600)]
 NUM_BATCHES = 24
@@ -90,13 +88,6 @@ def drawn(directory: Path) -> int:
     with reading(directory) as connection:
         found = [task for (task,) in connection.execute("SELECT DISTINCT task_index FROM groups WHERE split = 'train'")]
     return len({max(0, task - FIRST_TASKS + ADDED_TASKS) // ADDED_TASKS for task in found})
-
-
-def gspo(*words: str) -> str:
-    command = [sys.executable, "-m", "gspo_services.cli.main", *words]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=1200, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
 
 
 def _lengths_double(rows: list[BatchRow]) -> None:

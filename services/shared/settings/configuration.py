@@ -97,7 +97,7 @@ def override_settings(settings: Settings, overrides: Sequence[str]) -> Settings:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     # A pipe gives its text to the first process that reads it, and nothing, which are the defaults, to the next.
-    if str(path) == "-" or path.parts[1:2] in (("dev",), ("proc",)) or path.is_fifo():
+    if str(path) == "-" or path.parts[:3] in (("/", "dev", "stdin"), ("/", "dev", "fd")) or path.parts[:2] == ("/", "proc"):
         raise ConfigurationError(f"{path}: each process of a run reads its configuration: save it as a file, and name that")
     try:
         # Editors of Windows write a byte-order mark first.

@@ -34,7 +34,7 @@ class SimSolver:
         self._rewards = rewards
         self._audit = audit
 
-    async def solve(self, task: AgentTask, journal: StepJournal) -> AgentResult:
+    async def solve(self, task: AgentTask, journal: StepJournal, *, is_alone: bool) -> AgentResult:
         """See ``Solve``."""
         calls = self._registry.calls_of(task.api_key)
         assert isinstance(calls, EpisodeCalls)

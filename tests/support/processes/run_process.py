@@ -19,6 +19,14 @@ POLL_S = 0.2
 REPOSITORY = Path(__file__).parents[3]
 
 
+def gspo(*words: str) -> str:
+    """What a command of ``gspo`` says that succeeds."""
+    command = [sys.executable, "-m", "gspo_services.cli.main", *words]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=1200, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
 class RunProcess:
     """Use as a context manager; leaving it ends the run and everything that it started."""
 
