@@ -84,7 +84,7 @@ TRAINING = (
     Bug(
         name="a version is served before its digest is noted",
         module="gspo_services.learner.checkpoints.versions",
-        old="digest=digest)\n        self._write()\n",
+        old="digest=digest)\n            self._write()\n",
         new="digest=digest)\n",
         invariants=("one version, one content",),
         weather=_learner_dies_while_it_publishes(),
