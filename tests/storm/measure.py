@@ -74,22 +74,35 @@ def memory_by_role(lives: Sequence[Life], begin_s: float, end_s: float) -> list[
 
 @dataclass(frozen=True)
 class Files:
-    """What lies in a run's directory, without what is meant to grow with the run (ledger, archive, metrics, evidence)."""
+    """What lies in a run's directory, without what is meant to grow with the run (ledger, archive, metrics, evidence).
+
+    Of its checkpoints one counts, as large as they are on average: the best one is kept beside the newest only from the time
+    when it is none of them.
+    """
 
     number: int
     num_bytes: int
+    checkpoints: int
+
+    def __str__(self) -> str:
+        return f"{self.number} with {self.num_bytes / MIB:.1f} MiB beside {self.checkpoints} checkpoints"
 
 
 def files_of(directory: Path, growing: Sequence[str]) -> Files:
     """``growing``: beginnings of the names that are left out."""
-    sizes = []
+    sizes, in_checkpoints, checkpoints = [], [], set()
     # Checkpoints come and go meanwhile: os.walk passes over a folder that was just removed, where rglob raises.
     for folder, _, names in os.walk(directory):
-        for path in (Path(folder, name) for name in names):
-            if not str(path.relative_to(directory)).startswith(tuple(growing)):
+        for path in (Path(folder, name).relative_to(directory) for name in names):
+            if not str(path).startswith(tuple(growing)):
+                is_checkpoint = path.parts[0] == "checkpoints" and path.parts[1].startswith("version-")
                 with suppress(FileNotFoundError):
-                    sizes.append(path.stat().st_size)
-    return Files(len(sizes), sum(sizes))
+                    (in_checkpoints if is_checkpoint else sizes).append((directory / path).stat().st_size)
+                    checkpoints |= set(path.parts[1:2]) if is_checkpoint else set()
+    share = max(1, len(checkpoints))
+    return Files(
+        len(sizes) + round(len(in_checkpoints) / share), sum(sizes) + round(sum(in_checkpoints) / share), len(checkpoints)
+    )
 
 
 def largest_median(files: Sequence[Files]) -> tuple[Files, Files]:
@@ -99,6 +112,5 @@ def largest_median(files: Sequence[Files]) -> tuple[Files, Files]:
 
 
 def _median(files: Sequence[Files]) -> Files:
-    return Files(
-        round(statistics.median(each.number for each in files)), round(statistics.median(each.num_bytes for each in files))
-    )
+    columns = ((each.number, each.num_bytes, each.checkpoints) for each in files)
+    return Files(*(round(statistics.median(column)) for column in zip(*columns, strict=True)))

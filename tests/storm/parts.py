@@ -14,6 +14,8 @@ WORK_PORT: Final = 7001
 BATCH_PORT: Final = 7002
 WEIGHTS_PORT: Final = 7003
 SANDBOX_PORTS: Final = (7010, 7011)
+KEEP_CHECKPOINTS: Final = 4
+"""The newest, and the best one if it is none of them."""
 ALWAYS: Final = ("broker", "learner", "rollout", "scheduler", "reward")
 """Kinds of processes that both parts have."""
 
@@ -59,7 +61,7 @@ def parts(place: Path) -> dict[str, Part]:
         "learner.metrics_port=0",
         "rollout.metrics_port=0",
         "learner.learning_rate=3e-5",
-        "learner.keep_checkpoints=4",
+        f"learner.keep_checkpoints={KEEP_CHECKPOINTS}",
         "evaluation.every_batches=25",
         "reward.workers=1",
     )

@@ -12,7 +12,7 @@ from gspo_services.runs.opening import audit_run
 from tests.storm.attacker import BREACH, DAEMON
 from tests.storm.losses import honest, losses
 from tests.storm.measure import Files, largest_median, memory_by_role, trajectories_per_s
-from tests.storm.parts import NUM_BROKERS, Part, notes
+from tests.storm.parts import KEEP_CHECKPOINTS, NUM_BROKERS, Part, notes
 from tests.storm.run import StormRun, counted
 from tests.storm.weather import Weather, never_hit
 
@@ -61,8 +61,7 @@ def verdict(
         f"of them lost by others than attackers {len(unjust)}",
         f"pace: {quiet:.1f} trajectories/s quiet, {storm:.1f} in the storm: {storm / quiet:.2f}",
         f"held-out reward: first {rewards[0]:.2f}, best {max(rewards):.2f}, last {rewards[-1]:.2f}",
-        f"files: {before.number} with {before.num_bytes / 2**20:.1f} MiB, at the end {after.number} with "
-        f"{after.num_bytes / 2**20:.1f} MiB",
+        f"files: {before}, at the end {after}",
         *(str(each) for each in memory),
         f"acts of agents: {counted(acts)}" if acts else "no attackers among agents",
     ]
@@ -79,7 +78,9 @@ def verdict(
         *((f"the {each.role} held {each.largest / 2**20:.0f} MiB at once", each.burst) for each in memory),
         (
             f"files grew from {before} to {after}",
-            after.number > before.number + FILES or after.num_bytes > FILES_GROWTH * before.num_bytes,
+            after.number > before.number + FILES
+            or after.num_bytes > FILES_GROWTH * before.num_bytes
+            or after.checkpoints > KEEP_CHECKPOINTS + 1,
         ),
         (f"processes are left: {left}", bool(left)),
         (f"weights are left: {sorted(run.weights.iterdir())}", any(run.weights.iterdir())),

@@ -15,6 +15,7 @@ from tests.storm import attacker
 from tests.storm.attacker import BREACH, is_hostile
 from tests.storm.hostile import ROLLOUT
 from tests.storm.losses import honest, losses
+from tests.storm.measure import Files, files_of, largest_median
 from tests.storm.mixture import KINDS, Mixture, kind_of
 from tests.storm.weather import Card, Event, deck, never_hit
 
@@ -40,6 +41,22 @@ def test_what_never_happened_is_named() -> None:
     assert never_hit(cards, events) == []
     left = [event for event in events if event.card not in (Card("kill", "agent"), Card("cut off", "1"))]
     assert never_hit(cards, left) == ["cut off 1", "kill agent"]
+
+
+def test_of_the_checkpoints_one_counts_as_the_best_is_kept_beside_the_newest_sooner_or_later(tmp_path: Path) -> None:
+    def write(*names: str) -> Files:
+        for name in names:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(bytes(10))
+        return files_of(tmp_path, ("ledger", "checkpoints/damaged"))
+
+    ones = [f"checkpoints/version-{number}/{name}" for number in range(5) for name in ("model/a", "optimizer", "state")]
+    before = write("run.json", "ledger.sqlite", "checkpoints/newest", "broker-1/x", *ones[:-3])
+    assert before == Files(6, 60, 4)
+    after = write(*ones, "checkpoints/damaged/version-1/a")
+    assert after == Files(6, 60, 5)
+    assert write("checkpoints/version-1/more", "checkpoints/version-2/more", "stray").number == 7
+    assert largest_median([before, before, after]) == (before, after)
 
 
 def failed(trajectory: int, peer: str) -> dict[str, Any]:
