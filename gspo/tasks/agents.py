@@ -65,7 +65,7 @@ class Episode:
         self.seed = seed
         """All randomness of the agent should follow from it."""
         self.base_url = base_url
-        """The policy, as an OpenAI-compatible server; its tokens are recorded under ``api_key``."""
+        """The policy, as a server of OpenAI or Anthropic; its tokens are recorded under ``api_key``."""
         self.api_key = api_key
         self.model = model
         self._ends_at = ends_at

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from gspo.tasks.agents import Episode
@@ -95,6 +96,17 @@ async def wait_and_refuse_to_end(episode: Episode) -> float:
 async def spin(episode: Episode) -> float:
     while True:
         pass
+
+
+async def import_slowly(episode: Episode) -> float:
+    """As a library that is imported where it is first used."""
+    path = Path(os.environ["GSPO_SCRATCH"], "slow_to_import.py")
+    path.write_text("import time\ntime.sleep(2)\n")  # noqa: ASYNC240
+    spec = importlib.util.spec_from_file_location("slow_to_import", path)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    return 1.0
 
 
 async def block(episode: Episode) -> float:

@@ -44,6 +44,8 @@ class ScriptedCalls:
     """Answers every call with the same steps."""
 
     temperature: float = 1.0
+    can_open: bool = True
+    """Whether the model's format has an opening for the calls of tools."""
 
     def __init__(self, *steps: Step) -> None:
         self.steps: tuple[Step, ...] = steps or (answer(),)
@@ -53,6 +55,12 @@ class ScriptedCalls:
         """A call has given all its steps, or was closed before."""
         self.num_taken = 0
         """Calls whose answer has reached its agent, as far as the endpoint knows."""
+
+    def can_demand(self, request: CallRequest) -> bool:
+        return self.can_open
+
+    async def count(self, request: CallRequest) -> int:
+        return sum(len(message["content"] or "") for message in request.messages)
 
     async def call(self, request: CallRequest) -> AsyncGenerator[CallDelta | CallAnswer, None]:
         self.requests.append(request)

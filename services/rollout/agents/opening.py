@@ -100,6 +100,7 @@ async def open_solver(settings: Settings, name: str) -> AsyncIterator[Solve]:
         num_workers=agent.workers,
         episodes_per_worker=-(-most // agent.workers),
         python=agent.python or None,
+        hang_s=agent.hang_s,
     )
     async with TaskGroup() as tasks, AgentPool(agent.function, pool_options, tasks=tasks, output=output) as pool:
         unusable = await pool.first_worker()

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible endpoint of a rollout: an agent's model calls, one key for each episode."""
+"""The endpoint of a rollout, in the dialects of OpenAI and Anthropic: an agent's model calls, one key for each episode."""
 
 from gspo_services.rollout.endpoint.calls import (
     CallAnswer,
@@ -11,7 +11,7 @@ from gspo_services.rollout.endpoint.calls import (
     ToolCall,
 )
 from gspo_services.rollout.endpoint.metrics import EndpointMetrics
-from gspo_services.rollout.endpoint.requests import RunSampling
+from gspo_services.rollout.endpoint.sampling import RunSampling
 from gspo_services.rollout.endpoint.server import EndpointLimits, EndpointServer
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Messages between the endpoint and its episodes: a call, its pieces, its answer, or a refusal.
 
-The endpoint knows HTTP and OpenAI's shapes, but neither tokens nor leases. The episodes know those.
+The endpoint knows HTTP and the dialects of clients, but neither tokens nor leases. The episodes know those.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     "function", "function": {"name", "arguments"}}, where ``arguments`` is the text of a JSON object. A tool's has
     ``tool_call_id``. The last message is not an assistant's."""
     tools: list[dict[str, Any]] = []
-    """OpenAI's function tools: {"type": "function", "function": {"name", "parameters"}}, with a ``description`` where the
+    """As in Chat Completions: {"type": "function", "function": {"name", "parameters"}}, with a ``description`` where the
     agent gave one. Names are unique. Empty when the agent chose that no tool may be called (``tool_choice``)."""
+    must_call: str | None = None
+    """The tool that the answer must call, "" for any of ``tools``. The answer begins with the opening of such a call, which
+    is put there and not sampled."""
     max_tokens: int | None = None
     """Most tokens to sample; None: as many as the run allows."""
     stop: tuple[str, ...] = ()
@@ -88,6 +91,14 @@ class Calls(Protocol):
     @property
     def temperature(self) -> float:
         """The episode's sampling temperature, whatever the agent asks for."""
+        ...
+
+    def can_demand(self, request: CallRequest) -> bool:
+        """Whether ``request.must_call`` can be had: the model's format opens a call by a text of its own."""
+        ...
+
+    async def count(self, request: CallRequest) -> int:
+        """Return the number of tokens of the request's prompt. Raises: CallRefused."""
         ...
 
     def call(self, request: CallRequest) -> AsyncGenerator[CallDelta | CallAnswer, None]:

@@ -9,8 +9,9 @@ from typing import Final
 
 from aiohttp import web
 
+from gspo_services.rollout.endpoint.asked import event
 from gspo_services.rollout.endpoint.calls import CallRefused
-from gspo_services.rollout.endpoint.responses import error_body, error_event
+from gspo_services.rollout.endpoint.dialects import error_of, path_of
 
 RETRY_AFTER_S: Final = 1
 OVERRIDDEN_HEADER: Final = "x-gspo-overridden"
@@ -33,6 +34,9 @@ class Exchange:
         self.request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
         self.headers = {_REQUEST_ID_HEADER: self.request_id}
         """Headers of the response, until it has begun."""
+        self.path = path_of(request.path)
+        self.failed = self._error_event
+        """Makes the last event of a stream that fails."""
         self._silent_s = silent_s
         self._response: web.StreamResponse | None = None
 
@@ -40,10 +44,12 @@ class Exchange:
     def key(self) -> str:
         """The key of the episode. Raises: CallRefused, status 401, without one."""
         scheme, _, key = self.request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            text = "no key: send the episode's key as `Authorization: Bearer <key>` (api_key of an OpenAI client)"
+        key = key.strip() if scheme.lower() == "bearer" else ""
+        key = key or self.request.headers.get("x-api-key", "").strip()
+        if not key:
+            text = "no key: send the episode's key as `Authorization: Bearer <key>`, or as `x-api-key` (a client's api_key)"
             raise CallRefused(401, "invalid_api_key", text)
-        return key.strip()
+        return key
 
     async def body(self, most_bytes: int) -> bytearray:
         """Read the request's body. Raises: CallRefused, status 400, 408, 413 or 415; AgentGone."""
@@ -102,13 +108,16 @@ class Exchange:
     async def refuse(self, refused: CallRefused) -> None:
         """Tell the agent why there is no answer, or no more of it. Raises: AgentGone."""
         if self._response is None:
-            await self.answer(refused.status, error_body(refused))
+            await self.answer(refused.status, error_of(self.path)(refused, self.request_id))
         elif not self._response.prepared or isinstance(self._response, web.Response):
             # An answer that has begun cannot be revoked.
             raise AgentGone
         else:
-            await self.send(error_event(refused))
+            await self.send(self.failed(refused))
             await self.end_stream()
+
+    def _error_event(self, refused: CallRefused) -> bytes:
+        return event(error_of(self.path)(refused, self.request_id))
 
     @property
     def response(self) -> web.StreamResponse:

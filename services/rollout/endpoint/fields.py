@@ -136,5 +136,13 @@ def decode(text: bytes | bytearray | str) -> Any:
         raise ValueError("nested too deep") from error
 
 
+def decode_body(body: bytes | bytearray) -> Any:
+    """Decode a request's body. Raises: CallRefused, status 400, when it is not JSON."""
+    try:
+        return decode(body)
+    except ValueError as error:
+        raise CallRefused(400, "invalid_json", f"the body is not JSON: {error}") from error
+
+
 def _inside(outer: Any) -> Any:
     return outer.values() if isinstance(outer, dict) else outer

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from gspo_services.rollout.endpoint.requests import OVERRIDABLE
+from gspo_services.rollout.endpoint.sampling import OVERRIDABLE
 from gspo_services.shared.runtime.process_metrics import MetricTable, counter, gauge, histogram
 
 HTTP_STATUSES: Final = ("200", "400", "401", "410", "429", "499", "500", "503")

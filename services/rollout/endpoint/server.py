@@ -11,19 +11,22 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from gspo_services.rollout.endpoint.anthropic.answers import count_page
+from gspo_services.rollout.endpoint.asked import AgentCall
 from gspo_services.rollout.endpoint.calls import CallAnswer, CallDelta, CallRefused, Calls, Episodes
+from gspo_services.rollout.endpoint.dialects import COUNT_PATH, DIALECTS, MESSAGES_PATH, MODELS_PATH
 from gspo_services.rollout.endpoint.exchange import OVERRIDDEN_HEADER, AgentGone, Exchange
+from gspo_services.rollout.endpoint.fields import decode_body
 from gspo_services.rollout.endpoint.metrics import EndpointMetrics
-from gspo_services.rollout.endpoint.requests import AgentCall, RunSampling, read_call
-from gspo_services.rollout.endpoint.responses import ChunkWriter, completion, model_page, models_page
+from gspo_services.rollout.endpoint.pages import model_page, models_page
+from gspo_services.rollout.endpoint.responses.kept import KeptByEpisode
+from gspo_services.rollout.endpoint.sampling import RunSampling, without_demand
 from gspo_services.shared.runtime.clock import Clock, MonotonicClock
 from gspo_services.shared.runtime.http_listener import listen
 from gspo_services.shared.runtime.plain_text import one_line
 
 log = structlog.get_logger()
 
-CALLS_PATH: Final = "/v1/chat/completions"
-MODELS_PATH: Final = "/v1/models"
 AGENT_GONE: Final = 499
 """The status of a call whose agent went away, as nginx counts it; it is never sent."""
 _MAX_NAMED_FIELDS: Final = 100
@@ -43,7 +46,7 @@ class EndpointLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndpointServer:
-    """Serves OpenAI's chat completions for the episodes of a rollout. Call ``start``, and ``stop`` at the end.
+    """Serves the calls of a rollout's episodes as OpenAI and Anthropic serve theirs. Use ``start``, and ``stop`` at the end.
 
     produces:     answers, or streams of them
     waits for:    the episodes' calls; agents that send and read
@@ -76,7 +79,9 @@ class EndpointServer:
         self._none_open = asyncio.Event()
         self._none_open.set()
         self._draining = False
+        self._kept = KeptByEpisode()
         self._named_fields: set[str] = set()
+        self._named_overridden: set[str] = set()
 
     @property
     def base_url(self) -> str:
@@ -124,7 +129,7 @@ class EndpointServer:
             self._num_open -= 1
             if not self._num_open:
                 self._none_open.set()
-            if request.path == CALLS_PATH:
+            if exchange.path in DIALECTS:
                 self._metrics.calls.labels(status=str(status)).inc()
                 if status == 200:
                     self._metrics.call_seconds.observe(self._clock.now() - begin)
@@ -164,8 +169,8 @@ class EndpointServer:
             self._ends.discard(end)
 
     async def _route(self, exchange: Exchange) -> int:
-        method, path = exchange.request.method, exchange.request.path
-        if path == CALLS_PATH:
+        method, path = exchange.request.method, exchange.path
+        if path in DIALECTS or path == COUNT_PATH:
             _require_method(exchange, "POST")
             return await self._call(exchange)
         if path == MODELS_PATH or path.startswith(MODELS_PATH + "/"):
@@ -176,7 +181,8 @@ class EndpointServer:
                 text = f"this run serves only the model {model!r}, not {one_line(asked, 100)!r}"
                 raise CallRefused(404, "model_not_found", text, param="model")
             return await exchange.answer(200, model_page(model) if asked else models_page(model))
-        text = f"{method} {one_line(path, 100)} is not served: this endpoint has {CALLS_PATH} and {MODELS_PATH}"
+        paths = ", ".join((*DIALECTS, COUNT_PATH))
+        text = f"{method} {one_line(path, 100)} is not served: this endpoint has {paths} and {MODELS_PATH}"
         raise CallRefused(404, "unknown_path", text)
 
     async def _call(self, exchange: Exchange) -> int:
@@ -185,9 +191,16 @@ class EndpointServer:
         calls = self._episodes.calls_of(key)
         with self._place(key):
             body = await exchange.body(self._limits.max_body_bytes)
-            sampling = msgspec.structs.replace(self._sampling, temperature=calls.temperature)
-            asked = read_call(body, sampling, self._episodes.model)
+            plain = decode_body(body)
             del body
+            sampling = msgspec.structs.replace(self._sampling, temperature=calls.temperature)
+            read = DIALECTS[MESSAGES_PATH if exchange.path == COUNT_PATH else exchange.path]
+            asked = read(plain, sampling, self._episodes.model, self._kept.of(calls))
+            del plain
+            if exchange.path == COUNT_PATH:
+                return await exchange.answer(200, count_page(await calls.count(asked.request)))
+            if asked.request.must_call is not None and not calls.can_demand(asked.request):
+                asked = without_demand(asked, strict=sampling.strict)
             self._count(asked)
             if asked.overridden:
                 exchange.headers[OVERRIDDEN_HEADER] = ", ".join(asked.overridden)
@@ -210,16 +223,15 @@ class EndpointServer:
                 del self._running[key]
 
     async def _give(self, exchange: Exchange, calls: Calls, asked: AgentCall) -> int:
-        model = self._episodes.model
-        chunks = ChunkWriter(model, include_usage=asked.include_usage, logprobs=asked.logprobs) if asked.stream else None
         status = None
+        exchange.failed = asked.writer.failed
         async with aclosing(calls.call(asked.request)) as pieces:
             async for piece in pieces:
-                if chunks is None:
+                if not asked.stream:
                     if isinstance(piece, CallAnswer):
-                        status = await exchange.answer(200, completion(piece, model, logprobs=asked.logprobs))
+                        status = await exchange.answer(200, asked.writer.whole(piece))
                     continue
-                for event in chunks.text(piece) if isinstance(piece, CallDelta) else chunks.end(piece):
+                for event in asked.writer.text(piece) if isinstance(piece, CallDelta) else asked.writer.end(piece):
                     await exchange.send(event)
                 if isinstance(piece, CallAnswer):
                     await exchange.end_stream()
@@ -231,6 +243,9 @@ class EndpointServer:
     def _count(self, asked: AgentCall) -> None:
         for name in asked.overridden:
             self._metrics.overridden.labels(parameter=name).inc()
+        if new := set(asked.overridden) - self._named_overridden:
+            self._named_overridden |= new
+            log.info("endpoint_fields_overridden", fields=sorted(new), remedy="the run decides them; strict refuses them")
         self._metrics.unknown_fields.inc(len(asked.unknown))
         room = _MAX_NAMED_FIELDS - len(self._named_fields)
         new = {one_line(name, 64) for name in asked.unknown[:room]} - self._named_fields

@@ -1,4 +1,4 @@
-"""Refuses requests that are fine for a model but not for one in training, with the reason and what to do."""
+"""What is fine for a model but not for one in training: left aside where it would only steer the sampler, else refused."""
 
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -21,6 +21,8 @@ class _Rule(NamedTuple):
     """Whether a value asks for nothing beyond the default."""
     reason: str
     way_out: str
+    steers: bool = False
+    """Whether it would only make the sampler draw otherwise: the run's own sampling gives an answer, too."""
 
 
 def _is_one(value: Any) -> bool:
@@ -36,18 +38,18 @@ def _is_plain_text(value: Any) -> bool:
 
 
 _ONE: Final = _Rule(_is_one, _ONE_ANSWER, "leave it out")
-_SHAPED: Final = _Rule(is_zero, DISTRIBUTION, "leave it out")
-_GUIDED: Final = _Rule(_is_empty, DISTRIBUTION, _CHECK_IT)
+_SHAPED: Final = _Rule(is_zero, DISTRIBUTION, "leave it out", steers=True)
+_GUIDED: Final = _Rule(_is_empty, DISTRIBUTION, _CHECK_IT, steers=True)
 _LEGACY: Final = _Rule(_is_empty, "functions is OpenAI's deprecated way to offer tools", "use tools and tool_choice")
 
 _RULES: Final[dict[str, _Rule]] = {
     "n": _ONE,
     "best_of": _ONE,
-    "use_beam_search": _Rule(_is_empty, DISTRIBUTION, "leave it out"),
+    "use_beam_search": _GUIDED._replace(way_out="leave it out"),
     "logit_bias": _GUIDED._replace(way_out="leave it out"),
     "presence_penalty": _SHAPED,
     "frequency_penalty": _SHAPED,
-    "repetition_penalty": _Rule(lambda value: value is not True and value == 1, DISTRIBUTION, "leave it out"),
+    "repetition_penalty": _SHAPED._replace(changes_nothing=lambda value: value is not True and value == 1),
     "min_tokens": _SHAPED._replace(way_out="ask for a long answer in the prompt"),
     "min_new_tokens": _SHAPED._replace(way_out="ask for a long answer in the prompt"),
     "ignore_eos": _GUIDED._replace(way_out="leave it out"),
@@ -55,7 +57,7 @@ _RULES: Final[dict[str, _Rule]] = {
     "allowed_token_ids": _GUIDED,
     "logits_processors": _GUIDED,
     "custom_logit_processor": _GUIDED,
-    "response_format": _Rule(_is_plain_text, DISTRIBUTION, _CHECK_IT),
+    "response_format": _GUIDED._replace(changes_nothing=_is_plain_text),
     "guided_json": _GUIDED,
     "guided_regex": _GUIDED,
     "guided_choice": _GUIDED,
@@ -81,12 +83,30 @@ _RULES: Final[dict[str, _Rule]] = {
 }
 
 
-def refuse_untrainable(fields: Fields) -> None:
-    """Raises: CallRefused for the first field that asks for something untrainable or unsupported."""
+def overridden_or_refused(fields: Fields, *, strict: bool) -> list[str]:
+    """Return the fields that would only steer the sampler, and are left aside.
+
+    Raises: CallRefused for the first field that asks for something else that is untrainable or unsupported; ``strict``: for
+    any of them.
+    """
+    steered = []
     for name, rule in _RULES.items():
         value = fields.value(name)
-        if value is not None and not rule.changes_nothing(value):
+        if value is None or rule.changes_nothing(value):
+            continue
+        if strict or not rule.steers:
             raise unsupported(fields.path(name), rule.reason, rule.way_out)
+        steered.append(fields.path(name))
+    return steered
+
+
+def plain_format(path: str, form: object, *, strict: bool) -> list[str]:
+    """Return ``path`` if ``form`` asks for anything but plain text, which the run does not enforce. Raises: CallRefused."""
+    if form is None or _is_plain_text(form):
+        return []
+    if strict:
+        raise unsupported(path, DISTRIBUTION, _CHECK_IT)
+    return [path]
 
 
 def unsupported(param: str, reason: str, way_out: str) -> CallRefused:

@@ -12,7 +12,9 @@ def answer_of(
 ) -> tuple[CallAnswer, str | None]:
     """Return a complete call's answer, and why a tool call in it is text; ``cut``: the length limit ended it."""
     sampled, prompt = part.action_ids.tolist(), part.prompt_ids.tolist()
-    parsed = renderer.parse(sampled, request.tools, request.template_arguments, prompt)
+    before = len(prompt) - record.opening
+    written = [*prompt[before:], *sampled]
+    parsed = renderer.parse(written, request.tools, request.template_arguments, prompt[:before])
     parsed = without_stop(parsed, request.stop)
     calls = [
         ToolCall(id=f"call_{record.id}_{index}", name=call.name, arguments=call.arguments_json)

@@ -91,6 +91,21 @@ class EpisodeCalls:
         # Not together with the answer: it may get lost on its way to the agent, which then asks again.
         self._live.pop(live, None)
 
+    def can_demand(self, request: CallRequest) -> bool:
+        """See ``Calls.can_demand``. A stop string within the opening would end the answer before it is sampled."""
+        opening = self._opening(request)
+        text = self._shared.renderer.text(opening or ())
+        return opening is not None and not any(stop in text for stop in request.stop)
+
+    async def count(self, request: CallRequest) -> int:
+        """See ``Calls.count``. Raises: CallRefused."""
+        return len((await find_place(self._shared.renderer, request, (), is_first=True)).observation)
+
+    def _opening(self, request: CallRequest) -> list[int] | None:
+        if request.must_call is None:
+            return []
+        return self._shared.renderer.call_opening(request.must_call, request.tools, request.template_arguments)
+
     async def while_whole(self, work: Awaitable[T]) -> T:
         """Return the result of ``work``; cancel it when a call breaks the episode. Raises: EpisodeFailed; EngineError."""
         try:
@@ -249,7 +264,8 @@ class EpisodeCalls:
         async with self._writer.alone() as writer:
             known = self._known(live)
             found = await find_place(self._shared.renderer, live.request, known, is_first=not self.log.sequences)
-            observation = found.observation
+            opening = self._opening(live.request) or []
+            observation = [*found.observation, *opening]
             # Afterwards, because the episode may end or fail while a thread renders.
             self._require_open()
             self._budget.require_call()
@@ -264,6 +280,7 @@ class EpisodeCalls:
                 id=f"chatcmpl-{secrets.token_hex(12)}",
                 created=int(self._shared.wall_s()),
                 max_tokens=self._budget.room(before, len(observation), live.request.max_tokens),
+                opening=len(opening),
             )
             self._histories.taken(sequence)
             self._budget.promise(record.ordinal, record.max_tokens, has_begun=False)

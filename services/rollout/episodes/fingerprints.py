@@ -49,15 +49,15 @@ def prompt_setting(request: CallRequest) -> bytes:
 
 def call_digest(request: CallRequest, keys: Sequence[MessageKey]) -> str:
     """Return the digest of a whole request, which a replayed agent repeats exactly."""
-    return _digest(
-        [
-            [[key.digest.hex(), key.reasoning] for key in keys],
-            prompt_setting(request).hex(),
-            request.max_tokens,
-            request.stop,
-            request.stop_token_ids,
-        ]
-    ).hex()
+    asked = [
+        [[key.digest.hex(), key.reasoning] for key in keys],
+        prompt_setting(request).hex(),
+        request.max_tokens,
+        request.stop,
+        request.stop_token_ids,
+    ]
+    # Journals of calls without a demand have no place for one.
+    return _digest(asked if request.must_call is None else [*asked, request.must_call]).hex()
 
 
 def _one_form(arguments: str) -> str:

@@ -24,10 +24,15 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     created: int
     max_tokens: int
     """The tokens it may sample, which depended on concurrent calls."""
+    opening: int = 0
+    """How many tokens before the sampled ones begin the answer, where the agent demanded a call of a tool."""
 
     def entry(self) -> Plain:
-        """As an entry of the journal."""
-        return {"call": msgspec.structs.asdict(self)}
+        """As an entry of the journal. A rollout that knows no openings reads those of all other calls."""
+        written = msgspec.structs.asdict(self)
+        if not self.opening:
+            del written["opening"]
+        return {"call": written}
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

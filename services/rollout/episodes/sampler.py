@@ -105,12 +105,14 @@ class _GrowingAnswer:
         self.stop_ids = shared.renderer.stop_ids | frozenset(live.request.stop_token_ids)
         self._live = live
         self._record = record
-        self._stream = shared.renderer.stream(live.request.stop, part.prompt_ids.tolist())
+        prompt = part.prompt_ids.tolist()
+        before = len(prompt) - record.opening
+        self._stream = shared.renderer.stream(live.request.stop, prompt[:before])
         self._pending: list[OutputPiece] = []
         sampled = part.action_ids.tolist()
         self.num_tokens = len(sampled)
         self._last = sampled[-1] if sampled else None
-        live.say(record, self._stream.feed(sampled))
+        live.say(record, self._stream.feed([*prompt[before:], *sampled]))
 
     @property
     def num_pending(self) -> int:
@@ -129,6 +131,7 @@ class _GrowingAnswer:
         ids = piece.token_ids.tolist()
         self._live.say(self._record, self._stream.feed(ids))
         stopped_at = self._stream.stopped_at
+        stopped_at = None if stopped_at is None else stopped_at - self._record.opening
         # What the engine has made after a stop string is not part of the turn.
         num_taken = len(ids) if stopped_at is None else stopped_at - self.num_tokens
         self._pending.append(piece.first(num_taken))

@@ -119,6 +119,12 @@ class Renderer(Protocol):
         would leave it out of a new prompt. None where the ids would not be those that the format has at this place.
         """
 
+    def call_opening(self, name: str, tools: Tools, arguments: Arguments = NO_ARGUMENTS) -> list[int] | None:
+        """Token ids that begin an answer which calls the tool ``name``, "" for any: up to where its name ends or begins.
+
+        None where no such text begins an answer: the format writes calls as plain text, or reasons before it.
+        """
+
     def parse(
         self,
         sampled_ids: Sequence[int],

@@ -152,6 +152,10 @@ class LibraryRenderer:
         after = None if bridged is None else [int(token) for token in bridged.token_ids]
         return after[len(before) :] if after and after[: len(before)] == before and len(after) > len(before) else None
 
+    def call_opening(self, name: str, tools: Tools, arguments: Arguments = NO_ARGUMENTS) -> list[int] | None:
+        """See ``Renderer.call_opening``."""
+        return self._template.call_opening(name, tools, arguments)
+
     def parse(
         self,
         sampled_ids: Sequence[int],

@@ -1,7 +1,7 @@
 """Renders any model by its own chat template."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from gspo_services.rollout.rendering.answers import AnswerText
 from gspo_services.rollout.rendering.interface import (
@@ -20,6 +20,8 @@ from gspo_services.rollout.rendering.tool_calls import CALL_IS_ANSWER, find_call
 from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError, TooManyTokens
 
 THINK: Final = ("<think>", "</think>")
+ANY_TOOL: Final = "any_tool_of_these"
+"""A name that shows where a template writes the name of a tool."""
 
 
 class TemplateRenderer:
@@ -86,6 +88,31 @@ class TemplateRenderer:
             # A new sequence will say whether the conversation can be rendered at all.
             return None
         return None if stop is None else self._joined(ids, stop, sampled_ids, is_answer=not after.is_after_call)
+
+    def call_opening(self, name: str, tools: Tools, arguments: Arguments = NO_ARGUMENTS) -> list[int] | None:
+        """See ``Renderer.call_opening``."""
+        values = {**self._arguments, **arguments}
+        called = {"id": "call_00000", "type": "function", "function": {"name": ANY_TOOL, "arguments": "{}"}}
+        said: list[dict[str, Any]] = [{"role": "user", "content": "?"}]
+        try:
+            prompt = self._tokenizer.render(said, tools=tools, arguments=values)
+            said.append({"role": "assistant", "content": None, "tool_calls": [called]})
+            whole = self._tokenizer.render(said, tools=tools, arguments=values, add_generation_prompt=False)
+        except TokenizerError:
+            return None
+        opens, closes = self.markers.reasoning_opens, self.markers.reasoning_closes
+        if opens and not whole.startswith(prompt):
+            # A prompt that closes the reasoning at once: the template need not write that again in an answer.
+            head, _, reasoning = prompt.rpartition(opens)
+            prompt = head if reasoning.rstrip().endswith(closes) else prompt
+        answer = whole.removeprefix(prompt)
+        opening = answer.partition(ANY_TOOL)[0]
+        if answer == whole or (opens and (opens in opening or prompt.rstrip().endswith(opens))):
+            # A model that reasons would have to call before it has thought.
+            return None
+        if [call.name for call in self.parse(self._encoded(answer), tools).tool_calls] != [ANY_TOOL]:
+            return None
+        return self._encoded(opening + name)
 
     def _encoded(self, text: str) -> list[int]:
         if self._most_tokens is not None:

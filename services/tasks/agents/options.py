@@ -59,7 +59,8 @@ class AgentPoolOptions(UserProcessOptions, frozen=True, kw_only=True, forbid_unk
     """The limit for a worker to start and import the agent."""
     heartbeat_s: Seconds = 1.0
     hang_s: Seconds = 10.0
-    """A worker is killed when its event loop has not turned for this long: an async agent must not block."""
+    """A worker is killed when its event loop has not turned for this long: an async agent must not block. Time without a
+    processor, and of imports, is not counted."""
     grace_s: Seconds = 5.0
     """How long an episode may take to end after its deadline or its cancellation, before its worker is killed."""
     max_episodes_per_worker: Positive = 10_000

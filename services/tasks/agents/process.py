@@ -13,6 +13,7 @@ import structlog
 
 import gspo_services.tasks.worker
 from gspo_services.shared.runtime.stray_processes import ended_as, kill_marked
+from gspo_services.tasks.worker.monitor import waited_s
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +41,10 @@ class UserProcess:
     @property
     def returncode(self) -> int | None:
         return None if self._process is None else self._process.returncode
+
+    def waited_s(self) -> float:
+        """For how many seconds its first thread was ready and had no processor."""
+        return 0.0 if self.pid is None else waited_s(f"/proc/{self.pid}/schedstat")
 
     @property
     def tail(self) -> str:

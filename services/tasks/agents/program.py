@@ -37,8 +37,8 @@ class AgentProgram:
     ) -> None:
         """``command``: the program and its arguments. It runs in the working directory, with these variables:
 
-        OPENAI_BASE_URL, OPENAI_API_KEY, GSPO_MODEL and GSPO_SEED; GSPO_TASK, the path of the task as JSON; GSPO_RESULT, the
-        path where it writes its reward as JSON: a number, or a map of named components.
+        OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, GSPO_MODEL and GSPO_SEED; GSPO_TASK, the path
+        of the task (JSON); GSPO_RESULT, the path where it writes its reward (JSON): a number, or a map of named components.
         """
         if not command:
             raise ValueError("the command of an agent's program is empty: name a program")
@@ -64,6 +64,7 @@ class AgentProgram:
         task_path.write_bytes(msgspec.json.encode(task.task))
         environment = environment | {
             "OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, "GSPO_MODEL": task.model,
+            "ANTHROPIC_BASE_URL": task.base_url.removesuffix("/v1"), "ANTHROPIC_API_KEY": task.api_key,
             "GSPO_SEED": str(task.seed), "GSPO_TASK": str(task_path), "GSPO_RESULT": str(result_path),
         }  # fmt: skip
         settings = json.dumps({"program": self._command, "limits": process_limits(self._options), "parent": os.getpid()})

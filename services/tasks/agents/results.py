@@ -26,7 +26,7 @@ class AgentTask(msgspec.Struct, frozen=True, kw_only=True):
     task: Task
     seed: int
     base_url: str
-    """The policy as an OpenAI-compatible server."""
+    """The policy as a server of OpenAI or Anthropic."""
     api_key: str
     """Tells the server which episode asks."""
     model: str

@@ -72,7 +72,7 @@ class UserWorker:
         self._verdict: tuple[AgentFailure, str, int | None] | None = None
         self._spent = False
         self._writer: StreamWriter | None = None
-        self._heard_at = self._looked_at = 0.0
+        self._heard_at = self._looked_at = self._waited_s = 0.0
         self._looking: asyncio.TimerHandle | None = None
         self.ready = asyncio.Event()
         """Set when episodes can start, and also when none ever will."""
@@ -186,6 +186,7 @@ class UserWorker:
             return
         self.ready.set()
         self._heard_at = self._looked_at = loop.time()
+        self._waited_s = self._process.waited_s()
         self._look()
         try:
             while True:
@@ -196,7 +197,7 @@ class UserWorker:
 
     def _take(self, message: WorkerMessage) -> None:
         """Judge one message and pass it on. Raises: BadWorkerMessage."""
-        self._heard_at = asyncio.get_running_loop().time()
+        self._heard_at, self._waited_s = asyncio.get_running_loop().time(), self._process.waited_s()
         match message:
             case WorkerPrinted(episode=None, text=text):
                 self._write_output(f"worker {self._process.pid}", text)
@@ -235,7 +236,7 @@ class UserWorker:
         late = [
             episode for episode in self._episodes.values() if episode.must_end_at is not None and episode.must_end_at < now
         ]
-        silent_s = now - self._heard_at
+        silent_s = now - self._heard_at - (self._process.waited_s() - self._waited_s)
         if self._process.returncode is not None and silent_s > self._options.heartbeat_s:
             # Something that it has started holds the connection open.
             self.end("crashed", self._crash())

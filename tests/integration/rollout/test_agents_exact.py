@@ -20,6 +20,7 @@ from gspo_services.rollout.tokens import TokenIds
 from tests.integration.conftest import SglangServer
 from tests.support.agent_episodes import LedgerBroker, an_episode, sampling_of, shared_of
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, reference_logprobs
+from tests.support.policy.dialects import PATHS
 from tests.support.policy.random_agents import MOST, STOPS, TEXTS, WHAT, act, learned
 from tests.unit.services.rollout.rendering.models import TAGS, make
 
@@ -55,8 +56,8 @@ async def play(renderer: Renderer, engine: Any, rng: random.Random) -> LedgerBro
     broker, said = LedgerBroker(SAMPLING), []
     acts = [
         {
-            "what": rng.choice(WHAT), "text": rng.choice(TEXTS), "tools": rng.random() < 0.5, "max_tokens": rng.choice(MOST),
-            "stop": rng.choice(STOPS),
+            "what": rng.choice(WHAT), "text": rng.choice(TEXTS), "tools": rng.random() < 0.5, "must": rng.random() < 0.3,
+            "stop": rng.choice(STOPS), "max_tokens": rng.choice(MOST), "path": rng.choice(PATHS),
         }
         for _ in range(rng.randint(1, MOST_ACTS))
     ]  # fmt: skip

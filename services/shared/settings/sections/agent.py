@@ -9,7 +9,7 @@ from gspo_services.shared.settings.sections.section import OptionalPath, Port, P
 
 
 class AgentSection(Section):
-    """An agent solves each episode by itself, with any framework, through an OpenAI-compatible endpoint of its rollout.
+    """An agent solves each episode by itself, with any framework, through an endpoint as OpenAI and Anthropic have one.
 
     Without function, command or url, the environment's own start and step are used. With one of them, the environment only
     provides the tasks. See docs/guide/tasks-and-agents.md.
@@ -29,6 +29,9 @@ class AgentSection(Section):
     """Worker processes of each rollout for ``function``; rollout.max_running episodes share them."""
     deadline_s: PositiveSeconds = 600.0
     """Seconds that an episode may take, including calls of the policy. Then it is ended."""
+    hang_s: PositiveSeconds = 10.0
+    """A worker of agent.function is killed when an episode blocks its event loop for this long, as ``time.sleep`` and long
+    computations do. Time in which the machine had no processor for it, and that of imports, is not counted."""
     on_deadline: Literal["fail", "zero"] = "fail"
     """The result of an episode that took too long. fail: the attempt fails, and is repeated. zero: a reward of 0, so that
     the policy learns to finish in time; a slow engine then costs reward, too."""

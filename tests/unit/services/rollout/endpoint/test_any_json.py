@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from gspo_services.rollout.endpoint import EndpointLimits, EndpointMetrics, EndpointServer
-from gspo_services.rollout.endpoint.requests import OVERRIDABLE
+from gspo_services.rollout.endpoint.sampling import OVERRIDABLE
 from gspo_services.rollout.endpoint.untrainable import _RULES
 from tests.support.scripted_episodes import ScriptedCalls, ScriptedEpisodes, answer, delta
 
@@ -48,6 +48,7 @@ def nearly(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.one_of(right, right, right, wrong)
 
 
+USUAL = ("endpoint_fields_ignored", "endpoint_fields_overridden")
 TEXT = st.text(max_size=5)
 FUNCTION = nearly(name=st.sampled_from(["look", "go", "no name"]), arguments=st.sampled_from(["{}", '{"a":1}', "[", ""]))
 SCHEMA = nearly(
@@ -77,6 +78,40 @@ BODY = st.one_of(
 )
 
 
+ITEM = nearly(
+    type=st.sampled_from(["message", "function_call", "function_call_output", "reasoning", "item_reference"]),
+    role=st.sampled_from(["system", "user", "assistant"]),
+    content=TEXT | st.lists(nearly(type=st.sampled_from(["input_text", "reasoning_text"]), text=TEXT), max_size=2),
+    call_id=TEXT, name=TEXT, arguments=st.sampled_from(["{}", "["]), output=TEXT, summary=st.just([]),
+)  # fmt: skip
+RESPONSE = st.builds(
+    lambda items, tools, some: {"input": [*items, USER], "tools": tools, **some},
+    st.lists(ITEM, max_size=3),
+    st.lists(nearly(type=st.just("function"), name=st.sampled_from(["look", "go"]), parameters=SCHEMA), max_size=2),
+    st.dictionaries(
+        st.sampled_from(
+            ["instructions", "stream", "store", "previous_response_id", "text", "reasoning", "include", "tool_choice"]
+        ),
+        ANY,
+        max_size=2,
+    ),
+)
+BLOCK = nearly(
+    type=st.sampled_from(["text", "tool_use", "tool_result", "thinking", "image"]), text=TEXT, id=TEXT, name=TEXT,
+    input=st.dictionaries(TEXT, ANY, max_size=2), tool_use_id=TEXT, content=TEXT, thinking=TEXT,
+)  # fmt: skip
+MESSAGES = st.builds(
+    lambda messages, tools, some: {"messages": [*messages, USER], "max_tokens": 5, "tools": tools, **some},
+    st.lists(nearly(role=st.sampled_from(["user", "assistant"]), content=TEXT | st.lists(BLOCK, max_size=2)), max_size=3),
+    st.lists(nearly(name=st.sampled_from(["look", "go"]), input_schema=SCHEMA), max_size=2),
+    st.dictionaries(
+        st.sampled_from(["system", "stream", "thinking", "tool_choice", "stop_sequences", "output_config", "max_tokens"]),
+        ANY,
+        max_size=2,
+    ),
+)
+
+
 class Running:
     """One server and one client for all examples."""
 
@@ -91,9 +126,9 @@ class Running:
         await self._server.start()
         return aiohttp.ClientSession(headers={"authorization": "Bearer k1"})
 
-    def post(self, body: bytes) -> tuple[int, bytes]:
+    def post(self, body: bytes, path: str = "/chat/completions") -> tuple[int, bytes]:
         async def post() -> tuple[int, bytes]:
-            async with self._session.post(f"{self._server.base_url}/chat/completions", data=body) as response:
+            async with self._session.post(f"{self._server.base_url}{path}", data=body) as response:
                 return response.status, await response.read()
 
         return self._runner.run(post())
@@ -114,7 +149,7 @@ def running() -> Iterator[Running]:
 def check(running: Running, body: bytes) -> int:
     with capture_logs() as logs:
         status, page = running.post(body)
-    assert [line for line in logs if line["event"] != "endpoint_fields_ignored"] == []
+    assert [line for line in logs if line["event"] not in USUAL] == []
     if status == 200:
         assert page.startswith((b'{"id":"call-1"', b'data: {"id":"call-1"'))
         return status
@@ -132,6 +167,27 @@ def test_any_json_is_answered_or_refused_in_openais_shape(running: Running) -> N
     @given(body=BODY)
     def run(body: Any) -> None:
         statuses.append(check(running, json.dumps(body).encode()))
+
+    run()
+    assert min(statuses.count(200), statuses.count(400)) > 20
+
+
+@pytest.mark.parametrize("path", ["/responses", "/messages"])
+def test_any_json_is_answered_or_refused_in_the_shape_of_its_dialect(running: Running, path: str) -> None:
+    statuses = []
+
+    @settings(max_examples=200)
+    @given(body=RESPONSE | ANY if path == "/responses" else MESSAGES | ANY)
+    def run(body: Any) -> None:
+        with capture_logs() as logs:
+            status, page = running.post(json.dumps(body).encode(), path)
+        assert [line for line in logs if line["event"] not in USUAL] == []
+        statuses.append(status)
+        if status != 200:
+            assert 400 <= status < 500
+            said = json.loads(page)
+            assert isinstance(said["error"]["message"], str)
+            assert (said.get("type") == "error") == (path == "/messages")
 
     run()
     assert min(statuses.count(200), statuses.count(400)) > 20

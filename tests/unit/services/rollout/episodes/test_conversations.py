@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gspo_services.rollout.rendering import Renderer
 from tests.support.agent_episodes import LedgerBroker, an_episode, sampling_of, shared_of
 from tests.support.engines.scripted_engine import ScriptedEngine
+from tests.support.policy.dialects import PATHS
 from tests.support.policy.random_agents import MOST, STOPS, TEXTS, WHAT, act, learned
 from tests.unit.services.rollout.episodes.conftest import stopping
 
@@ -19,6 +20,8 @@ ACTS = st.fixed_dictionaries(
         "what": st.sampled_from(WHAT),
         "text": st.sampled_from(TEXTS),
         "tools": st.booleans(),
+        "must": st.booleans(),
+        "path": st.sampled_from(PATHS),
         "max_tokens": st.sampled_from(MOST),
         "stop": st.sampled_from(STOPS),
     }

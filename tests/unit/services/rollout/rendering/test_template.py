@@ -277,3 +277,34 @@ def test_arguments_of_the_configuration_hold_until_a_call_gives_others(renderers
     renderer = create_renderer(tokenizer, "template")
     assert renderer.prompt_ids([USER]) == renderers["tags"].prompt_ids([USER], arguments={"enable_thinking": False})
     assert renderer.prompt_ids([USER], arguments={"enable_thinking": True}) == renderers["tags"].prompt_ids([USER])
+
+
+@pytest.mark.parametrize("called", ["", "weather"])
+@pytest.mark.parametrize("name", ["tags", "bare"])
+def test_what_opens_a_call_is_how_the_template_writes_one(
+    name: str, called: str, renderers: dict[str, TemplateRenderer]
+) -> None:
+    renderer = renderers[name]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+    opening = renderer.call_opening(called, tools)
+    assert opening is not None
+    function = {"name": "weather", "arguments": '{"a": 1}'}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+    text = renderer._tokenizer.render([USER, call], tools=tools, add_generation_prompt=False)
+    begun = renderer.prompt_text([USER], tools) + renderer.text(opening)
+    assert text.startswith(begun)
+    [parsed] = renderer.parse([*opening, *ids(renderer, text.removeprefix(begun))], tools).tool_calls
+    assert (parsed.name, json.loads(parsed.arguments_json)) == ("weather", {"a": 1})
+
+
+@pytest.mark.parametrize("arguments", [{"open_thinking": True}, {"enable_thinking": False}])
+def test_a_model_that_reasons_first_has_no_opening(
+    arguments: dict[str, Any], renderers: dict[str, TemplateRenderer]
+) -> None:
+    opening = renderers["tags"].call_opening("", [], arguments)
+    assert (opening is None) == ("open_thinking" in arguments)
+
+
+def test_a_format_without_tool_calls_has_no_opening(tmp_path: Path) -> None:
+    renderer = TemplateRenderer(make(tmp_path / "model", ROLES_STOP, "<|user|>"))
+    assert renderer.call_opening("", []) is None

@@ -108,6 +108,12 @@ async def test_an_agent_that_fails_is_a_result_with_its_reason_and_the_next_is_s
         assert (await pool.solve(agent_task("answer", value=2))).reward == 2.0
 
 
+async def test_an_import_is_no_hang() -> None:
+    async with agent_pool(hang_s=0.5) as pool:
+        assert (await pool.solve(agent_task("import_slowly"))).reward == 1.0
+        assert (await pool.solve(agent_task("block"))).failure == "hung"
+
+
 async def test_a_hung_agent_costs_the_episodes_of_its_own_worker_alone() -> None:
     async with agent_pool(num_workers=2) as pool, asyncio.TaskGroup() as tasks:
         # Each goes to the worker with the fewest episodes: 0 and 2 to one, 1 and 3 to the other.

@@ -1,4 +1,4 @@
-"""Answers and errors in OpenAI's shapes, as JSON."""
+"""Answers as chat completions."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Literal
@@ -6,7 +6,9 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from gspo_services.rollout.endpoint.asked import Rest, event
 from gspo_services.rollout.endpoint.calls import CallAnswer, CallDelta, CallRefused, ToolCall
+from gspo_services.rollout.endpoint.pages import openai_error
 
 LOGPROBS_IN_A_CHUNK: Final = 256
 """A stream gives log-probs when the answer is complete; in pieces, so that none is much larger than a piece of text."""
@@ -68,22 +70,8 @@ class _Completion(msgspec.Struct):
     usage: _Usage | UnsetType | None = UNSET
 
 
-def completion(answer: CallAnswer, model: str, *, logprobs: bool) -> bytes:
-    """Return a complete, unstreamed answer."""
-    message = _Message(role="assistant", content=answer.content)
-    if answer.reasoning is not None:
-        message.reasoning_content = answer.reasoning
-    if answer.tool_calls:
-        message.tool_calls = [_call(call) for call in answer.tool_calls]
-    given = _Logprobs(_logprobs(answer, 0, len(answer.tokens))) if logprobs else None
-    choice = _Choice(message=message, logprobs=given, finish_reason=answer.finish_reason)
-    return msgspec.json.encode(
-        _Completion(answer.id, answer.created, model, "chat.completion", [choice], usage=_usage(answer))
-    )
-
-
-class ChunkWriter:
-    """Makes the events of one stream: text as it arrives, and the rest when the answer is complete."""
+class ChatWriter:
+    """Writes one answer as a chat completion, or as its chunks: text as it arrives, the rest when the answer is complete."""
 
     def __init__(self, model: str, *, include_usage: bool, logprobs: bool) -> None:
         self._model = model
@@ -91,24 +79,32 @@ class ChunkWriter:
         self._usage: UnsetType | None = None if include_usage else UNSET
         self._logprobs = logprobs
         self._begun = False
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
+        self._rest = Rest()
+
+    def whole(self, answer: CallAnswer) -> bytes:
+        """See ``Writer.whole``."""
+        message = _Message(role="assistant", content=answer.content)
+        if answer.reasoning is not None:
+            message.reasoning_content = answer.reasoning
+        if answer.tool_calls:
+            message.tool_calls = [_call(call) for call in answer.tool_calls]
+        given = _Logprobs(_logprobs(answer, 0, len(answer.tokens))) if self._logprobs else None
+        choice = _Choice(message=message, logprobs=given, finish_reason=answer.finish_reason)
+        return msgspec.json.encode(
+            _Completion(answer.id, answer.created, self._model, "chat.completion", [choice], usage=_usage(answer))
+        )
 
     def text(self, delta: CallDelta) -> Iterator[bytes]:
-        """Events of a piece of text."""
+        """See ``Writer.text``."""
         yield from self._beginning(delta)
-        self._content.append(delta.content)
-        self._reasoning.append(delta.reasoning)
+        self._rest.given(delta)
         yield from self._text(delta, delta.content, delta.reasoning)
 
     def end(self, answer: CallAnswer) -> Iterator[bytes]:
-        """Return the events of everything not yet sent, to the end of the stream.
-
-        Raises: ValueError when the answer does not begin with the pieces.
-        """
+        """See ``Writer.end``."""
         yield from self._beginning(answer)
-        reasoning = _rest(answer.reasoning, self._reasoning, "reasoning")
-        yield from self._text(answer, _rest(answer.content, self._content, "content"), reasoning)
+        reasoning, content = self._rest.of(answer)
+        yield from self._text(answer, content, reasoning)
         for index, call in enumerate(answer.tool_calls):
             yield self._chunk(answer, _Choice(delta=_Message(tool_calls=[_call(call, index)])))
         if self._logprobs:
@@ -118,7 +114,11 @@ class ChunkWriter:
         yield self._chunk(answer, _Choice(delta=_Message(), finish_reason=answer.finish_reason))
         if self._usage is None:
             yield self._event(answer, [], _usage(answer))
-        yield b"data: [DONE]\n\n"
+        yield event(b"[DONE]")
+
+    def failed(self, refused: CallRefused) -> bytes:
+        """See ``Writer.failed``; no [DONE] follows."""
+        return event(openai_error(refused))
 
     def _beginning(self, piece: CallDelta | CallAnswer) -> Iterator[bytes]:
         if not self._begun:
@@ -137,36 +137,7 @@ class ChunkWriter:
 
     def _event(self, piece: CallDelta | CallAnswer, choices: list[_Choice], usage: _Usage | UnsetType | None) -> bytes:
         chunk = _Completion(piece.id, piece.created, self._model, "chat.completion.chunk", choices, usage)
-        return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
-
-
-def models_page(model: str) -> bytes:
-    """List the only model."""
-    return b'{"object":"list","data":[' + model_page(model) + b"]}"
-
-
-def model_page(model: str) -> bytes:
-    """Describe the model. It has no creation time: it is being trained."""
-    return msgspec.json.encode({"id": model, "object": "model", "created": 0, "owned_by": "gspo"})
-
-
-def error_body(refused: CallRefused) -> bytes:
-    """Return the body that says why a call was refused."""
-    return msgspec.json.encode(
-        {
-            "error": {
-                "message": refused.text,
-                "type": "server_error" if refused.status >= 500 else "invalid_request_error",
-                "param": refused.param,
-                "code": refused.code,
-            }
-        }
-    )
-
-
-def error_event(refused: CallRefused) -> bytes:
-    """Return the last event of a failed stream; no [DONE] follows."""
-    return b"data: " + error_body(refused) + b"\n\n"
+        return event(msgspec.json.encode(chunk))
 
 
 def _call(call: ToolCall, index: int | UnsetType = UNSET) -> _Call:
@@ -186,11 +157,3 @@ def _logprobs(answer: CallAnswer, begin: int, end: int) -> list[_Logprob]:
 def _bytes(token: str) -> list[int] | None:
     """Return the bytes; None for a part of a character, whose bytes the text does not show."""
     return None if _BROKEN_CHARACTER in token else list(token.encode())
-
-
-def _rest(whole: str | None, pieces: list[str], name: str) -> str:
-    """Return the rest of ``whole`` after the pieces already sent. Raises: ValueError."""
-    given = "".join(pieces)
-    if not (whole or "").startswith(given):
-        raise ValueError(f"the stream gave {name} that the answer does not begin with")
-    return (whole or "")[len(given) :]

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from gspo_services.rollout.endpoint.calls import CallRefused
+from gspo_services.rollout.endpoint.chat.messages import checked_messages
 from gspo_services.rollout.endpoint.fields import MAX_DEPTH
-from gspo_services.rollout.endpoint.messages import checked_messages
-from gspo_services.rollout.endpoint.tools import CheckedTools
+from gspo_services.rollout.endpoint.tools import CheckedTools, inside_function
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
@@ -115,7 +115,7 @@ def test_arguments_that_are_no_json_object_are_refused(arguments: Any) -> None:
 
 
 def test_a_conversation_that_ends_with_the_assistant_is_refused() -> None:
-    with pytest.raises(CallRefused, match="End them with") as caught:
+    with pytest.raises(CallRefused, match="End it with") as caught:
         checked_messages([USER, {"role": "assistant", "content": "I"}], "messages")
     assert (caught.value.code, caught.value.param) == ("prefill", "messages[1]")
 
@@ -126,10 +126,10 @@ def function(**fields: Any) -> dict[str, Any]:
 
 def test_a_tool_comes_out_in_one_form() -> None:
     schema = {"type": "object", "properties": {"at": {"type": "integer"}, "any": True}, "required": ["at"]}
-    [full] = CheckedTools([function(description="looks", parameters=schema, strict=None)], "tools").tools
+    [full] = CheckedTools([function(description="looks", parameters=schema, strict=None)], "tools", inside_function).tools
     assert full == function(description="looks", parameters=schema)
     for nothing in ({}, {"parameters": None}, {"parameters": {}}):
-        [bare] = CheckedTools([function(**nothing)], "tools").tools
+        [bare] = CheckedTools([function(**nothing)], "tools", inside_function).tools
         assert bare == function(parameters={"type": "object", "properties": {}})
 
 
@@ -157,14 +157,14 @@ def test_a_tool_comes_out_in_one_form() -> None:
 )
 def test_a_tool_of_the_wrong_kind_is_refused_by_its_place(tool: Any, param: str) -> None:
     with pytest.raises(CallRefused) as caught:
-        CheckedTools([tool], "tools")
+        CheckedTools([tool], "tools", inside_function)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
     with pytest.raises(CallRefused, match="a second time"):
-        CheckedTools([function(), function()], "tools")
+        CheckedTools([function(), function()], "tools", inside_function)
 
 
 def test_nesting_up_to_the_limit_is_taken() -> None:
-    CheckedTools([function(parameters={"type": "object", "x": nested(MAX_DEPTH - 1)})], "tools")
+    CheckedTools([function(parameters={"type": "object", "x": nested(MAX_DEPTH - 1)})], "tools", inside_function)

@@ -5,16 +5,19 @@ from typing import Any
 
 import pytest
 
+from gspo_services.rollout.endpoint.asked import AgentCall
 from gspo_services.rollout.endpoint.calls import CallRefused
-from gspo_services.rollout.endpoint.requests import AgentCall, RunSampling, read_call
+from gspo_services.rollout.endpoint.chat.requests import read_call
+from gspo_services.rollout.endpoint.fields import decode_body
+from gspo_services.rollout.endpoint.sampling import RunSampling, without_demand
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
 def read(sampling: RunSampling | None = None, /, **fields: Any) -> AgentCall:
-    body = json.dumps({"model": "tiny", "messages": [USER], **fields}).encode()
-    return read_call(body, sampling or RunSampling(), "tiny")
+    plain = json.loads(json.dumps({"model": "tiny", "messages": [USER], **fields}))
+    return read_call(plain, sampling or RunSampling(), "tiny")
 
 
 def refusal(sampling: RunSampling | None = None, /, **fields: Any) -> CallRefused:
@@ -52,9 +55,6 @@ def test_what_changes_nothing_is_accepted_in_silence(fields: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("param", "value"),
     [
-        ("n", 8),
-        ("n", True),
-        ("best_of", 2),
         ("logit_bias", {"50256": -100}),
         ("presence_penalty", 0.1),
         ("frequency_penalty", -1),
@@ -69,6 +69,20 @@ def test_what_changes_nothing_is_accepted_in_silence(fields: dict[str, Any]) -> 
         ("regex", "a+"),
         ("min_tokens", 5),
         ("ignore_eos", True),
+        ("parallel_tool_calls", False),
+    ],
+)
+def test_what_would_only_steer_the_sampler_is_left_aside_and_said_or_refused_by_a_strict_run(param: str, value: Any) -> None:
+    assert read(tools=[TOOL], **{param: value}).overridden == (param,)
+    refuses_with_a_way_out(RunSampling(strict=True), param, value)
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("n", 8),
+        ("n", True),
+        ("best_of", 2),
         ("functions", [{"name": "look"}]),
         ("function_call", {"name": "look"}),
         ("modalities", ["text", "audio"]),
@@ -77,18 +91,48 @@ def test_what_changes_nothing_is_accepted_in_silence(fields: dict[str, Any]) -> 
         ("top_logprobs", 5),
         ("continue_final_message", True),
         ("add_generation_prompt", False),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "look"}}),
     ],
 )
-def test_what_cannot_be_trained_exactly_is_refused_with_the_way_out(param: str, value: Any) -> None:
-    refused = refusal(tools=[TOOL], **{param: value})
+def test_what_no_answer_can_have_is_refused_with_the_way_out(param: str, value: Any) -> None:
+    refuses_with_a_way_out(RunSampling(), param, value)
+
+
+def refuses_with_a_way_out(sampling: RunSampling, param: str, value: Any) -> None:
+    refused = refusal(sampling, tools=[TOOL], **{param: value})
     assert (refused.status, refused.code, refused.param) == (400, "unsupported_value", param)
     assert len(refused.text.split(". ")) >= 2
 
 
-def test_one_tool_call_at_a_time_cannot_be_enforced() -> None:
-    assert refusal(tools=[TOOL], parallel_tool_calls=False).param == "parallel_tool_calls"
+@pytest.mark.parametrize(
+    ("choice", "must_call"), [("auto", None), ("required", ""), ({"type": "function", "function": {"name": "look"}}, "look")]
+)
+def test_a_call_can_be_demanded(choice: Any, must_call: str | None) -> None:
+    call = read(tools=[TOOL], tool_choice=choice)
+    assert (call.request.must_call, call.request.tools, call.overridden) == (must_call, [TOOL], ())
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "text"),
+    [
+        ([], "required", "no tools are offered"),
+        ([TOOL], {"type": "function", "function": {"name": "go"}}, "such as look"),
+        ([TOOL], {"type": "allowed_tools"}, "the only kind of tool"),
+        ([TOOL], {"type": "function"}, "must be an object"),
+    ],
+)
+def test_a_demand_for_no_tool_is_refused(tools: list[Any], choice: Any, text: str) -> None:
+    assert text in refusal(tools=tools, tool_choice=choice).text
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_model_without_an_opening_chooses_by_itself_and_a_strict_run_says_so(strict: bool) -> None:
+    asked = read(tools=[TOOL], tool_choice="required")
+    if strict:
+        with pytest.raises(CallRefused, match="ask for the call in the prompt"):
+            without_demand(asked, strict=True)
+    else:
+        freed = without_demand(asked, strict=False)
+        assert (freed.request.must_call, freed.overridden) == (None, ("tool_choice",))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +182,7 @@ def test_a_value_of_the_wrong_kind_is_refused_by_name(param: str, value: Any) ->
 def test_a_number_at_the_limit_of_what_can_be_printed_is_refused_in_few_words(digits: int) -> None:
     body = b'{"messages": [{"role": "user", "content": "hi"}], "top_p": %s}' % (b"9" * digits)
     with pytest.raises(CallRefused, match=r"top_p must be a number from 0 to 1|not JSON") as caught:
-        read_call(body, RunSampling(), "tiny")
+        read_call(decode_body(body), RunSampling(), "tiny")
     assert len(caught.value.text) < 200
 
 
@@ -157,13 +201,13 @@ def test_a_number_at_the_limit_of_what_can_be_printed_is_refused_in_few_words(di
 )
 def test_what_is_not_json_is_refused(body: bytes) -> None:
     with pytest.raises(CallRefused, match="not JSON") as caught:
-        read_call(body, RunSampling(), "tiny")
+        decode_body(body)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
 def test_a_body_that_is_no_object_is_refused() -> None:
     with pytest.raises(CallRefused, match="the request must be an object"):
-        read_call(b"[]", RunSampling(), "tiny")
+        read_call([], RunSampling(), "tiny")
 
 
 def test_sampling_that_the_run_decides_is_overridden_and_said() -> None:
@@ -173,6 +217,8 @@ def test_sampling_that_the_run_decides_is_overridden_and_said() -> None:
 
 def test_an_agent_that_asks_for_the_runs_own_sampling_is_not_overridden() -> None:
     assert read(RunSampling(temperature=0.7), temperature=0.7).overridden == ()
+    # An evaluation may take the likeliest tokens.
+    assert read(RunSampling(temperature=0.0, strict=True), temperature=0).overridden == ()
 
 
 def strict_tool() -> dict[str, Any]:
@@ -214,7 +260,7 @@ def test_a_call_comes_out_in_one_form() -> None:
     assert request.max_tokens == 50
     assert (request.stop, request.stop_token_ids) == (("END",), (5, 6))
     assert request.template_arguments == {"reasoning_effort": "low", "enable_thinking": False}
-    assert (call.stream, call.include_usage, call.logprobs) == (True, True, True)
+    assert call.stream
     assert read(stop=["a", "b"]).request.stop == ("a", "b")
 
 

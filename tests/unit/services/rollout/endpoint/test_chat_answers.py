@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gspo_services.rollout.endpoint.calls import CallRefused, ToolCall
-from gspo_services.rollout.endpoint.responses import LOGPROBS_IN_A_CHUNK, ChunkWriter, completion, error_body, error_event
+from gspo_services.rollout.endpoint.calls import CallAnswer, CallRefused, ToolCall
+from gspo_services.rollout.endpoint.chat.answers import LOGPROBS_IN_A_CHUNK, ChatWriter
 from tests.support.scripted_episodes import CREATED, answer, delta
 
 TOOL_CALL = ToolCall(id="c1", name="look", arguments='{"at": 1}')
@@ -14,11 +14,15 @@ TOOL_CALL = ToolCall(id="c1", name="look", arguments='{"at": 1}')
 
 def events(*pieces: Any, include_usage: bool = False, logprobs: bool = False) -> list[dict[str, Any]]:
     """The chunks of a stream, which must end as OpenAI's does."""
-    writer = ChunkWriter("tiny", include_usage=include_usage, logprobs=logprobs)
+    writer = ChatWriter("tiny", include_usage=include_usage, logprobs=logprobs)
     lines = [event for piece in pieces[:-1] for event in writer.text(piece)] + list(writer.end(pieces[-1]))
     assert lines.pop() == b"data: [DONE]\n\n"
     assert all(line.startswith(b"data: ") and line.endswith(b"\n\n") for line in lines)
     return [json.loads(line[6:]) for line in lines]
+
+
+def completion(given: CallAnswer, *, logprobs: bool = False) -> Any:
+    return json.loads(ChatWriter("tiny", include_usage=False, logprobs=logprobs).whole(given))
 
 
 def deltas(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -26,7 +30,7 @@ def deltas(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_a_whole_answer() -> None:
-    assert json.loads(completion(answer(), "tiny", logprobs=False)) == {
+    assert completion(answer()) == {
         "id": "call-1",
         "object": "chat.completion",
         "created": CREATED,
@@ -39,8 +43,8 @@ def test_a_whole_answer() -> None:
 
 
 def test_an_answer_of_reasoning_and_tool_calls() -> None:
-    page = completion(answer(None, reasoning="hm", tool_calls=[TOOL_CALL]), "tiny", logprobs=False)
-    [choice] = json.loads(page)["choices"]
+    page = completion(answer(None, reasoning="hm", tool_calls=[TOOL_CALL]))
+    [choice] = page["choices"]
     assert choice["message"] == {
         "role": "assistant",
         "content": None,
@@ -51,8 +55,8 @@ def test_an_answer_of_reasoning_and_tool_calls() -> None:
 
 
 def test_log_probs_are_of_the_sampled_tokens_and_half_a_character_has_no_bytes() -> None:
-    page = completion(answer("é", tokens=["é", "\ufffd", ""]), "tiny", logprobs=True)
-    assert json.loads(page)["choices"][0]["logprobs"]["content"] == [
+    page = completion(answer("é", tokens=["é", "\ufffd", ""]), logprobs=True)
+    assert page["choices"][0]["logprobs"]["content"] == [
         {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": []},
         {"token": "\ufffd", "logprob": -1.0, "bytes": None, "top_logprobs": []},
         {"token": "", "logprob": -1.5, "bytes": [], "top_logprobs": []},
@@ -110,6 +114,6 @@ def test_pieces_that_do_not_begin_the_answer_are_a_bug() -> None:
 )
 def test_an_error_has_openais_shape(status: int, kind: str) -> None:
     refused = CallRefused(status, "some_code", "why", param="n")
-    shape = {"error": {"message": "why", "type": kind, "param": "n", "code": "some_code"}}
-    assert json.loads(error_body(refused)) == shape
-    assert error_event(refused) == b"data: " + error_body(refused) + b"\n\n"
+    event = ChatWriter("tiny", include_usage=False, logprobs=False).failed(refused)
+    reason = {"message": "why", "type": kind, "param": "n", "code": "some_code"}
+    assert json.loads(event.removeprefix(b"data: ")) == {"error": reason}

@@ -1,0 +1,1 @@
+"""Anthropic's messages: requests read, answers written."""

@@ -1,0 +1,1 @@
+"""OpenAI's chat completions: requests read, answers written."""
