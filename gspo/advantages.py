@@ -27,6 +27,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,8 +38,9 @@ from gspo.settings import Baseline, StdOver, require_number
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-TurnCredit = Literal["return_to_go", "per_turn"]
-"""What a turn is credited with: the discounted sum of its and all later rewards, or its own reward."""
+TurnCredit = Literal["return_to_go", "per_turn", "role"]
+"""What a turn is credited with: the discounted sum of its and all later rewards of its role, its own reward, or the sum of
+all rewards of its role."""
 
 STD_EPS = 1e-6
 
@@ -110,6 +112,7 @@ def turn_advantages(
     turn_rewards: Sequence[Tensor | npt.ArrayLike],
     group_ids_M: Tensor | Iterable[Hashable],
     *,
+    turn_roles: Sequence[npt.ArrayLike] | None = None,
     credit: TurnCredit = "return_to_go",
     discount: float = 1.0,
     baseline: Baseline = "mean",
@@ -117,35 +120,48 @@ def turn_advantages(
     std_over: StdOver = "group",
     eps: float = STD_EPS,
 ) -> TurnAdvantages:
-    """Return one advantage per turn, normalised over the turns of the same index in the group.
+    """Return one advantage per turn, normalised over the turns of the same role and index in the group.
+
+    A trajectory in which the policy plays several roles, such as both sides of a game, is as many trajectories, one of each
+    role: rewards are added up within a role, turns are counted within it, and roles are compared with themselves alone. With
+    ``credit="role"`` all turns of a role have the advantage of the sum of its rewards: for one role, that of
+    ``group_advantages``.
 
     turn_rewards: for each of M trajectories the rewards of its turns (lengths differ); the results are on the device of the
-    first. An outcome reward belongs to the last turn. A turn that no other member of the group has reached has nothing to
-    be compared with: advantage 0.
+    first. turn_roles: the role of each of these turns, whole numbers; None: there is one. An outcome reward belongs to the
+    last turn. A turn that no other member of the group has reached has nothing to be compared with: advantage 0.
     The baseline uses the rewards of the same turn.
-    Raises: ValueError as ``group_advantages``, for an unknown credit and for a discount outside [0, 1].
+    Raises: ValueError as ``group_advantages``, for an unknown credit, for a discount outside [0, 1], and for roles that are
+    not those of the turns.
     """
     require_number("eps", eps, low=0.0)
     require_number("discount", discount, low=0.0, high=1.0 + 1e-12)
-    if credit not in ("return_to_go", "per_turn"):
-        raise ValueError(f"credit is {credit!r}; choose one of return_to_go, per_turn")
+    if credit not in get_args(TurnCredit):
+        raise ValueError(f"credit is {credit!r}; choose one of {', '.join(get_args(TurnCredit))}")
     groups = _groups(group_ids_M, len(turn_rewards))
-    rewards = [_rewards(f"turn_rewards[{i}]", values) for i, values in enumerate(turn_rewards)]
-    if credit == "return_to_go":
-        rewards = [_return_to_go(values, discount) for values in rewards]
-    lengths = [values.shape[0] for values in rewards]
-    flat = torch.cat([torch.zeros(0, dtype=torch.float64), *rewards])
-    turn_of = torch.cat([torch.zeros(0, dtype=torch.int64), *(torch.arange(n) for n in lengths)])
-    trajectory_of = torch.arange(len(rewards)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
-    comparable = (groups[trajectory_of] * (max(lengths, default=0) + 1) + turn_of).unique(return_inverse=True)[1]
+    given = [_rewards(f"turn_rewards[{i}]", values) for i, values in enumerate(turn_rewards)]
+    lengths = [values.shape[0] for values in given]
+    roles = _roles(turn_roles, lengths)
+    # By trajectory and role: the turns, and what they are credited with: one value for each, or one for all of them.
+    parts = [(i, role, torch.nonzero(of == role)[:, 0]) for i, of in enumerate(roles) for role in of.unique().tolist()]
+    values = [_credited(given[i][turns], credit, discount) for i, _, turns in parts]
+    sizes = torch.tensor([each.shape[0] for each in values], dtype=torch.int64)
+    trajectory_of = torch.tensor([i for i, *_ in parts], dtype=torch.int64).repeat_interleave(sizes)
+    role_of = torch.tensor([role for _, role, _ in parts], dtype=torch.int64).repeat_interleave(sizes)
+    place_of = torch.cat([torch.zeros(0, dtype=torch.int64), *(torch.arange(n) for n in sizes.tolist())])
+    keys = torch.stack([groups[trajectory_of], role_of, place_of], dim=1)
     advantages, has_advantage = _normalise(
-        flat, comparable, baseline=baseline, normalise_std=normalise_std, std_over=std_over, eps=eps
-    )
+        torch.cat([torch.zeros(0, dtype=torch.float64), *values]), keys.unique(dim=0, return_inverse=True)[1],
+        baseline=baseline, normalise_std=normalise_std, std_over=std_over, eps=eps,
+    )  # fmt: skip
+    by_turn = [torch.zeros(length, dtype=torch.float64) for length in lengths]
+    for (i, _, turns), own in zip(parts, advantages.split(sizes.tolist()), strict=True):
+        by_turn[i][turns] = own
     num_groups = int(groups.max()) + 1 if lengths else 0
     alive = groups[trajectory_of[has_advantage]].unique()
     device = _device(turn_rewards[0]) if lengths else None
     return TurnAdvantages(
-        advantages=list(advantages.float().to(device).split(lengths)) if lengths else [],
+        advantages=[each.float().to(device) for each in by_turn],
         zero_advantage_M=(~torch.isin(groups, alive)).to(device),
         num_groups=num_groups,
         num_zero_advantage_groups=num_groups - alive.shape[0],
@@ -238,6 +254,24 @@ def _normalise(
     has_advantage = (highest > lowest)[groups]
     scaled = centred / (std[groups] + eps) if normalise_std else centred
     return torch.where(has_advantage, scaled, 0.0), has_advantage
+
+
+def _roles(turn_roles: Sequence[npt.ArrayLike] | None, lengths: Sequence[int]) -> list[Tensor]:
+    if turn_roles is None:
+        return [torch.zeros(length, dtype=torch.int64) for length in lengths]
+    roles = [torch.as_tensor(np.asarray(each, dtype=np.int64)) for each in turn_roles]
+    if [tuple(each.shape) for each in roles] != [(length,) for length in lengths]:
+        raise ValueError(
+            f"turn_roles has {[tuple(each.shape) for each in roles]!s:.100} roles, turn_rewards {list(lengths)!s:.100} turns"
+        )
+    return roles
+
+
+def _credited(rewards: Tensor, credit: TurnCredit, discount: float) -> Tensor:
+    """Return what the turns of one role are credited with: a value for each, or one for all."""
+    if credit == "role":
+        return rewards.sum(dim=0, keepdim=True)
+    return _return_to_go(rewards, discount) if credit == "return_to_go" else rewards
 
 
 def _return_to_go(rewards: Tensor, discount: float) -> Tensor:

@@ -35,6 +35,8 @@ MAX_GATHERED_TOKENS: Final = 32_768
 room that every rollout has besides the tokens of its longest chunk."""
 MAX_TURNS: Final = 4096
 """Turns of one trajectory; fewer where a batch has very many trajectories (``trajectory_limits``)."""
+MAX_ROLES: Final = 16
+"""Roles that the policy may play in one episode."""
 MAX_SEQUENCES: Final = 256
 """Sequences of one trajectory: the broker stores a little of each with every chunk."""
 MAX_VERSION: Final = 2**32

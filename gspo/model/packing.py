@@ -152,6 +152,8 @@ class SequenceGroup(Generic[S_co]):
     """[G]; one reward per episode."""
     turn_rewards: tuple[NDArray[np.float64], ...] | None = None
     """The rewards of each episode's turns; None where credit goes to whole episodes."""
+    turn_roles: tuple[NDArray[np.int64], ...] | None = None
+    """The role that the policy played in each of these turns; None: it has one."""
     sequences_per_episode: tuple[int, ...] | None = None
     """[G]; None: each sequence is an episode of its own."""
     max_tokens: int | None = None

@@ -17,7 +17,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 MAX_STEP_DEPTH = 32
 """Levels of lists and maps in the result of a step."""
@@ -39,6 +39,15 @@ class EpisodeRecord(Protocol):
     def diverged(self, ordinal: int, recorded: str, name: str) -> None:
         """Step ``ordinal`` was ``recorded`` and is now ``name``, or has other arguments: no later step is replayed."""
         ...
+
+
+class Role(NamedTuple):
+    """The policy in one of its roles."""
+
+    name: str
+    base_url: str
+    api_key: str
+    model: str
 
 
 class Episode:
@@ -73,6 +82,13 @@ class Episode:
         self._record = record
         self._ordinal = 0
         self._running: str | None = None
+
+    def role(self, name: str) -> "Role":
+        """The policy as the role ``name``, one of ``agent.roles``: each has conversations and a reward of its own.
+
+        The function's reward is then a map with one number for each role that has played, or one number for all of them.
+        """
+        return Role(name, self.base_url, f"{self.api_key}.{name}", self.model)
 
     @property
     def remaining_s(self) -> float:

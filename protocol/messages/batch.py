@@ -66,12 +66,13 @@ class Batch(Message, frozen=True, tag="batch"):
     is delivered again after a restart of the learner.
 
     Arrays, end to end over the items: ``turn_rewards`` float64 [turns]; ``sequences`` int32 [sequences, 2]: tokens, and
-    action tokens among them.
+    action tokens among them; ``turn_roles`` uint8 [turns], only where the policy has several roles.
     """
 
     LARGE_HEADER: ClassVar[bool] = True
 
     ARRAYS: ClassVar[dict[str, str]] = {"turn_rewards": "float64", "sequences": "int32"}
+    OPTIONAL_ARRAYS: ClassVar[dict[str, str]] = {"turn_roles": "uint8"}
 
     index: Count
     policy_version: Version
@@ -101,6 +102,9 @@ class Batch(Message, frozen=True, tag="batch"):
         if self.num_tokens > limits.MAX_BATCH_TOKENS:
             raise ValueError(f"items have {self.num_tokens} tokens, {limits.MAX_BATCH_TOKENS} allowed (MAX_BATCH_TOKENS)")
         check_rewards(arrays["turn_rewards"])
+        roles = arrays.get("turn_roles")
+        if roles is not None and (roles.shape != arrays["turn_rewards"].shape or (roles >= limits.MAX_ROLES).any()):
+            raise ValueError(f"array turn_roles is not one role from 0 to {limits.MAX_ROLES - 1} for each of turn_rewards")
         sequences = arrays["sequences"]
         if sequences.ndim != 2 or sequences.shape[1] != 2:
             raise ValueError(f"array sequences has shape {sequences.shape}, expected rows of 2")
@@ -122,6 +126,13 @@ class Batch(Message, frozen=True, tag="batch"):
             rewards = arrays["turn_rewards"][turn : turn + item.num_turns]
             yield item, rewards, arrays["sequences"][sequence : sequence + item.num_sequences]
             turn, sequence = turn + item.num_turns, sequence + item.num_sequences
+
+    def roles(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]] | None:
+        """The role of each turn, for each item; None where the policy has one."""
+        if "turn_roles" not in arrays:
+            return None
+        ends = np.cumsum([item.num_turns for item in self.items])
+        return np.split(arrays["turn_roles"], ends[:-1])
 
 
 class BatchPartRequest(Message, frozen=True, tag="batch_part_request"):

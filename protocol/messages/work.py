@@ -201,9 +201,13 @@ class Finish(Message, frozen=True, tag="finish"):
     """Turns that an agent took and then, run again after a kill, did not take: nothing of them is trained on."""
     components: Components = {}
     """What the reward is made of, without weights, for the metrics; empty for a reward that came as one number."""
+    turn_roles: Annotated[list[Annotated[int, Meta(ge=0, lt=limits.MAX_ROLES)]], Meta(max_length=limits.MAX_TURNS)] = []
+    """The role that the policy played in each turn, as its place in agent.roles; empty: it has one role."""
 
     def __post_init__(self) -> None:
         require_rewards("turn_rewards", self.turn_rewards)
+        if self.turn_roles and len(self.turn_roles) != len(self.turn_rewards):
+            raise ValueError(f"turn_roles has {len(self.turn_roles)} turns, turn_rewards {len(self.turn_rewards)}")
         require_components("components", self.components)
 
 

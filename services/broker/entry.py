@@ -280,7 +280,7 @@ def sampling_rules(settings: Settings) -> SamplingRules:
     most = math.ceil(data.max_filtered * settings.batch.groups_per_batch / settings.broker.num_brokers)
     return SamplingRules(
         max_filtered=most if data.dynamic_sampling else 0,
-        by_turn=objective.advantage == "turn",
+        by_turn=objective.advantage != "sequence",
         shaped_from_tokens=None if buffer_tokens is None else settings.sampling.max_tokens - buffer_tokens,
         rest_after_groups=data.rest_after_groups,
         rest_batches=data.rest_batches,

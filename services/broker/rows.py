@@ -97,6 +97,8 @@ class TrajectoryRow(Row, frozen=True, kw_only=True):
     """Turns of the finished episode that are not trained on."""
     components: dict[str, float] = {}
     """What the finished episode's reward is made of, without weights."""
+    turn_roles: tuple[int, ...] = ()
+    """The role that the policy played in each turn of the ended episode; empty where it has one."""
 
     @property
     def reward(self) -> float:

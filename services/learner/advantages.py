@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gspo.advantages import group_advantages, turn_advantages
+from gspo.advantages import TurnCredit, group_advantages, turn_advantages
 from gspo.model.packing import BatchGroup, BatchSequence, TrainSequence, episode_ids
 from gspo.options.overlong import overlong, overlong_penalties
 from gspo.settings import Baseline, StdOver
@@ -22,8 +22,9 @@ from gspo_services.shared.settings import Settings
 class AdvantageSettings:
     """How rewards become advantages: the settings of these names."""
 
-    advantage: Literal["sequence", "turn"] = "sequence"
-    """One advantage per sequence from its reward, or one per turn from the rewards of that turn and all later ones."""
+    advantage: Literal["sequence", "turn", "role"] = "sequence"
+    """One advantage per sequence from its reward, one per turn from the rewards of that turn and all later ones, or one per
+    role from the rewards of its turns."""
     normalise_by_std: bool = True
     """Divide by a standard deviation; False only subtracts the baseline."""
     baseline: Baseline = "mean"
@@ -100,7 +101,10 @@ class AdvantageTable:
             values = [np.full(1, value, dtype=np.float32) for value in by_episode.advantages_M.tolist()]
         else:
             of_turns = [rewards for group in groups for rewards in _turn_rewards(group)]
-            by_turn = turn_advantages([_less(*pair) for pair in zip(of_turns, penalties, strict=True)], group_ids, **scaling)
+            of_turns = [_less(*pair) for pair in zip(of_turns, penalties, strict=True)]
+            roles = [role for group in groups for role in _turn_roles(group)]
+            credit: TurnCredit = "role" if settings.advantage == "role" else "return_to_go"
+            by_turn = turn_advantages(of_turns, group_ids, turn_roles=roles, credit=credit, **scaling)
             values = [advantages.numpy() for advantages in by_turn.advantages]
         if settings.overlong_filter_tokens is not None:
             # The limit may grow within a run: what only a later batch can reach is valid, and filters nothing before.
@@ -112,7 +116,7 @@ class AdvantageTable:
             group_ids=torch.from_numpy(group_ids[episode_of]),
             episodes=episode_of,
             values=values,
-            by_turn=settings.advantage == "turn",
+            by_turn=settings.advantage != "sequence",
         )
 
     def with_advantages(self, row: int) -> TrainSequence:
@@ -182,6 +186,12 @@ def _turn_rewards(group: BatchGroup) -> Sequence[NDArray[np.float64]]:
     if group.turn_rewards is None:
         raise ValueError(f"group {group.group_id} has no turn_rewards; give them, or set advantage = 'sequence'")
     return group.turn_rewards
+
+
+def _turn_roles(group: BatchGroup) -> Sequence[NDArray[np.int64]]:
+    if group.turn_roles is None:
+        return [np.zeros(len(rewards), dtype=np.int64) for rewards in _turn_rewards(group)]
+    return group.turn_roles
 
 
 def _to_tokens(values: NDArray[np.float32], turn_ids_L: NDArray[np.integer]) -> NDArray[np.float32]:

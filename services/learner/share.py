@@ -16,7 +16,9 @@ END: Final = 2
 STOP: Final = 3
 SKIP: Final = 4
 PART: Final = 5
-MAX_SHARED_FRAMES: Final = 1 + max(len(Batch.ARRAYS), len(BatchPart.ARRAYS) + len(BatchPart.OPTIONAL_ARRAYS))
+MAX_SHARED_FRAMES: Final = 1 + max(
+    len(Batch.ARRAYS) + len(Batch.OPTIONAL_ARRAYS), len(BatchPart.ARRAYS) + len(BatchPart.OPTIONAL_ARRAYS)
+)
 NO_FRAME: Final = -1
 
 Directive = Answer | None

@@ -223,6 +223,7 @@ async def open_episodes(
         chunk_tokens=settings.rollout.chunk_tokens,
         metrics=policy.metrics,
         wall_s=policy.wall_s,
+        roles=settings.agent.roles,
         on_replay=settings.agent.on_replay,
     )
     async with open_agents(settings, shared, player, registry=registry, clock=policy.clock) as agents:

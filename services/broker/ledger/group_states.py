@@ -241,6 +241,7 @@ class Groups:
             turn_rewards=tuple(finish.turn_rewards),
             discarded_turns=tuple(finish.discarded_turns),
             components=finish.components,
+            turn_roles=tuple(finish.turn_roles),
             lost_by=(),
         )
         if grades:

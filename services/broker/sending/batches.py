@@ -105,6 +105,9 @@ class StoredBatch:
             "turn_rewards": np.array(rewards, "<f8"),
             "sequences": np.array(sequences, "<i4").reshape(len(sequences), 2),
         }
+        if any(trajectory.turn_roles for trajectory in self._trajectories):
+            roles = [each.turn_roles or (0,) * len(each.turn_rewards) for each in self._trajectories]
+            arrays["turn_roles"] = np.concatenate([np.array(each, np.uint8) for each in roles])
         return message, arrays
 
     def part(self, number: int) -> tuple[BatchPart, dict[str, Array]]:

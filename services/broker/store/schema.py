@@ -27,7 +27,7 @@ from gspo_services.broker.rows import (
     VersionRow,
 )
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 """Raised with each change of a table or of what a column means: a ledger with another number is refused."""
 DROPPED: Final = "SELECT drop_reason, count(*) FROM groups WHERE status = 'dropped' GROUP BY drop_reason"
 TASK_PASSES: Final = """
@@ -59,7 +59,8 @@ CREATE TABLE trajectories (
     version_sum INTEGER NOT NULL, min_version INTEGER NOT NULL, num_turns INTEGER NOT NULL, num_segments INTEGER NOT NULL,
     num_runs INTEGER NOT NULL, last_version INTEGER NOT NULL, last_sequence INTEGER NOT NULL, sequences TEXT NOT NULL,
     num_entries INTEGER NOT NULL, journal_bytes INTEGER NOT NULL, reward_size REAL NOT NULL, finish_reason TEXT,
-    turn_rewards TEXT NOT NULL, discarded_turns TEXT NOT NULL, components TEXT NOT NULL, checksum INTEGER NOT NULL
+    turn_rewards TEXT NOT NULL, discarded_turns TEXT NOT NULL, components TEXT NOT NULL, turn_roles TEXT NOT NULL,
+    checksum INTEGER NOT NULL
 );
 CREATE INDEX trajectories_by_group ON trajectories (group_id);
 CREATE TABLE chunks (
@@ -223,7 +224,7 @@ TABLES: Final[dict[type[Row], Table]] = {
         _table(
             "trajectories",
             TrajectoryRow,
-            json_fields=("lost_by", "sequences", "turn_rewards", "discarded_turns", "components"),
+            json_fields=("lost_by", "sequences", "turn_rewards", "discarded_turns", "components", "turn_roles"),
             real_fields=("reward_size",),
         ),
         _table("journal", JournalRow),

@@ -36,7 +36,7 @@ async def open_agents(
 ) -> AsyncIterator[AgentEpisodes]:
     """Open the agents' episodes on one rollout until the context ends. Raises: EndpointError when it cannot listen."""
     agent = settings.agent
-    episodes = EpisodeRegistry(settings.model.path.name)
+    episodes = EpisodeRegistry(settings.model.path.name, agent.roles)
     server = EndpointServer(
         episodes,
         EndpointMetrics(registry),

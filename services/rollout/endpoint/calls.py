@@ -33,6 +33,8 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] = []
     """As in Chat Completions: {"type": "function", "function": {"name", "parameters"}}, with a ``description`` where the
     agent gave one. Names are unique. Empty when the agent chose that no tool may be called (``tool_choice``)."""
+    role: int = 0
+    """The role that the policy plays, as its place in agent.roles."""
     must_call: str | None = None
     """The tool that the answer must call, "" for any of ``tools``. The answer begins with the opening of such a call, which
     is put there and not sampled."""

@@ -20,6 +20,7 @@ from gspo_services.rollout.episodes.log import EpisodeLog, Round
 from gspo_services.rollout.episodes.place import Known, find_place
 from gspo_services.rollout.episodes.records import CallRecord, read_journal
 from gspo_services.rollout.episodes.registry import ENDED
+from gspo_services.rollout.episodes.roles import WrongTurns, rewards_of_roles
 from gspo_services.rollout.episodes.sampler import CallSampler
 from gspo_services.rollout.episodes.shared import EpisodeShared
 from gspo_services.rollout.episodes.steps import EpisodeSteps
@@ -33,10 +34,6 @@ T = TypeVar("T")
 REMEDY: Final = "an agent's calls must follow from its task, its seed and the results of its steps"
 NO_COMPONENTS: Final[Mapping[str, float]] = {}
 _FAILED: Final = "this episode has failed on this rollout; another rollout repeats it, or it is dropped"
-
-
-class WrongTurns(EpisodeFailed):
-    """An agent has rewarded another number of answers than it got."""
 
 
 class EpisodeCalls:
@@ -66,7 +63,7 @@ class EpisodeCalls:
         self._histories = Histories()
         self._unrepeated = recorded.calls
         self._num_calls = len(recorded.calls)
-        self._asked: list[Round] = []
+        self._asked: list[tuple[CallRecord, Round]] = []
         """What the agent asked for, in its order: where it repeats an earlier run's calls, theirs may be another."""
         self._live: dict[LiveCall, asyncio.Task[None]] = {}
         self._failure: Exception | None = None
@@ -166,13 +163,20 @@ class EpisodeCalls:
         if not kept:
             raise EpisodeFailed("the agent has made no call: there are no sampled tokens to train on")
         rewards = [0.0] * self.log.num_turns
-        answered = [part.turn for part in self._asked if part.turn is not None]
+        answered = [part.turn for _, part in self._asked if part.turn is not None]
         if turns is not None and len(turns) != len(answered):
             raise WrongTurns(
                 f'it rewards {len(turns)} turns ("turns"), and the policy answered {len(answered)} times: give a number for '
                 "each answer, in the order of the calls"
             )
-        for turn, own in zip(kept[-1:] if turns is None else answered, [reward] if turns is None else turns, strict=True):
+        roles = self._roles_of_turns()
+        if turns is not None:
+            given = dict(zip(answered, turns, strict=True))
+        elif roles:
+            given = rewards_of_roles(reward, components, self._shared.roles, {roles[turn]: turn for turn in kept})
+        else:
+            given = {kept[-1]: reward}
+        for turn, own in given.items():
             rewards[turn] = own
         try:
             finish = Finish(
@@ -183,12 +187,21 @@ class EpisodeCalls:
                 turn_rewards=rewards,
                 discarded_turns=discarded,
                 components=dict(components),
+                turn_roles=roles,
             )
         except ValueError as error:
             raise EpisodeFailed(f"no reward: {error}") from error
         self._count_unrepeated(len(discarded))
         await self._writer.finish(finish)
         self._shared.metrics.episodes.labels(outcome=reason).inc()
+
+    def _roles_of_turns(self) -> list[int]:
+        """Return the role of each turn; none where there is one."""
+        roles = [0] * self.log.num_turns if self._shared.roles else []
+        for record, part in (*self._asked, *self._unrepeated) if roles else ():
+            if part.turn is not None:
+                roles[part.turn] = record.role
+        return roles
 
     def _count_unrepeated(self, num_turns: int) -> None:
         self._shared.metrics.turns_discarded.inc(num_turns)
@@ -228,7 +241,7 @@ class EpisodeCalls:
 
     async def _answered(self, live: LiveCall) -> CallAnswer:
         record, part = self._recorded(live) or await self._begun(live)
-        self._asked.append(part)
+        self._asked.append((record, part))
         try:
             cut = await self._sampler.sample(live, record, part)
         finally:
@@ -281,6 +294,7 @@ class EpisodeCalls:
                 created=int(self._shared.wall_s()),
                 max_tokens=self._budget.room(before, len(observation), live.request.max_tokens),
                 opening=len(opening),
+                role=live.request.role,
             )
             self._histories.taken(sequence)
             self._budget.promise(record.ordinal, record.max_tokens, has_begun=False)

@@ -43,8 +43,11 @@ def message_keys(messages: Sequence[Mapping[str, Any]]) -> tuple[MessageKey, ...
 
 
 def prompt_setting(request: CallRequest) -> bytes:
-    """Return what the template writes besides the messages. The order of tools and fields counts: it is written, too."""
-    return _digest([request.tools, request.template_arguments])
+    """Return what the template writes besides the messages, and for whom: a role continues no other's sequence. The order of
+    tools and fields counts: it is written, too.
+    """
+    written = [request.tools, request.template_arguments]
+    return _digest([*written, request.role] if request.role else written)
 
 
 def call_digest(request: CallRequest, keys: Sequence[MessageKey]) -> str:

@@ -27,12 +27,13 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     opening: int = 0
     """How many tokens before the sampled ones begin the answer, where the agent demanded a call of a tool."""
 
+    role: int = 0
+    """See ``CallRequest.role``."""
+
     def entry(self) -> Plain:
-        """As an entry of the journal. A rollout that knows no openings reads those of all other calls."""
+        """As an entry of the journal. A rollout that knows no openings and roles reads those of all other calls."""
         written = msgspec.structs.asdict(self)
-        if not self.opening:
-            del written["opening"]
-        return {"call": written}
+        return {"call": {name: value for name, value in written.items() if value or name not in ("opening", "role")}}
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,9 +2,12 @@
 
 import secrets
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
 from gspo_services.rollout.endpoint import CallRefused, Calls
+from gspo_services.rollout.episodes.roles import InRole, WithoutRole
+from gspo_services.shared.runtime.plain_text import one_line
 
 KEY_BYTES: Final = 32
 ENDED_KEPT: Final = 4096
@@ -12,21 +15,27 @@ ENDED_KEPT: Final = 4096
 
 
 class EpisodeRegistry:
-    """Maps keys to episodes, for the endpoint."""
+    """Maps keys to episodes, for the endpoint. The key of a role is the episode's, a point, and the role's name."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, roles: Sequence[str] = ()) -> None:
+        """``roles``: that the policy plays in each episode; none for one."""
         self.model = model
+        self._roles = roles
         self._calls: dict[str, Calls] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def add(self, calls: Calls) -> str:
         """Return the key of a new episode; a resumed episode gets a new one."""
         key = secrets.token_urlsafe(KEY_BYTES)
-        self._calls[key] = calls
+        self._calls[key] = WithoutRole(calls, self._roles) if self._roles else calls
+        for place, name in enumerate(self._roles):
+            self._calls[f"{key}.{name}"] = InRole(calls, place)
         return key
 
     def remove(self, key: str) -> None:
         """Remove an episode that has ended here. A second call does nothing."""
+        for name in self._roles:
+            self._calls.pop(f"{key}.{name}", None)
         if self._calls.pop(key, None) is not None:
             self._ended[key] = None
             if len(self._ended) > ENDED_KEPT:
@@ -37,8 +46,12 @@ class EpisodeRegistry:
         calls = self._calls.get(key)
         if calls is not None:
             return calls
-        if key in self._ended:
+        episode, _, role = key.partition(".")
+        if episode in self._ended:
             raise CallRefused(410, "episode_ended", ENDED)
+        if episode in self._calls:
+            known = f"agent.roles are {', '.join(self._roles)}" if self._roles else "agent.roles is empty"
+            raise CallRefused(401, "unknown_role", f"no role is called {one_line(role, 40)!r}: {known}")
         raise CallRefused(401, "unknown_key", "no episode has this key: use episode.api_key, only while the episode runs")
 
 

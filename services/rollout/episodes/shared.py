@@ -1,7 +1,7 @@
 """State shared by all agents' episodes of a rollout."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,5 +26,7 @@ class EpisodeShared:
     metrics: RolloutMetrics
     wall_s: Callable[[], float]
     """Seconds since 1970, for answers."""
+    roles: Sequence[str] = ()
+    """That the policy plays in an episode (``agent.roles``); none for one."""
     on_replay: Literal["replay", "restart", "fail"] = "replay"
     """What becomes of the calls and steps that an earlier run of the episode has recorded (``agent.on_replay``)."""

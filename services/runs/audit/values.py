@@ -39,6 +39,7 @@ KINDS: Final[dict[str, dict[str, str]]] = {
         **dict.fromkeys(("lost_by", "sequences"), PAIRS),
         "turn_rewards": ANY_NUMBERS,
         "discarded_turns": WHOLE_NUMBERS,
+        "turn_roles": WHOLE_NUMBERS,
         "components": OBJECT,
     },
     "chunks": {

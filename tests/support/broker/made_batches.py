@@ -33,6 +33,7 @@ class Made:
     reason: Literal["done", "length"] = "done"
     cuts: tuple[int, ...] = ()
     discarded_turns: tuple[int, ...] = ()
+    turn_roles: tuple[int, ...] = ()
     experts: Array | None = None
     """Of its sampled tokens, as in messages."""
     chunks_without_experts: tuple[int, ...] = ()
@@ -57,6 +58,7 @@ class Made:
             finish_reason=self.reason,
             turn_rewards=tuple(self.pieces.turn_rewards),
             discarded_turns=self.discarded_turns,
+            turn_roles=self.turn_roles,
         )
 
     def chunks(self) -> list[StoredChunk]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,6 +88,77 @@ def test_return_to_go_credits_a_turn_with_the_discounted_rewards_that_follow() -
         [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]], [0, 0], credit="return_to_go", discount=0.5, normalise_std=False
     )
     assert [part.tolist() for part in result.advantages] == [[0.125, 0.25, 0.5], [-0.125, -0.25, -0.5]]
+
+
+def by_hand(rewards: list[list[float]], roles: list[list[int]], groups: list[int], credit: str) -> list[list[float]]:
+    """The advantages by the words of the definition: each role of each trajectory is a trajectory of its own."""
+    own: dict[tuple[int, int], list[float]] = {}
+    for i, (values, of) in enumerate(zip(rewards, roles, strict=True)):
+        for value, role in zip(values, of, strict=True):
+            own.setdefault((i, role), []).append(value)
+    credited = {
+        key: [sum(values)] * len(values)
+        if credit == "role"
+        else [sum(values[k:]) if credit == "return_to_go" else values[k] for k in range(len(values))]
+        for key, values in own.items()
+    }
+    found: list[list[float]] = []
+    for i, of in enumerate(roles):
+        row = []
+        for t, role in enumerate(of):
+            k = of[:t].count(role)
+            others = [
+                credited[j, role][0 if credit == "role" else k]
+                for j in range(len(rewards))
+                if groups[j] == groups[i] and len(own.get((j, role), ())) > (0 if credit == "role" else k)
+            ]
+            spread = np.std(others, ddof=1) if len(others) > 1 and np.ptp(others) else math.inf
+            row.append((credited[i, role][k] - float(np.mean(others))) / (spread + 1e-6))
+        found.append(row)
+    return found
+
+
+@pytest.mark.parametrize("credit", ["return_to_go", "per_turn", "role"])
+@given(
+    trajectories=st.lists(
+        st.tuples(
+            st.integers(0, 1),
+            st.lists(st.tuples(st.integers(0, 2), st.sampled_from([-1.0, 0.0, 0.5, 2.0])), max_size=5),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_each_role_is_a_trajectory_of_its_own_and_is_compared_with_itself_alone(
+    credit: Any, trajectories: list[tuple[int, list[tuple[int, float]]]]
+) -> None:
+    groups = [group for group, _ in trajectories]
+    rewards = [[reward for _, reward in turns] for _, turns in trajectories]
+    roles = [[role for role, _ in turns] for _, turns in trajectories]
+    found = turn_advantages(rewards, groups, turn_roles=roles, credit=credit).advantages
+    for own, expected in zip(found, by_hand(rewards, roles, groups, credit), strict=True):
+        assert own.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_with_one_role_its_advantage_is_that_of_the_trajectory() -> None:
+    rewards, groups = [[0.0, 1.0], [0.5], [0.25, 0.25, 0.0]], [0, 0, 0]
+    whole = group_advantages([sum(each) for each in rewards], groups).advantages_M.tolist()
+    by_role = turn_advantages(rewards, groups, credit="role").advantages
+    assert [set(each.tolist()) for each in by_role] == [{value} for value in whole]
+
+
+def test_sides_that_swap_their_rewards_are_told_apart() -> None:
+    """In a game of two sides the rewards of an episode add up to nothing, whoever wins."""
+    result = turn_advantages([[1.0, -1.0], [-1.0, 1.0]], [0, 0], turn_roles=[[0, 1], [0, 1]], credit="role")
+    assert [[value > 0 for value in each.tolist()] for each in result.advantages] == [[True, False], [False, True]]
+    assert result.num_zero_advantage_groups == 0
+
+
+@pytest.mark.parametrize("roles", [[[0]], [[0, 1], [0]], [[[0]], [0]]])
+def test_roles_that_are_not_those_of_the_turns_are_refused(roles: Any) -> None:
+    with pytest.raises(ValueError, match="turn_roles has"):
+        turn_advantages([[1.0], [2.0]], [0, 0], turn_roles=roles)
 
 
 def test_with_one_turn_each_turn_advantages_are_sequence_advantages() -> None:

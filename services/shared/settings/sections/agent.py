@@ -1,11 +1,15 @@
 """The section of agents: users' programs that call the policy themselves."""
 
 import math
-from typing import Literal
+import re
+from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
+from gspo_protocol.limits import MAX_ROLES
 from gspo_services.shared.settings.sections.section import OptionalPath, Port, PositiveSeconds, Section
+
+ROLE: Final = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 
 
 class AgentSection(Section):
@@ -40,6 +44,9 @@ class AgentSection(Section):
     answered from the record. restart: it runs again, and everything is sampled anew. fail: the attempt fails."""
     weights: dict[str, float] = Field({})
     """The weight of each component of the reward; then each must be present. Empty: the reward is their sum."""
+    roles: list[str] = Field([])
+    """The roles that the policy plays in an episode, such as ["white", "black"] for both sides of a game. Then each call is
+    made as one of them, with the key of ``episode.role("white")``. Empty: it has one."""
     renderer: str = "auto"
     """How messages become tokens and tokens tool calls. template: the model's own chat template. auto: a family of the
     package ``renderers`` where its tokens are those of the template, else template. Or the name of a family."""
@@ -71,6 +78,14 @@ class AgentSection(Section):
             raise ValueError(f'agent.function is {self.function!r}: expected "package.module:function"')
         if self.url and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"agent.url is {self.url!r}: it must begin with http:// or https://")
+        odd = [name for name in self.roles if not ROLE.fullmatch(name)]
+        if odd or len(set(self.roles)) < len(self.roles) or len(self.roles) > MAX_ROLES:
+            raise ValueError(
+                f"agent.roles is {self.roles!s:.200}: expected at most {MAX_ROLES} names, each once, of 1 to 32 letters, "
+                "digits, _ and -"
+            )
+        if self.roles and self.weights:
+            raise ValueError("agent.weights weighs components of one reward, and agent.roles have a reward each: remove one")
         wrong = [name for name, weight in self.weights.items() if not math.isfinite(weight)]
         if wrong:
             raise ValueError(f"agent.weights.{wrong[0]} is {self.weights[wrong[0]]}: expected a finite number")

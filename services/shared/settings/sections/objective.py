@@ -26,8 +26,9 @@ class ObjectiveSettings(Objective):
     load_balance_coefficient: Annotated[float, Field(ge=0)] = 0.0
     """Mixture of experts only: weight of the auxiliary loss that keeps experts in use (Switch Transformer), per token of the
     optimizer step. 0: none. Models are pre-trained with about 0.001. It needs learner.expert_parallel = 1."""
-    advantage: Literal["sequence", "turn"] = "sequence"
-    """Group-relative advantage of the whole trajectory, or per turn from the rewards that follow it."""
+    advantage: Literal["sequence", "turn", "role"] = "sequence"
+    """Group-relative advantage of the whole trajectory; per turn from the rewards that follow it; or per role from its
+    rewards, where agent.roles are several. turn and role compare a role with itself alone."""
     normalise_by_std: bool = True
     """Divide group-relative advantages by a standard deviation, as the paper does by the group's."""
     std_over: StdOver = "group"
@@ -61,10 +62,10 @@ class ObjectiveSettings(Objective):
                 "objective.std_over is 'batch' with normalise_by_std = false, which divides by no deviation. Set "
                 "normalise_by_std = true, or omit std_over"
             )
-        if self.advantage == "turn" and self.kl_coefficient > 0 and self.kl_in == "reward":
+        if self.advantage != "sequence" and self.kl_coefficient > 0 and self.kl_in == "reward":
             raise ValueError(
-                "objective.kl_in is 'reward' with advantage 'turn': the penalty is taken from the reward of the whole "
-                "trajectory. Set kl_in = 'loss', or advantage = 'sequence'"
+                f"objective.kl_in is 'reward' with advantage {self.advantage!r}: the penalty is taken from the reward of "
+                "the whole trajectory. Set kl_in = 'loss', or advantage = 'sequence'"
             )
 
     @field_validator(*_LIBRARY_FIELDS)

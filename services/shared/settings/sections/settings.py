@@ -233,6 +233,20 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _roles_have_rewards(self) -> "Settings":
+        if self.objective.advantage == "role" and not self.agent.roles:
+            raise ValueError(
+                "objective.advantage is 'role' and agent.roles is empty: name the roles that the policy plays, or use "
+                "another advantage"
+            )
+        if self.agent.roles and self.reward.group:
+            raise ValueError(
+                f"reward.group is {self.reward.group!r} and agent.roles are {len(self.agent.roles)}: it gives an episode "
+                "one reward in place of those of its roles; remove one"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _answers_are_graded(self) -> "Settings":
         graded_alone = self.environment.options.get("graded_alone", True)
         if not self.reward.group and str(graded_alone).lower() == "false":

@@ -138,3 +138,19 @@ def test_a_run_whose_settings_contradict_each_other_is_refused_with_the_way_out(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Settings.model_validate({"objective": objective, "sampling": {"max_tokens": 128}})
+
+
+@pytest.mark.parametrize(
+    ("plain", "message"),
+    [
+        ({"objective": {"advantage": "role"}}, "agent.roles is empty: name the roles"),
+        ({"agent": {"roles": ["white", "white"]}}, "each once, of 1 to 32 letters"),
+        ({"agent": {"roles": ["a.b"]}}, "each once, of 1 to 32 letters"),
+        ({"agent": {"roles": [str(number) for number in range(17)]}}, "at most 16 names"),
+        ({"agent": {"roles": ["a", "b"], "weights": {"a": 1.0}}}, "agent.roles have a reward each: remove one"),
+        ({"agent": {"roles": ["a", "b"]}, "reward": {"group": "m:f"}}, "one reward in place of those of its roles"),
+    ],
+)
+def test_roles_that_cannot_be_are_refused_with_the_way_out(plain: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings.model_validate(plain)

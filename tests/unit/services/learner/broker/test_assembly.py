@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gspo.model.packing import BatchGroup, BatchSequence
+from gspo_protocol.codec import decode, encode
 from gspo_protocol.limits import MAX_FRAME_BYTES
 from gspo_protocol.messages import Batch, BatchItem, BatchPart, Segment, SkipBatch, VersionRun
 from gspo_protocol.messages.experts import encode_experts
 from gspo_protocol.messages.pieces import ACTION, Pieces
+from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from gspo_services.learner.broker import Answer
 from gspo_services.learner.broker.assembly import AssembledBatch, Assembly, assemble
 from tests.support.broker.ledger import SAMPLING
@@ -69,6 +71,24 @@ def test_groups_keep_their_order_members_rewards_and_tokens() -> None:
     assert third.token_ids.tolist() == list(range(300, 307))
     assert groups[1].sequences[0].loaded().token_ids.tolist() == list(range(200, 207))
     assert first.temperature == 0.7
+
+
+def test_a_role_is_compared_with_itself_and_its_sequences_have_its_advantage() -> None:
+    outcomes = [[1.0, -1.0], [-1.0, 1.0]]
+    made = [
+        replace(a_trajectory(place, 20, ALTERNATING._replace(turn_rewards=rewards)), turn_roles=(0, 1))
+        for place, rewards in enumerate(outcomes)
+    ]
+    batch = made_batch(made, part_tokens=4)
+    received = decode([bytes(frame) for frame in encode(batch.batch, batch.arrays)])
+    assert isinstance(received.message, Batch)
+    assert received.arrays["turn_roles"].tolist() == [0, 1, 0, 1]
+    (group,) = groups_of(batch)
+    assert [roles.tolist() for roles in group.turn_roles or ()] == [[0, 1], [0, 1]]
+    for advantage, signs in (("role", [1, -1, -1, 1]), ("turn", [1, -1, -1, 1]), ("sequence", [0, 0, 0, 0])):
+        trained, _ = sequences_with_advantages([group], AdvantageSettings(advantage=advantage))  # type: ignore[arg-type]
+        values = [sequence.advantages[sequence.action_mask] for sequence in trained if sequence.advantages is not None]
+        assert [set(np.sign(each).tolist()) for each in values] == [{sign} for sign in signs], advantage
 
 
 def test_tokens_of_sequences_that_alternate_come_together_under_their_own_context() -> None:

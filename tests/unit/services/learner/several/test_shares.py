@@ -1,6 +1,7 @@
 """Of several brokers' shares one batch is made, which is trained as if one broker had all of it."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace as replaced
 
 import numpy as np
 import pytest
@@ -76,6 +77,14 @@ def test_however_a_batch_is_shared_and_cut_it_is_trained_as_if_one_broker_had_it
     assert first.batch.report["num_tokens"] == whole.batch.num_tokens
     assert first.batch.report["lag/max"] == whole.batch.report["lag/max"]
     assert first.batch.report["train/reward"] == pytest.approx(whole.batch.report["train/reward"])
+
+
+def test_a_share_without_roles_has_one() -> None:
+    shares = [a_share(number, lengths=(2,)) for number in range(3)]
+    roles = np.array([2, 1], np.uint8)
+    shares[1] = replaced(shares[1], arrays={**shares[1].arrays, "turn_roles": roles})
+    whole = merged({number: announced(share) for number, share in enumerate(shares)})
+    assert whole.arrays["turn_roles"].tolist() == [0, 0, 2, 1, 0, 0]
 
 
 def test_the_only_share_is_the_batch_itself() -> None:
