@@ -133,6 +133,10 @@ class WatchedRenderer:
             )
         return ids
 
+    def call_opening(self, name: str, tools: Tools, arguments: Arguments = NO_ARGUMENTS) -> list[int] | None:
+        """See ``Renderer.call_opening``."""
+        return self._renderer.call_opening(name, tools, arguments)
+
     def parse(
         self,
         sampled_ids: Sequence[int],

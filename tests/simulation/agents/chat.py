@@ -110,6 +110,9 @@ class SimRenderer:
     ) -> list[int] | None:
         return bridge_ids(sampled_ids[-1], messages)
 
+    def call_opening(self, name: str, tools: Tools, arguments: Arguments = NO_ARGUMENTS) -> list[int] | None:
+        return None
+
     def parse(
         self,
         sampled_ids: Sequence[int],
