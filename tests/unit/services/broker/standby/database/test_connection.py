@@ -91,7 +91,7 @@ def test_a_log_of_another_run_or_release_is_refused(postgres: SynchronousDatabas
         with pytest.raises(DatabaseRefused, match=rf"schema {schema}: the run in it has fingerprint mine, "):
             open_log(database, fingerprint="other", run_id="run")
         postgres.server.sql(f"UPDATE {schema}.run SET ledger_schema = 4")
-        with pytest.raises(DatabaseRefused, match=r"of another release \(format 1, schema 4; this one has 1 and 1\): "):
+        with pytest.raises(DatabaseRefused, match=r"of another release \(format 1, schema 4; this one has 1 and 2\): "):
             open_log(database, fingerprint="mine", run_id="run")
 
 
