@@ -149,7 +149,7 @@ def test_another_schema_and_no_ledger_are_named(run: Path, tmp_path: Path) -> No
     connection.execute("CREATE TABLE batches (batch INTEGER)")
     connection.execute("PRAGMA user_version = 3")
     connection.close()
-    with pytest.raises(OtherSchema, match="schema 3, this release reads 1: a newer release"), open_run(tmp_path):
+    with pytest.raises(OtherSchema, match="schema 3, this release reads 2: a newer release"), open_run(tmp_path):
         pass
 
 

@@ -216,7 +216,7 @@ async def test_a_run_of_another_release_shows_what_metrics_say(run: Path, serve:
     connection.execute("PRAGMA user_version = 4")
     connection.close()
     client = await serve(run)
-    assert "schema 4, this release reads 1" in (await answer(client, "/api/runs"))[0]["error"]
+    assert "schema 4, this release reads 2" in (await answer(client, "/api/runs"))[0]["error"]
     for _ in range(2):  # Read anew, not once more.
         overview = await answer(client, "/api/runs/run/overview")
         assert "schema 4" in overview["error"]
