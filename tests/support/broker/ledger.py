@@ -221,6 +221,7 @@ class LedgerHarness:
         num_tokens: int,
         reward: float = 1.0,
         components: dict[str, float] | None = None,
+        turn_roles: Sequence[int] = (),
     ) -> list[Action]:
         """The holder says that the episode is complete."""
         return self.send(
@@ -232,6 +233,7 @@ class LedgerHarness:
                 reason="done",
                 turn_rewards=[reward],
                 components=components or {},
+                turn_roles=list(turn_roles),
             ),
         )
 

@@ -78,6 +78,19 @@ async def test_thinking_text_and_calls_are_blocks_whole_and_streamed_and_come_ba
         ]
 
 
+async def test_texts_before_and_after_a_result_keep_their_places(serve: Serve) -> None:
+    calls = ScriptedCalls()
+    said: Any = [
+        {"type": "text", "text": "a"}, {"type": "text", "text": "b"},
+        {"type": "tool_result", "tool_use_id": "c1"}, {"type": "text", "text": "c"},
+    ]  # fmt: skip
+    async with serve(k1=calls) as endpoint, claude(endpoint) as client:
+        await client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": said}])
+    assert [(message["role"], message["content"]) for message in calls.requests[0].messages] == [
+        ("user", "ab"), ("tool", ""), ("user", "c"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_empty_answer_that_was_cut(serve: Serve, stream: bool) -> None:
     cut = ScriptedCalls(msgspec.structs.replace(answer(""), finish_reason="length"))

@@ -60,6 +60,14 @@ async def test_reasoning_text_and_calls_are_items_whole_and_streamed_and_come_ba
         ]
 
 
+async def test_two_texts_of_the_assistant_stay_two_messages(serve: Serve) -> None:
+    calls = ScriptedCalls()
+    said: Any = [{"role": role, "content": text} for role, text in (("assistant", "a"), ("assistant", "b"), ("user", "c"))]
+    async with serve(k1=calls) as endpoint, endpoint.client() as client:
+        await client.responses.create(model="org/tiny", input=said)
+    assert calls.requests[0].messages == said
+
+
 async def test_the_numbers_of_a_streams_events_and_its_texts_add_up(serve: Serve) -> None:
     steps = (*(delta(reasoning=text, call_id="chatcmpl-7") for text in "hm"), delta("Hel", call_id="chatcmpl-7"), ALL)
     async with serve(k1=ScriptedCalls(*steps)) as endpoint, endpoint.client() as client:

@@ -115,6 +115,15 @@ async def test_a_stop_string_that_the_opening_has_leaves_no_demand(renderer: Ren
         assert not calls.can_demand(CallRequest(**asked, template_arguments={"open_thinking": True}))
 
 
+async def test_a_stop_string_after_the_opening_ends_the_answer_where_it_does(renderer: TemplateRenderer) -> None:
+    opening, rest = OPENINGS["look"]
+    engine, broker = saying(renderer, opening, rest), LedgerBroker(SAMPLING)
+    async with an_episode(shared_of(renderer, broker, engine), broker.lease()) as calls:
+        answer = await ask(calls, [user("a")], tools=[LOOK], must_call="look", stop=("arg",))
+    assert renderer.text(answer.token_ids) == '", "arg'
+    assert (answer.finish_reason, len(answer.logprobs)) == ("stop", len(answer.token_ids))
+
+
 async def test_tokens_are_counted_as_a_prompt_of_their_own(renderer: Renderer) -> None:
     broker = LedgerBroker(SAMPLING)
     async with an_episode(shared_of(renderer, broker, ScriptedEngine()), broker.lease()) as calls:

@@ -305,6 +305,16 @@ def test_a_model_that_reasons_first_has_no_opening(
     assert (opening is None) == ("open_thinking" in arguments)
 
 
+def test_a_model_that_may_reason_first_has_no_opening(tmp_path: Path) -> None:
+    """As Qwen 3: an answer without reasoning has an empty one, which would be put there in place of the model's own."""
+    header = "{{- '<|im_start|>assistant\\n' }}\n        "
+    thinking = TAGS.replace(header, header + "{{- '<think>\\n\\n</think>\\n\\n' }}")
+    assert thinking != TAGS
+    renderer = TemplateRenderer(make(tmp_path / "model", thinking))
+    assert renderer.call_opening("", []) is None
+    assert renderer.call_opening("", [], {"enable_thinking": False}) is not None
+
+
 def test_a_format_without_tool_calls_has_no_opening(tmp_path: Path) -> None:
     renderer = TemplateRenderer(make(tmp_path / "model", ROLES_STOP, "<|user|>"))
     assert renderer.call_opening("", []) is None

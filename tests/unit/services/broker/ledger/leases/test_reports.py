@@ -4,6 +4,7 @@ from gspo_protocol.limits import MAX_COMPONENTS
 from gspo_protocol.messages import Heartbeat, Status, StatusRequest, Trained
 from gspo_services.broker.ledger import batch_stats
 from gspo_services.broker.rows import TrajectoryRow
+from gspo_services.broker.sending import recorded_batch
 from tests.support.broker.ledger import LEARNER, replies
 from tests.support.broker.ledger_training import OPERATOR, R1, generate, harness, train_one
 
@@ -75,6 +76,17 @@ def test_the_mean_of_each_component_of_the_rewards_is_a_metric_of_the_batch() ->
         "train/reward/format": 0.5,
         "train/reward/right": 0.5,
     }
+
+
+def test_the_role_of_each_turn_is_kept_and_goes_with_the_batch() -> None:
+    world = harness(groups_per_batch=1)
+    for role, lease in enumerate(world.lease(R1, 2, 1)):
+        world.grow(R1, lease, 3, 1)
+        world.finish(R1, lease, 3, turn_roles=[role])
+    world.request_batch(0, 1)
+    world.restart()
+    _, arrays = recorded_batch(world.store, 0, part_tokens=8).announcement()
+    assert arrays["turn_roles"].tolist() == [0, 1]
 
 
 def test_of_names_that_peers_invent_a_batch_keeps_those_that_most_trajectories_have() -> None:
