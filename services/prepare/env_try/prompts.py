@@ -6,7 +6,7 @@ were made of them: to show them, and to answer them without a model.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ class Prompt:
     arguments: Arguments = field(default_factory=dict)
     is_new: bool
     """They begin a conversation; otherwise they go on with one."""
+    opening: tuple[int, ...] = ()
+    """What follows them and begins the answer, where the agent demanded a call of a tool."""
 
 
 class Prompts:
@@ -37,23 +39,32 @@ class Prompts:
 
     def __init__(self) -> None:
         self._known: list[Prompt] = []
+        self._openings: list[tuple[int, ...]] = []
         self.refused: list[Mapping[str, Any]] = []
         """What the chat template has refused of an environment's messages; an agent is told, and may go another way."""
 
     def add(self, prompt: Prompt) -> None:
         self._known.append(prompt)
 
+    def opens_with(self, token_ids: Sequence[int]) -> None:
+        """An answer may begin with these."""
+        if tuple(token_ids) not in self._openings:
+            self._openings.append(tuple(token_ids))
+
     def clear(self) -> None:
         """Another episode begins."""
         self._known.clear()
+        self._openings.clear()
         self.refused = []
 
     def found(self, input_ids: Sequence[int] | np.ndarray[Any, Any]) -> Prompt | None:
         """The newest prompt that these ids end with; None when they were rendered elsewhere."""
-        given = tuple(int(token) for token in input_ids)
-        for prompt in reversed(self._known):
-            if given[-len(prompt.token_ids) :] == prompt.token_ids and (not prompt.is_new or given == prompt.token_ids):
-                return prompt
+        whole = tuple(int(token) for token in input_ids)
+        for opening in ((), *self._openings):
+            given = whole[: len(whole) - len(opening)]
+            for prompt in reversed(self._known) if given + opening == whole else ():
+                if given[-len(prompt.token_ids) :] == prompt.token_ids and (not prompt.is_new or given == prompt.token_ids):
+                    return replace(prompt, opening=opening)
         return None
 
 
@@ -135,7 +146,9 @@ class WatchedRenderer:
 
     def call_opening(self, name: str, tools: Tools, arguments: Arguments = NO_ARGUMENTS) -> list[int] | None:
         """See ``Renderer.call_opening``."""
-        return self._renderer.call_opening(name, tools, arguments)
+        opening = self._renderer.call_opening(name, tools, arguments)
+        self._prompts.opens_with(opening or ())
+        return opening
 
     def parse(
         self,

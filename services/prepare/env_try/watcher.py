@@ -138,7 +138,8 @@ class EpisodeWatch:
         prompt = turn.prompt
         if prompt is None:
             return self._renderer.parse(turn.token_ids, prompt_ids=turn.context)
-        return self._renderer.parse(turn.token_ids, prompt.tools, prompt.arguments, turn.context)
+        before = turn.context[: len(turn.context) - len(prompt.opening)]
+        return self._renderer.parse([*prompt.opening, *turn.token_ids], prompt.tools, prompt.arguments, before)
 
 
 def _of_the_tried_version(piece: OutputPiece) -> OutputPiece:
