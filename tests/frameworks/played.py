@@ -42,6 +42,13 @@ class Dialogue:
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
         self.requests: list[CallRequest] = []
+        self.answers: list[CallAnswer] = []
+
+    def can_demand(self, request: CallRequest) -> bool:
+        return True
+
+    async def count(self, request: CallRequest) -> int:
+        return 7
 
     async def call(self, request: CallRequest) -> AsyncGenerator[CallDelta | CallAnswer, None]:
         self.requests.append(request)
@@ -51,7 +58,8 @@ class Dialogue:
         number = len(self.requests)
         # Ids are unique in an episode, as those of the real calls are: agents may rely on it.
         tools = [replace(call, id=f"tool-{number}-{index}") for index, call in enumerate(said.tool_calls)]
-        yield replace(said, id=f"call-{number}", tool_calls=tools)
+        self.answers.append(replace(said, id=f"call-{number}", tool_calls=tools))
+        yield self.answers[-1]
 
 
 class OpenEpisodes:

@@ -78,13 +78,18 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class CallRefused(Exception):
     """This call cannot be answered; the agent gets ``status``, ``code`` and ``text``, which says what to do."""
 
-    def __init__(self, status: int, code: str, text: str, *, param: str | None = None) -> None:
-        """``param`` is the faulty field of the request, such as ``messages[2].content``."""
+    def __init__(
+        self, status: int, code: str, text: str, *, param: str | None = None, details: dict[str, Any] | None = None
+    ) -> None:
+        """``param`` is the faulty field of the request, such as ``messages[2].content``. ``details``: what Anthropic's
+        clients act on.
+        """
         super().__init__(text)
         self.status = status
         self.code = code
         self.text = text
         self.param = param
+        self.details = details
 
 
 class Calls(Protocol):

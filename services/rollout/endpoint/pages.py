@@ -47,5 +47,7 @@ def openai_reason(refused: CallRefused) -> dict[str, Any]:
 def anthropic_error(refused: CallRefused, request_id: str = "") -> bytes:
     """Return the body that says why a call was refused, as Anthropic has it, with our code beside it."""
     kind = ANTHROPIC_ERRORS.get(refused.status, "api_error" if refused.status >= 500 else "invalid_request_error")
-    error = {"type": kind, "message": refused.text, "code": refused.code}
+    error: dict[str, Any] = {"type": kind, "message": refused.text, "code": refused.code}
+    if refused.details is not None:
+        error["details"] = refused.details
     return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})

@@ -124,3 +124,8 @@ def refuse_servers(fields: Fields) -> None:
         if fields.value(name):
             text = f"{name} is not supported: this endpoint runs no tools itself. Connect to them in the agent"
             raise CallRefused(400, "unsupported_value", text, param=name)
+    if fields.value("thread"):
+        text = "thread is not supported: this endpoint keeps no conversation. Send all of it without thread"
+        # Anthropic's runner of tools asks for a thread first; by this code it goes on without one.
+        details = {"error_code": "thread_unsupported_request"}
+        raise CallRefused(400, "unsupported_value", text, param="thread", details=details)

@@ -191,3 +191,17 @@ async def test_keys_of_no_episode_and_streams_that_fail(serve: Serve) -> None:
             with pytest.raises(anthropic.APIStatusError, match="moved"):
                 async with client.messages.stream(model="m", max_tokens=9, messages=[USER]) as stream:
                     await stream.get_final_message()
+
+
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_7"}])
+async def test_a_thread_is_refused_so_that_the_client_sends_the_whole_conversation(
+    serve: Serve, thread: dict[str, str]
+) -> None:
+    calls = ScriptedCalls()
+    async with serve(k1=calls) as endpoint, claude(endpoint) as client:
+        with pytest.raises(anthropic.BadRequestError, match="keeps no conversation") as refused:
+            await client.messages.create(model="m", max_tokens=9, messages=[USER], extra_body={"thread": thread})
+    body: Any = refused.value.body
+    # What the tool runner of version 2.14 looks for.
+    assert body["error"]["details"] == {"error_code": "thread_unsupported_request"}
+    assert calls.requests == []
