@@ -116,8 +116,8 @@ async def test_a_sandbox_that_fails_is_replaced_once(tmp_path: Path) -> None:
 
 async def test_an_episode_that_ends_takes_its_command_with_it(tmp_path: Path) -> None:
     sandboxes = FolderSandboxes(tmp_path)
-    async with agent_pool("tests.support.computer_agents:play", computers=computer_options(sandboxes)) as pool:
-        async with asyncio.timeout(20):
+    async with agent_pool("tests.support.computer_agents:play", computers=computer_options(sandboxes), grace_s=60.0) as pool:
+        async with asyncio.timeout(10):
             script = [["run", "exec sleep 50", 60]]
             result = await pool.solve(agent_task("play", script=script, deadline_s=1.0), KeepingJournal())
     assert (result.failure, sandboxes.num_open) == ("deadline", 0)
