@@ -11,34 +11,33 @@ Standard library only, for Python 3.10 or later: a worker loads this file by its
 neither this package nor what it needs.
 """
 
-import hashlib
 import inspect
 import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+from gspo.tasks.computer import RUN, WRITE, CommandResult, Computer, ComputerError, ComputerPort
+from gspo.tasks.step_order import EpisodeRecord, StepOrder, arguments_digest
+
+__all__ = [
+    "MAX_STEP_BYTES",
+    "MAX_STEP_DEPTH",
+    "CommandResult",
+    "Computer",
+    "ComputerError",
+    "Episode",
+    "EpisodeRecord",
+    "Role",
+    "arguments_digest",
+    "require_plain_result",
+]
 
 MAX_STEP_DEPTH = 32
 """Levels of lists and maps in the result of a step."""
 MAX_STEP_BYTES = 128 * 1024
 """The result of a step, as JSON: with any content it fits an entry of the journal."""
-
-
-class EpisodeRecord(Protocol):
-    """Where an episode's steps are recorded."""
-
-    async def record(self, name: str, arguments: str, ordinal: int, result: Any) -> None:
-        """Return when the step is durable."""
-        ...
-
-    def record_now(self, name: str, arguments: str, ordinal: int, result: Any) -> None:
-        """The same for an agent in a thread: wait until the step is durable."""
-        ...
-
-    def diverged(self, ordinal: int, recorded: str, name: str) -> None:
-        """Step ``ordinal`` was ``recorded`` and is now ``name``, or has other arguments: no later step is replayed."""
-        ...
 
 
 class Role(NamedTuple):
@@ -68,6 +67,7 @@ class Episode:
         ends_at: float,
         recorded: Sequence[tuple[str, str, Any]],
         record: EpisodeRecord,
+        computer: ComputerPort | None = None,
     ) -> None:
         self.task = task
         """The task, plain data."""
@@ -78,10 +78,8 @@ class Episode:
         self.api_key = api_key
         self.model = model
         self._ends_at = ends_at
-        self._recorded = recorded
-        self._record = record
-        self._ordinal = 0
-        self._running: str | None = None
+        self._steps = StepOrder(recorded, record)
+        self._computer = None if computer is None else Computer(self._steps, computer)
 
     def role(self, name: str) -> "Role":
         """The policy as the role ``name``, one of ``agent.roles``: each has conversations and a reward of its own.
@@ -98,7 +96,14 @@ class Episode:
     @property
     def is_replay(self) -> bool:
         """Whether the next step returns a recorded result. It is False for good once all recorded steps were returned."""
-        return self._ordinal < len(self._recorded)
+        return self._steps.is_replay
+
+    @property
+    def computer(self) -> Computer:
+        """Its working directory and commands in a sandbox. Raises: RuntimeError where the configuration gives none."""
+        if self._computer is None:
+            raise RuntimeError("agent.computer is false: set it to true, and each episode has a computer")
+        return self._computer
 
     async def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         """Run ``function(*args)``, sync or async, once: it has a side effect that must not be repeated.
@@ -114,73 +119,45 @@ class Episode:
         """
         arguments = arguments_digest(args)
         if self._replays(name, arguments):
-            return self._replayed()
-        self._running = name
-        try:
+            return self._steps.replayed()
+        with self._steps.under_way(name):
             value = function(*args)
             if inspect.isawaitable(value):
                 value = await value
-            result, ordinal = self._finished(name, value)
-            await self._record.record(name, arguments, ordinal, result)
+            result = self._finished(name, value)
+            await self._steps.record.record(name, arguments, self._steps.taken(), result)
             return result
-        finally:
-            self._running = None
 
     def step_now(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         """``step`` for an agent that is a plain ``def``: ``function`` is sync, and nothing has to be awaited."""
         arguments = arguments_digest(args)
         if self._replays(name, arguments):
-            return self._replayed()
-        self._running = name
-        try:
+            return self._steps.replayed()
+        with self._steps.under_way(name):
             value = function(*args)
             if inspect.iscoroutine(value):
                 value.close()
                 raise TypeError(f'step "{name}" is a coroutine: make the agent "async def" and await episode.step(...)')
-            result, ordinal = self._finished(name, value)
-            self._record.record_now(name, arguments, ordinal, result)
+            result = self._finished(name, value)
+            self._steps.record.record_now(name, arguments, self._steps.taken(), result)
             return result
-        finally:
-            self._running = None
 
     def _replays(self, name: str, arguments: str) -> bool:
         if not isinstance(name, str) or not 0 < len(name) <= 200:
             raise TypeError(f"the name of a step is {name!r}: expected 1 to 200 characters of text")
-        if self._running is not None:
-            # Their order would depend on timing, and a replay would mix up their results.
-            raise RuntimeError(f'step "{name}" begins while "{self._running}" is under way: await one before the next')
-        if not self.is_replay:
-            return False
-        recorded, recorded_arguments, _ = self._recorded[self._ordinal]
-        if (recorded, recorded_arguments) == (name, arguments):
-            return True
-        self._recorded = self._recorded[: self._ordinal]
-        self._record.diverged(self._ordinal, recorded, name)
-        return False
+        if name in (RUN, WRITE):
+            raise ValueError(f'a step cannot be called "{name}": that is a step of the episode\'s computer')
+        return self._steps.replays(name, arguments)
 
-    def _replayed(self) -> Any:
-        self._ordinal += 1
-        return self._recorded[self._ordinal - 1][2]
-
-    def _finished(self, name: str, value: Any) -> tuple[Any, int]:
-        """The result as a replay will return it, and its ordinal, which is taken even if nobody awaits its record."""
+    def _finished(self, name: str, value: Any) -> Any:
+        """The result as a replay will return it."""
         require_plain_result(f'the result of step "{name}"', value)
         text = json.dumps(value, allow_nan=False)
         if len(text) > MAX_STEP_BYTES:
             raise ValueError(
                 f'the result of step "{name}" has {len(text)} bytes, {MAX_STEP_BYTES} allowed: keep it in a file'
             )
-        self._ordinal += 1
-        return json.loads(text), self._ordinal - 1
-
-
-def arguments_digest(args: "tuple[Any, ...]") -> str:
-    """Return the digest of a step's arguments: plain data count by value, anything else by type."""
-    try:
-        text = json.dumps(args, sort_keys=True, default=lambda value: type(value).__qualname__)
-    except (TypeError, ValueError, RecursionError):  # keys of other kinds, circles, endless nesting
-        text = json.dumps([type(value).__qualname__ for value in args])
-    return hashlib.sha256(text.encode()).hexdigest()
+        return json.loads(text)
 
 
 def require_plain_result(what: str, value: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 from gspo_services.tasks.agents import AgentPool, AgentPoolOptions, AgentTask, RecordedStep, UserOutput
+from gspo_services.tasks.computers import ComputerOptions
 
 
 def agent_task(do: str, deadline_s: float = 60.0, seed: int = 7, **fields: Any) -> AgentTask:
@@ -22,13 +23,17 @@ def agent_task(do: str, deadline_s: float = 60.0, seed: int = 7, **fields: Any) 
 
 
 @asynccontextmanager
-async def agent_pool(function: str = "act", output: Path | None = None, **options: Any) -> AsyncIterator[AgentPool]:
+async def agent_pool(
+    function: str = "act", output: Path | None = None, computers: ComputerOptions | None = None, **options: Any
+) -> AsyncIterator[AgentPool]:
     """Workers that run a function of ``tests.support.agents``; none of their processes is left when the context ends."""
     values = {"num_workers": 1, "heartbeat_s": 0.1, "grace_s": 0.5, "hang_s": 2.0} | options
     before = set(psutil.Process().children(recursive=True))
     async with asyncio.TaskGroup() as tasks:
         function = function if ":" in function else f"tests.support.agents:{function}"
-        async with AgentPool(function, AgentPoolOptions(**values), tasks=tasks, output=UserOutput(output)) as pool:
+        async with AgentPool(
+            function, AgentPoolOptions(**values), tasks=tasks, output=UserOutput(output), computers=computers
+        ) as pool:
             yield pool
     assert set(psutil.Process().children(recursive=True)) <= before
 

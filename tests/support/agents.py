@@ -199,7 +199,7 @@ async def write_garbage(episode: Episode) -> float:
 
 async def say(episode: Episode) -> float:
     """Send any message to the parent under our feet."""
-    frames = episode._record._frames  # type: ignore[attr-defined]
+    frames = episode._steps.record._frames  # type: ignore[attr-defined]
     frames.send(episode.task["message"])
     await asyncio.Event().wait()
     return 0.0
@@ -207,7 +207,7 @@ async def say(episode: Episode) -> float:
 
 async def say_many(episode: Episode) -> float:
     """Steps that follow each other without waiting for their record."""
-    frames = episode._record._frames  # type: ignore[attr-defined]
+    frames = episode._steps.record._frames  # type: ignore[attr-defined]
     for ordinal in range(int(episode.task["times"])):
         frames.send({**episode.task["message"], "ordinal": ordinal})
     await asyncio.Event().wait()

@@ -60,7 +60,7 @@ def _driver(situation: Situation) -> Iterator[Finding]:
 def _sandboxes(situation: Situation) -> Iterator[Finding]:
     """Whether a program runs where the section ``[sandbox]`` says; nothing for a configuration that does not say it."""
     section = situation.settings.sandbox
-    if section == SandboxSection():
+    if section == SandboxSection() and not situation.settings.agent.computer:
         return
     where = ", ".join(section.urls) or "bubblewrap on this machine"
     if situation.elsewhere:

@@ -25,6 +25,8 @@ from gspo_services.tasks.agents import (
     UserOutput,
     UserProcessOptions,
 )
+from gspo_services.tasks.computers import ComputerOptions
+from gspo_services.tasks.sandbox import open_configured
 
 CALLS_PER_EPISODE: Final = 4
 """Connections of the endpoint for each episode; agents with concurrent calls keep a few more."""
@@ -102,9 +104,33 @@ async def open_solver(settings: Settings, name: str) -> AsyncIterator[Solve]:
         python=agent.python or None,
         hang_s=agent.hang_s,
     )
-    async with TaskGroup() as tasks, AgentPool(agent.function, pool_options, tasks=tasks, output=output) as pool:
+    async with (
+        _open_computers(settings) as computers,
+        TaskGroup() as tasks,
+        AgentPool(agent.function, pool_options, tasks=tasks, output=output, computers=computers) as pool,
+    ):
         unusable = await pool.first_worker()
         if unusable is not None:
             error = ConfigurationError if unusable.is_proven else ServiceError
             raise error(f"agent.function is {agent.function!r}: {unusable.detail}")
         yield pool.solve
+
+
+@asynccontextmanager
+async def _open_computers(settings: Settings) -> AsyncIterator[ComputerOptions | None]:
+    """What episodes' computers need; None without ``agent.computer``. Raises: ConfigurationError with the way out."""
+    if not settings.agent.computer:
+        yield None
+        return
+    opened = False
+    try:
+        async with open_configured(settings.sandbox) as sandboxes:
+            opened = True
+            yield ComputerOptions(
+                sandboxes=sandboxes,
+                max_bytes=settings.agent.computer_bytes,
+                memory_bytes=settings.agent.computer_memory_bytes,
+                max_wall_s=settings.sandbox.max_wall_s,
+            )
+    except ConfigurationError as error:
+        raise error if opened else type(error)(f"agent.computer is true: {error}") from error

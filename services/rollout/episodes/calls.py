@@ -27,6 +27,8 @@ from gspo_services.rollout.episodes.steps import EpisodeSteps
 from gspo_services.rollout.episodes.writer import EpisodeWriter
 from gspo_services.rollout.sglang import EngineError
 from gspo_services.rollout.work import EpisodeFailed
+from gspo_services.tasks.agents import RecordedStep
+from gspo_services.tasks.computers import loses_files
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -55,7 +57,7 @@ class EpisodeCalls:
         self._shared = shared
         self._tasks = tasks
         self._writer = EpisodeWriter(self.log, entries, shared.broker, shared.metrics)
-        self._replays = shared.on_replay == "replay"
+        self._replays = shared.on_replay == "replay" and not self._has_lost_files(recorded.steps)
         steps = recorded.steps if self._replays else []
         self.steps = EpisodeSteps(self.log.trajectory_id, self._writer, steps, shared.metrics)
         self._budget = Budget(self.log, lease.sampling, shared.limits)
@@ -69,6 +71,16 @@ class EpisodeCalls:
         self._failure: Exception | None = None
         self._work: asyncio.Timeout | None = None
         self._closed = False
+
+    def _has_lost_files(self, steps: Sequence[RecordedStep]) -> bool:
+        """Whether the files of the agent's computer cannot be made again: then the episode begins again from its task."""
+        lost = next((number for number, step in enumerate(steps) if loses_files(step.name, step.result)), None)
+        if lost is not None:
+            log.warning(
+                "episode_begins_again", trajectory_id=self.log.trajectory_id, step=lost,
+                meaning="a command changed more files than the journal keeps, and the episode's rollout has ended since",
+            )  # fmt: skip
+        return lost is not None
 
     async def call(self, request: CallRequest) -> AsyncGenerator[CallDelta | CallAnswer, None]:
         """See ``Calls.call``. Raises: CallRefused."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from gspo_services.tasks.agents.messages import WorkerDiverged, WorkerDone, WorkerStep
+from gspo_services.tasks.agents.messages import WorkerComputer, WorkerDiverged, WorkerDone, WorkerStep
 from gspo_services.tasks.agents.results import AgentResult
 
-EpisodeNews = WorkerStep | WorkerDiverged | WorkerDone | AgentResult
+EpisodeNews = WorkerStep | WorkerComputer | WorkerDiverged | WorkerDone | AgentResult
 """What an episode hears: from its worker, or the result that the worker's end means for it."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from asyncio import StreamReader
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -67,6 +67,22 @@ class WorkerStep(_Said, frozen=True, kw_only=True, tag="step"):
     result: Any
 
 
+class WorkerComputer(_Said, frozen=True, kw_only=True, tag="computer"):
+    """The episode's computer is asked for something."""
+
+    episode: Number
+    request: Number
+    """Names the answer."""
+    ordinal: Number
+    """Of the step; of the next one for "read"."""
+    do: Literal["run", "write", "read"]
+    arguments: Digest = ""
+    command: str = ""
+    timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    files: dict[str, bytes] = {}
+    path: str = ""
+
+
 class WorkerDiverged(_Said, frozen=True, kw_only=True, tag="diverged"):
     """A step is not the recorded one."""
 
@@ -89,7 +105,9 @@ class WorkerDone(_Said, frozen=True, kw_only=True, tag="done"):
     """The worker cannot be trusted with more episodes: a thread goes on, or memory is short."""
 
 
-WorkerMessage = WorkerReady | WorkerUnusable | WorkerAlive | WorkerPrinted | WorkerStep | WorkerDiverged | WorkerDone
+WorkerMessage = (
+    WorkerReady | WorkerUnusable | WorkerAlive | WorkerPrinted | WorkerStep | WorkerComputer | WorkerDiverged | WorkerDone
+)
 _DECODER: Final = msgspec.json.Decoder(WorkerMessage)
 
 
@@ -104,9 +122,9 @@ def decoded(body: bytes) -> WorkerMessage:
     return message
 
 
-def start_message(number: int, task: dict[str, Plain], recorded: list[tuple[str, str, Plain]]) -> bytes:
+def start_message(number: int, task: dict[str, Plain], recorded: list[tuple[str, str, Plain]], has_computer: bool) -> bytes:
     """The order to run an episode: ``task`` has the fields of an AgentTask."""
-    return encoded({"do": "start", "episode": number, **task, "recorded": recorded})
+    return encoded({"do": "start", "episode": number, **task, "recorded": recorded, "has_computer": has_computer})
 
 
 def encoded(message: dict[str, Plain] | dict[str, Any]) -> bytes:

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 import structlog
 
+from gspo_services.tasks.agents.conversation import EpisodeConversation
 from gspo_services.tasks.agents.episode import WorkerEpisode
-from gspo_services.tasks.agents.journal import NoJournal, RecordedStep, StepJournal
-from gspo_services.tasks.agents.messages import (
-    MAX_START_BYTES,
-    WorkerDiverged,
-    WorkerDone,
-    WorkerStep,
-    encoded,
-    start_message,
-)
+from gspo_services.tasks.agents.journal import NoJournal, StepJournal
+from gspo_services.tasks.agents.messages import MAX_START_BYTES, WorkerDone, start_message
 from gspo_services.tasks.agents.options import AgentPoolOptions
 from gspo_services.tasks.agents.output import UserOutput
 from gspo_services.tasks.agents.results import AgentFailure, AgentResult, AgentTask, failed, scored
 from gspo_services.tasks.agents.worker import UserWorker
+from gspo_services.tasks.computers import ComputerOptions, EpisodeComputer, answer_in
 from gspo_services.tasks.worker.reward_value import UnscoredReason
 
 log = structlog.get_logger(__name__)
@@ -52,11 +47,13 @@ class AgentPool:
         *,
         tasks: asyncio.TaskGroup,
         output: UserOutput | None = None,
+        computers: ComputerOptions | None = None,
     ) -> None:
-        """``function``: the agent, "package.module:function"."""
+        """``function``: the agent, "package.module:function". ``computers``: None for episodes without one."""
         self._function = function
         self._options = AgentPoolOptions() if options is None else options
         self._tasks = tasks
+        self._computers = computers
         self._output = UserOutput() if output is None else output
         self._workers: list[UserWorker] = []
         self._places = asyncio.Semaphore(self._options.num_workers * self._options.episodes_per_worker)
@@ -111,9 +108,9 @@ class AgentPool:
         Raises: what ``journal`` raises; the episode is then given up.
         """
         journal = NoJournal() if journal is None else journal
-        recorded = [(step.name, step.arguments, step.result) for step in journal.recorded]
-        fields = msgspec.structs.asdict(task)
-        if len(start_message(0, fields, recorded)) > MAX_START_BYTES:
+        recorded = [(step.name, step.arguments, answer_in(step.name, step.result)) for step in journal.recorded]
+        fields, has_computer = msgspec.structs.asdict(task), self._computers is not None
+        if len(start_message(0, fields, recorded, has_computer)) > MAX_START_BYTES:
             return failed("too_large", f"task and recorded steps do not fit a message of {MAX_START_BYTES} bytes")
         places = self._places_alone if is_alone else self._places
         await places.acquire()
@@ -124,7 +121,7 @@ class AgentPool:
         episode = worker.enter()  # from here on the worker frees the place
         try:
             await worker.ready.wait()
-            worker.send(start_message(episode.number, fields, recorded))
+            worker.send(start_message(episode.number, fields, recorded, has_computer))
             result = await self._follow(worker, episode, task, journal)
         finally:
             worker.leave(episode)
@@ -136,7 +133,10 @@ class AgentPool:
         self, worker: UserWorker, episode: WorkerEpisode, task: AgentTask, journal: StepJournal
     ) -> AgentResult:
         """Serve the episode's steps until it ends."""
-        conversation = _Conversation(worker, episode, journal)
+        computer = None
+        if self._computers is not None:
+            computer = EpisodeComputer(self._computers, [(step.name, step.result) for step in journal.recorded])
+        conversation = EpisodeConversation(worker, episode, journal, computer)
         try:
             # The worker keeps the deadline itself, and says where its code was. This is for one that does not.
             async with asyncio.timeout(task.deadline_s + self._options.grace_s) as limit:
@@ -181,39 +181,3 @@ class AgentPool:
         # A task that is cancelled before its first step runs nothing at all, and ``close`` would wait for ever.
         life.add_done_callback(lambda _: worker.conclude())
         return worker
-
-
-class _Conversation:
-    """What one episode says, in the order in which it may say it."""
-
-    def __init__(self, worker: UserWorker, episode: WorkerEpisode, journal: StepJournal) -> None:
-        self._worker = worker
-        self._episode = episode
-        self._journal = journal
-        self._num_recorded = len(journal.recorded)
-        self._next = self._num_recorded
-        self._has_diverged = False
-
-    async def until_done(self) -> WorkerDone | AgentResult:
-        """Record steps until the episode has ended."""
-        while True:
-            news: Any = await self._episode.news.get()
-            if isinstance(news, WorkerDone | AgentResult):
-                return news
-            if not self._is_in_order(news):
-                text = f"step {news.ordinal} of an episode came where step {self._next} was due"
-                self._worker.end("bad_message", text, self._episode.number)
-                return failed("bad_message", text)
-            if isinstance(news, WorkerDiverged):
-                self._has_diverged, self._next = True, news.ordinal
-                await self._journal.diverged(news.ordinal, news.recorded, news.name)
-            else:
-                self._next += 1
-                await self._journal.record(RecordedStep(news.name, news.arguments, news.result), news.ordinal)
-                self._worker.send(encoded({"do": "recorded", "episode": self._episode.number, "ordinal": news.ordinal}))
-
-    def _is_in_order(self, news: WorkerStep | WorkerDiverged) -> bool:
-        if isinstance(news, WorkerDiverged):
-            before_any = self._next == self._num_recorded and not self._has_diverged
-            return before_any and news.ordinal < self._num_recorded
-        return news.ordinal == self._next

@@ -17,6 +17,7 @@ from gspo_services.tasks.agents.episode import WorkerEpisode
 from gspo_services.tasks.agents.messages import (
     BadWorkerMessage,
     WorkerAlive,
+    WorkerComputer,
     WorkerDiverged,
     WorkerDone,
     WorkerMessage,
@@ -213,7 +214,7 @@ class UserWorker:
             case _:
                 self._take_of_episode(message)
 
-    def _take_of_episode(self, message: WorkerStep | WorkerDiverged | WorkerDone) -> None:
+    def _take_of_episode(self, message: WorkerStep | WorkerComputer | WorkerDiverged | WorkerDone) -> None:
         episode = self._episodes.get(message.episode)
         if episode is None:
             raise BadWorkerMessage(f"episode {message.episode} is none of the worker's")

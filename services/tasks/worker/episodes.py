@@ -14,13 +14,15 @@ from .reward_value import agent_outcome_of
 
 
 class RecordOverPipe:
-    """Records an episode's steps at the parent."""
+    """Records an episode's steps at the parent, which also has its computer."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, frames: FrameSocket, number: int) -> None:
         self._loop = loop
         self._frames = frames
         self._number = number
         self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._num_asked = 0
         self.ended = False
 
     async def record(self, name: str, arguments: str, ordinal: int, result: Any) -> None:
@@ -35,6 +37,27 @@ class RecordOverPipe:
     def record_now(self, name: str, arguments: str, ordinal: int, result: Any) -> None:
         """The same from a thread."""
         asyncio.run_coroutine_threadsafe(self.record(name, arguments, ordinal, result), self._loop).result()
+
+    async def ask(self, request: "dict[str, Any]") -> "dict[str, Any]":
+        """What the episode's computer answers."""
+        if self.ended:
+            raise RuntimeError("the computer is asked after the end of its episode")
+        self._num_asked += 1
+        number = self._num_asked
+        waiting: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._asked[number] = waiting
+        self._frames.send({"say": "computer", "episode": self._number, "request": number, **request})
+        return await waiting
+
+    def ask_now(self, request: "dict[str, Any]") -> "dict[str, Any]":
+        """The same from a thread."""
+        return asyncio.run_coroutine_threadsafe(self.ask(request), self._loop).result()
+
+    def answered(self, number: int, answer: "dict[str, Any]") -> None:
+        """The parent's answer to a request."""
+        waiting = self._asked.pop(number, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
 
     def diverged(self, ordinal: int, recorded: str, name: str) -> None:
         """Tell the parent, before the step that differs."""
@@ -53,6 +76,8 @@ class RecordOverPipe:
         self.ended = True
         for waiting in self._waiting.values():
             waiting.cancel()
+        for asked in self._asked.values():
+            asked.cancel()
 
 
 class RunningEpisode:
@@ -70,6 +95,7 @@ class RunningEpisode:
             ends_at=time.monotonic() + self._deadline_s,
             recorded=[tuple(step) for step in message["recorded"]],
             record=self.record,
+            computer=self.record if message["has_computer"] else None,
         )
 
     async def run(self, function: "Callable[..., Any]") -> "dict[str, Any]":

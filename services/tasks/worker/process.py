@@ -113,6 +113,8 @@ class Worker:
             running, task = self._running[number]
             if message["do"] == "cancel":
                 task.cancel()
+            elif message["do"] == "answer":
+                running.record.answered(message["request"], message["answer"])
             else:
                 running.record.durable(message["ordinal"])
 

@@ -67,6 +67,14 @@ class AgentSection(Section):
     cpu_s: int = Field(600, ge=1)
     """CPU seconds of a program, or of a worker since its last episode began."""
 
+    computer: bool = False
+    """Give each episode of ``function`` a computer, ``episode.computer``: files that last as long as the episode, and
+    commands in a sandbox without a network, where [sandbox] says."""
+    computer_bytes: int = Field(8 * 2**20, ge=2**16, le=32 * 2**20)
+    """All files of one computer, which the rollout keeps in memory. What a command leaves beyond is undone."""
+    computer_memory_bytes: int = Field(512 * 2**20, ge=32 * 2**20)
+    """Memory of a command of a computer; at most sandbox.max_memory_bytes."""
+
     @model_validator(mode="after")
     def _one_kind(self) -> "AgentSection":
         given = [name for name in ("function", "command", "url") if getattr(self, name)]
@@ -74,6 +82,8 @@ class AgentSection(Section):
             raise ValueError(f"agent.{given[0]} and agent.{given[1]} are both set: an agent is one of them; remove one")
         if self.python and given and given != ["function"]:
             raise ValueError(f"agent.python is {self.python!r}, which is for agent.function: name it in agent.{given[0]}")
+        if self.computer and not self.function:
+            raise ValueError("agent.computer is true, which is for agent.function: name one, or remove agent.computer")
         if self.function and ":" not in self.function:
             raise ValueError(f'agent.function is {self.function!r}: expected "package.module:function"')
         if self.url and not self.url.startswith(("http://", "https://")):

@@ -151,6 +151,16 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _computers_fit_sandboxes(self) -> "Settings":
+        most, asked = self.sandbox.max_memory_bytes, self.agent.computer_memory_bytes
+        if self.agent.computer and asked > most:
+            raise ValueError(
+                f"agent.computer_memory_bytes is {asked} and sandbox.max_memory_bytes is {most}: no command would be run; "
+                "lower the first or raise the second"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _trajectory_fits_cache(self) -> "Settings":
         most = self.largest_sampling.max_tokens
         if self.rollout.max_total_tokens < most:

@@ -205,6 +205,22 @@ async def test_a_restarted_agent_gets_nothing_of_before(renderer: Renderer, engi
     assert counted(shared.metrics.divergences) == 0, "nothing was to be repeated"
 
 
+async def test_an_episode_whose_files_cannot_be_made_again_begins_again(renderer: Renderer, engine: ScriptedEngine) -> None:
+    broker = LedgerBroker(SAMPLING)
+    answer = {"exit_code": 0, "output": "", "limit": None}
+    async with an_episode(shared_of(renderer, broker, engine), broker.lease()) as calls:
+        recorded = await ask(calls, [user("a")])
+        await calls.steps.record(RecordedStep("computer.run", "d", {"answer": answer, "files": None}), 0)
+    broker, second = broker.resumed(), an_engine(engine)
+    with capture_logs() as logged:
+        async with an_episode(shared_of(renderer, broker, second), broker.lease()) as calls:
+            assert calls.steps.recorded == []
+            assert (await ask(calls, [user("a")])).id != recorded.id
+            await calls.finish(1.0)
+    assert [line["step"] for line in logged if line["event"] == "episode_begins_again"] == [0]
+    assert len(second.requests) == 1
+
+
 async def test_a_step_that_differs_replaces_what_was_recorded_from_there_on(
     renderer: Renderer, engine: ScriptedEngine
 ) -> None:

@@ -9,12 +9,18 @@ import msgpack
 import pytest
 
 import gspo.tasks.agents
+import gspo.tasks.computer
+import gspo.tasks.step_order
+import gspo_services.tasks.computers
 import gspo_services.tasks.sandbox.init
 import gspo_services.tasks.worker
 from tests.support.agent_pools import ListJournal, agent_pool, agent_task
 
+OF_TASKS = {"gspo.tasks.computer", "gspo.tasks.step_order"}
+"""What the worker loads of ours beside its own files."""
 WORKER_FILES = [
-    Path(gspo.tasks.agents.__file__),
+    *(Path(str(module.__file__)) for module in (gspo.tasks.agents, gspo.tasks.computer, gspo.tasks.step_order)),
+    *sorted((Path(gspo_services.tasks.computers.__file__).parent / "inside").glob("*.py")),
     *sorted(Path(gspo_services.tasks.worker.__file__).parent.glob("*.py")),
     *sorted(Path(gspo_services.tasks.sandbox.init.__file__).parent.glob("*.py")),
 ]
@@ -83,7 +89,7 @@ def imports_of(path: Path) -> list[str]:
 @pytest.mark.parametrize("path", WORKER_FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_the_workers_files_are_python_3_10_and_import_only_its_standard_library(path: Path) -> None:
     newer = {"tomllib", "asyncio.taskgroups", "asyncio.timeouts"}
-    imported = imports_of(path)
+    imported = [name for name in imports_of(path) if name not in OF_TASKS]
     assert [name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names or name in newer] == []
 
 
