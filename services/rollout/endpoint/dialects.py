@@ -3,13 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gspo_services.rollout.endpoint.anthropic.requests import read_message
+from gspo_services.rollout.endpoint.anthropic import read_message
 from gspo_services.rollout.endpoint.asked import AgentCall
 from gspo_services.rollout.endpoint.calls import CallRefused
-from gspo_services.rollout.endpoint.chat.requests import read_call
+from gspo_services.rollout.endpoint.chat import read_call
 from gspo_services.rollout.endpoint.pages import anthropic_error, openai_error
-from gspo_services.rollout.endpoint.responses.kept import KeptResponses
-from gspo_services.rollout.endpoint.responses.requests import read_response
+from gspo_services.rollout.endpoint.responses import KeptResponses, read_response
 from gspo_services.rollout.endpoint.sampling import RunSampling
 
 MODELS_PATH: Final = "/v1/models"

@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from gspo_services.rollout.endpoint.anthropic.answers import count_page
+from gspo_services.rollout.endpoint.anthropic import count_page
 from gspo_services.rollout.endpoint.asked import AgentCall
 from gspo_services.rollout.endpoint.calls import CallAnswer, CallDelta, CallRefused, Calls, Episodes
 from gspo_services.rollout.endpoint.dialects import COUNT_PATH, DIALECTS, MESSAGES_PATH, MODELS_PATH
@@ -19,7 +19,7 @@ from gspo_services.rollout.endpoint.exchange import OVERRIDDEN_HEADER, AgentGone
 from gspo_services.rollout.endpoint.fields import decode_body
 from gspo_services.rollout.endpoint.metrics import EndpointMetrics
 from gspo_services.rollout.endpoint.pages import model_page, models_page
-from gspo_services.rollout.endpoint.responses.kept import KeptByEpisode
+from gspo_services.rollout.endpoint.responses import KeptByEpisode
 from gspo_services.rollout.endpoint.sampling import RunSampling, without_demand
 from gspo_services.shared.runtime.clock import Clock, MonotonicClock
 from gspo_services.shared.runtime.http_listener import listen

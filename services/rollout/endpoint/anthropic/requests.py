@@ -6,7 +6,7 @@ from gspo_services.rollout.endpoint.anthropic.answers import MessageWriter
 from gspo_services.rollout.endpoint.anthropic.blocks import messages_of, refuse_servers
 from gspo_services.rollout.endpoint.asked import AgentCall
 from gspo_services.rollout.endpoint.calls import CallRequest
-from gspo_services.rollout.endpoint.chat.requests import Choice, read_stops
+from gspo_services.rollout.endpoint.chat import ToolChoice, read_stops
 from gspo_services.rollout.endpoint.fields import Fields, wrong
 from gspo_services.rollout.endpoint.sampling import RunSampling, demanded, overridden_sampling, overridden_tools
 from gspo_services.rollout.endpoint.tools import MAX_TOOLS, CheckedTools, with_input_schema
@@ -50,21 +50,21 @@ def read_message(plain: object, sampling: RunSampling, model: str) -> AgentCall:
     )
 
 
-def _choice(fields: Fields, tools: CheckedTools) -> tuple[Choice, str]:
+def _choice(fields: Fields, tools: CheckedTools) -> tuple[ToolChoice, str]:
     """Return what ``tool_choice`` says, and the field that allows one call of a tool in an answer, if it is set."""
     plain = fields.value("tool_choice")
     if plain is None:
-        return Choice(), ""
+        return ToolChoice(), ""
     path = fields.path("tool_choice")
     asked = Fields(plain, path)
     one = asked.path("disable_parallel_tool_use") if asked.flag("disable_parallel_tool_use") else ""
     match asked.value("type"):
         case "auto":
-            return Choice(), one
+            return ToolChoice(), one
         case "none":
-            return Choice(may_call=False), one
+            return ToolChoice(may_call=False), one
         case "any":
-            return Choice(must_call=demanded(path, tools)), one
+            return ToolChoice(must_call=demanded(path, tools)), one
         case "tool":
-            return Choice(must_call=demanded(path, tools, asked.required_text("name"))), one
+            return ToolChoice(must_call=demanded(path, tools, asked.required_text("name"))), one
     raise wrong(asked.path("type"), '"auto", "any", "tool" or "none"', asked.value("type"))

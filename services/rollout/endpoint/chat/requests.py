@@ -60,7 +60,7 @@ def read_call(plain: object, sampling: RunSampling, model: str) -> AgentCall:
     )
 
 
-class Choice(NamedTuple):
+class ToolChoice(NamedTuple):
     """What the agent says about calls of tools."""
 
     may_call: bool = True
@@ -68,18 +68,18 @@ class Choice(NamedTuple):
     """See ``CallRequest.must_call``."""
 
 
-def read_choice(fields: Fields, tools: CheckedTools, *, inside: str = "") -> Choice:
+def read_choice(fields: Fields, tools: CheckedTools, *, inside: str = "") -> ToolChoice:
     """Return what OpenAI's ``tool_choice`` says. ``inside``: the field of a named choice that has the name, empty for the
     choice itself. Raises: CallRefused.
     """
     choice = fields.value("tool_choice")
     path = fields.path("tool_choice")
     if choice is None or choice == "auto":
-        return Choice()
+        return ToolChoice()
     if choice == "none":
-        return Choice(may_call=False)
+        return ToolChoice(may_call=False)
     if choice == "required":
-        return Choice(must_call=demanded(path, tools))
+        return ToolChoice(must_call=demanded(path, tools))
     if not isinstance(choice, dict):
         raise wrong(path, '"auto", "none", "required" or an object', choice)
     named = Fields(choice, path)
@@ -87,7 +87,7 @@ def read_choice(fields: Fields, tools: CheckedTools, *, inside: str = "") -> Cho
         raise wrong(named.path("type"), '"function", the only kind of tool that this endpoint has', named.value("type"))
     if inside:
         named = Fields(named.value(inside), named.path(inside))
-    return Choice(must_call=demanded(path, tools, named.required_text("name")))
+    return ToolChoice(must_call=demanded(path, tools, named.required_text("name")))
 
 
 def _max_tokens(fields: Fields) -> int | None:

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from gspo_services.rollout.endpoint.asked import AgentCall
 from gspo_services.rollout.endpoint.calls import CallRequest
-from gspo_services.rollout.endpoint.chat.requests import WITHOUT_EFFECT, read_choice
+from gspo_services.rollout.endpoint.chat import WITHOUT_EFFECT, read_choice
 from gspo_services.rollout.endpoint.fields import Fields
 from gspo_services.rollout.endpoint.responses.answers import Echo, ResponseWriter
 from gspo_services.rollout.endpoint.responses.items import messages_of, refuse_stored
