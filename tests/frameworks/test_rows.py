@@ -88,12 +88,16 @@ async def test_the_tasks_of_an_openenv_server_are_its_seeds(tmp_path: Path) -> N
     out, options = tmp_path / "tasks.jsonl", {"observation_field": "text", "action_field": "number"}
     async with guess_server(1) as url:
         status, printed = await gspo_tasks(
-            "openenv", url, *python("agents"), "--out", str(out), "--seeds", "3:5", "--options", json.dumps(options)
-        )
+            "openenv", url, *python("agents"), "--out", str(out), "--seeds", "4:6", "--options", json.dumps(options),
+            "--reset", '{"shown": true}',
+        )  # fmt: skip
         assert (status, printed) == (0, f"{out}: 2 tasks\n")
         rows = rows_in(out)
-        assert rows == [{"openenv": {"url": url, **options}, "reset": {"seed": seed}} for seed in (3, 4)]
-        dialogue = Dialogue(says(str(number_of(4))))
+        more = {"shown": True}
+        assert rows == [{"openenv": {"url": url, **options}, "reset": {**more, "seed": seed}} for seed in (4, 5)]
+        status, printed = await gspo_tasks("openenv", url, *python("agents"), "--out", str(out), "--seeds", "0:40")
+        assert (status, "warning: 14 of 14 seeds tried begin with the same observation" in printed) == (0, True), printed
+        dialogue = Dialogue(says(str(number_of(5))))
         async with stage("gspo.tasks.integrations.openenv:solve", "agents", calls={"k1": dialogue}) as at:
             result = await at.play(rows[1])
     assert (result.reward, result.detail) == (1.0, "")

@@ -10,54 +10,38 @@ with the same arguments, so that they are attempts at one task.
 
 import argparse
 import asyncio
-import contextlib
 import json
+import math
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-from openenv.core import GenericEnvClient
-from websockets.exceptions import ConnectionClosedOK
+from openai import AsyncOpenAI
 
 from gspo.tasks.agents import Episode
+from gspo.tasks.integrations.openenv_session import HTTP, OpenEnvOptions, Session
 
-HTTP = DefaultAsyncHttpxClient()
-"""One for all episodes of a worker: making one takes longer than a call."""
-FULL_PAUSE_S = 1.0
-"""Between two attempts to enter a server that has no free place."""
 MAX_SEEDS = 1_000_000
-
-
-class OpenEnvOptions(NamedTuple):
-    """How a server is played; the block ``openenv`` of a row."""
-
-    url: str
-    system_prompt: str = ""
-    """The system message. Without it, the policy is told the JSON schema of an action, unless it answers with one value."""
-    observation_field: str = ""
-    """The field of an observation that the policy reads; "": all of them, as JSON."""
-    action_field: str = ""
-    """The field of an action that the policy's answer is; "": the answer is an action as JSON, or the value of the one field
-    that the server requires."""
-    max_turns: int = 32
-    timeout_s: float = 60.0
-    """For one reset or step of the server."""
+TRIED_SEEDS = 16
+"""So many are reset, evenly spread, to see whether they differ."""
+TRYING_S = 60.0
 
 
 async def solve(episode: Episode) -> float:
     """Play until the server says that it is done, an action is not valid, or ``max_turns``. Returns the sum of the rewards.
 
-    Raises: TypeError for options that do not exist; ConnectionError, RuntimeError when the server fails.
+    Raises: TypeError for options that do not exist; what ``Session`` raises when the server fails.
     """
     options = OpenEnvOptions(**episode.task["openenv"])
     policy = AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key, http_client=HTTP)
-    schema = await _action_schema(options)
-    messages: Any = []
-    if prompt := options.system_prompt or _explained(schema, options):
-        messages.append({"role": "system", "content": prompt})
-    async with _session(options, episode.task.get("reset", {})) as (server, result):
+    async with Session(options, episode.task.get("reset", {}), lambda: episode.remaining_s) as server:
+        schema = {} if options.action_field else await server.action_schema()
+        messages: Any = []
+        if prompt := options.system_prompt or _explained(schema, options):
+            messages.append({"role": "system", "content": prompt})
+        result = await server.reset()
         total = float(result.reward or 0.0)
         for _ in range(options.max_turns):
             if result.done:
@@ -116,39 +100,13 @@ def _read(observation: dict[str, Any], options: OpenEnvOptions) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-async def _action_schema(options: OpenEnvOptions) -> dict[str, Any]:
-    if options.action_field:
-        return {}
-    response = await HTTP.get(f"{options.url.rstrip('/')}/schema", timeout=options.timeout_s)
-    response.raise_for_status()
-    schema: dict[str, Any] = response.json()["action"]
-    return schema
-
-
-@contextlib.asynccontextmanager
-async def _session(options: OpenEnvOptions, reset: dict[str, Any]) -> AsyncIterator[tuple[Any, Any]]:
-    """A connection of its own to the server, and the result of ``reset``. It waits while the server has no free place."""
-    while True:
-        async with GenericEnvClient(options.url, message_timeout_s=options.timeout_s, mode="simulation") as server:
-            result = await _entered(server, reset)
-            if result is not None:
-                yield server, result
-                return
-        await asyncio.sleep(FULL_PAUSE_S)
-
-
-async def _entered(server: Any, reset: dict[str, Any]) -> Any:
-    """Call ``reset``; returns None when the server is full. Raises: RuntimeError when it refuses for another reason."""
-    try:
-        return await server.reset(**reset)
-    except RuntimeError as error:
-        said = str(error)
-    except ConnectionClosedOK:
-        # A full server says so and hangs up, mostly before it has read anything: the client's own methods miss it.
-        said = str(await server._receive())
-    if "CAPACITY_REACHED" in said:
-        return None
-    raise RuntimeError(f"the server did not begin an episode: {said}")
+async def _alike(options: OpenEnvOptions, resets: Sequence[dict[str, Any]]) -> int:
+    """How many of these resets, at most, begin with the same observation. Raises: what ``Session`` raises."""
+    seen: Counter[str] = Counter()
+    for reset in resets:
+        async with Session(options, reset, lambda: math.inf) as server:
+            seen[json.dumps((await server.reset()).observation, sort_keys=True)] += 1
+    return max(seen.values())
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -158,18 +116,32 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, required=True, help="the file to write, *.jsonl")
     parser.add_argument("--seeds", required=True, metavar="BEGIN:END", help="a task for each seed from BEGIN up to END - 1")
     parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="how the server is played")
+    parser.add_argument("--reset", type=json.loads, default={}, metavar="JSON", help="more arguments of each reset")
     given = parser.parse_args(arguments)
     begin, _, end = given.seeds.partition(":")
     if not (begin.isdecimal() and end.isdecimal() and 0 < int(end) - int(begin) <= MAX_SEEDS):
         parser.error(f"--seeds is {given.seeds!r}: expected BEGIN:END, such as 0:1000, with at most {MAX_SEEDS} seeds")
+    if not isinstance(given.reset, dict) or "seed" in given.reset:
+        parser.error(f"--reset is {given.reset!r}: expected a JSON object without a seed")
     try:
-        OpenEnvOptions(given.url, **given.options)
+        options = OpenEnvOptions(given.url, **given.options)
     except TypeError as error:
         parser.error(f"--options: {error}; there are {', '.join(OpenEnvOptions._fields[1:])}")
-    rows = (
-        {"openenv": {"url": given.url, **given.options}, "reset": {"seed": seed}} for seed in range(int(begin), int(end))
-    )
+    seeds = range(int(begin), int(end))
+    rows = ({"openenv": {"url": given.url, **given.options}, "reset": {**given.reset, "seed": seed}} for seed in seeds)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with given.out.open("w", encoding="utf-8") as file:
         file.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
-    sys.stdout.write(f"{given.out}: {int(end) - int(begin)} tasks\n")
+    sys.stdout.write(f"{given.out}: {len(seeds)} tasks\n")
+    tried = [{**given.reset, "seed": seed} for seed in seeds[:: -(-len(seeds) // TRIED_SEEDS)]]
+    try:
+        num_alike = asyncio.run(asyncio.wait_for(_alike(options._replace(patience_s=0.0), tried), TRYING_S))
+    except (OSError, RuntimeError) as error:
+        text = str(error) or f"the server did not begin {len(tried)} episodes within {TRYING_S:g} s"
+        sys.stdout.write(f"warning: whether the seeds differ is not known: {text}\n")
+        return
+    if 2 * num_alike > len(tried) > 1:
+        sys.stdout.write(
+            f"warning: {num_alike} of {len(tried)} seeds tried begin with the same observation: unless their hidden parts "
+            "differ, the server does not use the seed, and they are one task\n"
+        )

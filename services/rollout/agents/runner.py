@@ -117,10 +117,10 @@ class AgentEpisodes:
             except WrongTurns as error:
                 self._refused("wrong_turns", str(error))
             return
-        if result.failure == "unknown_function":
+        if result.failure in ("unknown_function", "no_worker"):
             self._count(result.failure)
-            # The fault affects every episode: trying them all would only drop every group. But a worker had imported it
-            # before, so it may pass: the next start finds out.
+            # The fault affects every episode: trying them all would only drop every group. But a worker had started before,
+            # so it may pass: the next start finds out.
             raise ServiceError(f"agent.function: {result.detail}")
         if result.failure == "deadline" and self._terms.on_deadline == "zero":
             self._count(result.failure)

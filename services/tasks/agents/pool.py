@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import get_args
+from typing import Final, get_args
 
 import msgspec
 import structlog
@@ -24,6 +24,9 @@ log = structlog.get_logger(__name__)
 
 _WORKERS_REASONS: tuple[AgentFailure, ...] = ("deadline", "raised", "memory", *get_args(UnscoredReason))
 """Failures that a worker may report."""
+
+MAX_STARTS: Final = 3
+"""Workers that may end at their start before an episode has none."""
 
 
 class WorkerNotReady(msgspec.Struct, frozen=True):
@@ -103,7 +106,7 @@ class AgentPool:
         """The result of one episode, whatever its code does. A cancelled call cancels the episode in its worker.
 
         ``is_alone``: in a worker of its own, beyond the others, at most as many at a time as there are others.
-        waits for:    a free place, then at most start_timeout_s + deadline_s + grace_s, and ``journal``
+        waits for:    a free place, then at most MAX_STARTS * start_timeout_s + deadline_s + grace_s, and ``journal``
         unblocked by: the end of another episode; the deadline, which kills in the end; close
         Raises: what ``journal`` raises; the episode is then given up.
         """
@@ -112,22 +115,46 @@ class AgentPool:
         fields, has_computer = msgspec.structs.asdict(task), self._computers is not None
         if len(start_message(0, fields, recorded, has_computer)) > MAX_START_BYTES:
             return failed("too_large", f"task and recorded steps do not fit a message of {MAX_START_BYTES} bytes")
-        places = self._places_alone if is_alone else self._places
-        await places.acquire()
-        if self._closed:
-            places.release()
-            return failed("closed", "the agents' workers are closed")
-        worker = self._start_worker(is_alone=True) if is_alone else self._next_worker()
-        episode = worker.enter()  # from here on the worker frees the place
-        try:
-            await worker.ready.wait()
-            worker.send(start_message(episode.number, fields, recorded, has_computer))
-            result = await self._follow(worker, episode, task, journal)
-        finally:
-            worker.leave(episode)
+        entered = await self._entered(is_alone)
+        if isinstance(entered, AgentResult):
+            result = entered
+        else:
+            worker, episode = entered
+            try:
+                worker.send(start_message(episode.number, fields, recorded, has_computer))
+                result = await self._follow(worker, episode, task, journal)
+            finally:
+                worker.leave(episode)
         if result.failure is not None:
             log.warning("agent_failed", function=self._function, reason=result.failure, detail=result.detail)
         return result
+
+    async def _entered(self, is_alone: bool) -> tuple[UserWorker, WorkerEpisode] | AgentResult:
+        """Enter a worker that is ready. Returns why there is none after MAX_STARTS: that is no episode's fault."""
+        places = self._places_alone if is_alone else self._places
+        result = None
+        for _ in range(MAX_STARTS):
+            await places.acquire()
+            if self._closed:
+                places.release()
+                return failed("closed", "the agents' workers are closed")
+            worker = self._start_worker(is_alone=True) if is_alone else self._next_worker()
+            episode = worker.enter()  # from here on the worker frees the place
+            try:
+                await worker.ready.wait()
+            except asyncio.CancelledError:
+                worker.leave(episode)
+                raise
+            result = worker.end_result
+            if worker.has_started or result is None:
+                return worker, episode
+            if result.failure == "closed":
+                break
+        assert result is not None
+        if result.failure in ("closed", "unknown_function"):
+            return result
+        text = f"{MAX_STARTS} workers ended before they could begin an episode, the last: {result.detail}"
+        return failed("no_worker", text)
 
     async def _follow(
         self, worker: UserWorker, episode: WorkerEpisode, task: AgentTask, journal: StepJournal

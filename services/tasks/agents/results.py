@@ -12,12 +12,13 @@ from gspo_services.tasks.environments import reason_of, require_takeable, score_
 from gspo_services.tasks.worker.reward_value import UnscoredReason
 
 AgentFailure = Literal[
-    UnscoredReason, "deadline", "raised", "memory", "hung", "crashed", "unknown_function", "not_started", "too_large",
-    "bad_message", "no_result", "wrong_turns", "unreachable", "refused", "sandbox", "closed",
+    UnscoredReason, "deadline", "raised", "memory", "hung", "crashed", "no_worker", "unknown_function", "not_started",
+    "too_large", "bad_message", "no_result", "wrong_turns", "unreachable", "refused", "sandbox", "closed",
 ]  # fmt: skip
 """Why an episode has no reward. hung: its code blocked the event loop. crashed: its process ended, perhaps by the fault of
-another episode in it. bad_message: its process said what no worker says. wrong_turns: it rewards another number of answers
-than it got. refused: its service answered with an error. sandbox: its computer could run no command."""
+another episode in it. no_worker: workers end before they can begin an episode. bad_message: its process said what no worker
+says. wrong_turns: it rewards another number of answers than it got, or other roles than have played. refused: its service
+answered with an error. sandbox: its computer could run no command."""
 
 
 class AgentTask(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,13 +71,18 @@ class UserWorker:
         self._episodes: dict[int, WorkerEpisode] = {}
         self._num_begun = 0
         self._verdict: tuple[AgentFailure, str, int | None] | None = None
-        self._spent = False
+        self._spent = self._has_started = False
         self._writer: StreamWriter | None = None
         self._heard_at = self._looked_at = self._waited_s = 0.0
         self._looking: asyncio.TimerHandle | None = None
         self.ready = asyncio.Event()
         """Set when episodes can start, and also when none ever will."""
         self.ended = asyncio.Event()
+
+    @property
+    def has_started(self) -> bool:
+        """Whether it was ready, and episodes could begin."""
+        return self._has_started
 
     @property
     def load(self) -> int:
@@ -185,6 +190,7 @@ class UserWorker:
         except TimeoutError:
             self.end("not_started", f"the worker was not ready within {self._options.start_timeout_s} s")
             return
+        self._has_started = True
         self.ready.set()
         self._heard_at = self._looked_at = loop.time()
         self._waited_s = self._process.waited_s()

@@ -5,13 +5,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from gspo_protocol.messages import Finish, Journal, Release
 from gspo_services.rollout.agents.runner import AgentEpisodes
 from gspo_services.rollout.rendering import create_renderer
 from gspo_services.rollout.tokenizer import ChatTokenizer
-from gspo_services.shared.runtime.errors import ConfigurationError
+from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
 from gspo_services.tasks.agents import AgentFailure
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 from tests.support.episodes import a_new_lease, resumed
@@ -183,6 +184,24 @@ async def test_who_ends_with_a_worker_that_others_shared_has_not_failed_until_it
     assert (failed.trajectory_id, failed.failed, "SIGKILL" in failed.reason) == (8, True, True)
     assert (finish.trajectory_id, finish.turn_rewards) == (7, [1.0])
     assert (run.count("episodes_total", outcome="handed_back"), run.count("episodes_total", outcome="failed")) == (4, 1)
+
+
+async def test_an_episode_for_which_no_worker_starts_ends_the_rollout_and_has_not_failed(
+    agents: Agents, tmp_path: Path
+) -> None:
+    kills = tmp_path / "kills"
+    kills.touch()
+    said = pytest.RaisesExc(ServiceError, match=r"agent\.function: 3 workers ended before .*SIGKILL")
+    with pytest.RaisesGroup(said, flatten_subgroups=True):
+        async with agents(function="tests.support.killed_agent:solve", environment={"KILLS": str(kills)}) as run:
+            before = psutil.Process().children(recursive=True)
+            kills.write_bytes(b"xxx")
+            for process in before:
+                process.kill()
+            await asyncio.to_thread(psutil.wait_procs, before)
+            run.broker.grant(a_lease(tmp_path))
+            await run.broker.expect(Finish)
+    assert [release.failed for release in run.broker.of(Release)] in ([], [False])
 
 
 async def test_too_late_may_be_a_reward_of_zero(agents: Agents, tmp_path: Path) -> None:

@@ -229,13 +229,13 @@ async def test_an_agent_that_cannot_be_imported_is_named(function: str, detail: 
 async def test_an_interpreter_that_is_not_there_is_named() -> None:
     async with agent_pool(python="/no/such/python") as pool:
         result = await pool.solve(agent_task("answer"))
-    assert (result.failure, "/no/such/python" in result.detail) == ("not_started", True)
+    assert (result.failure, "/no/such/python" in result.detail) == ("no_worker", True)
 
 
 async def test_a_worker_that_does_not_start_in_time_is_killed() -> None:
     async with agent_pool("tests.support.slow_import_agent:solve", start_timeout_s=0.3) as pool:
         result = await pool.solve(agent_task("answer"))
-    assert (result.failure, "not ready within 0.3 s" in result.detail) == ("not_started", True)
+    assert (result.failure, "not ready within 0.3 s" in result.detail) == ("no_worker", True)
 
 
 async def test_a_task_too_large_for_a_message_is_refused() -> None:

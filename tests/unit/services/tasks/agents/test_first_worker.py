@@ -1,5 +1,6 @@
-"""The start of the first worker: what may pass is tried again, and what will not is said at once."""
+"""The start of workers: what may pass is tried again, and what will not is said at once."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,22 @@ async def test_workers_that_are_killed_again_and_again_prove_nothing(kills: Path
         unusable = await pool.first_worker()
     assert unusable is not None
     assert ("SIGKILL" in unusable.detail, unusable.is_proven) == (True, False)
+
+
+@pytest.mark.parametrize("is_alone", [False, True], ids=["shared", "alone"])
+async def test_a_later_worker_that_is_killed_while_it_starts_costs_its_episodes_nothing(kills: Path, is_alone: bool) -> None:
+    async with agent_pool(KILLED, environment={"KILLS": str(kills)}, num_workers=2) as pool:
+        # All of the first two workers' episodes move on, and none of them is to blame.
+        results = await asyncio.gather(*(pool.solve(agent_task("any"), is_alone=is_alone) for _ in range(3)))
+    assert [(result.reward, result.detail) for result in results] == [(1.0, "")] * 3
+
+
+@pytest.mark.parametrize("kills", [3], indirect=True)
+async def test_an_episode_for_which_no_worker_starts_says_so(kills: Path) -> None:
+    async with agent_pool(KILLED, environment={"KILLS": str(kills)}) as pool:
+        result = await pool.solve(agent_task("any"))
+        assert (result.failure, result.in_company, "SIGKILL" in result.detail) == ("no_worker", False, True), result.detail
+        assert (await pool.solve(agent_task("any"))).reward == 1.0
 
 
 async def test_a_function_that_two_workers_cannot_import_is_proven_to_be_unusable() -> None:
