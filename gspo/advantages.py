@@ -27,7 +27,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -259,7 +258,7 @@ def _normalise(
 def _roles(turn_roles: Sequence[npt.ArrayLike] | None, lengths: Sequence[int]) -> list[Tensor]:
     if turn_roles is None:
         return [torch.zeros(length, dtype=torch.int64) for length in lengths]
-    roles = [torch.as_tensor(np.asarray(each, dtype=np.int64)) for each in turn_roles]
+    roles = [torch.as_tensor(each, dtype=torch.int64) for each in turn_roles]
     if [tuple(each.shape) for each in roles] != [(length,) for length in lengths]:
         raise ValueError(
             f"turn_roles has {[tuple(each.shape) for each in roles]!s:.100} roles, turn_rewards {list(lengths)!s:.100} turns"
