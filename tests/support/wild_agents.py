@@ -59,7 +59,8 @@ def twice_forked(episode: Episode) -> float:
 
 def forked_past_python(episode: Episode) -> float:
     """A child that no hook of Python knows of keeps the connection; then the worker ends."""
-    if ctypes.CDLL(None).fork() == 0:
+    # PyDLL keeps the interpreter's lock: else another thread may have it, and the child would wait for ever.
+    if ctypes.PyDLL(None).fork() == 0:
         os.setsid()
         _wait(episode)
     _seen(episode)

@@ -132,7 +132,8 @@ async def is_broken(peer: ZmtpPeer, piece: bytes) -> bool:
     """Whether the other end breaks the connection over which ``piece`` comes again and again."""
     with peer:
         try:
-            for _ in range(500):
+            # Far more than it takes: a busy machine looks late.
+            for _ in range(20_000):
                 await asyncio.to_thread(peer.send, piece)
         except OSError:
             return True
