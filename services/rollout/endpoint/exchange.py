@@ -3,13 +3,12 @@
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
 from aiohttp import web
 
-from gspo_services.rollout.endpoint.asked import event
 from gspo_services.rollout.endpoint.calls import CallRefused
 from gspo_services.rollout.endpoint.dialects import error_of, path_of
 
@@ -35,8 +34,8 @@ class Exchange:
         self.headers = {_REQUEST_ID_HEADER: self.request_id}
         """Headers of the response, until it has begun."""
         self.path = path_of(request.path)
-        self.failed = self._error_event
-        """Makes the last event of a stream that fails."""
+        self.failed: Callable[[CallRefused], bytes] | None = None
+        """Makes the last event of a stream that fails; there before a stream begins."""
         self._silent_s = silent_s
         self._response: web.StreamResponse | None = None
 
@@ -113,11 +112,9 @@ class Exchange:
             # An answer that has begun cannot be revoked.
             raise AgentGone
         else:
+            assert self.failed is not None
             await self.send(self.failed(refused))
             await self.end_stream()
-
-    def _error_event(self, refused: CallRefused) -> bytes:
-        return event(error_of(self.path)(refused, self.request_id))
 
     @property
     def response(self) -> web.StreamResponse:

@@ -61,7 +61,7 @@ class ResponseWriter:
         for place, item in enumerate(items):
             if place >= self._events.num_items:
                 yield from self._events.opened(place, {**item, **_EMPTY[item["type"]], "status": "in_progress"})
-            yield from self._events.whole(place, item, self._logprobs_of(answer))
+            yield from self._events.whole(place, item)
         status = "incomplete" if answer.finish_reason == "length" else "completed"
         yield self._events.event(f"response.{status}", response=self._response(answer, items))
 
@@ -166,7 +166,7 @@ class _Events:
         more: Plain = {"logprobs": []} if kind == "output_text" else {}
         return self.event(f"response.{kind}.delta", **self._open, delta=text, **more)
 
-    def whole(self, place: int, item: Plain, logprobs: list[Plain]) -> Iterator[bytes]:
+    def whole(self, place: int, item: Plain) -> Iterator[bytes]:
         """End an item."""
         at: Plain = {"item_id": item["id"], "output_index": place}
         if item["type"] == "function_call":
@@ -176,7 +176,7 @@ class _Events:
         else:
             kind, part = _TEXTS[item["type"]], item["content"][0]
             at["content_index"] = 0
-            more: Plain = {"logprobs": logprobs} if kind == "output_text" else {}
+            more: Plain = {"logprobs": part["logprobs"]} if kind == "output_text" else {}
             yield self.event(f"response.{kind}.done", **at, text=part["text"], **more)
             yield self.event("response.content_part.done", **at, part=part)
         yield self.event("response.output_item.done", output_index=place, item=item)
