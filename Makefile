@@ -42,8 +42,8 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo demo-real demo-calculator demo-agent demo-code demo-verifiers demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
-	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-sandbox bench-pipeline bench-trl bench-weights bench-parts \
+.PHONY: help setup demo demo-real demo-calculator demo-agent demo-code demo-verifiers demo-repair demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
+	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-computers bench-sandbox bench-pipeline bench-trl bench-weights bench-parts \
 	bench-stalls bench-fleet test lint types contracts unit test-demo test-wheel test-parity test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
 	gpu-report gpu-pack setup-gpu lock-gpu lock-hashes \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images sbom chart push-chart push-manifests clean
@@ -100,6 +100,9 @@ models/tools/config.json: | setup
 models/programs/config.json: | setup
 	$(BIN)/gspo model tiny models/programs --programs
 
+models/repair/config.json: examples/repair_model.py | setup
+	$(BIN)/python examples/repair_model.py models/repair
+
 demo: models/tiny/config.json ## run the main job: arithmetic, 2 SGLang servers, about 4 minutes
 	$(BIN)/gspo run $(CONFIG) $(RUN_ARGS)
 
@@ -126,6 +129,9 @@ demo-verifiers: $(FRAMEWORKS)/verifiers/.installed models/tiny/config.json ## an
 	$(BIN)/gspo tasks verifiers verifiers_sums --python $(FRAMEWORKS)/verifiers/bin/python --limit 128 --out runs/verifiers_tasks/eval.jsonl
 	$(BIN)/gspo tasks verifiers verifiers_sums --python $(FRAMEWORKS)/verifiers/bin/python --skip 128 --out runs/verifiers_tasks/train.jsonl
 	$(BIN)/gspo run examples/verifiers_agent.toml $(RUN_ARGS)
+
+demo-repair: $(FRAMEWORKS)/forms/.installed models/repair/config.json ## mini-swe-agent repairs small repositories on a computer of each episode; needs bubblewrap and the package index
+	$(BIN)/gspo run examples/repair_agent.toml $(RUN_ARGS)
 
 demo-gsm8k: ## the demo on GSM8K rows, 3 batches (GSPO_DATA_DIR/gsm8k/train.jsonl)
 	$(MAKE) demo CONFIG=examples/gsm8k.toml RUN_ARGS="$(RUN_ARGS) \
@@ -172,6 +178,9 @@ bench-logprobs: setup ## memory of log-probs, by tokens and vocabulary
 
 bench-agents: setup ## what an agent's episode costs beside an environment's, and 200 agents that wait in a tool
 	$(BIN)/python -m benchmarks.agent_cost
+
+bench-computers: setup ## 200 agents with computers on few sandboxes: what waits for what; needs bubblewrap
+	$(BIN)/python -m benchmarks.computer_cost
 
 bench-sandbox: setup ## runs a second in sandboxes, beside bare processes; needs bubblewrap
 	$(BIN)/python -m benchmarks.sandbox_rate
@@ -236,7 +245,7 @@ test-view: $(VIEW)/.installed ## the page of `gspo view` in real Chromium, with 
 $(VIEW)/.installed: requirements/view-tests.txt | setup
 	$(BESIDE)
 
-test-frameworks: $(FRAMEWORKS)/verifiers/.installed $(FRAMEWORKS)/agents/.installed $(FRAMEWORKS)/forms/.installed setup ## verifiers, OpenEnv, MCP tools and frameworks of agents against the endpoint; needs the package index
+test-frameworks: $(FRAMEWORKS)/verifiers/.installed $(FRAMEWORKS)/agents/.installed $(FRAMEWORKS)/forms/.installed models/repair/config.json setup ## verifiers, OpenEnv, MCP tools and frameworks of agents against the endpoint, one of which repairs repositories amid kills; needs bubblewrap and the package index
 	$(BIN)/python -m pytest -m frameworks tests/frameworks
 
 # Pythons that have another project and nothing of ours: what the projects pin does not go together.

@@ -160,10 +160,10 @@ class Fleet:
         self.members[name] = member
         return member
 
-    def start_engine(self, name: str = "sglang") -> Member:
+    def start_engine(self, name: str = "sglang", model: Path = MODEL) -> Member:
         """Start an SGLang server that no rollout owns, on ``engine_port``, with the weights that the run begins with."""
         log = self.directory / "logs" / f"{name}.log"
-        options = ServerOptions(model_path=MODEL, log_path=log, max_total_tokens=16384)
+        options = ServerOptions(model_path=model, log_path=log, max_total_tokens=16384)
         member = Member(
             name=name,
             command=server_command(options, port=self.engine_port, cuda=False),

@@ -3,19 +3,18 @@
 import json
 import random
 import re
-import signal
 import sqlite3
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from gspo_services.broker.ledger.sampling.task_order import trajectory_seed
 from gspo_services.broker.store.reader import LEDGER_FILE
 from tests.faults.fleet import Fleet
+from tests.faults.killing import count, kill, wait_for_episodes
 from tests.support.broker.ledger_audit import audit
 from tests.support.policy.noting_agent import reads_the_clock
 
@@ -55,6 +54,7 @@ def test_agents_survive_kills_and_repeat_neither_tokens_nor_side_effects(tmp_pat
             killed[victim] += kill(fleet, victim, name)
         fleet.wait_batches(len(fleet.rows("batch")) + 1)
         fleet.finish()
+    assert not [victim for victim in VICTIMS if not killed[victim]], killed
     report = audit(tmp_path)
     print(dict(killed), f"{report.num_trained_again} trained again", flush=True)
     assert report.problems == []
@@ -66,37 +66,6 @@ def test_agents_survive_kills_and_repeat_neither_tokens_nor_side_effects(tmp_pat
     print(f"{len(seeds)} side effects, {len(again)} of them again", flush=True)
     # One can be lost between the side effect and the word that its record is durable.
     assert sum(times - 1 for times in seeds.values()) <= killed.total()
-
-
-def wait_for_episodes(fleet: Fleet, number: int) -> None:
-    """Wait until so many more have ended: a random moment."""
-    before = count(fleet.directory, "status = 'finished'")
-    fleet.wait_until(
-        f"{number} more episodes",
-        lambda: count(fleet.directory, "status = 'finished'") >= before + number,
-    )
-
-
-def kill(fleet: Fleet, victim: str, rollout: str) -> int:
-    """Returns how many were killed: none when the victim has just died or not begun."""
-    member = fleet.members["broker" if victim == "broker" else rollout]
-    if not member.look():
-        return 0
-    if victim in ("broker", "rollout"):
-        if victim == "rollout":
-            member.kill_tree()
-        else:
-            member.signal(signal.SIGKILL)
-        return 1
-    word = "user_worker" if victim == "worker" else "scheduler"
-    for process in psutil.Process(member.pid).children(recursive=True):
-        try:
-            if word in process.name() or any(word in each for each in process.cmdline()):
-                process.kill()
-                return 1
-        except psutil.NoSuchProcess:
-            continue
-    return 0
 
 
 def check_trajectories(directory: Path) -> None:
@@ -127,9 +96,3 @@ def generated_by(log: Path) -> int:
     lives = log.read_text(errors="replace").split(LIFE)[1:]
     steps = [step for life in lives for step in STEP.findall(life.partition(FIRST_WEIGHTS)[2])]
     return sum(int(decoded or prefilled) for decoded, prefilled in steps)
-
-
-def count(directory: Path, where: str, what: str = "count(*)") -> int:
-    with closing(sqlite3.connect(f"file:{directory / LEDGER_FILE}?mode=ro", uri=True)) as connection:
-        (value,) = connection.execute(f"SELECT {what} FROM trajectories WHERE {where}").fetchone()
-    return int(value or 0)

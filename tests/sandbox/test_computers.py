@@ -16,7 +16,7 @@ from gspo_services.shared.settings import load_settings
 from gspo_services.tasks.agents import RecordedStep
 from gspo_services.tasks.sandbox import LocalOptions, LocalSandboxes
 from tests.support.agent_pools import agent_pool, agent_task
-from tests.support.computers import KeepingJournal, computer_options, played
+from tests.support.computers import KeepingJournal, computer_options, played, player
 
 pytestmark = pytest.mark.sandbox
 
@@ -80,6 +80,40 @@ async def test_hostile_commands_end_at_their_limit_and_the_files_stay(nothing_is
     assert limits[:4] == ["wall", "output", "file", "memory"]
     assert limits[5:] == [None, None]
     assert journal.told[-1] == [0, "keptkept\n", None]
+
+
+WILD: list[tuple[str, Any, str | None]] = [
+    ("(sleep 1; echo late > late) & setsid sh -c 'sleep 1; echo late > late' > /dev/null &", 0, None),
+    ("kill -STOP $$", None, "wall"),
+    ("kill -9 -1; sleep 100", None, "wall"),
+    ("truncate -s 60M hole", None, "file"),
+    ("cat /dev/zero > one", None, "file"),
+    ("i=0; while [ $i -lt 10001 ]; do i=$((i+1)); : > n$i; done", None, "file"),
+    ('python -c \'import os; [(os.mkdir("ab"), os.chdir("ab")) for _ in range(600)]\'', None, "file"),
+    ("cat /dev/zero > /tmp/one", 153, None),
+    ("cat /etc/passwd /root/.profile; echo x > /usr/x; echo x > /sandbox/../etc/x; ls ../..", 0, None),
+    ("ln -s / root; ln -s ../tool tool; ln -s own loop; ln -s loop own; mkfifo pipe", 0, None),
+    ("touch -d @99999999999 old; touch -d @-99999999999 new; touch \"$(printf '\\377\\nx')\"; chmod 7000 old", 0, None),
+    ("cat root/etc/passwd; echo x > tool/pack.py; echo x > root/sandbox/tool/x; echo x > root/x", 2, None),
+    ("ls -A | od -An -c | tr -d ' \\n'", 0, None),
+]
+"""A command, its exit code, and the limit that ends it."""
+
+
+async def test_wild_commands_leave_a_computer_that_goes_on_and_the_record_has_its_files(nothing_is_left: None) -> None:
+    wild = [["run", command, 2 if limit == "wall" else 30] for command, _, limit in WILD]
+    script: list[Any] = [["run", "echo kept > kept"], *wild, ["read", "kept"]]
+    journal, again = KeepingJournal(), KeepingJournal()
+    async with LocalSandboxes(LocalOptions(max_sandboxes=1, warm=0)).opened() as sandboxes:
+        async with player(sandboxes) as play:
+            assert (await play(journal, script)).reward == 1.0
+            again = KeepingJournal(*journal.steps[:-2])
+            assert (await play(again, script)).reward == 1.0
+    said = journal.told[1:-1]
+    assert [(code, limit) for code, _, limit in said] == [(code, limit) for _, code, limit in WILD]
+    assert journal.told[-1] == "kept\n"
+    assert said[-1][1] == r"kept\nloop\nnew\nold\nown\nroot\ntool\n377\nx\n"
+    assert again.told[-2:] == journal.told[-2:]
 
 
 async def test_many_episodes_share_few_sandboxes_and_do_not_see_each_other(nothing_is_left: None) -> None:

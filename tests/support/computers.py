@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ class FolderSandbox:
 
     async def prepare(self, command: list[str], limits: SandboxLimits) -> RunOutcome:
         if command[0] == "python":
-            command = [sys.executable, str(self._folder / command[1])]
+            # Without the packages of the tests: that is most of its start.
+            command = [sys.executable, "-S", str(self._folder / command[1])]
         else:
             self._commands.append(command[-1])
             command = [self._here(word.encode()).decode() for word in command]
@@ -107,6 +108,15 @@ async def played(
     sandboxes: Sandboxes, journal: ListJournal, script: list[Any], function: str = "play", **options: int
 ) -> AgentResult:
     """The end of an episode that plays ``script`` on its computer."""
+    async with player(sandboxes, function, **options) as play:
+        return await play(journal, script)
+
+
+@asynccontextmanager
+async def player(
+    sandboxes: Sandboxes, function: str = "play", **options: int
+) -> AsyncIterator[Callable[[ListJournal, list[Any]], Awaitable[AgentResult]]]:
+    """``played`` for several episodes, one after another, of the same worker."""
     function = f"tests.support.computer_agents:{function}"
     async with agent_pool(function, computers=computer_options(sandboxes, **options)) as pool:
-        return await pool.solve(agent_task("play", script=script), journal)
+        yield lambda journal, script: pool.solve(agent_task("play", script=script), journal)

@@ -11,7 +11,7 @@ import pytest
 
 from gspo_services.tasks.computers.files import BadChange, ComputerFiles, entry
 from tests.support.agent_pools import agent_pool, agent_task
-from tests.support.computers import FolderSandboxes, KeepingJournal, computer_options, played
+from tests.support.computers import FolderSandboxes, KeepingJournal, computer_options, played, player
 
 SCRIPT: list[Any] = [
     ["write", {"in/a": "1\n", "b": "2\n"}],
@@ -25,28 +25,30 @@ SCRIPT: list[Any] = [
 LAST = "1\n3\nempty\nin\nlink\nlog\n0\n1\n3\n"
 
 
-@pytest.mark.parametrize("num_known", range(6))
 @pytest.mark.parametrize("function", ["play", "play_in_thread"])
-async def test_wherever_an_episode_is_cut_off_no_recorded_command_runs_again(
-    tmp_path: Path, num_known: int, function: str
-) -> None:
-    first, journal = FolderSandboxes(tmp_path), KeepingJournal()
-    assert (await played(first, journal, SCRIPT, function)).reward == 1.0
-    whole = journal.told
-    assert [whole[3], whole[4], whole[5], whole[6]] == ["1\n", [3, "", None], "1\n3\n", [0, LAST, None]]
-    again, journal = FolderSandboxes(tmp_path), KeepingJournal(*journal.steps[:num_known])
-    assert (await played(again, journal, SCRIPT, function)).reward == 1.0
-    assert journal.told == whole
-    num_commands_known = sum(step.name == "computer.run" for step in journal.steps[:num_known])
-    assert again.commands == first.commands[num_commands_known:]
-    assert again.num_open == 0
+async def test_wherever_an_episode_is_cut_off_no_recorded_command_runs_again(tmp_path: Path, function: str) -> None:
+    sandboxes, whole = FolderSandboxes(tmp_path), KeepingJournal()
+    async with player(sandboxes, function) as play:
+        assert (await play(whole, SCRIPT)).reward == 1.0
+        assert whole.told[3:] == ["1\n", [3, "", None], "1\n3\n", [0, LAST, None]]
+        commands = list(sandboxes.commands)
+        assert len(commands) == 3
+        for num_known in range(1, len(whole.steps)):
+            sandboxes.commands.clear()
+            journal = KeepingJournal(*whole.steps[:num_known])
+            assert (await play(journal, SCRIPT)).reward == 1.0
+            assert journal.told == whole.told
+            num_commands_known = sum(step.name == "computer.run" for step in whole.steps[:num_known])
+            assert sandboxes.commands == commands[num_commands_known:]
+    assert sandboxes.num_open == 0
 
 
 async def test_an_episode_that_goes_another_way_has_the_files_of_that_way(tmp_path: Path) -> None:
     journal = KeepingJournal()
-    await played(FolderSandboxes(tmp_path), journal, [["run", "echo a > a"], ["run", "echo b > b"], ["run", "echo c > c"]])
-    journal = KeepingJournal(*journal.steps)
-    await played(FolderSandboxes(tmp_path), journal, [["run", "echo a > a"], ["run", "echo d > d"], ["run", "ls"]])
+    async with player(FolderSandboxes(tmp_path)) as play:
+        await play(journal, [["run", "echo a > a"], ["run", "echo b > b"], ["run", "echo c > c"]])
+        journal = KeepingJournal(*journal.steps)
+        await play(journal, [["run", "echo a > a"], ["run", "echo d > d"], ["run", "ls"]])
     assert journal.told[-1] == [0, "a\nd\n", None]
 
 
@@ -72,44 +74,43 @@ async def test_long_output_has_its_head_and_its_tail(tmp_path: Path) -> None:
     assert "[... 572511 bytes left out ...]" in output
 
 
-@pytest.mark.parametrize(
-    ("asked", "refused"),
-    [
-        (["read", "../a"], "'../a' must be relative"),
-        (["read", "/etc/passwd"], "'/etc/passwd' must be relative"),
-        (["write", {"a//b": ""}], "'a//b' must be relative"),
-        (["write", {"a\0": ""}], r"'a\x00' must be relative"),
-        (["write", {"b": "", ".": ""}], "'.' must be relative"),
-        (["write", {"x" * 513: ""}], "of at most 512 bytes"),
-        (["write", {"a": "x" * 2_100_000}], "one write takes"),
-        (["write", {"a": "x" * 1_100_000}], "agent.computer_bytes is 1048576"),
-        (["write", {"there/b": ""}], "goes through 'there', which is no folder"),
-        (["read", "nowhere"], "there is no such file"),
-        (["read", "link"], "it is a link"),
-        (["write", {"link": ""}], "is a link: remove it first"),
-        (["run", " "], "must be a text"),
-        (["run", "a\0"], "without zero bytes"),
-        (["run", "ls", 61], "timeout_s is 61: sandbox.max_wall_s allows 60"),
-        (["run", "ls", -1], "timeout_s is -1"),
-    ],
-)
-async def test_what_no_computer_takes_is_refused_and_the_episode_goes_on(
-    tmp_path: Path, asked: list[Any], refused: str
-) -> None:
-    journal = KeepingJournal()
-    sandboxes = FolderSandboxes(tmp_path)
-    await played(sandboxes, journal, [["run", "echo 1 > there; ln -s /etc/passwd link"], asked, ["run", "ls"]])
-    assert journal.told[1].startswith("refused: ")
-    assert refused in journal.told[1]
-    assert journal.told[2] == [0, "link\nthere\n", None]
-    again = KeepingJournal(*journal.steps)
-    await played(sandboxes, again, [["run", "echo 1 > there; ln -s /etc/passwd link"], asked, ["run", "ls"]])
-    assert [name for name, *_ in again.calls] == [], "a refusal is replayed as it was"
+REFUSED: list[tuple[list[Any], str]] = [
+    (["read", "../a"], "'../a' must be relative"),
+    (["read", "/etc/passwd"], "'/etc/passwd' must be relative"),
+    (["write", {"a//b": ""}], "'a//b' must be relative"),
+    (["write", {"a\0": ""}], r"'a\x00' must be relative"),
+    (["write", {"b": "", ".": ""}], "'.' must be relative"),
+    (["write", {"x" * 513: ""}], "of at most 512 bytes"),
+    (["write", {"a": "x" * 2_100_000}], "one write takes"),
+    (["write", {"a": "x" * 1_100_000}], "agent.computer_bytes is 1048576"),
+    (["write", {"there/b": ""}], "goes through 'there', which is no folder"),
+    (["read", "nowhere"], "there is no such file"),
+    (["read", "link"], "it is a link"),
+    (["write", {"link": ""}], "is a link: remove it first"),
+    (["run", " "], "must be a text"),
+    (["run", "a\0"], "without zero bytes"),
+    (["run", "ls", 61], "timeout_s is 61: sandbox.max_wall_s allows 60"),
+    (["run", "ls", -1], "timeout_s is -1"),
+]
+
+
+async def test_what_no_computer_takes_is_refused_and_the_episode_goes_on(tmp_path: Path) -> None:
+    script = [["run", "echo 1 > there; ln -s /etc/passwd link"], *(asked for asked, _ in REFUSED), ["run", "ls"]]
+    async with player(FolderSandboxes(tmp_path)) as play:
+        journal = KeepingJournal()
+        await play(journal, script)
+        said = journal.told[1:-1]
+        assert [text for text, (_, refused) in zip(said, REFUSED, strict=True) if refused not in text] == []
+        assert all(text.startswith("refused: ") for text in said)
+        assert journal.told[-1] == [0, "link\nthere\n", None]
+        again = KeepingJournal(*journal.steps)
+        await play(again, script)
+        assert [name for name, *_ in again.calls] == [], "a refusal is replayed as it was"
 
 
 async def test_a_sandbox_that_fails_is_replaced_once(tmp_path: Path) -> None:
-    journal = KeepingJournal()
-    assert (await played(FolderSandboxes(tmp_path, num_failures=1), journal, [["run", "echo 1"]])).reward == 1.0
+    sandboxes = FolderSandboxes(tmp_path, num_failures=1)
+    assert (await played(sandboxes, KeepingJournal(), [["run", "echo 1"]])).reward == 1.0
     result = await played(FolderSandboxes(tmp_path, num_failures=2), KeepingJournal(), [["run", "echo 1"]])
     assert (result.failure, result.detail) == ("sandbox", "the sandbox has ended")
 
