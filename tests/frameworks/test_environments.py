@@ -193,6 +193,8 @@ async def play(
     given = [tuple(request.input_ids) for request in engine.requests]
     assert set(given) <= contexts_of(broker).keys()
     assert len(given) == broker.row.num_turns
+    # No role of these environments has more than one conversation.
+    assert len(set(broker.finish.turn_roles)) == (len(broker.sequences()) if played.roles else 0)
     taken = [result.components[played.roles[role]] for role in sorted(set(broker.finish.turn_roles))]
     assert sum(broker.finish.turn_rewards) == pytest.approx(sum(taken) if played.roles else result.reward)
     return result

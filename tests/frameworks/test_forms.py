@@ -77,8 +77,8 @@ SEVERAL = {
     "sdks:anthropic_count_tokens": 0,
 }
 """Sequences of the forms that are not one: smolagents writes earlier calls as text, and a handoff has other tools."""
-QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-"""Without it litellm asks GitHub for prices."""
+QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "CREWAI_DISABLE_TELEMETRY": "true"}
+"""Else litellm asks GitHub for prices, and CrewAI tells its makers."""
 
 
 def arguments_for(tool: dict[str, Any]) -> dict[str, Any]:
