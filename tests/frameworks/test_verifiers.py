@@ -117,7 +117,7 @@ async def test_what_cannot_be_trained_fails_and_says_why() -> None:
         "marks role 'agent' as not trainable": odd("fixed"),
         "env.agent.retries is set": sums(agent={"retries": {"max_retries": 2}}),
         "role 'agent' plays more often than the 1 time(s) that have names": sums(id="best-of-n"),
-        """2 roles of 'user-sim': set agent.roles = ["assistant", "user"]""": sums(id="user-sim"),
+        """2 roles of 'user-sim+verifiers_sums': set agent.roles = ["assistant", "user"]""": sums(id="user-sim"),
         "taskset 'verifiers_sumz' not found": sums(taskset={"id": "verifiers_sumz"}),
         "needs a container runtime": sums(agent={"harness": {"id": "codex"}}),
     }

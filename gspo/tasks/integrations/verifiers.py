@@ -41,6 +41,8 @@ async def solve(episode: Episode) -> dict[str, float]:
     with Seats(environment, episode) as seats:
         async with environment.serving():
             played = await environment.run_episode(task, context)
+    if seats.lacking:
+        raise seats.lacking
     if not played.ok:
         errors = [error for part in (played, *played.traces) for error in part.errors]
         raise RuntimeError("; ".join(f"{error.type}: {error.message}" for error in errors) or "verifiers gives no reason")

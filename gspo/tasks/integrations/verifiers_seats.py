@@ -49,6 +49,8 @@ class Seats:
         if lacking := [role for role, names in self._names.items() if not names]:
             raise ValueError(f"the policy would play {lacking[0]!r}, which agent.roles {shown(episode.roles)} do not name")
         self._free = {role: iter(names) for role, names in self._names.items()}
+        self.lacking: ValueError | None = None
+        """A role has played more often than it has names. verifiers would not say why the episode has failed."""
         self._variables: dict[str, str] = {}
         """The name of the seat whose key a variable has."""
         setup = environment.setup
@@ -95,10 +97,11 @@ class Seats:
             name = next(self._free[role], None)
             if name is None:
                 first, second = f"{role}-1", f"{role}-2"
-                raise ValueError(
+                self.lacking = ValueError(
                     f"role {role!r} plays more often than the {len(self._names[role])} time(s) that have names: "
                     f'set agent.roles = ["{first}", "{second}", ...], with one name for each'
                 )
+                raise self.lacking
             variable = next(key for key, seat in self._variables.items() if seat == name)
             client = vf.EvalClientConfig(base_url=self._episode.base_url, api_key_var=variable)
             more = params(*given)
