@@ -245,7 +245,7 @@ test-view: $(VIEW)/.installed ## the page of `gspo view` in real Chromium, with 
 $(VIEW)/.installed: requirements/view-tests.txt | setup
 	$(BESIDE)
 
-test-frameworks: $(FRAMEWORKS)/verifiers/.installed $(FRAMEWORKS)/agents/.installed $(FRAMEWORKS)/forms/.installed models/repair/config.json setup ## verifiers, OpenEnv, MCP tools and frameworks of agents against the endpoint, one of which repairs repositories amid kills; needs bubblewrap and the package index
+test-frameworks: $(FRAMEWORKS)/verifiers/.installed $(FRAMEWORKS)/agents/.installed $(FRAMEWORKS)/forms/.installed $(FRAMEWORKS)/more/.installed models/repair/config.json setup ## verifiers, OpenEnv, MCP tools and frameworks of agents against the endpoint, one of which repairs repositories amid kills; needs bubblewrap and the package index
 	$(BIN)/python -m pytest -m frameworks tests/frameworks
 
 # Pythons that have another project and nothing of ours: what the projects pin does not go together.

@@ -64,6 +64,7 @@ class Episode:
         base_url: str,
         api_key: str,
         model: str,
+        roles: Sequence[str] = (),
         ends_at: float,
         recorded: Sequence[tuple[str, str, Any]],
         record: EpisodeRecord,
@@ -77,6 +78,8 @@ class Episode:
         """The policy, as a server of OpenAI or Anthropic; its tokens are recorded under ``api_key``."""
         self.api_key = api_key
         self.model = model
+        self.roles = tuple(roles)
+        """``agent.roles``: what the policy may play here; empty for one role."""
         self._ends_at = ends_at
         self._steps = StepOrder(recorded, record)
         self._computer = None if computer is None else Computer(self._steps, computer)

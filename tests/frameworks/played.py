@@ -91,10 +91,13 @@ class Stage:
         *,
         deadline_s: float = PATIENCE_S,
         journal: StepJournal | None = None,
+        roles: Sequence[str] = (),
     ) -> AgentResult:
-        """One episode, whose calls are those of ``key``."""
-        model = OpenEpisodes.model
-        episode = AgentTask(task=dict(task), seed=7, base_url=self.base_url, api_key=key, model=model, deadline_s=deadline_s)
+        """One episode, whose calls are those of ``key``, or of ``key.role`` for each role."""
+        episode = AgentTask(
+            task=dict(task), seed=7, base_url=self.base_url, api_key=key, model=OpenEpisodes.model, roles=list(roles),
+            deadline_s=deadline_s,
+        )  # fmt: skip
         return await self._pool.solve(episode, journal)
 
     def overridden(self) -> float:

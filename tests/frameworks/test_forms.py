@@ -58,6 +58,7 @@ FORMS = {
     "frameworks:langchain_structured_by_tool": TOTAL,
     "frameworks:langchain_responses": "7",
     "frameworks:langgraph_react": "7",
+    "frameworks:langgraph_format": TOTAL,
     "frameworks:langgraph_responses": "7",
     "frameworks:langchain_anthropic": "7",
     "frameworks:langchain_anthropic_structured": TOTAL,
@@ -67,13 +68,17 @@ FORMS = {
 REFUSED = {
     "sdks:openai_computer_use": 'tools[0].type must be "function", the only kind of tool that this endpoint has',
     "sdks:anthropic_computer_use": 'tools[0].type must be "custom", the only kind of tool that this endpoint has',
-    "frameworks:langgraph_format": "messages ends with a message of the assistant",
 }
 """Forms that the endpoint cannot answer, and what their errors say."""
-SEVERAL = {"frameworks:smol_tools": 2, "frameworks:agents_handoff": 2, "sdks:anthropic_count_tokens": 0}
+SEVERAL = {
+    "frameworks:smol_tools": 2,
+    "frameworks:langgraph_format": 2,
+    "frameworks:agents_handoff": 2,
+    "sdks:anthropic_count_tokens": 0,
+}
 """Sequences of the forms that are not one: smolagents writes earlier calls as text, and a handoff has other tools."""
-QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-"""Without it litellm asks GitHub for prices."""
+QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "CREWAI_DISABLE_TELEMETRY": "true"}
+"""Else litellm asks GitHub for prices, and CrewAI tells its makers."""
 
 
 def arguments_for(tool: dict[str, Any]) -> dict[str, Any]:

@@ -59,6 +59,14 @@ async def test_the_tasks_of_a_verifiers_taskset_are_rows_that_the_integration_pl
     assert (result.reward, result.detail) == (pytest.approx(1.1), "")
 
 
+async def test_the_roles_that_the_policy_would_play_are_said(tmp_path: Path) -> None:
+    config, out = tmp_path / "user.toml", tmp_path / "tasks.jsonl"
+    config.write_text('[env]\nid = "user-sim"\n')
+    words = ["verifiers_sums", *python("verifiers"), "--config", str(config), "--out", str(out), "--limit", "1"]
+    status, printed = await gspo_tasks("verifiers", *words)
+    assert (status, printed.splitlines()[1:]) == (0, ['the policy plays 2 roles: set agent.roles = ["assistant", "user"]'])
+
+
 async def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path: Path) -> None:
     out = tmp_path / "tasks.jsonl"
     endless = "import verifiers.v1 as vf\n__all__ = ['Endless']\nclass Endless(vf.Taskset):\n    INFINITE = True\n"
@@ -66,7 +74,6 @@ async def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path: Path) -> N
     there = [*python("verifiers"), "--out", str(out)]
     tried = {
         "taskset 'nobody_has_this' not found": ["verifiers", *there, "nobody_has_this"],
-        "the policy would play 2 roles": ["verifiers", *there, "verifiers_sums", "--config", str(tmp_path / "user.toml")],
         "has no end: set the number of tasks with --limit": ["verifiers", *there, "endless_vf"],
         "No module named 'verifiers'": ["verifiers", "verifiers_sums", "--out", str(out)],
         "there is no Python at 'no/python'": ["verifiers", "--python", "no/python", "--out", str(out)],
@@ -76,7 +83,6 @@ async def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path: Path) -> N
             "openenv", *python("agents"), "http://x", "--out", str(out), "--seeds", "0:3", "--options", '{"max_step": 2}',
         ],
     }  # fmt: skip
-    (tmp_path / "user.toml").write_text('[env]\nid = "user-sim"\n')
     for told, words in tried.items():
         status, printed = await gspo_tasks(*words, cwd=tmp_path if "endless_vf" in words else SUMS)
         assert (status, told in printed) == (2, True), printed

@@ -116,8 +116,8 @@ async def test_what_cannot_be_trained_fails_and_says_why() -> None:
         "the taskset has no @vf.reward": odd("no_reward"),
         "marks role 'agent' as not trainable": odd("fixed"),
         "env.agent.retries is set": sums(agent={"retries": {"max_retries": 2}}),
-        "it must play exactly once": sums(id="best-of-n"),
-        "the policy would play 2 roles (assistant, user)": sums(id="user-sim"),
+        "role 'agent' plays more often than the 1 time(s) that have names": sums(id="best-of-n"),
+        """2 roles of 'user-sim+verifiers_sums': set agent.roles = ["assistant", "user"]""": sums(id="user-sim"),
         "taskset 'verifiers_sumz' not found": sums(taskset={"id": "verifiers_sumz"}),
         "needs a container runtime": sums(agent={"harness": {"id": "codex"}}),
     }

@@ -15,3 +15,7 @@ def odd(kind: str, prompt: str | None = "Go on.", **env: Any) -> dict[str, Any]:
         "env": {"taskset": {"id": "odd_tasks_vf"}, **env},
         "task": {"idx": 0, "prompt": prompt, "system_prompt": SYSTEM, "kind": kind},
     }
+
+
+ENVIRONMENTS = ROOT / "tests/frameworks/environments"
+"""Of github.com/PrimeIntellect-ai/verifiers at commit a60a606e, under its MIT licence; unmodified."""

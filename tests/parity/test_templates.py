@@ -108,6 +108,15 @@ ENDS: Final = {
 DO_NOT_GO_ON: Final = {"gptoss": "ends an earlier answer with other tokens", "gptoss_training": "ends an earlier answer"}
 """Templates without exact second turns, and the reason."""
 
+EMPTY: Final = r"<think>\s*</think>\s*"
+OPENINGS: Final[dict[str, tuple[bool, ...]]] = {
+    **dict.fromkeys(("glm4moe", "glm4moe_training", "qwen3", "qwen3_training"), (False, True)),
+    **dict.fromkeys(("lfm2_2_5", "lfm2_2_5_v2", "lfm2_2_5_vl", "lfm2_v2", "lfm2_v2_training"), (True, True)),
+    **dict.fromkeys(("llama3_1", "llama3_2", "qwen2_5", "qwen2_5_training"), (True, True)),
+    **dict.fromkeys(("qwen3_instruct_2507", "qwen3_instruct_2507_training", "qwen3_vl", "qwen3_vl_training"), (True, True)),
+}
+"""Templates in which a demanded call can be opened: as they are, and without reasoning."""
+
 
 def as_it_takes(name: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages for transformers, in the form in which a template takes them, which is written down by hand."""
@@ -194,3 +203,24 @@ def test_a_conversation_goes_on_from_an_answer_or_the_reason_is_said(name: str, 
     assert ours.observation_ids([USER]) == expected
     assert renderer.bridge(prompt, ours.encode(f"{said}{closing}{stop}"), [USER]) == expected
     assert renderer.bridge(prompt, ours.encode(said), [USER]) == ours.encode(f"{closing}{stop}{rest}")
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_opens_a_demanded_call_is_how_the_template_writes_one(name: str, tmp_path: Path) -> None:
+    ours = make_model(tmp_path / "model", template(name))
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "model")
+    renderer = create_renderer(ours, "template")
+    opens = []
+    for arguments in ({}, {"enable_thinking": False}):
+        options = {"tools": [WEATHER], "tokenize": False, **arguments}
+        openings = [renderer.call_opening(called, [WEATHER], arguments) for called in ("weather", "")]
+        opens.append(None not in openings)
+        if openings == [None, None]:
+            continue
+        whole = theirs.apply_chat_template(as_it_takes(name, [USER, CALLED]), **options)
+        prompt = theirs.apply_chat_template(as_it_takes(name, [USER]), add_generation_prompt=True, **options)
+        # A template need not write in an answer the reasoning that its prompt has closed at once.
+        begun = re.escape(re.sub(EMPTY, "", prompt)) + f"({EMPTY})?"
+        for opening, rest in zip(openings, ('"?', "weather"), strict=True):
+            assert re.match(begun + re.escape(ours.decode(opening or [])) + rest, whole), (whole, opening)
+    assert tuple(opens) == OPENINGS.get(name, (False, False))

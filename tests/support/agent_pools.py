@@ -18,7 +18,7 @@ def agent_task(do: str, deadline_s: float = 60.0, seed: int = 7, **fields: Any) 
     """An episode of ``tests.support.agents.act``."""
     return AgentTask(
         task={"do": do, **fields}, seed=seed, base_url="http://127.0.0.1:9/v1", api_key="episode-key", model="policy",
-        deadline_s=deadline_s,
+        roles=["white", "black"], deadline_s=deadline_s,
     )  # fmt: skip
 
 

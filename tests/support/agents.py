@@ -32,6 +32,7 @@ async def answer(episode: Episode) -> Any:
 
 async def addresses(episode: Episode) -> "dict[str, float]":
     assert (episode.base_url, episode.api_key, episode.model) == ("http://127.0.0.1:9/v1", "episode-key", "policy")
+    assert [episode.role(name).api_key for name in episode.roles] == ["episode-key.white", "episode-key.black"]
     return {"seed": episode.seed, "in_time": float(0 < episode.remaining_s <= 60)}
 
 

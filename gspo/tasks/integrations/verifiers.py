@@ -8,10 +8,7 @@
 """
 
 import argparse
-import contextlib
-import itertools
 import json
-import os
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -23,30 +20,33 @@ from verifiers.v1.configs.agent import agent_config_fields
 
 from gspo.tasks.agents import Episode
 from gspo.tasks.integrations import verifiers_chat
+from gspo.tasks.integrations.verifiers_seats import Seats, policy_roles, shown
 
 CHAT = "gspo_chat"
 """The id under which verifiers finds the harness of ``verifiers_chat``: a module's name without dots."""
 sys.modules[CHAT] = verifiers_chat
 
-_numbers = itertools.count()
-
 
 async def solve(episode: Episode) -> dict[str, float]:
-    """Play the row's task. Returns its rewards by name, each times the weight that the environment gives it.
+    """Play the row's task. Returns its rewards by name, each times the weight that the environment gives it; with
+    ``agent.roles`` the sum of them for each role.
 
-    Raises: ValueError for an environment that cannot be trained by one policy and one reward; RuntimeError when verifiers
-    reports an error of the environment.
+    Raises: ValueError for an environment that cannot be trained; RuntimeError when verifiers reports an error of it.
     """
     environment = load(episode.task["env"])
-    role = policy_role(environment.config)
     tasks = type(environment.taskset).task_type()
     task = tasks(tasks.data_type().model_validate(episode.task["task"]), environment.config.taskset.task)
-    with _key_variable(episode.api_key) as variable:
-        client = vf.EvalClientConfig(base_url=episode.base_url, api_key_var=variable)
-        # A separate environment for each episode: a shared one keeps an HTTP client for every key that it has seen.
+    # A separate environment for each episode: a shared one keeps an HTTP client for every key that it has seen.
+    context = vf.ModelContext(model=episode.model, client=vf.EvalClientConfig(base_url=episode.base_url))
+    with Seats(environment, episode) as seats:
         async with environment.serving():
-            played = await environment.run_episode(task, vf.ModelContext(model=episode.model, client=client))
-    return rewards_of(played, role)
+            played = await environment.run_episode(task, context)
+    if seats.lacking:
+        raise seats.lacking
+    if not played.ok:
+        errors = [error for part in (played, *played.traces) for error in part.errors]
+        raise RuntimeError("; ".join(f"{error.type}: {error.message}" for error in errors) or "verifiers gives no reason")
+    return seats.rewards_of(played.traces)
 
 
 def load(config: dict[str, Any]) -> vf.Env:
@@ -73,51 +73,15 @@ def _at_home(role: vf.AgentConfig, ours: bool) -> vf.AgentConfig:
     return role.model_copy(update={"runtime": runtime, "harness": harness})
 
 
-def policy_role(config: vf.EnvConfig) -> str:
-    """Return the name of the role that the policy plays: the one without its own client.
-
-    Raises: ValueError when there is not exactly one, or when verifiers would play an episode again by itself.
-    """
-    roles = agent_config_fields(config)
-    names: list[str] = [name for name, role in roles.items() if role.client is None]
-    if len(names) != 1:
-        raise ValueError(
-            f"the policy would play {len(names)} roles ({', '.join(names) or 'none'}) of {config.env_id!r}, but an episode "
-            'has one policy role: give every other role a model and a client (type = "eval", base_url, api_key_var)'
-        )
-    for where, retries in (("env", config.retries), (f"env.{names[0]}", roles[names[0]].retries)):
-        if retries.max_retries or retries.rules:
-            raise ValueError(f"{where}.retries is set: a second attempt is another episode: leave retries to the run")
-    return names[0]
-
-
-def rewards_of(played: vf.Episode, role: str) -> dict[str, float]:
-    """Return the policy's rewards by name, with their weights. Their sum is the reward that verifiers trains on.
-
-    Raises: RuntimeError for a failed episode; ValueError unless the policy played exactly once and was scored.
-    """
-    errors = [error for part in (played, *played.traces) for error in part.errors]
-    if not played.ok:
-        raise RuntimeError("; ".join(f"{error.type}: {error.message}" for error in errors) or "verifiers gives no reason")
-    traces = [trace for trace in played.traces if trace.agent.name == role]
-    if len(traces) != 1:
-        raise ValueError(f"role {role!r} played {len(traces)} times in one episode: it must play exactly once")
-    if not traces[0].agent.trainable:
-        raise ValueError(f"the environment marks role {role!r} as not trainable: give it its own model and client")
-    rewards = {name: reward.value for name, reward in traces[0].rewards.items() if reward is not None}
-    if not rewards or len(rewards) < len(traces[0].rewards):
-        missing = ", ".join(sorted(set(traces[0].rewards) - set(rewards))) or "all: the taskset has no @vf.reward"
-        raise ValueError(f"rewards are missing: {missing}")
-    return rewards
-
-
 def rows(config: dict[str, Any], select: vf.SelectConfig) -> Iterator[dict[str, Any]]:
     """Return one row for each selected task. Raises: ValueError for an endless selection."""
     taskset = load(config).taskset.select(select)
     if not taskset.bounded:
         raise ValueError(f"{type(taskset).__name__} has no end: set the number of tasks with --limit")
     for task in taskset:
-        yield {"env": config, "task": task.data.model_dump(mode="json", exclude_defaults=True)}
+        # Within a field defaults stay: by the role, one of them, verifiers knows which message of a prompt is which.
+        given = task.data.model_dump(exclude_defaults=True).keys()
+        yield {"env": config, "task": task.data.model_dump(mode="json", include=set(given))}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -134,23 +98,11 @@ def main(arguments: Sequence[str]) -> None:
         config = {**config, "taskset": {**config.get("taskset", {}), "id": given.taskset}}
     if not config.get("taskset", {}).get("id"):
         parser.error("name a taskset, or a --config with env.taskset.id")
-    policy_role(load(config).config)
+    roles = policy_roles(load(config).config)
     select = vf.SelectConfig(skip=given.skip, limit=given.limit)
     lines = [json.dumps(row, ensure_ascii=False) for row in rows(config, select)]
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     sys.stdout.write(f"{given.out}: {len(lines)} tasks\n")
-
-
-@contextlib.contextmanager
-def _key_variable(key: str) -> Iterator[str]:
-    """Yield an environment variable with the episode's key: verifiers reads keys only from there.
-
-    "API_KEY" in its name keeps verifiers from passing it on to the programs that it starts.
-    """
-    name = f"GSPO_API_KEY_{next(_numbers)}"
-    os.environ[name] = key
-    try:
-        yield name
-    finally:
-        del os.environ[name]
+    if len(roles) > 1:
+        sys.stdout.write(f"the policy plays {len(roles)} roles: set agent.roles = {shown(roles)}\n")

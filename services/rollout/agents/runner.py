@@ -85,6 +85,7 @@ class AgentEpisodes:
                 base_url=self._base_url,
                 api_key=key,
                 model=self._registry.model,
+                roles=list(self._registry.roles),
                 deadline_s=self._terms.deadline_s,
             )
             is_alone = self._ended_in_company.get(lease.trajectory_id, 0) >= SPARED

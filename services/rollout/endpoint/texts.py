@@ -77,10 +77,8 @@ def require_unique(name: str, ids: set[str], path: str) -> None:
     ids.add(name)
 
 
-def require_turn(messages: Sequence[dict[str, Any]], path: str, num_items: int) -> None:
-    """Raises: CallRefused when there is no message, or when the last one is the assistant's. ``num_items``: in ``path``."""
+def require_messages(messages: Sequence[dict[str, Any]], path: str) -> None:
+    """Raises: CallRefused when there is no message. After one of the assistant's the model takes another turn, as OpenAI's
+    do."""
     if not messages:
         raise CallRefused(400, "invalid_value", f"{path} is empty: a call needs at least one message", param=path)
-    if messages[-1]["role"] == "assistant":
-        text = f"{path} ends with a message of the assistant: {PREFILLED}. End it with a user's or a tool's message"
-        raise CallRefused(400, "prefill", text, param=f"{path}[{num_items - 1}]" if num_items else path)

@@ -20,21 +20,21 @@ class EpisodeRegistry:
     def __init__(self, model: str, roles: Sequence[str] = ()) -> None:
         """``roles``: that the policy plays in each episode; none for one."""
         self.model = model
-        self._roles = roles
+        self.roles = roles
         self._calls: dict[str, Calls] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def add(self, calls: Calls) -> str:
         """Return the key of a new episode; a resumed episode gets a new one."""
         key = secrets.token_urlsafe(KEY_BYTES)
-        self._calls[key] = WithoutRole(calls, self._roles) if self._roles else calls
-        for place, name in enumerate(self._roles):
+        self._calls[key] = WithoutRole(calls, self.roles) if self.roles else calls
+        for place, name in enumerate(self.roles):
             self._calls[f"{key}.{name}"] = InRole(calls, place)
         return key
 
     def remove(self, key: str) -> None:
         """Remove an episode that has ended here. A second call does nothing."""
-        for name in self._roles:
+        for name in self.roles:
             self._calls.pop(f"{key}.{name}", None)
         if self._calls.pop(key, None) is not None:
             self._ended[key] = None
@@ -50,7 +50,7 @@ class EpisodeRegistry:
         if episode in self._ended:
             raise CallRefused(410, "episode_ended", ENDED)
         if episode in self._calls:
-            known = f"agent.roles are {', '.join(self._roles)}" if self._roles else "agent.roles is empty"
+            known = f"agent.roles are {', '.join(self.roles)}" if self.roles else "agent.roles is empty"
             raise CallRefused(401, "unknown_role", f"no role is called {one_line(role, 40)!r}: {known}")
         raise CallRefused(401, "unknown_key", "no episode has this key: use episode.api_key, only while the episode runs")
 

@@ -31,6 +31,8 @@ class AgentTask(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str
     """Tells the server which episode asks."""
     model: str
+    roles: list[str] = []
+    """That the policy plays in an episode; none for one."""
     deadline_s: Annotated[float, msgspec.Meta(gt=0)]
     """Wall-clock seconds for the episode; waiting for a free place and starting a worker do not count."""
 

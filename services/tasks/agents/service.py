@@ -42,7 +42,7 @@ class AgentService:
         unblocked by: the deadline
         """
         fields = msgspec.structs.asdict(task)
-        del fields["deadline_s"]
+        del fields["deadline_s"], fields["roles"]
         try:
             async with asyncio.timeout(task.deadline_s):
                 body = await self._client.post(self._url, msgspec.json.encode(fields))

@@ -91,7 +91,7 @@ class RunningEpisode:
         self._over = False
         self.record = RecordOverPipe(loop, frames, self.number)
         self.episode = agents.Episode(
-            **{key: message[key] for key in ("task", "seed", "base_url", "api_key", "model")},
+            **{key: message[key] for key in ("task", "seed", "base_url", "api_key", "model", "roles")},
             ends_at=time.monotonic() + self._deadline_s,
             recorded=[tuple(step) for step in message["recorded"]],
             record=self.record,

@@ -7,10 +7,11 @@ import msgspec
 from gspo_services.rollout.endpoint.calls import CallRefused
 from gspo_services.rollout.endpoint.fields import Fields, wrong
 from gspo_services.rollout.endpoint.texts import (
+    PREFILLED,
     TEXT_ONLY,
     assistant,
     part_text,
-    require_turn,
+    require_messages,
     require_unique,
     text_of,
     tool_call,
@@ -31,7 +32,11 @@ def messages_of(fields: Fields) -> tuple[list[dict[str, Any]], set[str]]:
     for index, one in enumerate(plain):
         blocks.add(Fields(one, f"messages[{index}]"))
     messages = [*([{"role": "system", "content": system}] if system else []), *blocks.messages]
-    require_turn(messages if blocks.messages else [], "messages", len(plain))
+    require_messages(blocks.messages, "messages")
+    if messages[-1]["role"] == "assistant":
+        # Here it is no turn of its own, as it is in OpenAI's, but the beginning of the answer.
+        text = f"messages ends with a message of the assistant: {PREFILLED}. End it with a user's or a tool's message"
+        raise CallRefused(400, "prefill", text, param=f"messages[{len(plain) - 1}]")
     return messages, blocks.unknown
 
 

@@ -8,7 +8,7 @@ from gspo_services.rollout.endpoint.texts import (
     PREFILLED,
     arguments_text,
     assistant,
-    require_turn,
+    require_messages,
     require_unique,
     text_of,
     tool_call,
@@ -24,7 +24,7 @@ def checked_messages(plain: list[Any], path: str) -> tuple[list[dict[str, Any]],
         fields = Fields(one, f"{path}[{index}]")
         messages.append(_message(fields))
         unknown.update(fields.unknown)
-    require_turn(messages, path, len(plain))
+    require_messages(messages, path)
     return messages, unknown
 
 

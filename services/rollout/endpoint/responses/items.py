@@ -7,7 +7,7 @@ from gspo_services.rollout.endpoint.fields import Fields, wrong
 from gspo_services.rollout.endpoint.texts import (
     arguments_text,
     assistant,
-    require_turn,
+    require_messages,
     require_unique,
     text_of,
     tool_call,
@@ -34,7 +34,7 @@ def messages_of(fields: Fields, before: list[dict[str, Any]]) -> tuple[list[dict
     for index, one in enumerate(said):
         items.add(Fields(one, f"input[{index}]"))
     messages = [*head, *before, *items.messages()]
-    require_turn(messages, "input", len(said))
+    require_messages(messages, "input")
     return messages, items.unknown
 
 

@@ -131,6 +131,22 @@ async def test_what_does_not_extend_the_conversation_begins_a_sequence(
     require_contexts(broker, engine)
 
 
+async def test_after_its_answer_the_policy_may_speak_again_under_all_of_it(
+    renderer: Renderer, engine: ScriptedEngine
+) -> None:
+    """As an agent of langgraph asks for the object of what it has said."""
+    broker, shared = setup(renderer, engine)
+    async with an_episode(shared, broker.lease()) as calls:
+        said = [user("How is it?")]
+        said.append(echoed(await ask(calls, said)))
+        await ask(calls, said)
+        await calls.finish(1.0)
+    _, again = broker.sequences().values()
+    prompt = renderer.prompt_ids(said)
+    assert ([token for _, token in again][: len(prompt)], kinds_in(again)) == (prompt, ["observation", "action"])
+    require_contexts(broker, engine)
+
+
 async def test_new_contexts_and_unread_tool_calls_are_counted(renderer: Renderer, engine: ScriptedEngine) -> None:
     broker, shared = setup(renderer, engine, max_turn_tokens=200)
 
