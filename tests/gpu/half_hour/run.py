@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from gspo_services.runs import Run
+from tests.gpu.half_hour.memory import MemoryWatch
 
 ENGINE_ARGUMENTS = [
     "--attention-backend", "triton", "--sampling-backend", "pytorch", "--moe-runner-backend", "triton",
@@ -23,7 +24,8 @@ ENGINE_ARGUMENTS = [
 
 MEDIANS = (
     "tokens_per_s", "train_s", "publish_s", "num_tokens", "lag/mean", "mismatch/all", "mismatch_kl/all", "mismatch_sigma",
-    "log_ratio_error/all", "clip_fraction/all", "experts_changed/all", "entropy/all", "grad_norm",
+    "log_ratio_error/all", "clip_fraction/all", "experts_changed/all", "experts_differ/all", "experts_replayed/all",
+    "entropy/all", "grad_norm",
 )  # fmt: skip
 
 
@@ -33,18 +35,19 @@ def train(config: Path, directory: Path, settings: list[str]) -> dict[str, Any]:
     for setting in [f"run.directory={json.dumps(str(directory))}", *settings]:
         command += ["--set", setting]
     begin = time.monotonic()
-    subprocess.run(command, check=True)
+    with MemoryWatch(directory) as memory:
+        subprocess.run(command, check=True)
     seconds = time.monotonic() - begin
     audit = subprocess.run([sys.executable, "-m", "gspo_services.cli.main", "audit", str(directory)], check=False)
-    return {"seconds": round(seconds, 1), "audit": audit.returncode} | summary(directory)
+    return {"seconds": round(seconds, 1), "audit": audit.returncode} | summary(directory) | {"mib": memory.found()}
 
 
 def summary(directory: Path) -> dict[str, Any]:
-    """First and last held-out reward, and medians over the batches but the first two."""
+    """Held-out rewards, and medians over the batches but the first two."""
     run = Run.open(directory)
     batches = run.metrics()
     rewards = [round(evaluation.reward, 3) for evaluation in run.evaluations()]
-    found: dict[str, Any] = {"batches": len(batches), "held_out": rewards[:1] + rewards[-1:]}
+    found: dict[str, Any] = {"batches": len(batches), "held_out": rewards}
     for name in MEDIANS:
         values = [batch.measures[name] for batch in batches[2:] if name in batch.measures]
         if values:

@@ -50,7 +50,18 @@ def steps(tiny: Path, real: Path, work: Path, *, on_cpu: bool = False) -> list[S
     small, large, words = str(MODELS / "small"), str(MODELS / "30b"), str(HERE / "words.toml")
     half = ['model.dtype="bfloat16"', 'learner.dtype="bfloat16"', "rollout.num_servers=1"]
     demo = ["run", "examples/arithmetic.toml", str(work / "demo"), f"model.path={json.dumps(str(tiny))}"]
-    sums = ["run", "examples/smollm2.toml", str(work / "real"), f"model.path={json.dumps(str(real))}"]
+
+    def words_run(name: str, model: str) -> list[str]:
+        return ["run", words, str(work / name), f"model.path={json.dumps(model)}"]
+
+    def sums(name: str) -> list[str]:
+        return ["run", "examples/smollm2.toml", str(work / name), f"model.path={json.dumps(str(real))}", *half]
+
+    larger = ["batch.groups_per_batch=16", "rollout.max_running=128"]
+    short = ["sampling.max_turn_tokens=64", "sampling.max_tokens=128", "run.num_batches=20", "learner.learning_rate=3e-4"]
+    experts = ["objective.routing_replay=true", 'objective.routing_replay_from="engine"', "model.float32_head=true"]
+    adapters = ["lora.rank=16", 'lora.target_modules=["attention"]', 'lora.publish="adapter"', "learner.learning_rate=1e-4"]
+    shared = ["run.colocate=true", "learner.zero_stage=2", "batch.max_lag=1", "run.num_batches=8"]
     return [
         Step("device", 1, ["device"], 60),
         Step("checksum", 1, ["checksum"], 60),
@@ -58,10 +69,13 @@ def steps(tiny: Path, real: Path, work: Path, *, on_cpu: bool = False) -> list[S
         Step("engine", 1, ["engine", small, str(work / "engine.log"), *server(0.3)], 180),
         Step("tests", 1, [*PYTEST, "-k", "not uses_the_gpu"], 200),
         Step("demo", 2, [*demo, *half, setting(0.3)], 240),
-        Step("real-run", 2, [*sums, *half, "batch.groups_per_batch=16", "rollout.max_running=128", setting(0.3)], 300),
+        Step("replay-run", 2, [*words_run("replay", small), *experts, *short, setting(0.3)], 200),
+        Step("adapter-run", 2, [*sums("adapter"), *adapters, "run.num_batches=12", setting(0.3)], 240),
+        Step("real-run", 5, [*sums("real"), *larger, "run.num_batches=160", setting(0.3)], 420),
         Step("large-model", 3, ["shapes", large, "--shape", "30b", "--layers", "2"], 60),
         Step("large-engine", 3, ["engine", large, str(work / "large-engine.log"), *server(0.3)], 240),
-        Step("large-run", 3, ["run", words, str(work / "large"), f"model.path={json.dumps(large)}", setting(0.2)], 240),
+        Step("large-run", 3, [*words_run("large", large), setting(0.2)], 240),
+        Step("shared-run", 3, [*words_run("shared", large), *shared, setting(0.8)], 300),
         Step("layers-4", 4, ["layers", "4"], 90),
         Step("layers-2-larger-chunks", 4, ["layers", "2", "logprob_chunk_tokens=8192"], 90),
         Step("layers-2-no-checkpointing", 4, ["layers", "2", "activation_checkpointing=false"], 90),
