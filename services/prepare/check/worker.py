@@ -35,7 +35,14 @@ from gspo_services.runs.local_play import of_the_configuration, places_of
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError, flatten
 from gspo_services.shared.settings import Settings
-from gspo_services.tasks.environments import ComparesAnswers, MixedTasks, create_environment, create_task_set, forms_of
+from gspo_services.tasks.environments import (
+    ComparesAnswers,
+    MixedTasks,
+    create_environment,
+    create_task_set,
+    forms_of,
+    num_said_again,
+)
 
 MOST_RENDERED: Final = 200
 """Tasks of a split whose prompts are measured, spread evenly over it."""
@@ -147,7 +154,7 @@ def _tell_tasks(settings: Settings, tokenizer: ChatTokenizer | None, tell: Tell)
                 if split == "train" and isinstance(source, LadderTasks):
                     tell({"part": "ladders", "ladders": msgspec.to_builtins(source.ladders)})
                 if isinstance(task_set, ComparesAnswers) and not settings.agent.is_used:
-                    tell({"part": "answers", "split": split, **_answers(task_set, source)})
+                    tell({"part": "answers", "split": split, **_answers(task_set, source, options)})
                 known[split] = _digests(source)
                 if tokenizer is not None and not settings.agent.is_used:
                     tell({"part": "prompts", "split": split, **_prompts(settings, source, tokenizer)})
@@ -172,8 +179,10 @@ def _rows_facts(source: TaskSource) -> dict[str, Any]:
     return {"layouts": list(dict.fromkeys(source.layouts)), "num_repeated": source.num_repeated}
 
 
-def _answers(task_set: ComparesAnswers, source: TaskSource) -> dict[str, Any]:
-    return forms_of(itertools.islice(task_set.golds(source), MOST_COMPARED))._asdict()
+def _answers(task_set: ComparesAnswers, source: TaskSource, options: Mapping[str, Any]) -> dict[str, Any]:
+    read = forms_of(itertools.islice(task_set.golds(source), MOST_COMPARED))
+    again = num_said_again(source, options.get("kind", "symbolic")) if read.numbers else (0, 0, "")
+    return {**read._asdict(), "said_again": again}
 
 
 def _digests(source: TaskSource) -> set[bytes]:

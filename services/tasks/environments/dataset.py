@@ -82,6 +82,9 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     system_prompt: str = "auto"
     """The system message; "" for none. "auto": how to state the answer, unless the prompt says it or a reward of your own
     grades."""
+    kind: GoldKind = "symbolic"
+    """symbolic: answers are compared by what they mean, so that 15 - 43 is -28. number: golds and answers are numbers: a
+    policy that is asked for 15 - 43 learns to repeat it. integer: whole numbers, however they are said."""
     on_bad_row: OnBadRow = "error"
     """A row without a usable question or answer stops the run, or is counted and left out."""
     reward: str = ""
@@ -154,7 +157,7 @@ class Dataset(Environment):
                 "off (evaluation.every_batches = 0)"
             )
         # What a reward of the user's own makes of two answers to one prompt is its own affair.
-        kind: GoldKind | None = "symbolic" if options.compares else None
+        kind = options.kind if options.compares else None
         questions = Questions("dataset environment", options.columns, lambda record, _: _row(record, options), kind)
         return tasks_of_questions(questions, split, options)
 
@@ -212,7 +215,7 @@ class Dataset(Environment):
         asked, deadline_s = msgspec.convert(state, DatasetState), self._options.reward_deadline_s
         arguments: State = {
             "gold": asked.answer, "answer": said_answer(action, marker_in(action, asked.marker)),
-            "kind": "symbolic", "place": "", "cpu_s": min(COMPARISON_CPU_S, deadline_s / 2),
+            "kind": self._options.kind, "place": "", "cpu_s": min(COMPARISON_CPU_S, deadline_s / 2),
         }  # fmt: skip
         return RewardJob(function=GRADE_ANSWER, arguments=arguments, deadline_s=deadline_s, weights={"right": 1.0})
 

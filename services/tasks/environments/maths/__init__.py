@@ -14,6 +14,7 @@ from gspo_services.tasks.environments.maths.golds import (
 )
 from gspo_services.tasks.environments.maths.layouts import GSM8K_MARKER, LAST_MESSAGE, Columns, layout_of, value_at
 from gspo_services.tasks.environments.maths.rows import read_question
+from gspo_services.tasks.environments.maths.said_again import num_said_again
 
 __all__ = [
     "AUTO",
@@ -31,6 +32,7 @@ __all__ = [
     "layout_of",
     "marker_in",
     "messages_of",
+    "num_said_again",
     "read_question",
     "said_answer",
     "stated_answer",

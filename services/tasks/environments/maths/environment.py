@@ -49,7 +49,8 @@ class MathOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     task_columns: tuple[str, ...] = ()
     """More columns that go with the task, such as level or rating."""
     kind: GoldKind = "symbolic"
-    """integer: answers are whole numbers (AIME). symbolic: whatever mathematics writes, compared by what it means."""
+    """integer: whole numbers, however they are said (AIME). number: numbers, said as numbers. symbolic: whatever mathematics
+    writes, by what it means, so that 15 - 43 is -28: a policy that is asked for it learns to repeat it."""
     answer_form: AnswerForm | Literal["auto"] = "auto"
     """Where the policy states its answer: boxed, marked, or either. "auto": boxed, unless the row's prompt or its
     data_source asks for a marker (#### or Answer:)."""

@@ -238,6 +238,12 @@ def _stated(relation: Relation) -> _Stated | None:
     return _Stated(relation.texts[0], relation.items[-1])
 
 
+def stated_value(relation: Relation) -> Reading | None:
+    """The value that an equation states, as -28 in 15 - 43 = -28; None where it states none."""
+    stated = _stated(relation)
+    return None if stated is None else stated.value
+
+
 def _is_nought(reading: Reading) -> bool:
     """0 is on the right of every equation: a problem that is said again would be its own answer."""
     return isinstance(reading, Quantity) and not values.names_in(reading.node) and _equal(reading.node, Number(Fraction(0)))

@@ -10,6 +10,7 @@ from gspo_services.tasks.reward_worker.maths import values
 from gspo_services.tasks.reward_worker.maths.comparison import is_symbolic, same
 from gspo_services.tasks.reward_worker.maths.exact import exact
 from gspo_services.tasks.reward_worker.maths.expression import Unreadable
+from gspo_services.tasks.reward_worker.maths.left_to_do import is_finished
 from gspo_services.tasks.reward_worker.maths.reading import (
     Bracketed,
     Matrix,
@@ -25,8 +26,9 @@ from gspo_services.tasks.reward_worker.maths.reading import (
 )
 from gspo_services.tasks.reward_worker.maths.spelling import spelled, squeezed, words_of
 
-GoldKind = Literal["integer", "symbolic"]
-"""integer: a whole number, said in any way but as a percentage. symbolic: whatever a ``Reading`` may be."""
+GoldKind = Literal["number", "integer", "symbolic"]
+"""number: one that is said as a number: 15 - 43 is no -28. integer: a whole number, said in any way but as a percentage.
+symbolic: whatever a ``Reading`` may be."""
 GoldForm = Literal["number", "expression", "several", "interval", "equation", "matrix", "words", "beyond"]
 """beyond: this reader does not know it, and math-verify compares it."""
 MAX_ANSWER_CHARS: Final = 2_000
@@ -60,6 +62,8 @@ def fault_of(gold: str, kind: GoldKind) -> str:
                 return f'its answer is {shown}, not an integer; kind = "symbolic" compares expressions'
             return ""
         read_spelled(wanted)
+        if kind == "number" and not is_finished(wanted):
+            return f'its answer is {shown}, not a number; kind = "symbolic" compares expressions'
         if not same(wanted, spelled(wanted)):
             return f"its answer {shown} is not equal to itself: correct it"
     except Unreadable:

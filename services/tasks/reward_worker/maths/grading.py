@@ -14,6 +14,7 @@ import mpmath as mpmath  # Without it a rollout is refused before its first answ
 from gspo_services.tasks.reward_worker.maths.comparison import same
 from gspo_services.tasks.reward_worker.maths.expression import Unreadable
 from gspo_services.tasks.reward_worker.maths.golds import GoldKind, fault_of, gold_kind
+from gspo_services.tasks.reward_worker.maths.left_to_do import is_finished
 from gspo_services.tasks.reward_worker.maths.reading import Words, read_spelled
 from gspo_services.tasks.reward_worker.maths.spelling import spelled
 
@@ -59,7 +60,7 @@ def ending_of(gold: str, answer: str | None, kind: GoldKind) -> Ending:
         if kind == "integer" and "%" in said:
             return "wrong"
         if same(wanted, said):
-            return "right"
+            return "wrong" if kind == "number" and not is_finished(said) else "right"
         if kind == "symbolic" and gold_kind(gold) == "beyond":
             return "right" if _same_to_math_verify(wanted, said) else "wrong"
         return "unreadable" if isinstance(read_spelled(said), Words) else "wrong"

@@ -35,3 +35,19 @@ def test_rows_that_grade_nothing_fail_the_check_with_their_places(project: Proje
 
 def test_a_reward_of_ones_own_makes_what_it_likes_of_answers(project: Project) -> None:
     assert not [finding for finding in project.findings() if "answers" in finding.check]
+
+
+@pytest.mark.parametrize("name", ["math", "dataset"])
+@pytest.mark.parametrize("kind", ["symbolic", "number"])
+def test_questions_that_are_their_own_answers_are_told(project: Project, name: str, kind: str) -> None:
+    """A model of 135 million parameters, trained on such sums, learned to repeat them."""
+    with_answers(project, name, "-28", "7", "12", kind=kind)
+    asked = {
+        "What is 15 - 43 =": "-28",
+        "How many days has a week, in 2 - 5 words?": "7",
+        "Divide: \\(84 / 7\\).": "12",
+    }
+    project.write_rows("train.jsonl", [{"question": question, "answer": gold} for question, gold in asked.items()])
+    found = [(each.status, each.text) for each in project.findings() if each.check == "train questions"]
+    told = ("warn", "2 of 3 are right for the arithmetic that they ask for, said again: 84 / 7")
+    assert found == ([told] if kind == "symbolic" else [])

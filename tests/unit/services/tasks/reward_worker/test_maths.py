@@ -82,6 +82,28 @@ def test_math_verify_says_what_the_table_says_of_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("gold", "said", "is_right"),
+    [
+        ("-28", "-28", True), ("-28", "15 - 43 = -28", True), ("-28", "x = -28", True), ("-28", "-28.0", True),
+        ("-28", "15 - 43", False), ("-28", "x = 15 - 43", False), ("-28", "15 - 43 = 15 - 43", False),
+        ("-28", "{15 - 43}", False), ("-28", "-(43 - 15)", False), ("0", "7 - 7", False), ("144", "12 \\times 12", False),
+        ("144", "12(12)", False), ("12", "84/7", False), ("12", "\\frac{84}{7}", False), ("120", "5!", False),
+        ("1024", "2^{10}", False), ("4", "\\sqrt{16}", False), ("2.5", "2\\frac{1}{2}", True), ("2.5", "2 1/2", True),
+        ("2.5", "2 + \\frac{3}{6}", True), ("3.5", "2 + \\frac{3}{2}", False), ("0.75", "6/8", True),
+        ("300000", "3\\times 10^5", True),
+        ("1000000", "10^6", True), ("0.5", "50\\%", True), ("5", "\\$5", True), ("5", "7", False), ("5", "five", False),
+    ],
+)  # fmt: skip
+def test_a_number_is_right_where_no_arithmetic_is_left_to_do(gold: str, said: str, is_right: bool) -> None:
+    assert (ending_of(gold, said, "number") == "right") is is_right
+
+
+@pytest.mark.parametrize("gold", ["15 - 43", "2^{10}", "\\pi", "x + 1", "(1, 2)"])
+def test_what_is_no_number_is_no_gold_where_numbers_are_asked_for(gold: str) -> None:
+    assert "not a number" in fault_of(gold, "number")
+
+
+@pytest.mark.parametrize(
     ("said", "is_right"),
     [
         ("204", True), ("0204", True), ("204.", True), ("204.0", True), ("m+n=204", True), ("\\text{204}", True),
