@@ -97,10 +97,10 @@ def on_cluster(rows: TaskRows) -> TaskRows:
     """The rows as a broker of a cluster finds them: in a ConfigMap, or on the volume `model` where none holds them."""
     small = sum(len(as_jsonl(split).encode()) for split in (rows.train, rows.held_out)) < MAX_CONFIG_MAP_BYTES
     if small:
-        names = {"train_path": "train.jsonl", "eval_path": "eval.jsonl"}
-        return replace(rows, is_written=True, **{key: CONFIG_MAP_DATA + name for key, name in names.items()})
-    paths = {key: VOLUME_DATA + posixpath.basename(getattr(rows, key)) for key in ("train_path", "eval_path")}
-    return replace(rows, **paths)
+        train, held_out = (CONFIG_MAP_DATA + name for name in ("train.jsonl", "eval.jsonl"))
+        return replace(rows, is_written=True, train_path=train, eval_path=held_out)
+    train, held_out = (VOLUME_DATA + posixpath.basename(path) for path in (rows.train_path, rows.eval_path))
+    return replace(rows, train_path=train, eval_path=held_out)
 
 
 def overlay_files(answers: Answers, plan: ProjectPlan, files: Mapping[str, str], parameters: float | None) -> dict[str, str]:

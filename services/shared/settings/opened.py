@@ -100,7 +100,7 @@ def called_addresses(settings: Settings, process: Process) -> Iterator[CalledAdd
 
 def named_code(settings: Settings, process: Process) -> Iterator[tuple[str, str]]:
     """Settings that name a class or function of the user's own, and its module, which ``process`` imports."""
-    named = {"environment.name": settings.environment.name}
+    named: dict[str, object] = {"environment.name": settings.environment.name}
     if process == "rollout":
         named["environment.options.reward"] = settings.environment.options.get("reward")
         named["agent.function"] = settings.agent.function
