@@ -56,14 +56,14 @@ def list_command(destination: Path) -> int:
     return 0
 
 
-def restore_command(source: Path, directory: Path, batch: int | None) -> int:
+def restore_command(source: Path, directory: Path, batch: int | None, learner: Path | None) -> int:
     """Restore, and audit the result. Returns 0, or 1 when a file does not match its digest or the audit fails.
 
     Raises: ConfigurationError, OSError.
     """
     console = PlainConsole()
     try:
-        restore(source, directory, batch, lambda line: _say(console, line))
+        restore(source, directory, batch, lambda line: _say(console, line), learner)
         audit = audit_run(directory)
     except ConfigurationError:
         raise

@@ -104,6 +104,8 @@ unfinished groups are sampled again; no prompt is skipped or used twice.
 
   gspo restore /backups/arithmetic runs/again --batch 40
 
+Where the learner has a volume of its own, --learner DIR names its run directory there, which must not exist yet either.
+
 A restored run has a new identity: processes of the old run that are still alive end instead of joining it.
 
 Status 0: restored, and its audit is clean; 1: a file does not match its digest, or the audit fails; 2: cannot.
@@ -261,6 +263,7 @@ def _add_directory_commands(commands: Commands) -> None:
     restore.add_argument("backup", type=Path, metavar="BACKUP", help="a backup, or the directory of several")
     restore.add_argument("directory", type=Path, metavar="RUN_DIR", help="a directory that does not exist yet")
     restore.add_argument("--batch", type=int, metavar="N", help="as the run stood when a checkpoint covered N batches")
+    restore.add_argument("--learner", type=Path, metavar="DIR", help="put the learner's files there; RUN_DIR links to them")
     accept = _add(commands, "accept-loss", "go on from what is left of a damaged run", ACCEPT_LOSS_DESCRIPTION)
     requeue = _add(commands, "requeue", "list quarantined batches, or requeue them", REQUEUE_DESCRIPTION)
     for command in (stop, plot, audit, accept, requeue):

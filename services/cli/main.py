@@ -137,7 +137,7 @@ def _act_on_backups(arguments: argparse.Namespace) -> int:
     from gspo_services.cli.backup import backup_command, list_command, restore_command
 
     if arguments.command == "restore":
-        return restore_command(arguments.backup, arguments.directory, arguments.batch)
+        return restore_command(arguments.backup, arguments.directory, arguments.batch, arguments.learner)
     if arguments.list:
         return list_command(arguments.destination or arguments.directory)
     return backup_command(arguments.directory, arguments.destination)

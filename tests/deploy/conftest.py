@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gspo_services.prepare.init.command import main
 from gspo_services.shared.net.security import KEY_ROLES, write_key_pair
 from tests.deploy.cluster import K8S, Cluster, Object, copy_of, render
 from tests.deploy.kustomizations import FILE
@@ -16,7 +17,8 @@ from tests.deploy.kustomizations import FILE
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cpu": ("overlays/cpu", ()),
     "cpu-monitored": ("overlays/cpu", ("monitoring", "autoscaling-hpa")),
-    "cpu-openshift": ("overlays/cpu", ("private-registry", "openshift")),
+    "cpu-openshift": ("overlays/cpu", ("tools", "private-registry", "openshift")),
+    "own": ("overlays/own", ()),
     "single-gpu-node-reachable": ("overlays/single-gpu-node", ("reachable",)),
     "another-run-scaled": ("overlays/another-run", ("monitoring", "autoscaling-keda")),
     "cpu-sandbox": ("overlays/cpu", ("sandbox",)),
@@ -28,6 +30,8 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "single-gpu-node-guarded": (
         "overlays/single-gpu-node",
         (
+            "tools",
+            "egress",
             "private-registry",
             "kueue",
             "standby-broker",
@@ -98,12 +102,20 @@ def shared_by_runs(k8s: Path, name: str) -> list[Object]:
 
 
 def copy_manifests(to: Path) -> Path:
-    """Copy deploy/ and add keys as ``gspo keys`` makes them. Returns the copy's deploy/k8s."""
+    """Copy deploy/, add keys as ``gspo keys`` makes them, and an overlay ``own`` as ``gspo init`` does. Returns the copy's
+    deploy/k8s.
+    """
     shutil.copytree(K8S.parent, to / "deploy")
     k8s = to / "deploy" / "k8s"
     for role in KEY_ROLES:
         write_key_pair(k8s / "components" / "keys" / "files", role, overwrite=True)
+    init(k8s / "overlays" / "own", "--kind", "reward")
     return k8s
+
+
+def init(directory: Path, *words: str) -> None:
+    """A project for a cluster, in ``directory``, with the manifests above it."""
+    assert main([str(directory), "--hardware", "kubernetes", "--defaults", *words]) == 0
 
 
 @pytest.fixture(scope="session")

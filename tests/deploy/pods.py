@@ -45,7 +45,7 @@ def restricted(cluster: Cluster) -> Iterator[str]:
 def writable(cluster: Cluster) -> Iterator[str]:
     """Directories that must be writable are volumes, and memory file systems are smaller than the container's memory."""
     for pods in cluster.pods:
-        wanted = ["/tmp"] if pods.role in ("broker", "model-download") else ["/tmp", HOME, "/dev/shm"]
+        wanted = ["/tmp"] if pods.role in ("broker", "model-download", "tools") else ["/tmp", HOME, "/dev/shm"]
         for path in wanted:
             if "emptyDir" not in pods.mount(path):
                 yield f"{pods.name}: {path} cannot be written"
@@ -65,7 +65,7 @@ def probes(cluster: Cluster) -> Iterator[str]:
     on their health port, and only whether they are alive."""
     for pods in cluster.pods:
         port = "health" if pods.role == "learner-worker" else "metrics"
-        if pods.role == "model-download":
+        if pods.role in ("model-download", "tools"):
             continue
         wanted = {"startupProbe": ("/healthz", "/readyz"), "readinessProbe": ("/readyz",), "livenessProbe": ("/healthz",)}
         if pods.role == "rollout":
@@ -110,7 +110,7 @@ def stopping(cluster: Cluster) -> Iterator[str]:
 def disruption(cluster: Cluster) -> Iterator[str]:
     """Each long-lived pod has one disruption budget and leaves a dead node soon."""
     for pods in cluster.pods:
-        if pods.role == "model-download":
+        if pods.role in ("model-download", "tools"):
             continue
         budgets = [b for b in cluster.of_kind("PodDisruptionBudget") if matches(b["spec"]["selector"], pods.labels)]
         if len(budgets) != 1:

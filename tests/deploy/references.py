@@ -126,7 +126,7 @@ def _missing_source(cluster: Cluster, pods: Pods, volume: Object) -> Iterator[st
     if "configMap" in volume and not cluster.find("ConfigMap", volume["configMap"]["name"]):
         yield f"{pods.name}: no ConfigMap {volume['configMap']['name']}"
     claim = volume.get("persistentVolumeClaim", {}).get("claimName")
-    if claim and not cluster.find("PersistentVolumeClaim", claim):
+    if claim and not cluster.find("PersistentVolumeClaim", claim) and claim not in _claims_of_sets(cluster):
         yield f"{pods.name}: no PersistentVolumeClaim {claim}"
     for source in volume.get("projected", {}).get("sources", []):
         secret = source.get("secret", {})
@@ -134,11 +134,20 @@ def _missing_source(cluster: Cluster, pods: Pods, volume: Object) -> Iterator[st
             yield f"{pods.name}: no Secret {secret['name']}"
 
 
+def _claims_of_sets(cluster: Cluster) -> set[str]:
+    return {
+        f"{claim['metadata']['name']}-{pods.owner['metadata']['name']}-{index}"
+        for pods in cluster.pods
+        for claim in pods.owner["spec"].get("volumeClaimTemplates", [])
+        for index in pods.indices
+    }
+
+
 def shared_volumes(cluster: Cluster) -> Iterator[str]:
     """A claim that several learner nodes write to is ReadWriteMany."""
     users: dict[str, list[Pods]] = {}
     for pods in cluster.pods:
-        for volume in pods.spec.get("volumes", []):
+        for volume in pods.spec.get("volumes", []) if pods.owner["spec"].get("replicas") != 0 else ():
             source = volume.get("persistentVolumeClaim", {})
             if source and not source.get("readOnly"):
                 users.setdefault(source["claimName"], []).append(pods)

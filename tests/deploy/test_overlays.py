@@ -30,6 +30,7 @@ def test_no_patch_is_lost(variant: str, rendered: Rendered) -> None:
 
 
 PAIRED = (
+    "tools", "egress",
     "private-registry", "openshift", "kueue", "standby-broker", "learner-lws", "rdma", "rdma-lws", "one-node", "reachable",
     "spot", "sandbox", "peer-weights", "monitoring", "autoscaling-keda", "autoscaling-hpa",
 )  # fmt: skip
@@ -67,7 +68,7 @@ def test_a_changed_configuration_restarts_its_readers(rendered: Rendered, manife
             item["metadata"]["name"] for item in objects if item["kind"] == "ConfigMap" and "run.toml" in item["data"]
         )
         assert name.startswith("gspo-run-")
-        readers = [p for p in Cluster(objects).pods if p.role != "model-download"]
+        readers = [p for p in Cluster(objects).pods if p.role not in ("model-download", "tools")]
         assert [p.volume("config")["configMap"]["name"] for p in readers] == [name] * len(readers)
         assert len(readers) >= 3
 

@@ -67,13 +67,24 @@ def script(
     for mount in mounts:
         lines += _mount(mount, volumes[mount["name"]], inner)
     lines += _visible(REPOSITORY, mounts, inner)
-    user = security["runAsUser"]
-    words = ["setpriv", f"--reuid={user}", f"--regid={security['runAsGroup']}", "--clear-groups"]
-    words += ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "env", "-i"]
-    words += [f"{name}={value}" for name, value in variables.items()]
-    # A container starts in its image's directory, not in that of the test.
-    lines.append(f"cd / && exec chroot {inner} {shlex.join([*words, *arguments(container, variables)])}")
+    # A container starts in its own directory, not in that of the test.
+    words = [*_as_its_user(container, security, variables), *arguments(container, variables)]
+    lines.append(f"cd / && exec chroot {inner} {shlex.join(words)}")
     return "\n".join(lines)
+
+
+def entering(process: int, container: Object, security: Object, fields: dict[str, str], words: Sequence[str]) -> list[str]:
+    """The command line of `kubectl exec`: ``words`` in the container that has this process."""
+    variables = environment(container, fields)
+    enter = ["nsenter", f"--target={process}", "--mount", "--uts", "--net", "--root"]
+    return [*enter, *_as_its_user(container, security, variables), *words]
+
+
+def _as_its_user(container: Object, security: Object, variables: dict[str, str]) -> list[str]:
+    words = ["setpriv", f"--reuid={security['runAsUser']}", f"--regid={security['runAsGroup']}", "--clear-groups"]
+    words += ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "env", "-i"]
+    words.append(f"--chdir={container.get('workingDir', '/')}")
+    return words + [f"{name}={value}" for name, value in variables.items()]
 
 
 def _mount(mount: Object, volume: Path | str, inner: Path) -> Sequence[str]:

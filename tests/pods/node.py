@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from typing import Final
 import psutil
 
 from tests.deploy.cluster import POD_INDEX, Cluster, Object, Pods, matches
-from tests.pods.container import script
+from tests.pods.container import entering, script
 from tests.pods.network import Bridge, Network
 
 PROBE_TIMEOUT_S: Final = 5.0
@@ -102,6 +102,35 @@ class Node:
             changed.append(self.start(f"rollout-6f9c-{count}", "rollout"))
         return changed
 
+    def resize(self, kind: str, name: str, replicas: int) -> None:
+        """``kubectl scale`` of any workload, which makes or ends pods until it has ``replicas``."""
+        pods = next(pods for pods in self._cluster.pods if (pods.kind, pods.owner["metadata"]["name"]) == (kind, name))
+        pods.owner["spec"]["replicas"] = replicas
+        running = [pod for pod in self.pods.values() if pod.pods.owner is pods.owner and not pod.deleted]
+        if pods.role == "rollout":
+            self.scale(replicas)
+            return
+        for pod in running[replicas:]:
+            self.delete(pod)
+        for index in range(len(running), replicas):
+            self.start(f"{name}-{index}" if kind == "StatefulSet" else f"{name}-7d4c-{index}", pods.role)
+
+    def execute(self, pod: Pod, words: Sequence[str], timeout_s: float) -> "subprocess.CompletedProcess[str]":
+        """``kubectl exec``."""
+        fields = self._fields(pod.name)
+        line = entering(pod.process.pid, pod.pods.main, pod.pods.spec["securityContext"], fields, words)
+        return subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=timeout_s)
+
+    def add(self, item: Object) -> None:
+        """``kubectl create``."""
+        self._cluster.objects.append(item)
+
+    def delete_claim(self, claim: str) -> None:
+        """``kubectl delete pvc``, with what is on the volume. Raises: AssertionError while a pod has it."""
+        users = [pod.name for pod in self.pods.values() if claim in self._claims(pod.name, pod.pods).values()]
+        assert not users, f"{claim} is in use by {users}"
+        shutil.rmtree(self.volume(claim))
+
     def update(self) -> list[Pod]:
         """``kubectl apply`` of objects that have changed, as the StatefulSet controller takes it: it replaces its pods, and
         with OrderedReady none that is not ready. Returns the pods that are asked to end.
@@ -154,7 +183,8 @@ class Node:
                 del self.pods[pod.name]
                 self.gone.append(pod)
                 self.network.remove(pod.name)
-                if pod.pods.kind == "StatefulSet" and self._cluster.find(pod.pods.kind, pod.pods.owner["metadata"]["name"]):
+                owner = self._cluster.find(pod.pods.kind, pod.pods.owner["metadata"]["name"])
+                if pod.pods.kind == "StatefulSet" and owner and int(pod.name.rpartition("-")[2]) in pod.pods.indices:
                     self._start(pod.name, pod.pods)
                 continue
             pod.num_restarts += 1
@@ -202,13 +232,13 @@ class Node:
 
     def _launch(self, name: str, pods: Pods, log: Path) -> "subprocess.Popen[bytes]":
         """Start the main container's process; the init containers' work, filling the volume "model", is already done."""
-        volumes = {volume["name"]: self._volume(name, volume) for volume in pods.spec.get("volumes", [])}
-        for claim in pods.owner["spec"].get("volumeClaimTemplates", []):
-            volumes[claim["metadata"]["name"]] = self.volume(f"{claim['metadata']['name']}-{name}")
+        claims = {volume: self.volume(claim) for volume, claim in self._claims(name, pods).items()}
+        own = [volume for volume in pods.spec.get("volumes", []) if volume["name"] not in claims]
+        volumes: dict[str, Path | str] = {**claims, **{volume["name"]: self._volume(name, volume) for volume in own}}
         root = self._directory / "roots" / name
         root.mkdir(parents=True, exist_ok=True)
-        fields = {"metadata.name": name, POD_INDEX: name.rpartition("-")[2]}
-        text = script(pods.main, pods.spec["securityContext"], volumes, fields, self._directory / "hosts", root)
+        hosts = self._directory / "hosts"
+        text = script(pods.main, pods.spec["securityContext"], volumes, self._fields(name), hosts, root)
         namespace = self.network.namespace(name)
         words = [
             "ip",
@@ -229,13 +259,26 @@ class Node:
                 words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=dict(os.environ)
             )
 
+    @staticmethod
+    def _fields(name: str) -> dict[str, str]:
+        return {"metadata.name": name, POD_INDEX: name.rpartition("-")[2]}
+
+    @staticmethod
+    def _claims(name: str, pods: Pods) -> dict[str, str]:
+        """The claims that a pod mounts, by volume."""
+        found = {
+            volume["name"]: volume["persistentVolumeClaim"]["claimName"]
+            for volume in pods.spec.get("volumes", [])
+            if "persistentVolumeClaim" in volume
+        }
+        templates = pods.owner["spec"].get("volumeClaimTemplates", [])
+        return found | {each["metadata"]["name"]: f"{each['metadata']['name']}-{name}" for each in templates}
+
     def _volume(self, pod: str, volume: Object) -> Path | str:
         if "emptyDir" in volume:
             if volume["emptyDir"].get("medium") == "Memory":
                 return str(volume["emptyDir"]["sizeLimit"]).removesuffix("i").lower()
             return self._filled(self._directory / "pods" / pod / volume["name"], volume["name"])
-        if "persistentVolumeClaim" in volume:
-            return self.volume(volume["persistentVolumeClaim"]["claimName"])
         path = self._directory / "pods" / pod / volume["name"]
         path.mkdir(parents=True, exist_ok=True)
         if "configMap" in volume:

@@ -20,11 +20,11 @@ from gspo_services.prepare.cluster_check.model import ClusterFault, ClusterModel
 
 Check: TypeAlias = Callable[[ClusterModel], Iterator[ClusterFault]]
 CHECKS: Final[tuple[Check, ...]] = (
-    schema.versions, schema.names, schema.templates, schema.updates, schema.volume_claims,
+    schema.versions, schema.names, schema.templates, schema.updates, schema.config_maps, schema.volume_claims,
     references.pods, references.services,
     scheduling.places, scheduling.images, scheduling.host_ports, scheduling.shared_volumes, scheduling.gpus,
     startup.commands, startup.variables, startup.configurations, startup.volumes,
-    opened.paths,
+    opened.paths, opened.code,
     agreement.runs, agreement.images, agreement.admission, agreement.users, agreement.queues, agreement.objects,
     endpoints.addresses,
     health.probes, health.stopping,

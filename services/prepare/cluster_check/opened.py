@@ -17,7 +17,7 @@ from gspo_services.prepare.cluster_check.model import (
     process_of,
     settings_of,
 )
-from gspo_services.shared.settings import OpenedPath, opened_paths
+from gspo_services.shared.settings import OpenedPath, named_code, opened_paths
 
 CLAIMS: Final = {"persistentVolumeClaim", "volumeClaimTemplate"}
 FILES: Final = {"configMap", "secret", "projected", "downwardAPI"}
@@ -36,6 +36,28 @@ def paths(cluster: ClusterModel) -> Iterator[ClusterFault]:
         for other in pods.containers:
             if other != container and is_ours(other):
                 yield from _of(cluster, other, OpenedPath(setting="", path="/tmp", writes=True))
+
+
+def code(cluster: ClusterModel) -> Iterator[ClusterFault]:
+    """The user's modules are in the working directory of the processes that import them, as far as its files are known."""
+    for pods in cluster.pods:
+        settings, container = settings_of(cluster, pods), process_container(pods)
+        if settings is None or container is None or not (process := process_of(container)):
+            continue
+        found = container.mount(str(container.data.get("workingDir", "/")))
+        volume = container.pods.volume(str(found[1].get("name"))) if found else None
+        name = str(at(volume[1], "configMap", "name") or "") if volume else ""
+        item = cluster.find("ConfigMap", name, pods.namespace) if name else None
+        files = {str(file) for part in ("data", "binaryData") for file in at(item, part)} if item else set()
+        for setting, module in named_code(settings, process):
+            file = f"{module.partition('.')[0]}.py"
+            if item is not None and file not in files:
+                text = f"{setting} is in {module}, and ConfigMap {name} has no {file}: it has {', '.join(sorted(files))}"
+                yield ClusterFault(item=item, way=("data",), text=text, way_out=f"add {file} to the files of {name}")
+            elif found is None:
+                text = f"{setting} is in {module}, and no volume is mounted at the working directory: its image must have it"
+                way_out = "add components/code with the ConfigMap gspo-code, or build it into the image"
+                yield ClusterFault(item=pods.owner, way=container.way, text=text, way_out=way_out, status="warn")
 
 
 def _of(cluster: ClusterModel, container: ContainerSpec, opened: OpenedPath) -> Iterator[ClusterFault]:
@@ -149,7 +171,8 @@ def _files(
             way_out="make them with `gspo keys` and add the component keys; Secrets that are on the cluster already: put "
             f"what `kubectl -n {pods.namespace} get secrets -o yaml` prints beside the manifests",
         )  # fmt: skip
-    for file in sorted(file for file in there if file.endswith(".secret") and not file.startswith(own)):
+    owners = ("broker", "operator") if own == "broker" else (own,)  # Commands of the operator are given in the broker's pod.
+    for file in sorted(file for file in there if file.endswith(".secret") and not file.startswith(owners)):
         text = f"{_name(opened)} holds {file}, the key of another process: whoever reads this pod can be that one"
         yield ClusterFault(item=pods.owner, way=volume[0], text=text, way_out=f"leave {file} out of the pod's Secrets")
     mode = at(volume[1], "projected", "defaultMode") or at(volume[1], "secret", "defaultMode") or 0o644

@@ -64,6 +64,8 @@ def _sources(cluster: ClusterModel, made: PodTemplate, volume: Object, way: Way)
             if at(source, key, "name") and not at(source, key, "optional"):
                 wanted.append((kind, at(source, key, "name"), (*way, "projected", "sources", number, key, "name")))
     for kind, name, place in wanted:
+        if kind == "PersistentVolumeClaim" and name in cluster.claims_of_sets(made.namespace):
+            continue
         if not at(volume, "configMap", "optional") and not cluster.find(kind, name, made.namespace):
             yield ClusterFault(
                 item=made.owner,

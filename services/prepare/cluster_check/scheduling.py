@@ -136,7 +136,7 @@ def shared_volumes(cluster: ClusterModel) -> Iterator[ClusterFault]:
     """Pods that share a volume of one node can be on one node together."""
     nodes = nodes_of(cluster)
     for claim in cluster.of_kind("PersistentVolumeClaim"):
-        users = list(cluster.users_of_claim(name_of(claim), namespace_of(claim)))
+        users = [user for user in cluster.users_of_claim(name_of(claim), namespace_of(claim)) if user[0].count != 0]
         modes = items_at(claim, "spec", "accessModes")
         several = len(users) > 1 or any(pods.count is None or pods.count > 1 for pods, _ in users)
         if set(SHARED_MODES) & set(modes) or not several or (len(nodes) == 1 and nodes[0].labels is not None):

@@ -35,6 +35,9 @@ SERVED: Final[dict[str, tuple[str, ...]]] = {
     "StatefulSet": ("apps/v1",),
 }
 """By kind: the versions that Kubernetes 1.28 and later serve."""
+MAX_CONFIG_MAP_BYTES: Final = 1 << 20
+MAX_APPLIED_BYTES: Final = 256 << 10
+"""Of an object that `kubectl apply` takes without --server-side: it keeps a copy in an annotation."""
 LWS_RESTARTS: Final = "RecreateGroupOnPodRestart"
 
 
@@ -156,6 +159,28 @@ def updates(cluster: ClusterModel) -> Iterator[ClusterFault]:
             way_out="use a Deployment that does its work in an init container, or set ttlSecondsAfterFinished",
             status="warn",
         )
+
+
+def config_maps(cluster: ClusterModel) -> Iterator[ClusterFault]:
+    """ConfigMaps and Secrets are no larger than the API server takes."""
+    for item in cluster.of_kind("ConfigMap", "Secret"):
+        base64 = {("data", key) for key in at(item, "data") if item["kind"] == "Secret"}
+        base64 |= {("binaryData", key) for key in at(item, "binaryData")}
+        texts = {(part, key): str(text) for part in ("data", "binaryData") for key, text in at(item, part).items()}
+        sizes = {place: len(text.encode()) * (3 if place in base64 else 4) // 4 for place, text in texts.items()}
+        total, way = sum(sizes.values()), max(sizes, key=lambda place: sizes[place], default=("data",))
+        if total > MAX_CONFIG_MAP_BYTES:
+            yield ClusterFault(
+                item=item, way=way,
+                text=f"holds {total / 2**20:.2f} MiB, and the API server takes 1 MiB at most",
+                way_out="put large files on a volume, or into an image (docs/guide/kubernetes.md#your-code-and-data)",
+            )  # fmt: skip
+        elif total > MAX_APPLIED_BYTES:
+            yield ClusterFault(
+                item=item, way=way, status="warn",
+                text=f"holds {total >> 10} KiB, and `kubectl apply` keeps a second copy, of 256 KiB at most, with it",
+                way_out="apply with --server-side",
+            )  # fmt: skip
 
 
 def volume_claims(cluster: ClusterModel) -> Iterator[ClusterFault]:

@@ -54,6 +54,8 @@ class Answers:
     """Empty: found in the rows."""
     answer_tokens: int | None = None
     """The most tokens of an answer; None: what is usual for the model."""
+    manifests: str = ""
+    """For a cluster: the way from the directory to deploy/k8s."""
 
     @property
     def has_files(self) -> bool:

@@ -88,6 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--eval-data", type=_given, metavar="FILE", help="held-out rows (default: one in ten of --data)")
     parser.add_argument("--prompt-column", default="", metavar="NAME", help="the column with the prompt (default: found)")
     parser.add_argument("--answer-column", default="", metavar="NAME", help="the column with the answer (default: found)")
+    parser.add_argument(
+        "--manifests", type=_given, metavar="DIR", help="deploy/k8s of this project (default: found above DIR or here)"
+    )
     parser.add_argument("--answer-tokens", type=_positive, metavar="N", help="the most tokens of an answer")
     parser.add_argument("--defaults", action="store_true", help="ask nothing")
     return parser
@@ -141,7 +144,7 @@ def answers_of(arguments: argparse.Namespace, ask: Ask | None, tell: Tell) -> An
         data = taken(ask, tell, "Your rows, a file or a folder?", SAMPLE_ROWS, rows)
     hub_name = model if is_hub_name(Path(model)) else f"Qwen/{Path(model).name}" if model == DEFAULT_MODEL[place] else ""
     if hub_name == model:
-        model = f"models/{Path(model).name}"
+        model = f"{'/' if place == 'kubernetes' else ''}models/{Path(model).name}"
     return Answers(
         directory=arguments.directory,
         kind=cast(Kind, kind),
@@ -155,7 +158,19 @@ def answers_of(arguments: argparse.Namespace, ask: Ask | None, tell: Tell) -> An
         prompt_column=arguments.prompt_column,
         answer_column=arguments.answer_column,
         answer_tokens=arguments.answer_tokens,
+        manifests=_manifests(arguments.directory, arguments.manifests) if place == "kubernetes" else "",
     )
+
+
+def _manifests(directory: Path, given: Path | None) -> str:
+    """The way from ``directory`` to deploy/k8s. Raises: ConfigurationError when that is not found."""
+    own = directory.resolve()
+    above = (parent / "deploy" / "k8s" for start in (own, Path.cwd()) for parent in (start, *start.parents))
+    for place in above if given is None else (given.resolve(),):
+        if (place / "base" / "kustomization.yaml").is_file():
+            return os.path.relpath(place, own)
+    where = f"{given} has no base/kustomization.yaml" if given else f"there is no deploy/k8s above {own} or here"
+    raise ConfigurationError(f"{where}: name that of a checkout of this project with --manifests DIR")
 
 
 def _gpu(name: str) -> str:
@@ -194,10 +209,20 @@ def report(project: Project) -> str:
             else f"    # put the model into {where}: a directory with config.json and weights"
         )
     gpus = f" --gpu {answers.gpu_name} --gpus {answers.num_gpus}" if answers.place in ("node", "kubernetes") else ""
-    lines.append(f"    gspo check run.toml{gpus}")
-    kubectl = "kubectl apply -k OVERLAY      # a copy of deploy/k8s/overlays/single-gpu-node with this run.toml"
-    lines.append(f"    {kubectl if answers.place == 'kubernetes' else 'gspo run run.toml'}")
+    elsewhere = " --elsewhere" if answers.place == "kubernetes" else ""
+    lines.append(f"    gspo check run.toml{elsewhere}{gpus}")
+    lines += _on_kubernetes(project) if answers.place == "kubernetes" else ["    gspo run run.toml"]
     return "\n".join(lines)
+
+
+def _on_kubernetes(project: Project) -> list[str]:
+    files = f"{project.answers.manifests}/components/keys/files"
+    return [
+        f"    gspo keys {shlex.quote(files)}      # once; operator.secret is yours",
+        "    mkdir -p rendered && kubectl kustomize . > rendered/all.yaml && gspo check --kubernetes rendered",
+        "    kubectl apply -k . --server-side      # your registry is in kustomization.yaml",
+        f"    kubectl -n gspo scale deployment/rollout --replicas={project.plan.num_servers}",
+    ]
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ SMALL: Final = 5_000_000
 """Parameters of a model that is made for trying things."""
 NAMED_SIZE: Final = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)B(?![a-z])", re.IGNORECASE)
 Offload = Literal["none", "optimizer"]
+GPUS_OF_A_NODE: Final = 8
 SPARE_SHARE: Final = 0.06
 """Of a shared GPU that neither learner nor server plans with."""
 
@@ -111,10 +112,11 @@ def _groups(answers: Answers, facts: Facts, *, small: bool) -> int:
 
 
 def _ranks(answers: Answers) -> int:
-    """Half of the GPUs, rounded down to a power of two: it divides heads and experts."""
+    """Half of the GPUs, rounded down to a power of two: it divides heads and experts. On a cluster: of one node."""
     if answers.place not in ("node", "kubernetes"):
         return 1
-    return 1 << max(0, (answers.num_gpus // 2).bit_length() - 1)
+    half = 1 << max(0, (answers.num_gpus // 2).bit_length() - 1)
+    return min(half, GPUS_OF_A_NODE) if answers.place == "kubernetes" else half
 
 
 def settings_for(plan: ProjectPlan) -> Settings:

@@ -13,6 +13,7 @@ from typing import Final
 from gspo_services.learner.start import read_model_config
 from gspo_services.prepare.init.answers import DEFAULT_MODEL, NEED_ANSWERS, Answers
 from gspo_services.prepare.init.code_text import agent_code, environment_code, reward_code
+from gspo_services.prepare.init.overlay import on_cluster, overlay_files
 from gspo_services.prepare.init.plan import SMALL, Facts, ProjectPlan, plan_of, size_in_name
 from gspo_services.prepare.init.rows import TaskRows, as_jsonl, own_rows, sample_rows
 from gspo_services.prepare.init.toml_text import run_toml
@@ -74,7 +75,10 @@ def make_project(answers: Answers, base: Path) -> Project:
         device=_device(answers),
     )
     plan = plan_of(answers, facts)
-    return Project(answers=answers, plan=plan, files=_files(answers, plan, rows), needs_tiny_model=is_tiny)
+    files = _files(answers, plan, rows)
+    if answers.place == "kubernetes":
+        files |= overlay_files(answers, plan, files, parameters)
+    return Project(answers=answers, plan=plan, files=files, needs_tiny_model=is_tiny)
 
 
 def _model_directory(answers: Answers, base: Path) -> Path:
@@ -106,8 +110,12 @@ def _num_own_eval_tasks(answers: Answers) -> int:
 
 
 def _rows(answers: Answers, *, small: bool) -> TaskRows:
-    if answers.data is None:
-        return sample_rows(tiny=small)
+    rows = sample_rows(tiny=small) if answers.data is None else _own_rows(answers)
+    return on_cluster(rows) if answers.place == "kubernetes" else rows
+
+
+def _own_rows(answers: Answers) -> TaskRows:
+    assert answers.data is not None
     needs_answer = answers.kind in NEED_ANSWERS
     return own_rows(answers.data, answers.eval_data, answers.prompt_column, answers.answer_column, needs_answer=needs_answer)
 

@@ -12,7 +12,8 @@ from gspo_services.prepare.init.rows import TaskRows
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.tasks.environments import LAST_MESSAGE
 
-CLUSTER_DATA: Final = "/models/data"
+VOLUME_DATA: Final = "/models/data/"
+"""On a cluster, of rows that no ConfigMap holds."""
 REMARK_COLUMN: Final = 32
 GYM_GENERATORS: Final = ("chain_sum", "basic_arithmetic", "countdown", "letter_counting", "spell_backward", "number_sorting")
 """Of a new project: short questions, and levels that begin easily."""
@@ -69,10 +70,8 @@ def _tasks(answers: Answers, plan: ProjectPlan, rows: TaskRows | None) -> Iterat
     yield f"name = {quoted('rows' if answers.kind == 'agent' else 'dataset')}"
     yield ""
     yield "[environment.options]"
-    cluster = answers.place == "kubernetes"
     for key, path in (("train_path", rows.train_path), ("eval_path", rows.eval_path)):
-        written = f"{CLUSTER_DATA}/{path.rpartition('/')[2]}" if cluster else path
-        yield f"{key} = {quoted(written)}" + ("      # on the volume `model`" if cluster else "")
+        yield f"{key} = {quoted(path)}" + ("      # on the volume `model`" if path.startswith(VOLUME_DATA) else "")
     if answers.kind != "agent":
         yield f"prompt_column = {quoted(rows.prompt_column)}"
         if rows.answer_column != LAST_MESSAGE:

@@ -55,11 +55,12 @@ class _State:
 
 @contextmanager
 def held_checkpoints(directory: Path) -> Iterator[Path]:
-    """Make a directory for links on the file system of the checkpoints. Yield ``directory`` itself where nobody can write:
-    on a snapshot, or a copy, that is mounted read-only."""
-    held = directory / f"{_HELD}{os.getpid()}"
+    """Make a directory for links on the file system of the checkpoints, to which ``checkpoints`` may be a link. Yield
+    ``directory`` itself where nobody can write: on a snapshot, or a copy, that is mounted read-only."""
+    beside = (directory / CHECKPOINTS).resolve().parent
+    held = beside / f"{_HELD}{os.getpid()}"
     try:
-        for left in directory.glob(f"{_HELD}*"):
+        for left in beside.glob(f"{_HELD}*"):
             shutil.rmtree(left)
         (held / CHECKPOINTS).mkdir(parents=True)
     except OSError as error:

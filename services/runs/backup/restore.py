@@ -1,11 +1,15 @@
-"""Restores a backup into a new run directory, as it was or at a checkpoint that covers fewer batches."""
+"""Restores a backup into a new run directory, as it was or at a checkpoint that covers fewer batches.
+
+On a cluster a run has two volumes: what the learner wrote is then put into a directory of its own, and RUN links to it.
+"""
 
 import json
 import sqlite3
 import uuid
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Final
 
 from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
 from gspo_services.broker.store import (
@@ -23,27 +27,35 @@ from gspo_services.runs.backup.manifest import MANIFEST, BackupDamaged, BackupMa
 from gspo_services.runs.ledgers import ledger_directories
 from gspo_services.shared.runtime.durable import make_partial_directory, publish_directory
 from gspo_services.shared.runtime.errors import ConfigurationError
-from gspo_services.shared.settings import SETTINGS_FILE
+from gspo_services.shared.settings import SCORES_DIRECTORY, SETTINGS_FILE
+
+OF_THE_LEARNER: Final = (CHECKPOINTS, SCORES_DIRECTORY)
+"""The parts of a run's directory that its learner writes, and a backup holds."""
 
 
-def restore(source: Path, directory: Path, batch: int | None, say: Callable[[str], None]) -> BackupManifest:
+def restore(
+    source: Path, directory: Path, batch: int | None, say: Callable[[str], None], learner: Path | None = None
+) -> BackupManifest:
     """Restore the backup ``source``, or the newest one in it, to ``directory``, which must not exist or be empty.
 
     ``batch``: only the batches before this one, with a checkpoint that covers exactly them; with several backups in
     ``source``, the newest that has it. None: everything, or up to the newest checkpoint if the ledgers are not of one
-    moment. Every file is compared with its digest. The run gets a new identity, so processes of the old one cannot join it.
+    moment. ``learner``: where the learner's run.directory is, which must not exist or be empty either; None: ``directory``
+    has all. Every file is compared with its digest. The run gets a new identity, so processes of the old one cannot join it.
 
     Raises: ConfigurationError, BackupDamaged, StoreCorrupt, OSError.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigurationError(f"{directory} is not empty: restore into a new directory, or move it away first")
+    for each in (directory, learner):
+        if each is not None and each.exists() and (not each.is_dir() or any(each.iterdir())):
+            raise ConfigurationError(f"{each} is not empty: restore into a new directory, or move it away first")
+    if learner is not None:
+        _require_apart(directory.resolve(), learner.resolve())
     backup, manifest = _chosen(source, batch)
     say(f"restoring {backup}")
     if batch is None and not manifest.one_moment:
         batch = max(manifest.positions)
         say(f"its ledgers were copied while the run was active: restoring it to the checkpoint of {batch} batches")
-    partial = make_partial_directory(directory)
-    with all_or_nothing(partial):
+    with _made(directory, learner) as partial:
         _copy(backup, manifest, partial, batch, say)
         forget_commits(partial)
         checkpoint = _newest_checkpoint(partial)
@@ -54,10 +66,32 @@ def restore(source: Path, directory: Path, batch: int | None, say: Callable[[str
                 rewrite_ledger(each / LEDGER_FILE, run_id=uuid.uuid4().hex[:12], rewind_to=rewind_to)
             _after_the_ledger(each, rewound=batch is not None)
         (partial / MANIFEST).unlink(missing_ok=True)
-        if directory.exists():
-            directory.rmdir()
-        publish_directory(partial, directory)
     return manifest
+
+
+def _require_apart(directory: Path, learner: Path) -> None:
+    if directory.is_relative_to(learner) or learner.is_relative_to(directory):
+        raise ConfigurationError(f"--learner is {learner}: name a directory that is not in {directory}, or leave it out")
+
+
+@contextmanager
+def _made(directory: Path, learner: Path | None) -> Iterator[Path]:
+    """Yield where to write; ``directory`` appears whole after the block, and ``learner`` right before it."""
+    partial = make_partial_directory(directory)
+    with all_or_nothing(partial), ExitStack() as others:
+        if learner is not None:
+            of_learner = make_partial_directory(learner)
+            others.enter_context(all_or_nothing(of_learner))
+            for name in OF_THE_LEARNER:
+                (of_learner / name).mkdir()
+                (partial / name).symlink_to(of_learner.resolve() / name)
+        yield partial
+        if learner is not None:
+            for name in OF_THE_LEARNER:
+                (partial / name).unlink()
+                (partial / name).symlink_to(learner.resolve() / name)
+            publish_directory(of_learner, learner)
+        publish_directory(partial, directory)
 
 
 def _chosen(source: Path, batch: int | None) -> tuple[Path, BackupManifest]:

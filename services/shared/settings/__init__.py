@@ -31,6 +31,7 @@ from gspo_services.shared.settings.opened import (
     OpenedPath,
     Process,
     called_addresses,
+    named_code,
     opened_paths,
 )
 from gspo_services.shared.settings.places import is_place, training_settings
@@ -98,6 +99,7 @@ __all__ = [
     "load_configuration",
     "load_settings",
     "model_config",
+    "named_code",
     "opened_paths",
     "override_settings",
     "parse_process_arguments",

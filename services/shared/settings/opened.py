@@ -98,6 +98,18 @@ def called_addresses(settings: Settings, process: Process) -> Iterator[CalledAdd
             yield CalledAddress(setting="learner.rendezvous_address", address=met, process="learner")
 
 
+def named_code(settings: Settings, process: Process) -> Iterator[tuple[str, str]]:
+    """Settings that name a class or function of the user's own, and its module, which ``process`` imports."""
+    named: dict[str, object] = {"environment.name": settings.environment.name}
+    if process == "rollout":
+        named["environment.options.reward"] = settings.environment.options.get("reward")
+        named["agent.function"] = settings.agent.function
+    for setting, name in named.items() if process != "learner" else ():
+        module, colon, _ = str(name or "").partition(":")
+        if colon and module.partition(".")[0] not in ("gspo", "gspo_services"):
+            yield setting, module
+
+
 def _tasks(settings: Settings) -> Iterator[OpenedPath]:
     """The tasks that a broker reads: to train on, and of broker 0 those that are held out."""
     evaluates = settings.broker.number == 0 and settings.evaluation.every_batches > 0

@@ -56,6 +56,30 @@ def dns_peer(cluster: Cluster) -> Object:
     return found
 
 
+def own(cluster: Cluster, name: str) -> Object:
+    """The data of a ConfigMap that the user's overlay makes."""
+    found: Object = next(item for item in cluster.of_kind("ConfigMap") if item["metadata"]["name"].startswith(name))["data"]
+    return found
+
+
+OWN = {
+    "a ConfigMap without the module that is named": Planted(
+        "own", "ConfigMap/gspo-code-* data", "has no my_reward.py: it has reward.py",
+        lambda c: own(c, "gspo-code").update({"reward.py": own(c, "gspo-code").pop("my_reward.py")}),
+    ),
+    "a module that is mounted nowhere": Planted(
+        "own", f"Deployment/rollout {MAIN}", "my_reward, and no volume is mounted at the working directory",
+        lambda c: container(c, "rollout").pop("workingDir"),
+    ),
+    "rows that no ConfigMap holds": Planted(
+        "own", "ConfigMap/gspo-data-* data.train.jsonl", "holds 1.10 MiB, and the API server takes 1 MiB at most",
+        lambda c: own(c, "gspo-data").update({"train.jsonl": "x" * int(1.1 * 2**20), "eval.jsonl": ""}),
+    ),
+    "rows of which kubectl keeps no copy": Planted(
+        "own", "ConfigMap/gspo-data-* data.train.jsonl", "256 KiB at most",
+        lambda c: own(c, "gspo-data").update({"train.jsonl": "x" * 300_000}),
+    ),
+}  # fmt: skip
 STARTING = {
     "command in place of args": Planted(
         "cpu", f"StatefulSet/broker {MAIN}.command", "a program 'broker', which is not there",
@@ -296,4 +320,4 @@ WATCHING = {
         ),
     ),
 }  # fmt: skip
-PLANTED = STARTING | SCHEDULING | NETWORK | KEEPING | TIMES | WATCHING
+PLANTED = OWN | STARTING | SCHEDULING | NETWORK | KEEPING | TIMES | WATCHING

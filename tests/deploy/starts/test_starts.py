@@ -22,7 +22,7 @@ _before: dict[str, Start] = {}
 
 def key_of(cluster: Cluster, pods: Pods) -> str:
     """Two pods of one key start alike: probes' budgets, resources and places play no part."""
-    main = {name: pods.main.get(name) for name in ("image", "command", "args", "env", "volumeMounts", "ports")}
+    main = {name: pods.main.get(name) for name in ("image", "command", "args", "env", "workingDir", "volumeMounts", "ports")}
     parts = (main, pods.spec["volumes"], pods.spec["securityContext"], pods.main["startupProbe"]["httpGet"], cluster.config)
     text = json.dumps([*parts, [each.get("args") for each in pods.spec.get("initContainers", [])]], sort_keys=True)
     return re.sub(r"registry\.example\.com/|sizeLimit\W+\w+", "", text)

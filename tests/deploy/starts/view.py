@@ -67,7 +67,7 @@ def start(cluster: Cluster, pods: Pods, process: Any, directory: Path, *, event:
     hosts = directory / "hosts"
     hosts.write_text(f"127.0.0.1 localhost {owner}-{index} {owner}-{index}.{pods.owner['spec'].get('serviceName', owner)}\n")
     words = ["bwrap", *_walls(pods), *_mounts(cluster, pods, opened, directory), "--ro-bind", str(hosts), "/etc/hosts"]
-    words += ["--remount-ro", "/", "--chdir", "/"]
+    words += ["--remount-ro", "/", "--chdir", str(container.get("workingDir", "/"))]
     words += ["--clearenv", *(word for item in variables.items() for word in ("--setenv", *item))]
     words += ["--", sys.executable, str(INSIDE), json.dumps(wanted)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=START_S + 120, check=False)

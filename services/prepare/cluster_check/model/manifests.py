@@ -221,6 +221,16 @@ class ClusterModel:
             {"runAsUser", "fsGroup"} & set(at(pods.spec, "securityContext")) for pods in self.pods
         )
 
+    def claims_of_sets(self, namespace: str) -> set[str]:
+        """The claims that StatefulSets make from their templates, one for each pod."""
+        return {
+            f"{name_of(claim)}-{name_of(pods.owner)}-{pods.first_index + number}"
+            for pods in self.pods
+            if pods.namespace == namespace
+            for claim in items_at(pods.owner, "spec", "volumeClaimTemplates")
+            for number in range(pods.count or 0)
+        }
+
     def users_of_claim(self, claim: str, namespace: str) -> Iterator[tuple[PodTemplate, Way]]:
         """The templates whose pods mount the claim, and where they say so."""
         for pods in self.pods:

@@ -28,6 +28,7 @@ from tests.support.files.public_forms import FORMS, NUM_ROWS
 @pytest.fixture(autouse=True)
 def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "deploy").symlink_to(Path(__file__).parents[5] / "deploy")
 
 
 def model(folder: Path, config: dict[str, Any]) -> str:
