@@ -134,11 +134,10 @@ def _answers(split: str, part: Mapping[str, Any] | None) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding(check=f"{split} answers", status="ok", text=text, basis="tried")
-    again, tried, example = part["said_again"]
-    if again:
+    if again := part["said_again"]:
         yield Finding(
             check=f"{split} questions", status="warn", basis="tried",
-            text=f"{again} of {tried} are right for the arithmetic that they ask for, said again: {example[:MOST_SHOWN]}",
+            text=f"{len(again)} of {part['asked']} tried are graded right for their own arithmetic: {again[0][:MOST_SHOWN]}",
             way_out='set environment.options.kind = "number": a policy learns to repeat the question',
         )  # fmt: skip
 

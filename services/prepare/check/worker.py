@@ -41,12 +41,13 @@ from gspo_services.tasks.environments import (
     create_environment,
     create_task_set,
     forms_of,
-    num_said_again,
+    questions_said_again,
 )
 
 MOST_RENDERED: Final = 200
 """Tasks of a split whose prompts are measured, spread evenly over it."""
 MOST_COMPARED: Final = 50_000
+MOST_SAID_AGAIN: Final = 64
 """Tasks of a split that are compared with the other split's."""
 MOST_TEXT: Final = 2000
 Tell = Callable[[Mapping[str, Any]], None]
@@ -181,8 +182,8 @@ def _rows_facts(source: TaskSource) -> dict[str, Any]:
 
 def _answers(task_set: ComparesAnswers, source: TaskSource, options: Mapping[str, Any]) -> dict[str, Any]:
     read = forms_of(itertools.islice(task_set.golds(source), MOST_COMPARED))
-    again = num_said_again(source, options.get("kind", "symbolic")) if read.numbers else (0, 0, "")
-    return {**read._asdict(), "said_again": again}
+    again = questions_said_again(source, options.get("kind", "symbolic"), MOST_SAID_AGAIN) if read.numbers else []
+    return {**read._asdict(), "said_again": again, "asked": min(MOST_SAID_AGAIN, source.num_tasks or 0)}
 
 
 def _digests(source: TaskSource) -> set[bytes]:

@@ -8,7 +8,7 @@ from gspo_services.tasks.environments.maths import (
     ComparesAnswers,
     forms_of,
     layout_of,
-    num_said_again,
+    questions_said_again,
     value_at,
 )
 from gspo_services.tasks.environments.registry import (
@@ -60,7 +60,7 @@ __all__ = [
     "find_task_set",
     "forms_of",
     "layout_of",
-    "num_said_again",
+    "questions_said_again",
     "reason_of",
     "require_takeable",
     "rows_of",

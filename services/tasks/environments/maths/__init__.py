@@ -10,11 +10,11 @@ from gspo_services.tasks.environments.maths.golds import (
     Questions,
     forms_of,
     golds_of,
+    questions_said_again,
     tasks_of_questions,
 )
 from gspo_services.tasks.environments.maths.layouts import GSM8K_MARKER, LAST_MESSAGE, Columns, layout_of, value_at
 from gspo_services.tasks.environments.maths.rows import read_question
-from gspo_services.tasks.environments.maths.said_again import num_said_again
 
 __all__ = [
     "AUTO",
@@ -32,7 +32,7 @@ __all__ = [
     "layout_of",
     "marker_in",
     "messages_of",
-    "num_said_again",
+    "questions_said_again",
     "read_question",
     "said_answer",
     "stated_answer",

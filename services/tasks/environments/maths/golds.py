@@ -17,7 +17,7 @@ from gspo_services.tasks.environments.sources import (
     TaskReading,
     tasks_of_split,
 )
-from gspo_services.tasks.reward_worker.maths import GoldForm, GoldKind, fault_of, gold_kind, is_same_vote
+from gspo_services.tasks.reward_worker.maths import GoldForm, GoldKind, fault_of, gold_kind, is_same_vote, said_again
 
 MOST_NAMED: Final = 5
 """Rows that an error names."""
@@ -128,6 +128,19 @@ def golds_of(tasks: TaskSource) -> Iterator[str]:
     """The answers of ``tasks``; several of one task one after the other."""
     for index in range(tasks.num_tasks or 0):
         yield from golds_in(tasks.task(index)["answer"])
+
+
+def questions_said_again(tasks: TaskSource, kind: GoldKind, most: int) -> list[str]:
+    """The arithmetic in the prompts of the first ``most`` tasks that is graded right for them."""
+    first = (tasks.task(index) for index in range(min(most, tasks.num_tasks or 0)))
+    return said_again(((_asked(task["prompt"]), golds_in(task["answer"])) for task in first), kind)
+
+
+def _asked(prompt: Plain) -> str:
+    """The last message of a conversation, or the text."""
+    last = prompt[-1] if isinstance(prompt, list) and prompt else prompt
+    content = last.get("content") if isinstance(last, dict) else last
+    return content if isinstance(content, str) else ""
 
 
 class AnswerForms(NamedTuple):

@@ -14,6 +14,7 @@ from gspo_services.tasks.reward_worker.maths.golds import (
     is_same_vote,
     vote_of,
 )
+from gspo_services.tasks.reward_worker.maths.said_again import said_again
 
 GRADE_ANSWER = "gspo_services.tasks.reward_worker.maths.grading:grade_answer"
 
@@ -27,5 +28,6 @@ __all__ = [
     "integer_in",
     "is_mathematics",
     "is_same_vote",
+    "said_again",
     "vote_of",
 ]
