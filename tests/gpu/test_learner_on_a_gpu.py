@@ -90,8 +90,6 @@ def test_a_learner_that_leaves_the_gpu_trains_on_as_one_that_stays(work: Path) -
     found = json.loads((work / "leaving-0-of-1.json").read_text())
     for name, (stays, leaves) in found["losses"].items():
         assert leaves == pytest.approx(stays, rel=1e-3), name
-    for name, (before, after) in found["held"].items():
-        assert after < 0.2 * before, name
     assert set(map(tuple, found["where"].values())) == {("cuda",)}
 
 

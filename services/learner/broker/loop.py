@@ -220,14 +220,18 @@ class BrokerLoop:
         weights = publication.weights
         # Copies that are freed leave room for a snapshot. Those in pinned memory stay, and so may a snapshot's memory.
         memory = self._memory if weights.from_device else None
+        begun = self._clock.now()
         snapshot = await asyncio.to_thread(build_snapshot, publication.policy_version, weights, memory)
+        copied = compared = self._clock.now()
         delta = None
         if isinstance(weights, AdapterCopy):
             # It is small, and changes everywhere. Engines report checksums of the model below it.
             self._checksums.keep_base(weights.base)
         else:
             delta = None if newest is None else await asyncio.to_thread(encode_delta, newest, snapshot)
+            compared = self._clock.now()
             await asyncio.to_thread(self._checksums.renew, newest, snapshot)
+        hashed = self._clock.now()
         self.encoding = False
         await asyncio.to_thread(publication.note_digest, snapshot.manifest.digest)
         self._store.add(snapshot, delta)
@@ -239,6 +243,9 @@ class BrokerLoop:
             policy_version=snapshot.policy_version,
             num_bytes=snapshot.manifest.num_bytes,
             digest=snapshot.manifest.digest,
+            snapshot_s=round(copied - begun, 3),
+            delta_s=round(compared - copied, 3),
+            checksums_s=round(hashed - compared, 3),
         )
         return Published(
             policy_version=snapshot.policy_version,

@@ -32,7 +32,8 @@ THERE = (
 UNUSED = (
     "sglang/multimodal_gen", "sglang/test", "sglang/srt/rust_extensions/_*.so",
     "sglang/srt/mem_cache/rust_tree_core/*.so", "zstandard/_cffi*", "bin", "share", "jedi", "parso",
-    "psycopg*", "_soundfile_data", "reasoning_gym/data/*.*l*", "reasoning_gym/data/*.txt",
+    "psycopg*", "*soundfile*", "torch_memory_saver_hook_mode_*_cu12*", "torch_memory_saver_hook_mode_*d.abi3.so",
+    "torch_memory_saver_hook_mode_torch.abi3.so", "reasoning_gym/data/*.*l*", "reasoning_gym/data/*.txt",
 )  # fmt: skip
 
 
@@ -75,6 +76,11 @@ def _without_cutlass(site: Path) -> None:
     source.write_text(text.replace(asked, "        return None\n"))
 
 
+def _without_sound(site: Path) -> None:
+    """SGLang's HTTP server imports soundfile, which needs libsndfile of the machine, and reads no sound here."""
+    (site / "soundfile.py").write_text('"""Stands in for soundfile: nothing reads sound."""\n')
+
+
 def _describe_ourselves(site: Path) -> None:
     """Our name, version and entry points (SGLang finds its platforms by them), without our code, which is a checkout."""
     about = site / "gspo-0.1.0.dist-info"
@@ -94,12 +100,14 @@ def pack(archive: Path, python: Path, there: Iterable[str]) -> int:
         site = work / "site"
         _install(python, site, _requirements(there))
         _install(python, site, ["--no-build-isolation", "deepspeed==0.19.8"])
+        _install(python, site, ["torch-memory-saver==0.0.10"])
         _add_kernels(python, site, work)
         _without_cutlass(site)
         _describe_ourselves(site)
         for pattern in UNUSED:
             for path in site.glob(pattern):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+        _without_sound(site)
         library = Path("/lib/x86_64-linux-gnu/libnuma.so.1")
         (site / "lib").mkdir()
         shutil.copy(library, site / "lib")

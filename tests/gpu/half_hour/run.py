@@ -42,6 +42,15 @@ def train(config: Path, directory: Path, settings: list[str]) -> dict[str, Any]:
     return {"seconds": round(seconds, 1), "audit": audit.returncode} | summary(directory) | {"mib": memory.found()}
 
 
+def released(mib: dict[str, list[int]]) -> bool:
+    """Whether each side leaves the other most of the device: at most a tenth of what it had stays with it."""
+    learner, server = (
+        ("learner, while learner", "learner, while rollout-0"),
+        ("server, while rollout-0", "server, while learner"),
+    )
+    return all(mib[away][1] < 0.1 * mib[here][1] for here, away in (learner, server))
+
+
 def summary(directory: Path) -> dict[str, Any]:
     """Held-out rewards, and medians over the batches but the first two."""
     run = Run.open(directory)
@@ -56,4 +65,7 @@ def summary(directory: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(train(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])))
+    found = train(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    print(json.dumps(found))
+    if "run.colocate=true" in sys.argv and found["mib"] and not released(found["mib"]):
+        sys.exit("a side keeps memory of the device that it has given back")

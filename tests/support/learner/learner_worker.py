@@ -363,7 +363,7 @@ IMMOVABLE: dict[str, dict[str, Any]] = {
 def leaving(work: Path) -> dict[str, Any]:
     """Two batches by an engine that leaves its device between them, and by one that stays; and what cannot leave."""
     groups = load_groups(work / "groups.npz")
-    results: dict[str, Any] = {"digests": {}, "losses": {}, "where": {}, "refused": {}, "held": {}}
+    results: dict[str, Any] = {"digests": {}, "losses": {}, "where": {}, "refused": {}}
     for name, changes in MOVABLE.items():
         digests, losses = [], []
         for leaves in (False, True):
@@ -377,12 +377,6 @@ def leaving(work: Path) -> dict[str, Any]:
                 found = train(engine, groups, mismatch)
             losses.append(found["loss"])
             if leaves:
-                if torch.cuda.is_available():
-                    torch._C._cuda_clearCublasWorkspaces()  # 64 MiB, more than the tiny model.
-                before = torch.cuda.memory_allocated()
-                engine.leave_device()
-                results["held"][name] = [before, torch.cuda.memory_allocated()]
-                engine.return_to_device()
                 steps = [state["step"] for state in engine._engine.optimizer.optimizer.state.values()]
                 results["where"][name] = sorted({step.device.type for step in steps})
             digests.append(engine.weights_digest())
