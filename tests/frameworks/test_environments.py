@@ -17,8 +17,7 @@ from gspo_services.rollout.endpoint import Calls
 from gspo_services.rollout.episodes.roles import InRole
 from gspo_services.rollout.rendering import Renderer, create_renderer
 from gspo_services.tasks.agents import AgentResult
-from tests.frameworks.played import PYTHONS, ROOT, Stage, stage
-from tests.frameworks.test_tokens import tool_call
+from tests.frameworks.played import PYTHONS, ROOT, Stage, stage, tool_call
 from tests.frameworks.verifiers_rows import ENVIRONMENTS, SOLVE
 from tests.support.agent_episodes import LedgerBroker, an_episode, contexts_of, sampling_of, shared_of
 from tests.support.engines.scripted_engine import ScriptedEngine

@@ -4,11 +4,9 @@ from typing import Any
 
 import pytest
 
-from gspo_services.rollout.endpoint import CallAnswer, CallRequest
 from gspo_services.rollout.episodes.fingerprints import message_key, message_keys, prompt_setting
 from gspo_services.rollout.episodes.history import Conversation, Histories
-from tests.frameworks.played import Dialogue, Reply, calls_tool, roles, stage
-from tests.support.scripted_episodes import answer
+from tests.frameworks.played import QUIET, Dialogue, reply_of, stage
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(1200)]
 
@@ -77,29 +75,6 @@ SEVERAL = {
     "sdks:anthropic_count_tokens": 0,
 }
 """Sequences of the forms that are not one: smolagents writes earlier calls as text, and a handoff has other tools."""
-QUIET = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "CREWAI_DISABLE_TELEMETRY": "true"}
-"""Else litellm asks GitHub for prices, and CrewAI tells its makers."""
-
-
-def arguments_for(tool: dict[str, Any]) -> dict[str, Any]:
-    """Arguments that fit a tool: 7, or a fig."""
-    properties = tool["function"]["parameters"]["properties"]
-    return {name: 7 if schema.get("type") == "integer" else "7" for name, schema in properties.items()}
-
-
-def reply_of(text: str) -> Reply:
-    """A policy that calls the first tool once, and whichever tool it must call; then it says the text."""
-
-    def reply(request: CallRequest) -> CallAnswer:
-        tools = {tool["function"]["name"]: tool for tool in request.tools}
-        name = request.must_call or (next(iter(tools)) if tools and "tool" not in roles(request) else None)
-        if "final_answer" in tools and "Observation:\n7" in str(request.messages[-1]["content"]):
-            name = "final_answer"
-        elif request.must_call == "":
-            name = list(tools)["tool" in roles(request) and len(tools) > 1]
-        return answer(text) if name is None else calls_tool(name, **arguments_for(tools[name]))
-
-    return reply
 
 
 def sequences_of(dialogue: Dialogue) -> int:

@@ -5,8 +5,7 @@ import ast
 import pytest
 
 from tests.frameworks.forms.page import BLOCKS
-from tests.frameworks.played import Dialogue, stage
-from tests.frameworks.test_forms import QUIET, reply_of
+from tests.frameworks.played import QUIET, Dialogue, reply_of, stage
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(1200)]
 

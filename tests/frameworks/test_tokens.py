@@ -7,17 +7,13 @@ import pytest
 
 from gspo_services.rollout.rendering import Renderer, create_renderer
 from tests.frameworks.framework_examples import EXAMPLES, TASK
-from tests.frameworks.played import stage
+from tests.frameworks.played import stage, tool_call
 from tests.frameworks.verifiers_rows import SOLVE, TASKSETS, odd
 from tests.support.agent_episodes import LedgerBroker, an_episode, contexts_of, kinds_in, sampling_of, shared_of
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.unit.services.rollout.rendering.models import TAGS, make
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(1200)]
-
-
-def tool_call(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 def writer(renderer: Renderer, texts: Sequence[str]) -> Callable[[Sequence[int]], int]:

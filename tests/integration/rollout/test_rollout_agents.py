@@ -1,7 +1,9 @@
 """Agents on a rollout between a scripted broker and a scripted engine: real workers, the real endpoint and client."""
 
 import asyncio
+import os
 import re
+import select
 from pathlib import Path
 from typing import Any
 
@@ -196,9 +198,13 @@ async def test_an_episode_for_which_no_worker_starts_ends_the_rollout_and_has_no
         async with agents(function="tests.support.killed_agent:solve", environment={"KILLS": str(kills)}) as run:
             before = psutil.Process().children(recursive=True)
             kills.write_bytes(b"xxx")
+            # Waited for without being reaped: that is for those who started them.
+            ends = [os.pidfd_open(process.pid) for process in before]
             for process in before:
                 process.kill()
-            await asyncio.to_thread(psutil.wait_procs, before)
+            for end in ends:
+                await asyncio.to_thread(select.select, [end], [], [])
+                os.close(end)
             run.broker.grant(a_lease(tmp_path))
             await run.broker.expect(Finish)
     assert [release.failed for release in run.broker.of(Release)] in ([], [False])

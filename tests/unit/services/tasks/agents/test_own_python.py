@@ -100,6 +100,7 @@ def test_the_workers_files_are_python_3_10_and_import_only_its_standard_library(
         ("__main__", set()),
         ("verifiers", {"verifiers", "gspo"}),
         ("verifiers_chat", {"verifiers", "openai"}),
+        ("verifiers_seats", {"verifiers", "gspo"}),
         ("openenv", {"openai", "gspo"}),
         ("openenv_session", {"openenv", "openai", "websockets"}),
     ],
@@ -107,11 +108,16 @@ def test_the_workers_files_are_python_3_10_and_import_only_its_standard_library(
 def test_an_adapter_imports_only_what_its_own_package_brings(name: str, brings: set[str]) -> None:
     imported = imports_of(INTEGRATIONS / f"{name}.py")
     assert {each.partition(".")[0] for each in imported} - sys.stdlib_module_names == brings
-    own = {"gspo.tasks.integrations", "gspo.tasks.agents", "gspo.tasks.integrations.openenv_session"}
+    own = {
+        "gspo.tasks.integrations",
+        "gspo.tasks.agents",
+        "gspo.tasks.integrations.openenv_session",
+        "gspo.tasks.integrations.verifiers_seats",
+    }
     assert {each for each in imported if each.startswith("gspo")} <= own
 
 
 def test_every_adapter_is_looked_at() -> None:
     assert {path.stem for path in INTEGRATIONS.glob("*.py")} == {
-        "__init__", "__main__", "verifiers", "verifiers_chat", "openenv", "openenv_session",
+        "__init__", "__main__", "verifiers", "verifiers_chat", "verifiers_seats", "openenv", "openenv_session",
     }  # fmt: skip
