@@ -57,11 +57,18 @@ TUNING_SEEDS: Final = (300, 301, 302)
 SEEDS: Final = tuple(range(200, 227))
 LEAST_SEEDS: Final = 18
 
-BEYOND: Final[dict[str, tuple[tuple[float, float], ...]]] = {}
+BEYOND: Final[dict[str, tuple[tuple[float, float], ...]]] = {
+    **dict.fromkeys((CALIBRATED, "fixed", "proximal"), ((4e-4, 10.0),)),
+    NEVER: ((2.5e-5, 1.0),),
+}
 """By arm: rate and multiple of eps one step beyond an edge where it was best."""
-TUNED: Final[dict[str, tuple[float, float]]] = {}
+TUNED: Final[dict[str, tuple[float, float]]] = {
+    **dict.fromkeys((CALIBRATED, "fixed", "proximal"), (2e-4, 10.0)),
+    "c = 1": (1e-4, 10.0),
+    NEVER: (5e-5, 1.0),
+}
 """By arm: rate and multiple of eps, as i-tune chose them: ``best_settings`` of reporting/default.py, on the kept results."""
-SHIPPED_RATE: Final[dict[str, float]] = {}
+SHIPPED_RATE: Final[dict[str, float]] = {**dict.fromkeys((CALIBRATED, "fixed", "c = 1"), 2e-4), "proximal": 1e-4}
 """By arm that clips: the rate at the shipped eps, as i-tune chose it."""
 
 
