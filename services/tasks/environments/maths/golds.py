@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from gspo.tasks.environments import Plain, Split, Task, TaskSource
+from gspo_services.tasks.environments.maths.conventions import messages_of
 from gspo_services.tasks.environments.maths.layouts import Columns, layout_of
 from gspo_services.tasks.environments.rows import num_characters
 from gspo_services.tasks.environments.sources import (
@@ -133,14 +134,8 @@ def golds_of(tasks: TaskSource) -> Iterator[str]:
 def questions_said_again(tasks: TaskSource, kind: GoldKind, most: int) -> list[str]:
     """The arithmetic in the prompts of the first ``most`` tasks that is graded right for them."""
     first = (tasks.task(index) for index in range(min(most, tasks.num_tasks or 0)))
-    return said_again(((_asked(task["prompt"]), golds_in(task["answer"])) for task in first), kind)
-
-
-def _asked(prompt: Plain) -> str:
-    """The last message of a conversation, or the text."""
-    last = prompt[-1] if isinstance(prompt, list) and prompt else prompt
-    content = last.get("content") if isinstance(last, dict) else last
-    return content if isinstance(content, str) else ""
+    asked = ((messages_of(task["prompt"], "", None)[-1]["content"], golds_in(task["answer"])) for task in first)
+    return said_again(asked, kind)
 
 
 class AnswerForms(NamedTuple):

@@ -6,6 +6,7 @@ A policy finds that out. Asked for 15 - 43, one of 135 million parameters learne
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 from gspo_services.tasks.reward_worker.maths.comparison import stated_value
 from gspo_services.tasks.reward_worker.maths.exact import exact
@@ -27,21 +28,21 @@ def is_finished(text: str) -> bool:
 def _leaves_work(node: Node) -> bool:
     if not isinstance(node, Operation):
         return False
-    return not _is_spelling(node.kind, node.parts) or any(map(_leaves_work, node.parts))
+    return not _is_spelling(node) or any(map(_leaves_work, node.parts))
 
 
-def _is_spelling(kind: str, parts: Sequence[Node]) -> bool:
-    match kind:
+def _is_spelling(node: Operation) -> bool:
+    match node.kind:
         case "-":
             return True
         case "+":
-            return _is_mixed(parts)
+            return _is_mixed(node.parts)
         case "*":
-            return len(parts) == 2 and _is_power_of_ten(parts[1])
+            return len(node.parts) == 2 and _is_power_of_ten(node.parts[1])
         case "/":
-            value = exact(Operation(kind, tuple(parts)))
+            value = exact(node)
             return value is not None and value.denominator != 1
-    return kind == "^" and _is_ten(parts[0])
+    return _is_power_of_ten(node)
 
 
 def _is_mixed(parts: Sequence[Node]) -> bool:
@@ -54,8 +55,4 @@ def _is_mixed(parts: Sequence[Node]) -> bool:
 
 
 def _is_power_of_ten(node: Node) -> bool:
-    return isinstance(node, Operation) and node.kind == "^" and _is_ten(node.parts[0])
-
-
-def _is_ten(node: Node) -> bool:
-    return isinstance(node, Number) and node.value == 10
+    return isinstance(node, Operation) and node.kind == "^" and node.parts[0] == Number(Fraction(10))
