@@ -196,8 +196,11 @@ async def test_an_episode_for_which_no_worker_starts_ends_the_rollout_and_has_no
     said = pytest.RaisesExc(ServiceError, match=r"agent\.function: 3 workers ended before .*SIGKILL")
     with pytest.RaisesGroup(said, flatten_subgroups=True):
         async with agents(function="tests.support.killed_agent:solve", environment={"KILLS": str(kills)}) as run:
-            before = psutil.Process().children(recursive=True)
+            children = psutil.Process().children(recursive=True)
+            before = [each for each in children if each.environ().get("KILLS") == str(kills)]
+            assert before
             kills.write_bytes(b"xxx")
+            run.broker.retry_s = 0.1  # the rollout may have asked for a lease before there is one
             # Waited for without being reaped: that is for those who started them.
             ends = [os.pidfd_open(process.pid) for process in before]
             for process in before:
