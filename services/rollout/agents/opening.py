@@ -1,10 +1,10 @@
 """Opens what agents need, from the configuration: the endpoint, and the processes or service that solve episodes."""
 
+import os
 import shutil
 from asyncio import TaskGroup
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -15,6 +15,7 @@ from gspo_services.rollout.endpoint import EndpointLimits, EndpointMetrics, Endp
 from gspo_services.rollout.episodes import EpisodeRegistry, EpisodeShared
 from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
+from gspo_services.shared.runtime.user_modules import users_folder
 from gspo_services.shared.settings import AgentSection, Settings
 from gspo_services.tasks.agents import (
     AgentPool,
@@ -64,11 +65,12 @@ async def open_agents(
 
 def require_agent(agent: AgentSection) -> None:
     """Raises: ConfigurationError when the program or the interpreter does not exist."""
-    for key, program in (("agent.command", agent.command[:1]), ("agent.python", [agent.python][: bool(agent.python)])):
-        for path in program:
-            if shutil.which(path) is None:
+    folder = users_folder()
+    for key, start, program in (("agent.command", folder, agent.command[:1]), ("agent.python", "", [agent.python])):
+        for path in filter(None, program):
+            if shutil.which(os.path.join(start, path) if "/" in path else path) is None:
                 raise ConfigurationError(
-                    f"{key} is {path!r}: no such program; give a path that starts at {Path.cwd()}, or a name in PATH"
+                    f"{key} is {path!r}: no such program; give a path that starts at {folder}, or a name in PATH"
                 )
 
 

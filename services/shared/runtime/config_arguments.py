@@ -6,7 +6,9 @@ from pathlib import Path
 
 def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
     """Add CONFIG and --set to a command line."""
-    parser.add_argument("config", type=Path, help="the run's TOML file; examples are in examples/")
+    parser.add_argument(
+        "config", type=Path, help="the run's TOML file, at whose folder its relative paths start; examples are in examples/"
+    )
     add_override_argument(parser, "override one setting, such as --set batch.max_lag=0; can be repeated")
 
 

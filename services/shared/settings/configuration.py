@@ -3,7 +3,7 @@
 import math
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +14,8 @@ from pydantic_core import ErrorDetails
 
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.paths import way_to_model
+from gspo_services.shared.runtime.user_modules import USERS_FOLDER
+from gspo_services.shared.settings.folder import placed
 from gspo_services.shared.settings.keys import RENAMED, close_match, names_in
 from gspo_services.shared.settings.sections import Settings
 
@@ -73,18 +75,34 @@ def load_configuration(
 
     Raises: ConfigurationError as ``load_settings`` does.
     """
-    given = _Given(_read_toml(path) if path is not None else {})
+    read = {} if path is None else _read_toml(path)
+    folder = Path() if path is None else _folder_of(path)
+    plain, told_paths = (read, {}) if folder == Path() else placed(read, folder)
     origin = str(path) if path is not None else "defaults"
-    for section, table in given.plain.items():
-        if isinstance(table, dict):
-            given.sources |= {f"{section}.{key}": origin for key in table}
+    given = _Given(plain, {f"{section}.{key}": origin for section, table in read.items() for key in _keys(table)})
     for name, value in environment.items():
         if name.startswith(ENVIRONMENT_PREFIX) and "__" in name and name not in RESERVED:
             keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
             given.put(keys, _value(value), f"environment {name}")
     for override in overrides:
         _put_override(given, override)
-    return Configuration(settings=validated(given.plain, origin, given.sources, renamed), sources=given.sources)
+    settings = validated(given.plain, origin, given.sources, renamed)
+    if path is not None:
+        # Worker processes find the user's modules there, too.
+        os.environ[USERS_FOLDER] = os.path.abspath(folder)
+    if folder != Path():
+        settings = settings.read_in(str(folder), told_paths)
+    return Configuration(settings=settings, sources=given.sources)
+
+
+def _keys(table: Any) -> Iterable[str]:
+    return table if isinstance(table, dict) else ()
+
+
+def _folder_of(path: Path) -> Path:
+    """The folder that a configuration lies in, empty where that is the working directory."""
+    folder = path.parent
+    return Path() if os.path.abspath(folder) == os.getcwd() else folder
 
 
 def override_settings(settings: Settings, overrides: Sequence[str]) -> Settings:
@@ -92,7 +110,7 @@ def override_settings(settings: Settings, overrides: Sequence[str]) -> Settings:
     given = _Given(settings.model_dump(mode="json"))
     for override in overrides:
         _put_override(given, override)
-    return validated(given.plain, "--set", given.sources)
+    return validated(given.plain, "--set", given.sources).read_in(settings.folder, settings.told_paths)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -202,7 +220,7 @@ def require_model(path: Path) -> None:
     if not (path / "config.json").is_file():
         raise ConfigurationError(
             f"model.path is {path}: there is no config.json. It must be a Hugging Face model directory; a relative path "
-            f"starts at the working directory; {way_to_model(path)}"
+            f"starts at the folder of the configuration file; {way_to_model(path)}"
         )
 
 

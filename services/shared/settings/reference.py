@@ -25,7 +25,8 @@ HEAD: Final = """\
 
 Every key of a configuration file. This page is generated from the code: `make docs-settings`.
 [models-and-gpus.md](guide/models-and-gpus.md#the-file) explains how to configure a run. `gspo check CONFIG --explain` shows
-the same for one configuration, with its values and the source of each.
+the same for one configuration, with its values and the source of each. A relative path in a configuration starts at the
+folder of the file, one of `--set` and of the environment at the working directory.
 
 "Read by" names the processes that use a key; "commands" are the other `gspo` commands, such as `gspo run` and `gspo replay`.
 """

@@ -1,23 +1,36 @@
-"""settings.json in the run's directory: the settings of the run's last start, as told. Only the broker writes it."""
+"""settings.json in the run's directory: the settings of the run's last start, as told. Only the broker writes it.
+
+``folder`` in it says where relative paths start, so that commands find the run's model and data from anywhere.
+"""
 
 import json
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings.configuration import validated
+from gspo_services.shared.settings.folder import is_relative, placed, with_paths
 from gspo_services.shared.settings.sections import Settings
 from gspo_services.shared.settings.told import told_settings
 
 SETTINGS_FILE: Final = "settings.json"
+FOLDER: Final = "folder"
 
 
 def write_run_settings(settings: Settings) -> None:
     """Replace the file. Raises: OSError."""
     path = settings.ledger_directory / SETTINGS_FILE
     partial = path.with_name(f".partial-{path.name}")
-    partial.write_text(json.dumps(told_settings(settings), indent=2) + "\n", encoding="utf-8")
+    folder = os.path.abspath(settings.folder)
+    # Paths from the command line start at the working directory.
+    told = set(settings.told_paths.values())
+    plain = told_settings(settings)
+    if settings.folder:
+        plain = with_paths(
+            plain, lambda given: os.path.abspath(given) if given not in told and is_relative(given) else given
+        )
+    partial.write_text(json.dumps({FOLDER: folder, **plain}, indent=2) + "\n", encoding="utf-8")
     os.replace(partial, path)
 
 
@@ -33,4 +46,23 @@ def read_run_settings(directory: Path) -> Settings:
         raise ConfigurationError(f"{path}: missing; the broker writes it when it starts") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from error
-    return validated(plain, str(path))
+    folder = _folder(plain, directory)
+    if not folder:
+        return validated(plain, str(path))
+    plain, told_paths = placed(plain, Path(folder))
+    return validated(plain, str(path)).read_in(folder, told_paths)
+
+
+def _folder(plain: Any, directory: Path) -> str:
+    """Take the folder out of settings.json, "" where that is the working directory. It may have moved with the run."""
+    folder = plain.pop(FOLDER, "") if isinstance(plain, dict) else ""
+    if not isinstance(folder, str) or not folder or "\0" in folder:
+        return ""
+    run = plain.get("run")
+    told = str(run.get("directory", "")) if isinstance(run, dict) else ""
+    if not os.path.isdir(folder) and is_relative(told):
+        # The way from the run's directory to the configuration is still the same.
+        way = os.path.relpath(folder, os.path.join(folder, told))
+        moved = os.path.abspath(directory / way)
+        folder = moved if os.path.isdir(moved) else folder
+    return "" if folder == os.getcwd() else folder

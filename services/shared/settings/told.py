@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gspo_services.shared.runtime.plain_text import without_passwords
+from gspo_services.shared.settings.folder import with_paths
 from gspo_services.shared.settings.sections import Settings
 
 HIDDEN: Final = "(hidden)"
@@ -16,10 +17,11 @@ _SECRET: Final = re.compile(
 def told_settings(settings: Settings) -> dict[str, Any]:
     """All settings as plain data, from which settings can be made again.
 
-    Without the variables of agents, texts among an environment's options whose name is that of a secret, and users,
-    passwords and secret parameters of addresses.
+    Its paths are as the configuration file says them. Without the variables of agents, texts among an environment's options
+    whose name is that of a secret, and users, passwords and secret parameters of addresses.
     """
-    plain: dict[str, Any] = _without(settings.model_dump(mode="json"), by_name=False)
+    given = with_paths(settings.model_dump(mode="json"), lambda path: settings.told_paths.get(path, path))
+    plain: dict[str, Any] = _without(given, by_name=False)
     plain["environment"] = _without(plain["environment"], by_name=True)
     plain["agent"]["environment"] = dict.fromkeys(plain["agent"]["environment"], HIDDEN)
     return plain

@@ -52,9 +52,17 @@ class UserProcess:
         return self._printed.tail.decode(errors="replace").strip()
 
     async def start(
-        self, command: Sequence[str], environment: Mapping[str, str], pass_descriptors: Sequence[int] = ()
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        pass_descriptors: Sequence[int] = (),
+        *,
+        folder: str | None = None,
     ) -> None:
-        """Start it in a session of its own. Raises: OSError when there is no such program."""
+        """Start it in a session of its own. ``folder``: its working directory; None: this process's.
+
+        Raises: OSError when there is no such program.
+        """
         reading, writing = os.pipe()
         try:
             self._output, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -62,7 +70,7 @@ class UserProcess:
             )
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=writing, stderr=asyncio.subprocess.STDOUT,
-                env=environment, start_new_session=True, pass_fds=pass_descriptors,
+                env=environment, start_new_session=True, pass_fds=pass_descriptors, cwd=folder,
             )  # fmt: skip
         finally:
             os.close(writing)

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from gspo_services.shared.runtime.stray_processes import new_mark
+from gspo_services.shared.runtime.user_modules import users_folder
 from gspo_services.tasks.agents.answers import answered
 from gspo_services.tasks.agents.options import UserProcessOptions, process_limits, temporary_folder, user_environment
 from gspo_services.tasks.agents.output import UserOutput
@@ -35,7 +36,7 @@ class AgentProgram:
         num_processes: int = 16,
         output: UserOutput | None = None,
     ) -> None:
-        """``command``: the program and its arguments. It runs in the working directory, with these variables:
+        """``command``: the program and its arguments. It runs in the configuration's folder, with these variables:
 
         OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, GSPO_MODEL and GSPO_SEED; GSPO_TASK, the path
         of the task (JSON); GSPO_RESULT, the path where it writes its reward (JSON): a number, or a map of named components.
@@ -71,7 +72,7 @@ class AgentProgram:
         process = UserProcess(mark, lambda text: self._output.write(f"program {process.pid}", text))
         in_time = True
         try:
-            await process.start(worker_command(sys.executable, settings), environment)
+            await process.start(worker_command(sys.executable, settings), environment, folder=users_folder())
             async with asyncio.timeout(task.deadline_s):
                 await process.wait()
         except TimeoutError:

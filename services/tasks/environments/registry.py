@@ -53,7 +53,7 @@ def create_task_set(name: str, options: Mapping[str, Any]) -> TaskSet:
 
 
 def find_environment(name: str) -> type[Environment]:
-    """The class behind ``name``; its module may lie in the working directory.
+    """The class behind ``name``; its module may lie beside the configuration.
 
     Raises: ValueError when there is no such module or class, or it is not an Environment.
     """
@@ -67,7 +67,7 @@ def find_environment(name: str) -> type[Environment]:
 
 
 def find_task_set(name: str) -> type[TaskSet]:
-    """The class behind ``name``, of a task set or an environment; its module may lie in the working directory.
+    """The class behind ``name``, of a task set or an environment; its module may lie beside the configuration.
 
     Raises: ValueError when there is no such module or class, or it is neither.
     """

@@ -175,7 +175,7 @@ class RewardPool:
             if answer.failure == "deadline" or worker.was_killed:
                 error = ServiceError
             needs = (
-                "\nIt needs its package installed, or its module in the working directory; it is imported with the limits of"
+                "\nIt needs its package installed, or its module beside the configuration; it is imported with the limits of"
             )
             advice = "" if answer.failure == "bad_job" else f"{needs} [reward]"
             raise error(f'the reward function "{wanted["function"]}" cannot be used: {answer.detail}{advice}')

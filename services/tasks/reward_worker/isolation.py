@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
+from gspo_services.shared.runtime.user_modules import USERS_FOLDER
+
 CLONE_NEWIPC: Final = 0x08000000
 CLONE_NEWUSER: Final = 0x10000000
 CLONE_NEWNET: Final = 0x40000000
@@ -23,7 +25,7 @@ MAX_PROCESSES: Final = 64
 """Threads included. The limit binds ordinary users; root is exempt."""
 KEPT_VARIABLES: Final = (
     "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
-    "OMP_NUM_THREADS",
+    "OMP_NUM_THREADS", USERS_FOLDER,
 )  # fmt: skip
 
 

@@ -14,9 +14,10 @@ def find_function(path: str) -> "Callable[..., Any]":
     module_name, colon, name = path.partition(":")
     if not colon:
         raise ValueError(f'"{path}" is not of the form "package.module:function"')
-    # The working directory comes last, so that its files hide none of Python's.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    # The configuration's folder and the working directory come last, so that their files hide none of Python's.
+    for folder in (os.environ.get("GSPO_CONFIGURATION_FOLDER"), os.getcwd()):
+        if folder and folder not in sys.path:
+            sys.path.append(folder)
     found = getattr(importlib.import_module(module_name), name, None)
     if not callable(found):
         raise ValueError(f'"{module_name}" has no function called "{name}"')

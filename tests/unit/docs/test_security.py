@@ -68,8 +68,8 @@ def test_the_page_has_the_number_of_planted_bugs() -> None:
 
 
 def test_the_page_has_the_number_of_variables_that_reward_code_sees() -> None:
-    assert len(KEPT_VARIABLES) == 10
-    assert "environment of ten harmless variables" in " ".join(TEXT.split())
+    assert len(KEPT_VARIABLES) == 11
+    assert "environment of eleven harmless variables" in " ".join(TEXT.split())
 
 
 @pytest.mark.parametrize("reason", QUOTAS)

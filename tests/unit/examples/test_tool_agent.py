@@ -1,5 +1,6 @@
 """The example agent plays against the real endpoint and the real log of its episode; only the model is scripted."""
 
+import inspect
 import os
 import shutil
 import subprocess
@@ -181,7 +182,7 @@ async def test_a_price_that_was_looked_up_is_not_looked_up_again_after_a_crash(m
 
 def test_the_configuration_names_the_agent_and_tasks_that_it_takes() -> None:
     settings = load_settings(REPOSITORY / "examples/agent.toml", environment={})
-    assert find_function(settings.agent.function) is tool_agent.solve
+    assert inspect.getsourcefile(find_function(settings.agent.function)) == tool_agent.__file__
     tasks = create_task_set(settings.environment.name, settings.environment.options).tasks("eval")
     (lesson,) = encode_conversations(TOKENIZER, [solved(tasks.task(0))], TOOLS)
     assert len(lesson.ids) * 2 < settings.sampling.max_tokens

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
 
 from gspo_protocol.endpoints import require_endpoint
 from gspo_services.shared.settings.exposure import EVERY_ADDRESS, EXPOSED, is_private
@@ -59,6 +59,25 @@ class Settings(BaseModel):
     lora: LoraSection = LoraSection()
     security: SecuritySection = SecuritySection()
     trackers: TrackersSection = TrackersSection()
+
+    _folder: str = PrivateAttr("")
+    _told_paths: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        """Where the relative paths of the configuration file start; empty: the working directory."""
+        return self._folder
+
+    @property
+    def told_paths(self) -> dict[str, str]:
+        """By path of these settings, what the configuration file says: it starts at ``folder``."""
+        return self._told_paths
+
+    def read_in(self, folder: str, told_paths: dict[str, str]) -> "Settings":
+        """Return these settings as those of a configuration file in ``folder``."""
+        own = self.model_copy()
+        own._folder, own._told_paths = folder, told_paths
+        return own
 
     def for_set(self, chosen: EvaluationSet) -> "Settings":
         """Return these settings with the environment and the sampling of an evaluation set. Its sampling may be one that

@@ -71,6 +71,21 @@ def test_a_function_that_is_not_there_ends_the_command(tries: Try) -> None:
     assert "gspo env try: agent.function is 'tests.support.trying.tried:no_such': " in err
 
 
+def test_what_is_beside_the_configuration_is_found_from_elsewhere(
+    tries: Try, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    monkeypatch.syspath_prepend("/")  # What is appended below goes with it.
+    mine = "from tests.support.trying.tried import TriedEnvironment as Mine\nfrom tests.support.trying.tried import agent\n"
+    (tmp_path / "mine_beside.py").write_text(mine)
+    keys = {"environment.name": "mine_beside:Mine", "agent.function": "mine_beside:agent"}
+    assert tries("--echo", "--tasks", "1", **keys).status == 0
+    (tmp_path / "program.sh").write_text(f"#!/bin/sh\n{sys.executable} agent.py\n")
+    (tmp_path / "program.sh").chmod(0o700)
+    (tmp_path / "agent.py").write_text(PROGRAM)
+    assert tries("--echo", "--tasks", "1", **{"agent.command": ["./program.sh"]}).status == 0
+
+
 def test_a_program_is_an_agent(tries: Try, tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(PROGRAM)
     command = [sys.executable, str(tmp_path / "agent.py")]

@@ -178,9 +178,8 @@ def test_rows_as_they_are_published_make_a_project(kind: str, name: str, tmp_pat
     data = form.written(tmp_path / "theirs")
     assert main(["p", "--kind", kind, "--data", str(data)]) == 0
     environment = load_settings(Path("p/run.toml"), (), {}).environment
-    options = environment.options | {key: f"p/{environment.options[key]}" for key in ("train_path", "eval_path")}
     create = create_task_set if kind == "agent" else create_environment
-    found = [create(environment.name, options).tasks(split).num_tasks for split in ("train", "eval")]
+    found = [create(environment.name, environment.options).tasks(split).num_tasks for split in ("train", "eval")]
     assert found == [NUM_ROWS - 1, 1], "a row that is there three times is one task, and not held out as well"
 
 
@@ -322,7 +321,7 @@ def test_a_person_is_asked_again_with_the_reason_until_the_answer_can_be_taken(t
 
 def test_a_name_of_the_hub_is_a_folder_below_models_and_how_it_is_fetched(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["p", "--model", "org/Some-1B", "--hardware", "gpu"]) == 0
-    assert load_settings(Path("p/run.toml"), (), {}).model.path == Path("models/Some-1B")
+    assert load_settings(Path("p/run.toml"), (), {}).model.path == Path("p/models/Some-1B")
     assert "hf download org/Some-1B --local-dir models/Some-1B" in capsys.readouterr().out
 
 
@@ -334,7 +333,7 @@ def test_a_person_who_leaves_gets_nothing_written() -> None:
 def test_without_a_terminal_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert main(["p"]) == 0
-    assert load_settings(Path("p/run.toml"), (), {}).model.path == Path("models/tiny")
+    assert load_settings(Path("p/run.toml"), (), {}).model.path == Path("p/models/tiny")
 
 
 def test_a_model_that_is_here_is_found_from_the_project(tmp_path: Path) -> None:

@@ -344,7 +344,7 @@ def test_a_name_that_was_never_renamed_is_an_unknown_key(tmp_path: Path) -> None
         ('model_input = "ids"', "reward.model_input is 'ids'"),
         (
             'model = "rm"\n[agent]\nfunction = "my:solve"',
-            "reward.model is 'rm' and an agent plays, which returns its reward",
+            "/rm' and an agent plays, which returns its reward",
         ),
     ],
 )
