@@ -42,7 +42,12 @@ def diagnose(seen: Observation) -> list[Remark]:
 
 def unseen(seen: Observation) -> list[str]:
     """List what could not be checked, and may be right or wrong."""
-    found = [f"{name}'s page: {_said(page.text)}" for name, page in seen.pages.items() if not page.up]
+    down = seen.status is None and not seen.turned_away  # Then nothing listens where nothing runs.
+    found = [
+        f"{name}'s page: {_said(page.text)}"
+        for name, page in seen.pages.items()
+        if not page.up and not (down and page.nobody)
+    ]
     # Rollouts that take any free port, or run elsewhere, have addresses that are unknown here.
     rollouts = [] if seen.status is None else [rollout["peer"] for rollout in seen.status["rollouts"]]
     found += [f"{_said(name)}'s page: its address is not known here" for name in rollouts if name not in seen.pages]

@@ -48,6 +48,8 @@ class Page:
     """The text of /readyz, or why it could not be read."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Samples of /metrics by name, summed over their labels."""
+    nobody: bool = False
+    """Nothing listens there."""
 
     @property
     def up(self) -> bool:
@@ -213,9 +215,17 @@ async def read_page(session: aiohttp.ClientSession, base: str) -> Page:
         ready, text = await _fetch(session, f"{base}/readyz")
         _, page = await _fetch(session, f"{base}/metrics")
         metrics = metrics_of(page)
+    except aiohttp.ClientConnectorError as error:
+        nobody = isinstance(error.os_error, ConnectionRefusedError)
+        text = f"nothing listens at {base}" if nobody else f"{base} cannot be reached: {error.os_error.strerror}"
+        return Page(url=base, ready=None, text=text, nobody=nobody)
+    except TimeoutError:
+        return Page(url=base, ready=None, text=f"{base} has not answered for {PAGE_S:g} s")
     # Any program may listen there, even one that does not speak HTTP.
     except (OSError, ValueError, aiohttp.ClientError) as error:
-        return Page(url=base, ready=None, text=f"{base} does not answer as a process of this run: {error!r:.200}")
+        return Page(
+            url=base, ready=None, text=f"{base} does not answer as a process of this run: {str(error) or repr(error):.200}"
+        )
     return Page(url=base, ready=ready, text=text.strip(), metrics=metrics)
 
 

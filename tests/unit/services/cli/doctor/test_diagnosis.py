@@ -245,6 +245,15 @@ def test_nothing_is_wrong_only_when_everything_could_be_looked_at() -> None:
         assert text.endswith("\nnothing is wrong in what could be checked\n")
 
 
+def test_processes_that_do_not_run_are_no_unread_pages() -> None:
+    pages = {name: replace(a_page(None, "nothing listens at http://x"), nobody=True) for name in ("broker", "learner")}
+    assert "not checked" not in said(without_broker(pages=pages))[1]
+    text = said(replace(HEALTHY, pages={**HEALTHY.pages, **pages}))[1]
+    assert "not checked: learner's page: nothing listens at http://x\n" in text
+    elsewhere = said(without_broker(pages=pages, turned_away=True))[1]
+    assert "not checked: broker's page: nothing listens at http://x\n" in elsewhere
+
+
 def test_a_suspended_broker_is_not_to_be_started_and_a_damaged_ledger_is_named() -> None:
     (text,) = wrong(without_broker(holders={"broker": Holder(pid=17, suspended=True)}))
     assert "the broker is suspended: process 17 holds the ledger's lock" in text

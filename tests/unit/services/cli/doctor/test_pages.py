@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from gspo_services.cli.doctor.observe import metrics_of, read_page
+from tests.support.processes.ports import free_ports
 
 
 @contextmanager
@@ -49,6 +50,22 @@ async def test_a_page_of_another_program_is_named_and_stops_nothing(answer: byte
             page = await read_page(session, url)
     assert page.ready is None
     assert page.text.startswith(f"{url} does not answer as a process of this run: ")
+
+
+async def test_a_page_that_nobody_serves_is_said_in_a_few_words() -> None:
+    (port,) = free_ports(1)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1.0)) as session:
+        page = await read_page(session, f"http://127.0.0.1:{port}")
+        assert (page.text, page.nobody) == (f"nothing listens at http://127.0.0.1:{port}", True)
+        everybody = await read_page(session, "http://255.255.255.255:1")
+    assert (everybody.nobody, everybody.text.partition(": ")[0]) == (False, "http://255.255.255.255:1 cannot be reached")
+    assert "ConnectionKey" not in everybody.text
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.2)) as session:
+            page = await read_page(session, f"http://127.0.0.1:{silent.getsockname()[1]}")
+    assert (page.up, page.nobody, page.text.partition(" ")[2]) == (False, False, "has not answered for 3 s")
 
 
 def test_samples_are_summed_over_their_labels() -> None:
