@@ -28,7 +28,7 @@ def doctor_command(run: Path, overrides: Sequence[str]) -> int:
 
     Raises: ConfigurationError when there is no such run.
     """
-    configure_logging("doctor", usual_level="error")  # That nobody answers yet is told below.
+    configure_logging("doctor", usual_level="warning")
     settings = _settings(run, overrides)
     seen = asyncio.run(observe(settings, datetime.now(tz=UTC)))
     return report(seen, PlainConsole())

@@ -24,6 +24,8 @@ BAR_WIDTH: Final = 40
 LEAST_BAR: Final = 8
 WIDE: Final = 80
 """On a narrower terminal the table of processes has fewer columns."""
+REMIND_S: Final = 15.0
+"""While processes start, lines say at least so often what they do."""
 MOST_CHARACTERS: Final = 300
 """The most characters quoted from a process: more would push the rest of the table off the screen."""
 
@@ -44,6 +46,10 @@ class Display:
         self.cursors: dict[str, Cursor] = {}
         """How far each tracker is, by name."""
         self.sample: Sample | None = None
+        self.doing: dict[str, str] = {}
+        """What each process does while it starts, by name."""
+        self._has_served = False
+        self._told_at_s = 0.0
         self.device_holder = ""
         """The process that has the device, where they time-share it; empty: none, or they do not."""
 
@@ -58,6 +64,8 @@ class Display:
 
     def show(self, status: dict[str, Any] | None, children: Sequence[Child], elapsed_s: float) -> None:
         """Show the broker's ``status``; None while the broker does not answer."""
+        if status is not None and any(rollout["status"] == "serving" for rollout in status["rollouts"]):
+            self._has_served = True
         if self._live is not None:
             self._live.update(self._table(status, children, elapsed_s))
         elif not self._quiet:
@@ -84,9 +92,13 @@ class Display:
 
     def _print_changes(self, status: dict[str, Any] | None, children: Sequence[Child], elapsed_s: float) -> None:
         key: tuple[Any, ...]
-        if status is None:
-            key = ("starting", *(child.state for child in children))
-            line = "starting: " + ", ".join(f"{child.spec.name} {child.state}" for child in children)
+        doing = {child.spec.name: self.doing.get(child.spec.name, "") for child in children}
+        if status is None or (not self._has_served and any(doing.values())):
+            key = ("starting", *(child.state for child in children), *(bool(each) for each in doing.values()))
+            parts = (f"{child.spec.name} {doing[child.spec.name] or child.state}" for child in children)
+            line = f"starting: {', '.join(parts)}"
+            if elapsed_s - self._told_at_s >= REMIND_S:
+                self._seen = ()
         else:
             serving = sum(rollout["status"] == "serving" for rollout in status["rollouts"])
             key = (
@@ -98,7 +110,7 @@ class Display:
             )
             line = self._line(status, serving)
         if key != self._seen:
-            self._seen = key
+            self._seen, self._told_at_s = key, elapsed_s
             self._console.print(f"[{elapsed_s:6.1f} s] {line}", soft_wrap=True)
 
     def _line(self, status: dict[str, Any], serving: int) -> str:
@@ -166,8 +178,11 @@ class Display:
             doing = (
                 _tracker_text(self.cursors.get(name.removeprefix(TRACKER_PREFIX))) if name.startswith(TRACKER_PREFIX) else ""
             )
+            doing = doing or self.doing.get(name, "")
             rollout = rollouts.get(name)
-            if rollout is not None:
+            if rollout is not None and rollout["status"] == "serving":
+                doing = ""
+            if rollout is not None and not doing:
                 doing = f"{rollout['status']}, version {rollout['policy_version']}, {rollout['leases']} episodes"
             if name in brokers:
                 doing = _broker_text(brokers[name])

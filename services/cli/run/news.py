@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from gspo_services.cli.run.display import Display
 from gspo_services.cli.run.happenings import Happening, Happenings
+from gspo_services.cli.run.starts import Starts
 from gspo_services.cli.run.supervisor import Child
 from gspo_services.runs.ledgers import ledger_directory
 from gspo_services.runs.metrics import Row, RunFollower
@@ -29,6 +30,7 @@ class News:
         self._cursors = {name: CursorFile(directory, name) for name in settings.trackers.to}
         counted = counted_components(settings.environment.options, settings.reward.group_weights)
         self._happenings = Happenings(settings.batch.max_lag, LearningWatch(counted))
+        self._starts = Starts()
         self._is_first = True
         self._shown = 0
         self._lock_file = directory / LOCK_FILE if settings.run.colocate else None
@@ -42,6 +44,7 @@ class News:
         happened = self._happenings.of_rows(rows)
         self._follower.tell_damage(lambda text: happened.append(Happening(text=text, is_problem=True)))
         happened += self._happenings.of_processes(children)
+        display.doing = {child.spec.name: self._starts.doing(child) for child in children}
         if status is not None:
             happened += self._happenings.of_status(status)
         for name, file in self._cursors.items():

@@ -259,7 +259,7 @@ class EngineServer:
                 waited_s = clock() - begin
                 if waited_s - reported_s >= _PROGRESS_S:
                     reported_s = waited_s
-                    last = self.log_tail().rpartition("\n")[2]
+                    last = "" if self._output is None else self._output.end.rstrip().rpartition("\n")[2]
                     log.info("engine_server_starting", waited_s=round(waited_s), last_line=last[:200])
         self._list_load_files()
         log.info("engine_server_ready", pid=self.pid, url=self.url, start_s=round(clock() - begin, 1))

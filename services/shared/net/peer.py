@@ -390,7 +390,9 @@ class PeerClient:
         verdict = self._liveness.look(now)
         if verdict == "connect_again":
             fields = {"endpoint": self.endpoint, "silent_s": round(now - self._last_heard, 1)}
-            self._warnings.warning("connect_again", "silent", channel=self._spec.name, **fields)
+            # Nobody has to be there yet while a run starts.
+            level = "info" if self.welcome is None else "warning"
+            self._warnings.log("connect_again", "silent", level, channel=self._spec.name, **fields)
             await self._connect_again()
         elif verdict == "ask" and self._welcomed.is_set():
             await self._say_hello()

@@ -32,6 +32,39 @@ def test_off_a_terminal_there_is_one_line_for_each_change() -> None:
     ]
 
 
+def test_while_processes_start_lines_say_what_each_does_and_for_how_long() -> None:
+    output = StringIO()
+    with Display(PlainConsole(file=output, width=120), "runs/x", look="plain") as display:
+        early = a_status(rollouts=[])
+        children = [a_child("learner"), a_child("rollout-0")]
+        for elapsed_s, status, doing in (
+            (1.0, None, {"learner": "starts", "rollout-0": "starts SGLang, 1 s"}),
+            (2.0, early, {"learner": "starts", "rollout-0": "starts SGLang, 2 s"}),  # only seconds
+            (3.0, early, {"rollout-0": "starts SGLang, 3 s"}),
+            (4.0, None, {"rollout-0": "starts SGLang, 4 s"}),
+            (18.0, early, {"rollout-0": "starts SGLang, 18 s: loading"}),
+            (19.0, a_status(), {"rollout-1": "starts"}),
+        ):
+            display.doing = doing
+            display.show(status, children, elapsed_s)
+    assert [line[:60] for line in output.getvalue().splitlines()] == [
+        "[   1.0 s] starting: learner starts, rollout-0 starts SGLang",
+        "[   3.0 s] starting: learner running, rollout-0 starts SGLan",
+        "[  18.0 s] starting: learner running, rollout-0 starts SGLan",
+        "[  19.0 s] batch 3/60  version 4  reward 0.500  held-out -  ",
+    ]
+
+
+def test_the_table_says_what_starts_until_it_serves() -> None:
+    console = PlainConsole(file=(output := StringIO()), width=120, force_terminal=True, color_system=None)
+    with Display(console, "runs/x", look="live") as display:
+        display.doing = {"rollout-0": "starts SGLang, 3 s", "rollout-1": "waits for weights, 1 s"}
+        display.show(a_status(), [a_child("rollout-0"), a_child("rollout-1")], 0.0)
+    assert "serving, version 4, 64 episodes" in output.getvalue()
+    assert "SGLang" not in output.getvalue()
+    assert "waits for weights, 1 s" in output.getvalue()
+
+
 def test_on_a_terminal_there_is_a_table_of_the_run_and_its_processes() -> None:
     text = shown(a_status(), terminal=True)
     for part in ("3/60", "0.500 training", "- held out", "3 open, 5 ready", "1 dropped", "batch 3: 5 of 8 groups"):
