@@ -1,6 +1,7 @@
 """``gspo run``: all processes on this machine, with live progress and a report at the end."""
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +26,7 @@ from gspo_services.shared.runtime.log_files import LogLimits
 from gspo_services.shared.runtime.logs import configure_logging
 from gspo_services.shared.runtime.private_files import keep_private
 from gspo_services.shared.runtime.stray_processes import kill_orphans
-from gspo_services.shared.settings import Settings, forwarded_arguments, load_settings, require_model
+from gspo_services.shared.settings import FETCHED, Settings, forwarded_arguments, load_settings, require_model
 
 log = structlog.get_logger()
 
@@ -60,7 +61,8 @@ def with_free_ports(config: Path, overrides: Sequence[str], look: Look, claims: 
 
     Raises: ConfigurationError.
     """
-    settings = load_settings(config, overrides)
+    settings = load_settings(config, overrides, fetch=True)
+    os.environ[FETCHED] = "1"
     keep_private(settings.run.directory)
     moved = moved_ports(settings, claims)
     if moved and look != "quiet":

@@ -40,7 +40,7 @@ def generation_settings(config: Path, overrides: Sequence[str], out: Path, num_g
     """The settings of the generating run, and the overrides of ``config`` that give them. Raises: ConfigurationError."""
     if num_groups < 1:
         raise ConfigurationError(f"--groups is {num_groups}: use at least 1")
-    size = load_settings(config, overrides).batch.groups_per_batch
+    size = load_settings(config, overrides, fetch=True).batch.groups_per_batch
     num_batches = -(-num_groups // size)
     own = [
         f"run.directory={out}",

@@ -147,7 +147,7 @@ def _seconds(text: str) -> float:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    configuration = load_configuration(arguments.config, arguments.overrides)
+    configuration = load_configuration(arguments.config, arguments.overrides, fetch=not arguments.elsewhere)
     situation = _situation(arguments, configuration)
     findings = _findings(situation, None if arguments.no_code else arguments.timeout)
     where = "other machines" if situation.has_unknown_hardware else situation.hardware.text

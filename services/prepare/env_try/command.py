@@ -128,7 +128,7 @@ def _source(arguments: argparse.Namespace) -> AnswerSource:
 
 def _try(arguments: argparse.Namespace) -> int:
     """Play the episodes and show them. Returns the exit status. Raises: ConfigurationError, EndpointError, ServiceError."""
-    settings = load_settings(arguments.config, arguments.overrides)
+    settings = load_settings(arguments.config, arguments.overrides, fetch=True)
     if arguments.model is not None:
         settings = settings.model_copy(update={"model": settings.model.model_copy(update={"path": arguments.model})})
     with tempfile.TemporaryDirectory(prefix="gspo-try-") as folder, _output(apart=arguments.json) as output:

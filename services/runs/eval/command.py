@@ -147,7 +147,7 @@ def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     """Score and report. Returns the exit status. Raises: what main explains."""
-    settings = load_settings(arguments.config, arguments.overrides)
+    settings = load_settings(arguments.config, arguments.overrides, fetch=True)
     out: Path = arguments.out or Path("evaluations") / arguments.config.stem
     models = scored_models(settings, arguments.model, arguments.checkpoint)
     terms = chosen_sets(settings, arguments.only, _changes(arguments))

@@ -80,7 +80,7 @@ class TrainingRun:
         Raises: ConfigurationError, before anything starts, when the configuration cannot be used or the run is active.
         """
         words = overrides_of(overrides)
-        settings = load_settings(Path(config), words)
+        settings = load_settings(Path(config), words, fetch=True)
         require_model(settings.model.path)
         directory = settings.run.directory.absolute()
         if is_held(directory):

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FETCHES = "`gspo run` and `gspo check` fetch it from the Hugging Face hub"
 _FOLDERS = ("models", "data", "datasets", "runs", "checkpoints", "out")
 """What people call folders that are yet to be made, and nobody on the hub is called."""
 _FILES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst", ".txt")
@@ -14,24 +15,28 @@ _FILES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst"
 
 def way_to_model(path: Path) -> str:
     """How to get a model that is not at ``path``, for people: a name of the Hugging Face hub looks like a relative path."""
+    if path.parts[:1] == ("hf:",):
+        return _FETCHES
     if is_hub_name(path):
-        to = f"models/{path.name}"
-        return f'`hf download {path} --local-dir {to}` fetches it from the Hugging Face hub; then model.path = "{to}"'
+        by_hand = f"hf download {path} --local-dir models/{path.name}"
+        return f'model.path = "hf://{path}" fetches it from the Hugging Face hub, as does `{by_hand}`'
     return f"`gspo model tiny {path}` makes a small model"
 
 
 def way_to_rows(path: Path) -> str:
     """Likewise for rows that are not at ``path``; empty where nothing is known."""
+    if path.parts[:1] == ("hf:",):
+        return f"; {_FETCHES}"
     if not is_hub_name(path):
         return ""
-    to = f"data/{path.name}"
-    return f"; if it is on the Hugging Face hub, `hf download {path} --repo-type dataset --local-dir {to}` fetches it"
+    by_hand = f"hf download {path} --repo-type dataset --local-dir data/{path.name}"
+    return f'; if it is on the Hugging Face hub, "hf://datasets/{path}" fetches it, as does `{by_hand}`'
 
 
-def is_hub_name(path: Path) -> bool:
-    """Whether ``path`` reads like owner/name on the Hugging Face hub, and is nothing here."""
+def is_hub_name(path: Path, folder: Path = Path()) -> bool:
+    """Whether ``path`` reads like owner/name on the Hugging Face hub, and is nothing in ``folder``."""
     is_one = _HUB_NAME.fullmatch(str(path)) is not None and path.parent.name not in _FOLDERS
-    return is_one and path.suffix not in _FILES and not path.parent.exists()
+    return is_one and path.suffix not in _FILES and not (folder / path).parent.exists()
 
 
 def expanded(text: str) -> Path:

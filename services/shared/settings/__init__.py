@@ -16,6 +16,7 @@ from gspo_services.shared.settings.configuration import (
 )
 from gspo_services.shared.settings.exposure import EXPOSED, is_private
 from gspo_services.shared.settings.fingerprint import run_fingerprint
+from gspo_services.shared.settings.hub import FETCHED
 from gspo_services.shared.settings.keys import (
     RENAMED,
     Key,
@@ -61,6 +62,7 @@ from gspo_services.shared.settings.told import HIDDEN, told_settings
 
 __all__ = [
     "EXPOSED",
+    "FETCHED",
     "HIDDEN",
     "ONLY_SET",
     "RENAMED",

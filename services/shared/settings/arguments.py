@@ -43,7 +43,7 @@ def parse_process_arguments(
         )
     parser.add_argument("--name", default=default_name, help="this process's name among its peers (default: %(default)s)")
     arguments = parser.parse_args(argv)
-    settings = load_settings(arguments.config, arguments.overrides, environment)
+    settings = load_settings(arguments.config, arguments.overrides, environment, fetch=True)
     keep_private(settings.run.directory)
     return ProcessArguments(
         settings=settings,

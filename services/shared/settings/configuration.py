@@ -15,7 +15,8 @@ from pydantic_core import ErrorDetails
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.paths import way_to_model
 from gspo_services.shared.runtime.user_modules import USERS_FOLDER
-from gspo_services.shared.settings.folder import placed
+from gspo_services.shared.settings.folder import placed, with_paths
+from gspo_services.shared.settings.hub import SCHEME, local_path
 from gspo_services.shared.settings.keys import RENAMED, close_match, names_in
 from gspo_services.shared.settings.sections import Settings
 
@@ -56,12 +57,16 @@ class _Given:
         self.sources[name] = f"{before}, {origin}" if before and len(keys) > 2 else origin
 
 
-def load_settings(path: Path | None, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> Settings:
+def load_settings(
+    path: Path | None, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ, *, fetch: bool = False
+) -> Settings:
     """Load settings from ``path`` (None: the defaults), the environment and ``overrides`` ("section.key=value").
+
+    ``fetch``: bring models and data sets that are named ``hf://...`` from the Hugging Face hub.
 
     Raises: ConfigurationError naming the file, the key, the value and what to do.
     """
-    return load_configuration(path, overrides, environment).settings
+    return load_configuration(path, overrides, environment, fetch=fetch).settings
 
 
 def load_configuration(
@@ -70,8 +75,10 @@ def load_configuration(
     environment: Mapping[str, str] = os.environ,
     *,
     renamed: Mapping[str, str] = RENAMED,
+    fetch: bool = False,
 ) -> Configuration:
-    """Load settings, with the source of each value. ``renamed``: new names of keys by their old ones.
+    """Load settings, with the source of each value. ``renamed``: new names of keys by their old ones. ``fetch``: as
+    ``load_settings`` has it.
 
     Raises: ConfigurationError as ``load_settings`` does.
     """
@@ -86,13 +93,29 @@ def load_configuration(
             given.put(keys, _value(value), f"environment {name}")
     for override in overrides:
         _put_override(given, override)
-    settings = validated(given.plain, origin, given.sources, renamed)
     if path is not None:
         # Worker processes find the user's modules there, too.
         os.environ[USERS_FOLDER] = os.path.abspath(folder)
-    if folder != Path():
-        settings = settings.read_in(str(folder), told_paths)
+    settings = validated(found_on_hub(given.plain, told_paths, fetch=fetch), origin, given.sources, renamed)
+    settings = settings.read_in("" if folder == Path() else str(folder), told_paths)
     return Configuration(settings=settings, sources=given.sources)
+
+
+def found_on_hub(plain: Mapping[str, Any], told_paths: dict[str, str], *, fetch: bool) -> dict[str, Any]:
+    """Put paths of the hub's cache in place of ``hf://...``, and note in ``told_paths`` what was said.
+
+    Raises: ConfigurationError when one cannot be had that is to be fetched.
+    """
+
+    def find(text: str) -> str:
+        if not text.startswith(SCHEME):
+            return text
+        path = local_path(text, fetch=fetch)
+        # A path has no two slashes in a row.
+        told_paths[os.path.normpath(path)] = text
+        return path
+
+    return with_paths(plain, find)
 
 
 def _keys(table: Any) -> Iterable[str]:
@@ -110,7 +133,9 @@ def override_settings(settings: Settings, overrides: Sequence[str]) -> Settings:
     given = _Given(settings.model_dump(mode="json"))
     for override in overrides:
         _put_override(given, override)
-    return validated(given.plain, "--set", given.sources).read_in(settings.folder, settings.told_paths)
+    told_paths = dict(settings.told_paths)
+    plain = found_on_hub(given.plain, told_paths, fetch=False)
+    return validated(plain, "--set", given.sources).read_in(settings.folder, told_paths)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from gspo_services.shared.runtime.paths import is_hub_name
+
 PATHS: Final[Mapping[str, tuple[str, ...]]] = {
     "run": ("directory",),
     "model": ("path",),
@@ -28,7 +30,8 @@ def placed(plain: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], dict
     told: dict[str, str] = {}
 
     def place(text: str) -> str:
-        if not is_relative(text):
+        # A name of the hub is told apart from a path that is not there.
+        if not is_relative(text) or is_hub_name(Path(text), folder):
             return text
         path = os.path.normpath(folder / text)
         # Settings have their variables filled in, an environment's options do not yet.

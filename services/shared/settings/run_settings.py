@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gspo_services.shared.runtime.errors import ConfigurationError
-from gspo_services.shared.settings.configuration import validated
+from gspo_services.shared.settings.configuration import found_on_hub, validated
 from gspo_services.shared.settings.folder import is_relative, placed, with_paths
 from gspo_services.shared.settings.sections import Settings
 from gspo_services.shared.settings.told import told_settings
@@ -47,9 +47,9 @@ def read_run_settings(directory: Path) -> Settings:
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from error
     folder = _folder(plain, directory)
-    if not folder:
-        return validated(plain, str(path))
-    plain, told_paths = placed(plain, Path(folder))
+    plain, told_paths = placed(plain, Path(folder)) if folder else (plain, {})
+    if isinstance(plain, dict):
+        plain = found_on_hub(plain, told_paths, fetch=False)
     return validated(plain, str(path)).read_in(folder, told_paths)
 
 

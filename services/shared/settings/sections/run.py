@@ -38,7 +38,8 @@ class Model(Section):
     """The policy."""
 
     path: FilePath = Path("models/tiny")
-    """Hugging Face model directory (config.json, *.safetensors, tokenizer.json): the starting weights."""
+    """Hugging Face model directory (config.json, *.safetensors, tokenizer.json), or its name on the hub, as in
+    hf://Qwen/Qwen3-0.6B: the starting weights."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The type in which weights are published and served."""
     float32_head: bool = False
