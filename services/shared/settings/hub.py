@@ -92,8 +92,8 @@ def local_path(text: str, *, fetch: bool) -> str:
 
 
 def _refused(name: HubName, error: Exception) -> str:
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
     from huggingface_hub import get_token
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     token = "HF_TOKEN is not set, and nobody is logged in" if get_token() is None else "with the token that is set"
     if isinstance(error, GatedRepoError):
