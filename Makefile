@@ -1,6 +1,11 @@
 # `make demo` sets up and runs the main job, `make test` sets up and runs all checks. `make help` lists the rest.
 
+# 3.11, 3.12 or 3.13.
 PYTHON ?= python3.11
+NO_PYTHON = $(PYTHON) not found: install it, or run make PYTHON=/path/to/python3.13 (3.11 to 3.13)
+# What CUDA 13 needs, and where the kernel says what there is.
+OLDEST_DRIVER := 580
+DRIVER ?= /proc/driver/nvidia/version
 VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
@@ -54,7 +59,7 @@ help: ## list the targets
 setup: $(VENV)/.installed ## install everything into .venv (CPU; about 3 minutes the first time)
 
 $(VENV)/.installed: requirements/torch.txt requirements/cpu.txt requirements/dev.txt requirements/deepspeed.txt pyproject.toml setup.py Makefile
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11, or run make PYTHON=/path/to/python3.11"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "$(NO_PYTHON)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),$(PIP) $(TORCH),$(PIP) $(LOCKED) -r requirements/torch.txt || { echo "$(NO_TORCH)"; exit 1; })
 	# --no-deps: SGLang's own requirements are CUDA builds; requirements/cpu.txt names every package it needs on CPU.
@@ -66,7 +71,9 @@ $(VENV)/.installed: requirements/torch.txt requirements/cpu.txt requirements/dev
 setup-gpu: $(GPU)/.installed ## install SGLang, DeepSpeed and this project for a GPU into .venv-gpu (Linux, CUDA 13; about 10 GB)
 
 $(GPU)/.installed: requirements/gpu.txt requirements/deepspeed.txt pyproject.toml setup.py
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11, or run make PYTHON=/path/to/python3.11"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "$(NO_PYTHON)"; exit 1; }
+	@found=$$(sed -n 's/.*Kernel Module[^0-9]*\([0-9]*\)\..*/\1/p' $(DRIVER) 2>/dev/null); test "$${found:-$(OLDEST_DRIVER)}" -ge $(OLDEST_DRIVER) || \
+	    { echo "the GPUs' driver is $$found, and requirements/gpu.txt is for CUDA 13, which needs $(OLDEST_DRIVER) or newer: update the driver"; exit 1; }
 	test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)
 	$(GPU_PIP) $(LOCKED) -r requirements/gpu.txt
 	# Its operations are compiled when they are first used: that needs a compiler, and learners of one GPU use none.
@@ -265,10 +272,11 @@ test-sandbox-leaks: setup ## 10,000 runs in sandboxes, here and over HTTP, kill 
 	$(ONCE_MORE) -m pytest -m sandbox --timeout 7200 -p no:cacheprovider tests/sandbox/hostile
 test-sandbox-leaks: export GSPO_TEST_HOSTILE = 2000
 
-# As an ordinary user, where this one is root and another python3.11 than root's own is there.
-ONCE_MORE = test "$$(id -u)" != 0 || ! test -x /usr/bin/python3.11 || \
-    HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$(CURDIR)/names:$(CURDIR):$(CURDIR)/$(VENV)/lib/python3.11/site-packages" \
-    setpriv --reuid=12345 --regid=12345 --clear-groups /usr/bin/python3.11
+# As an ordinary user, where this one is root and another Python of this version than root's own is there.
+SYSTEM_PYTHON = /usr/bin/$(notdir $(PYTHON))
+ONCE_MORE = test "$$(id -u)" != 0 || ! test -x $(SYSTEM_PYTHON) || \
+    HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$(CURDIR)/names:$(CURDIR):$$($(BIN)/python $(SITE))" \
+    setpriv --reuid=12345 --regid=12345 --clear-groups $(SYSTEM_PYTHON)
 
 test-trackers: $(TRACKERS)/.installed ## TensorBoard, Weights & Biases, MLflow and Trackio: what they store is what metrics.jsonl has; needs the package index
 	$(TRACKERS)/bin/python -m pytest -m trackers tests/trackers

@@ -1,6 +1,6 @@
 """Writes the hash of each file that an installation may take beside its version: `make lock-hashes`; needs uv.
 
-The versions stay as they are. Only files for CPython 3.11 and 3.12 on Linux are listed, and sources.
+The versions stay as they are. Only files for CPython 3.11 to 3.13 on Linux are listed, and sources.
 """
 
 import re
@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 
 PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s\\;]+)", re.MULTILINE)
-TARGETS = list(product(("3.11", "3.12"), ("x86_64", "aarch64")))
+TARGETS = list(product(("3.11", "3.12", "3.13"), ("x86_64", "aarch64")))
 EXTRA = {
     "torch.txt": {"torch": ("6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",)},
 }

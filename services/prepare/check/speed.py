@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.situation import ReadModel, Situation
-from gspo_services.shared.estimates import RunPace, Span, engine_memory, pace_of, version_span, work_of
+from gspo_services.shared.estimates import RunPace, Span, Work, engine_memory, pace_of, roofline, version_span, work_of
 
 
 def speed_findings(situation: Situation, model: ReadModel, prompt_tokens: float) -> Iterator[Finding]:
@@ -30,9 +30,25 @@ def speed_findings(situation: Situation, model: ReadModel, prompt_tokens: float)
         "speed", "ok",
         f"{rollouts} rollouts sample {pace.sampled.rate}, {situation.num_ranks} ranks train {pace.trained.rate}, {answers}",
     )  # fmt: skip
+    yield from _least_time(situation, model, work)
     yield _balance(situation, pace)
     version = version_span(model.shape, settings, cores=situation.hardware.cores, num_rollouts=rollouts)
     yield _lag(situation, pace, version)
+
+
+def _least_time(situation: Situation, model: ReadModel, work: Work) -> Iterator[Finding]:
+    """What bounds training where several GPUs train together."""
+    device = situation.hardware.device
+    if device is None or model.shape is None or situation.num_ranks == 1:
+        return
+    least = roofline(model.shape, situation.settings, work, device)
+    if least is not None:
+        yield _estimated(
+            "least time", "ok",
+            f"a micro-batch of {least.tokens:,} tokens: operations {least.operations:.2g} s, weights and gradients "
+            f"{least.ring:.2g} s, tokens between ranks {least.exchanged:.2g} s at published rates, bound by {least.bound}; "
+            f"once a step {least.of_step:.2g} s; at most {least.tokens_per_s:,.0f} tokens/s a rank, MFU {least.mfu:.0%}",
+        )  # fmt: skip
 
 
 def _estimated(check: str, status: str, text: str, way_out: str = "") -> Finding:

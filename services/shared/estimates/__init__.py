@@ -6,18 +6,21 @@ from gspo_services.shared.estimates.engine import EngineMemory, engine_memory
 from gspo_services.shared.estimates.hardware import Device, Hardware, device_named, known_devices
 from gspo_services.shared.estimates.host import HostMemory, learner_host, rollout_host
 from gspo_services.shared.estimates.learner import (
+    CUDA_BYTES,
     LearnerMemory,
     activation_bytes_per_token,
     learner_memory,
     live_elements,
     trained_parameters,
 )
+from gspo_services.shared.estimates.roofline import Roofline, Traffic, roofline, traffic_of
 from gspo_services.shared.estimates.shape import ModelShape, ShapeError, shape_of
 from gspo_services.shared.estimates.speed import RunPace, Work, pace_of, work_of
 from gspo_services.shared.estimates.table import MemoryRow, memory_rows, memory_text
 from gspo_services.shared.estimates.versions import version_span
 
 __all__ = [
+    "CUDA_BYTES",
     "KEPT_BY_ENGINE",
     "ColocatedMemory",
     "Device",
@@ -27,9 +30,11 @@ __all__ = [
     "LearnerMemory",
     "MemoryRow",
     "ModelShape",
+    "Roofline",
     "RunPace",
     "ShapeError",
     "Span",
+    "Traffic",
     "Work",
     "activation_bytes_per_token",
     "colocated_memory",
@@ -44,7 +49,9 @@ __all__ = [
     "memory_text",
     "pace_of",
     "rollout_host",
+    "roofline",
     "shape_of",
+    "traffic_of",
     "trained_parameters",
     "version_span",
     "work_of",

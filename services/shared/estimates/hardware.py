@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 
@@ -17,6 +17,8 @@ class Device:
     """Bytes a second between the device and its memory; None: unknown."""
     peak: float | None
     """Operations a second in bfloat16, dense; None: unknown."""
+    link: float | None = None
+    """Bytes a second and direction between GPUs of one machine (NVLink); None: unknown, or there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +45,18 @@ class Hardware:
 
 _MIB: Final = 2.0**20
 _DEVICES: Final = tuple(
-    Device(name=name, memory_bytes=mib * _MIB, bandwidth=bandwidth * 1e12, peak=peak * 1e12)
-    for name, mib, bandwidth, peak in (
-        ("A100", 81_920, 2.04, 312),
-        ("H100", 81_559, 3.35, 989),
-        ("H200", 143_771, 4.8, 989),
-        ("B200", 183_359, 7.7, 2250),
-        ("L40S", 46_068, 0.864, 362),
-        ("4090", 24_564, 1.008, 165),
+    Device(name=name, memory_bytes=mib * _MIB, bandwidth=bandwidth * 1e12, peak=peak * 1e12, link=link and link * 1e9)
+    for name, mib, bandwidth, peak, link in (
+        ("A100", 81_920, 2.04, 312, 300),
+        ("H100", 81_559, 3.35, 989, 450),
+        ("H200", 143_771, 4.8, 989, 450),
+        ("B200", 183_359, 7.7, 2250, 900),
+        ("L40S", 46_068, 0.864, 362, None),
+        ("4090", 24_564, 1.008, 165, None),
     )
 )
-"""Memory as nvidia-smi reports it, bandwidth and dense bfloat16 from NVIDIA's data sheets: SXM, 80 GB for A100 and H100."""
+"""Memory as nvidia-smi reports it, bandwidth, dense bfloat16 and half of NVLink's total from NVIDIA's
+data sheets: SXM, 80 GB for A100 and H100."""
 
 
 def known_devices() -> tuple[str, ...]:
@@ -70,4 +73,4 @@ def device_named(name: str, memory_bytes: float | None = None) -> Device | None:
     found = next((device for device in _DEVICES if device.name in plain), None)
     if found is None or memory_bytes is None:
         return found
-    return Device(name=found.name, memory_bytes=memory_bytes, bandwidth=found.bandwidth, peak=found.peak)
+    return replace(found, memory_bytes=memory_bytes)

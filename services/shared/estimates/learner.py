@@ -20,8 +20,13 @@ CUDA_BYTES: Final = Span(0.8 * GIB, 2.0 * GIB)
 """CUDA's context, NCCL's buffers, kernels."""
 CPU_PROCESS_BYTES: Final = Span(0.6 * GIB, 1.2 * GIB)
 """An interpreter with torch, transformers and DeepSpeed."""
-ACTIVATIONS_WIDTH: Final = (0.7, 1.5)
-"""Factors for temporaries of kernels and fragments of the allocator, relative to what autograd keeps."""
+ACTIVATIONS_WIDTH: Final = {True: (0.9, 1.1), False: (0.7, 1.5)}
+"""Factors on a GPU, as peaks of the real code on paper show them (tests/support/paper), and on a host, whose attention and
+experts are loops."""
+
+
+PASSING_OF_DENSE: Final = 2
+"""Hidden values of an MLP whose gradients exist at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +44,8 @@ class LearnerMemory:
     activations: Span
     """Logits, with their chunks."""
     bucket: float
-    """Gradients on their way to the rank that keeps them."""
+    """Gradients on their way to the ranks that keep them: ZeRO 1 in bfloat16 sends all at once, when the activations are
+    gone. Only what exceeds these counts."""
     working: Span
     """Gathered layers, and the process itself."""
     weights_on_host: float = 0.0
@@ -79,7 +85,9 @@ def learner_memory(shape: ModelShape, settings: Settings, *, cuda: bool, teacher
         whole = float(trained_parameters(shape, settings))
         part = whole / ranks
         weights += size * (part if stage == 3 else whole)
-    gradients = 4 * (part if stage >= 2 else whole) + (size * whole if stage == 1 else 0)
+    # On one rank nothing is sent, and ZeRO 2 keeps the gradients of the backward pass beside their sums, too.
+    stay = stage == 1 or (stage == 2 and ranks == 1)
+    gradients = 4 * (part if stage >= 2 else whole) + (size * whole if stay else 0)
     # In float32 without ZeRO the weights are their own masters.
     optimizer = 8 * whole if stage == 0 else 12 * part
     weights_on_host = gradients_on_host = optimizer_on_host = 0.0
@@ -89,15 +97,19 @@ def learner_memory(shape: ModelShape, settings: Settings, *, cuda: bool, teacher
         gradients = 0.0 if stage == 3 else gradients
     if learner.offload == "optimizer_and_parameters":
         weights, weights_on_host = 0.0, weights
+    activations = _activations(shape, settings, cuda=cuda)
+    # On a host only written parts of it take memory.
+    bucket = size * min(BUCKET_ELEMENTS, math.inf if cuda else whole) if stage > 0 else 0.0
+    if stage == 1 and learner.dtype == "bfloat16":
+        bucket = max(bucket, size * whole - activations.low)
     return LearnerMemory(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
         reference=size * (other + experts) if settings.objective.kl_coefficient > 0 else 0.0,
         teacher=float(size * teacher_parameters),
-        activations=_activations(shape, settings),
-        # On a host only written parts of it take memory.
-        bucket=size * min(BUCKET_ELEMENTS, math.inf if cuda else whole) if stage > 0 else 0.0,
+        activations=activations,
+        bucket=bucket,
         working=_working(shape, settings, cuda=cuda),
         weights_on_host=weights_on_host,
         gradients_on_host=gradients_on_host,
@@ -118,7 +130,10 @@ def _working(shape: ModelShape, settings: Settings, *, cuda: bool) -> Span:
     if learner.zero_stage == 3:
         layer = shape.gathered_layer(learner.expert_parallel)
         size = BYTES[learner.dtype]
-        working = working + Span(float(size * layer), float(size * min(live_elements(layer), shape.parameters)))
+        # What arrives lies in a buffer, from which it is copied into the parameters.
+        live = min(live_elements(layer), shape.parameters) + 3 * layer // 2
+        low, high = ACTIVATIONS_WIDTH[cuda]
+        working = working + Span(size * live * low, size * live * high)
     return working
 
 
@@ -127,26 +142,34 @@ def live_elements(layer: int) -> int:
     return max(LIVE_ELEMENTS, 5 * layer // 2)
 
 
-def _activations(shape: ModelShape, settings: Settings) -> Span:
-    """A micro-batch, and the chunks of logits of docs/evidence/performance.md, "Memory of the log-probs"."""
+def _activations(shape: ModelShape, settings: Settings, *, cuda: bool) -> Span:
+    """A micro-batch's peak: while a layer goes backward, or while the log-probs do, which come before it."""
     learner = settings.learner
     size, tokens = BYTES[learner.dtype], _tokens(settings)
     kept, passing = activation_bytes_per_token(shape, size, learner.mlp_tiles)
     if learner.activation_checkpointing:
-        on_device = 0.0 if learner.activation_offload else _checkpoints(shape, settings) / tokens
-        layers = on_device + kept + passing
+        kept_by_all = 0.0 if learner.activation_offload else _checkpoints(shape, settings) / tokens
+        of_layers, of_one = kept_by_all, kept + passing
     else:
-        layers = kept * shape.layers + passing
-    rows = min(learner.logprob_chunk_tokens, max(1, LOGIT_CHUNK_BYTES // (4 * shape.vocabulary)))
-    softmax = 4 * tokens * shape.vocabulary
-    logits: float = 2 * rows * 4 * shape.vocabulary + (softmax if softmax <= KEPT_SOFTMAX_BYTES else 0)
-    embedding = 4 * shape.vocabulary * shape.hidden  # the head's gradient is summed in float32
+        of_layers, of_one = kept * shape.layers, passing
+    layers = tokens * (of_layers + of_one)
     if settings.lora.is_used and "experts" in settings.lora.target_modules:
         # The sum of weights and change of every layer whose activations are kept.
-        kept = shape.expert_parameters / (shape.layers if learner.activation_checkpointing else 1)
-        logits += size * kept
-    low, high = ACTIVATIONS_WIDTH
-    return Span(tokens * layers * low, tokens * layers * high) + exactly(logits + embedding)
+        layers += size * shape.expert_parameters / (shape.layers if learner.activation_checkpointing else 1)
+    peak = max(layers, tokens * of_layers + _logprobs(shape, settings))
+    low, high = ACTIVATIONS_WIDTH[cuda]
+    return Span(peak * low, peak * high)
+
+
+def _logprobs(shape: ModelShape, settings: Settings) -> float:
+    """Chunks of logits as docs/evidence/performance.md has them ("Memory of the log-probs"), and the head's gradient, which
+    is summed in float32."""
+    learner, tokens = settings.learner, _tokens(settings)
+    rows = min(learner.logprob_chunk_tokens, max(1, LOGIT_CHUNK_BYTES // (4 * shape.vocabulary)))
+    softmax = 4 * tokens * shape.vocabulary
+    kept = softmax if softmax <= KEPT_SOFTMAX_BYTES else 0
+    head = (4 + BYTES[learner.dtype]) * shape.vocabulary * shape.hidden
+    return float(2 * rows * 4 * shape.vocabulary + kept + head)
 
 
 def _tokens(settings: Settings) -> int:
@@ -183,6 +206,10 @@ def activation_bytes_per_token(shape: ModelShape, element_bytes: int, mlp_tiles:
         mlp += size * 4 * shape.shared_ffn
     else:
         mlp = size * 4 * shape.ffn
-    if mlp_tiles == 1 or shape.experts:
-        return float(norms + heads + attention + mlp), 0.0
+    if shape.experts:
+        # Backward, the rows of all chosen experts are gathered, filled with zeros and added up again.
+        wide = max(size, 4 if shape.float32_gates else 0)
+        return float(norms + heads + attention + mlp), float(3 * wide * shape.experts_per_token * shape.hidden)
+    if mlp_tiles == 1:
+        return float(norms + heads + attention + mlp), float(PASSING_OF_DENSE * size * shape.ffn)
     return float(norms + heads + attention + size * shape.hidden), mlp / mlp_tiles

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 QK_NORM: Final = frozenset({"qwen3", "qwen3_moe"})
 """Families that normalise each head of queries and keys."""
+FLOAT32_GATES: Final = frozenset({"glm4_moe"})
+"""Families whose gates are float32, and with them the experts' results that they multiply."""
 QKV_BIAS: Final = frozenset({"qwen2", "qwen2_moe"})
 """Families with a bias on queries, keys and values that config.json does not mention."""
 
@@ -47,6 +49,7 @@ class ModelShape:
     tied: bool = False
     """The head is the embedding."""
     qk_norm: bool = False
+    float32_gates: bool = False
     biases: int = 0
     """Number of biases of attention in a layer."""
     max_positions: int | None = None
@@ -54,7 +57,7 @@ class ModelShape:
     @property
     def expert_parameters(self) -> int:
         """E of docs/guide/learner.md: parameters in the experts that a router chooses from."""
-        return self._mixed_layers * self.experts * 3 * self.hidden * self.expert_ffn
+        return self.mixed_layers * self.experts * 3 * self.hidden * self.expert_ffn
 
     @property
     def other_parameters(self) -> int:
@@ -64,7 +67,7 @@ class ModelShape:
         norms = 2 * hidden + (2 * self.head_dim if self.qk_norm else 0)
         mixed = self.experts * hidden + (3 * hidden * self.shared_ffn + hidden if self.shared_ffn else 0)
         dense = 3 * hidden * self.ffn
-        of_layers = self.layers * (attention + norms) + self._mixed_layers * mixed + self._plain_layers * dense
+        of_layers = self.layers * (attention + norms) + self.mixed_layers * mixed + self._plain_layers * dense
         return of_layers + (1 if self.tied else 2) * self.vocabulary * hidden + hidden
 
     @property
@@ -101,7 +104,7 @@ class ModelShape:
             "attention": self.layers * (2 * (hidden + heads) + 2 * (hidden + keys)),
             "mlp": self._plain_layers * 3 * (hidden + self.ffn),
             # Gate and up are one matrix here, and have one A.
-            "experts": self._mixed_layers * self.experts * (hidden + 2 * self.expert_ffn + self.expert_ffn + hidden),
+            "experts": self.mixed_layers * self.experts * (hidden + 2 * self.expert_ffn + self.expert_ffn + hidden),
         }
         return rank * sum(sums[target] for target in targets)
 
@@ -110,12 +113,13 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
 
     @property
-    def _mixed_layers(self) -> int:
+    def mixed_layers(self) -> int:
+        """Layers with experts."""
         return self.layers - self.dense_layers if self.experts else 0
 
     @property
     def _plain_layers(self) -> int:
-        return self.layers - self._mixed_layers
+        return self.layers - self.mixed_layers
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:
@@ -139,21 +143,29 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         experts=experts,
         experts_per_token=_number(config, "num_experts_per_tok", experts) if experts else 0,
         expert_ffn=_number(config, "moe_intermediate_size", ffn) if experts else 0,
-        shared_ffn=_first(config, ("shared_expert_intermediate_size",)) if experts else 0,
+        shared_ffn=_shared_ffn(config) if experts else 0,
         dense_layers=_dense_layers(config, layers) if experts else 0,
         tied=bool(config.get("tie_word_embeddings", False)),
-        qk_norm=model_type in QK_NORM,
+        qk_norm=bool(config.get("use_qk_norm", model_type in QK_NORM)),
+        float32_gates=model_type in FLOAT32_GATES,
         biases=(heads + 2 * kv_heads) * head_dim + (0 if model_type in QKV_BIAS else hidden) if has_bias else 0,
         max_positions=_first(config, ("max_position_embeddings",)) or None,
     )
 
 
+def _shared_ffn(config: Mapping[str, Any]) -> int:
+    """Qwen gives the width of its shared expert; GLM and DeepSeek their number, each as wide as the others."""
+    wide = _first(config, ("shared_expert_intermediate_size",))
+    return wide or _first(config, ("n_shared_experts",)) * (_first(config, ("moe_intermediate_size",)))
+
+
 def _dense_layers(config: Mapping[str, Any], layers: int) -> int:
-    """Return the layers without experts: those listed, and those between the sparse ones."""
+    """Return the layers without experts: those listed, the first ones, and those between the sparse ones."""
     given = config.get("mlp_only_layers")
     listed = given if isinstance(given, list) else []
     step = max(1, _first(config, ("decoder_sparse_step",)) or 1)
-    return sum(1 for layer in range(layers) if layer in listed or (layer + 1) % step)
+    first = _first(config, ("first_k_dense_replace",))
+    return sum(1 for layer in range(layers) if layer in listed or layer < first or (layer + 1) % step)
 
 
 def _number(config: Mapping[str, Any], key: str, default: int | None = None) -> int:

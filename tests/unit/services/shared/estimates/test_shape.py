@@ -6,6 +6,7 @@ import pytest
 
 from gspo_services.shared.estimates import ShapeError, shape_of
 from tests.support.checking.shapes import MIXTRAL_8X7B, QWEN3_06B, QWEN3_8B, QWEN3_30B, TINY
+from tests.support.paper.shapes import MODELS
 
 QWEN2_7B: dict[str, Any] = {
     "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
@@ -70,3 +71,10 @@ def test_a_config_without_a_shape_names_the_key(change: dict[str, Any], part: st
     with pytest.raises(ShapeError, match="expected a number from 1 up") as caught:
         shape_of(QWEN3_30B | change)
     assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("model", ["GLM-4.5-Air", "GLM-4.5", "gpt-oss-120b", "Qwen3-235B-A22B"])
+def test_large_mixtures_have_as_many_parameters_as_transformers_gives_them(model: str) -> None:
+    known = {"GLM-4.5-Air": 106_852_245_504, "GLM-4.5": 352_797_814_784, "gpt-oss-120b": 116_829_156_672}
+    found = shape_of(MODELS[model]).parameters
+    assert found == pytest.approx(known.get(model, 235_093_634_560), rel=5e-4)
