@@ -22,7 +22,11 @@ ASK_AGAIN_S = 1.0
 class FakeLearner:
     """Counts what it takes; ``run`` until cancelled."""
 
-    def __init__(self, context: zmq.asyncio.Context, endpoints: Sequence[str], clock: Clock) -> None:
+    def __init__(
+        self, context: zmq.asyncio.Context, endpoints: Sequence[str], clock: Clock, *, num_metrics: int = 1
+    ) -> None:
+        """``num_metrics``: of each batch; a real learner's are some 200."""
+        self._metrics = {f"metric_{number}": 0.5 / (number + 1) for number in range(num_metrics)}
         self._peers = [
             PeerClient(context, BATCH, endpoint, role="learner", peer="learner", session="s-learner", clock=clock)
             for endpoint in endpoints
@@ -45,7 +49,7 @@ class FakeLearner:
                 await self._publish()
                 done = {"policy_version": self.num_batches + 1}
                 for peer in self._peers:
-                    await peer.send(Trained(index=self.num_batches - 1, metrics={"loss": 0.5}, **done))
+                    await peer.send(Trained(index=self.num_batches - 1, metrics=self._metrics, **done))
                     await peer.send(Checkpointed(next_batch=self.num_batches, **done))
 
     async def _publish(self) -> None:

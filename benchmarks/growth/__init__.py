@@ -1,0 +1,1 @@
+"""What of a run grows with its batches, and how fast."""
