@@ -49,7 +49,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-real demo-calculator demo-agent demo-code demo-verifiers demo-repair demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
 	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-computers bench-sandbox bench-pipeline bench-trl bench-weights bench-parts \
-	bench-stalls bench-fleet test lint types contracts unit test-demo test-wheel test-parity test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
+	bench-stalls bench-fleet bench-growth test lint types contracts unit test-demo test-wheel test-parity test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
 	gpu-report gpu-pack setup-gpu lock-gpu lock-hashes \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images sbom chart push-chart push-manifests clean
 
@@ -167,6 +167,9 @@ bench-broker: setup ## intake of one broker, compared with raw SQLite and raw so
 
 bench-fleet: setup ## one broker against fleets of 10 and 100 rollouts without engines: what grows with their number
 	$(BIN)/python -m benchmarks.fleet --rollouts 10 100 --json runs/fleet.json --plot runs/fleet.png
+
+bench-growth: setup ## a run of ten thousand batches: what of it grows, and how fast
+	$(BIN)/python -m benchmarks.growth --json runs/growth.json
 
 bench-parts: setup ## a batch of 128 x 16 x 32,768 tokens from the ledger to two ranks: memory, and time beside a raw copy
 	$(BIN)/python -m benchmarks.batch_parts --json runs/batch_parts.json
