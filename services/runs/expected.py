@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from gspo.tasks.environments import Task, TaskSource
+from gspo.tasks.environments import Split, Task, TaskSource
 from gspo_services.broker.refresh import read_additions
 from gspo_services.broker.rows import AdditionRow
 from gspo_services.broker.store import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, reading
@@ -68,7 +68,8 @@ class ExpectedAnswers:
         return self._sources[name]
 
     def _opened(self, name: str) -> TaskSource:
-        settings, split = self._settings, "train" if name == "train" else "eval"
+        settings = self._settings
+        split: Split = "train" if name == "train" else "eval"
         if name.startswith(SETS):
             chosen = settings.evaluation.sets.get(name.removeprefix(SETS))
             if chosen is None:
