@@ -11,7 +11,15 @@ from tests.support.view.shown_runs import WILD, WILD_LOG, ShownRuns, shown, writ
 pytestmark = pytest.mark.view
 
 NewPage = Callable[..., Page]
-VIEWS = ("/r/wild", "/r/wild/t/8", "/r/wild/t/0", "/r/wild/tasks/train/3", "/r/wild/groups?status=dropped")
+VIEWS = (
+    "/r/wild",
+    "/r/wild/completions",
+    "/r/wild/batches/1",
+    "/r/wild/t/8",
+    "/r/wild/t/0",
+    "/r/wild/tasks/train/3",
+    "/r/wild/groups?status=dropped",
+)
 MOST_MARKS = 6
 OUTSIDE = """() => {
   const found = [];
@@ -68,6 +76,8 @@ def test_wild_text_is_shown_in_its_place_and_in_order(address: str, width: int, 
     page = new_page(wild, width)
     page.goto(address)
     page.wait_for_selector("main[data-ready]")
+    if address.endswith("/completions"):
+        page.wait_for_selector("tr[data-id]")
     for details in page.locator("details").all():
         details.evaluate("each => { each.open = true }")
     text = page.evaluate("document.body.textContent")

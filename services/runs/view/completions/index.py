@@ -75,8 +75,8 @@ class CompletionIndex:
         self._components: dict[str, NDArray[np.float32]] = {}
         self._next: list[int] = []
         """By ledger, the trajectory to go on from."""
-        self._in_play: list[set[int]] = []
-        """By ledger, the trajectories whose rows still change."""
+        self._in_play: list[dict[int, Row]] = []
+        """By ledger, the trajectories whose rows still change, and these rows."""
         self._shelved: list[frozenset[int]] = []
         self._versions: list[dict[int, int]] = []
         """By ledger, the version that each batch was assembled for."""
@@ -110,7 +110,7 @@ class CompletionIndex:
         if run_id != self._run_id or is_shorter or len(self._next) != len(parts):
             # Another run has the directory now, or this one stands as it did before.
             self._begin_again(run_id)
-            self._next, self._in_play = [0] * len(parts), [set() for _ in parts]
+            self._next, self._in_play = [0] * len(parts), [{} for _ in parts]
             self._shelved, self._versions = [frozenset()] * len(parts), [{} for _ in parts]
         self.total = sum(_number(part, COUNT) for part in parts)
         for place, part in enumerate(parts):
@@ -146,6 +146,8 @@ class CompletionIndex:
             self._shelved[ledger] = shelved
         for first in range(0, len(changed), SLICE):
             rows = _usable(part.select(ROWS + IN_LIST, (json.dumps(changed[first : first + SLICE]),)))
+            in_play = self._in_play[ledger]
+            rows = [row for row in rows if in_play.get(row[0]) != row]
             places = self._places([row[0] for row in rows])
             known = [row for row in rows if row[0] in places]
             if known:
@@ -183,8 +185,10 @@ class CompletionIndex:
         self._columns["reward"][places] = np.where(numbers["is_finished"], totals, np.nan)
         self._columns["version"][places], self._columns["lag"][places] = mean, assembled - mean
         is_in_play = np.isin(codes, IN_PLAY)
-        self._in_play[ledger] -= set(numbers["trajectory"][~is_in_play].tolist())
-        self._in_play[ledger] |= set(numbers["trajectory"][is_in_play].tolist())
+        in_play = self._in_play[ledger]
+        for trajectory in in_play.keys() & set(numbers["trajectory"][~is_in_play].tolist()):
+            del in_play[trajectory]
+        in_play |= {rows[at][0]: rows[at] for at in np.flatnonzero(is_in_play).tolist()}
         for place, text in zip(places.tolist(), components, strict=True) if set(components) != {"{}"} else ():
             self._fill_components(place, _components(text))
         self.revision += 1

@@ -31,7 +31,8 @@ def test_each_split_and_set_has_tasks_of_its_own(tmp_path: Path) -> None:
     train, held = write_rows(tmp_path / "train.jsonl", 1, 2), write_rows(tmp_path / "held.jsonl", 7)
     named = write_rows(tmp_path / "named.jsonl", 8, 9)
     of = expecting(
-        tmp_path, "environment.name=dataset", f'environment.options.train_path="{train}"', f'environment.options.eval_path="{held}"',
+        tmp_path, "environment.name=dataset", f'environment.options.train_path="{train}"',
+        f'environment.options.eval_path="{held}"',
         f'evaluation.sets.hard.options.eval_path="{named}"',
     )  # fmt: skip
     found = {name: of.of(name, [0]) for name in ("train", "eval", "eval/hard")}
