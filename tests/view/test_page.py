@@ -99,6 +99,9 @@ def test_text_of_a_run_is_never_markup(server: ShownRuns, new_page: NewPage) -> 
     open_view(page, "/r/small/tasks/train/3")
     expect(page.locator(".says").first).to_contain_text(HOSTILE)
     assert page.locator("main img, main script").count() == 0
+    open_view(page, "/r/small/completions")
+    expect(page.locator("a.pick").first).to_contain_text(HOSTILE)
+    assert page.locator("main img, main script").count() == 0
     assert "owned" not in page.title()
 
 

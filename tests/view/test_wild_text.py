@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.support.view.shown_runs import WILD, WILD_LOG, ShownRuns, shown, write_shown_run
 
@@ -112,3 +112,25 @@ def test_what_does_not_show_itself_is_written_out(wild: ShownRuns, new_page: New
     page.locator(".tk", has_text="gnorw").first.hover()
     expect(page.locator("#tip")).to_contain_text("\\u202egnorw si sihT")
     expect(page.locator("#leases")).to_contain_text("\\ud800")
+
+
+@pytest.mark.parametrize("address", ["/r/wild/completions", "/r/wild/batches/1", "/r/wild/t/8", "/r/wild/tasks/train/3"])
+def test_what_was_expected_is_shown_like_any_other_text(address: str, wild: ShownRuns, new_page: NewPage) -> None:
+    page = new_page(wild, 400)
+    names = [f"train:{task}" for task in range(30)]
+
+    def answer(route: Route) -> None:
+        route.fulfill(json={"expected": dict.fromkeys(names, "".join(WILD)), "error": "".join(WILD)})
+
+    page.route("**/expected?*", answer)
+    page.goto(address)
+    expect(page.locator("[data-expected]").first).to_contain_text("\\x1b[2J")
+    for details in page.locator("details").all():
+        details.evaluate("each => { each.open = true }")
+    text = page.evaluate("document.body.textContent")
+    assert hidden(text) == set()
+    assert most_marks(text) <= MOST_MARKS
+    assert page.evaluate(OUTSIDE) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert page.locator("main img, main script").count() == 0
+    assert "owned" not in page.title()

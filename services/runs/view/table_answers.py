@@ -23,6 +23,8 @@ EXPECTED_CHARACTERS: Final = 2000
 MOST_METRICS: Final = 16
 BLOCK_ROWS: Final = 128
 """Rows of a download that are read before other looks at the run have their turn."""
+SLICE_S: Final = 0.02
+"""Seconds for which an index that nobody waits for keeps others from looking at the run: a slice, mostly."""
 AHEAD: Final = 2_000_000
 """Trajectories of all runs together that are read before somebody asks for them; others are when they are asked for."""
 
@@ -126,7 +128,7 @@ class TableAnswers:
 async def _read_all(run: WatchedRun) -> None:
     def look() -> bool:
         with run.opened() as opened:
-            return run.completions.read(opened)
+            return run.completions.read(opened, SLICE_S)
 
     while not await run.call(look):
         pass

@@ -24,7 +24,7 @@ EXCERPT: Final = 320
 """Characters of a prompt or an answer in the table."""
 EXCERPT_TOKENS: Final = 400
 """Tokens from either end that an excerpt is made of: a long text is not decoded as a whole."""
-READ_S: Final = 0.4
+READ_S: Final = 0.2
 """Seconds of one answer for reading on, and for searching."""
 WORDS: Final = {
     "which": ("finished", "all"), "split": ("train", "eval"), "status": STATUSES, "order": ("up", "down"),
