@@ -23,7 +23,7 @@ EXPECTED_CHARACTERS: Final = 2000
 MOST_METRICS: Final = 16
 BLOCK_ROWS: Final = 128
 """Rows of a download that are read before other looks at the run have their turn."""
-SLICE_S: Final = 0.02
+SLICE_S: Final = 0.05
 """Seconds for which an index that nobody waits for keeps others from looking at the run: a slice, mostly."""
 AHEAD: Final = 2_000_000
 """Trajectories of all runs together that are read before somebody asks for them; others are when they are asked for."""

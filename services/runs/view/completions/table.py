@@ -102,22 +102,24 @@ class Completions:
         return self._index.is_complete
 
     def page(self, opened: OpenRun, query: CompletionQuery) -> dict[str, Any]:
-        """Return a page of the table, and how far the index is. Raises: ValueError for an unknown component."""
-        self.read(opened)
-        order = self.order(query)
+        """Return a page of the table; before the index is whole, only how far it is. Raises: ValueError."""
+        is_whole = self.read(opened)
+        # The worst of a part of the run are not the worst.
+        order = self.order(query) if is_whole else np.zeros(0, np.int64)
         plain: dict[str, Any] = {
-            "read": self._index.number, "total": self._index.total, "damaged": self._index.damaged, "number": len(order),
-            "components": self._index.components, "has_clipped": bool(np.isfinite(self._index.column("clipped")).any()),
-            "first": query.first, "newest": int(self._index.column("trajectory").max(initial=-1)) + 1,
+            "read": self._index.number, "total": self._index.total, "damaged": self._index.damaged, "is_whole": is_whole,
+            "number": len(order), "first": query.first, "components": self._index.components,
+            "newest": int(self._index.column("trajectory").max(initial=-1)) + 1,
+            "has_clipped": bool(np.isfinite(self._index.column("clipped")).any()),
         }  # fmt: skip
         if query.text:
             rows, following = self._searched(opened, order, query)
         else:
             rows = [self.row(opened, at) for at in order[query.first : query.first + query.most].tolist()]
             following = query.first + len(rows)
-        plain["next"] = following if following < len(order) else None
-        plain["text_error"] = self._texts.error
-        return plain | {"rows": rows}
+        return plain | {
+            "rows": rows, "next": following if following < len(order) else None, "text_error": self._texts.error,
+        }  # fmt: skip
 
     def order(self, query: CompletionQuery) -> Whole:
         """Return the places in the index of all completions that are like that, in order; unknown values come last.
@@ -156,7 +158,11 @@ class Completions:
         values = column(query.sort)[places].astype(np.float64)
         # A batch of -1 is none.
         values[(values < 0) & (query.sort == "batch")] = np.nan
-        return places[np.lexsort((column("trajectory")[places], -values if query.is_down else values))]
+        values = -values if query.is_down else values
+        trajectories = column("trajectory")[places]
+        # Of one broker they are in their order already: one stable sort instead of two.
+        is_ordered = bool((trajectories[1:] > trajectories[:-1]).all())
+        return places[np.argsort(values, kind="stable") if is_ordered else np.lexsort((trajectories, values))]
 
     def _searched(self, opened: OpenRun, order: Whole, query: CompletionQuery) -> tuple[list[dict[str, Any]], int]:
         """Look through texts in order until a page is full or the time is over: rows, and where to go on."""

@@ -43,19 +43,19 @@ async function follow(parts, isShown) {
     query.set("first", from);
     const data = await get(ofRun(run, `completions?${query}`));
     if (!isShown()) return;
-    const isWhole = data.read + data.damaged >= data.total;
+    const isWhole = data.is_whole;
     rows = asked.has("text") && isWhole ? [...rows, ...data.rows] : data.rows;
     const isDone = isWhole && (!asked.has("text") || rows.length >= MOST || data.next === null);
     replace(told, ...status(parts, data, rows, isWhole, isDone));
-    replace(table, ...drawn(parts, data, rows, isDone));
-    expect(table, run);
+    if (isWhole) replace(table, ...drawn(parts, data, rows, isDone));
+    if (isDone) expect(table, run);
     if (isDone) return;
     from = isWhole ? data.next : state.first;
   }
 }
 
 function status({ asked, to, state }, data, rows, isWhole, isDone) {
-  if (!isWhole) return [h("progress", { max: data.total, value: data.read, "aria-label": "read" }), h("span", { class: "small soft" }, `${number(data.read)} of ${number(data.total)} are read; the rows below are of these`)];
+  if (!isWhole) return [h("progress", { max: data.total, value: data.read, "aria-label": "read" }), h("span", { class: "small soft" }, `${number(data.read)} of ${number(data.total)} trajectories are read`)];
   const searched = asked.has("text") ? (data.next === null ? data.number : data.next) : null;
   return [
     !isDone && h("progress", { max: data.number, value: searched, "aria-label": "searched" }),

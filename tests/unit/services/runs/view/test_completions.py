@@ -13,7 +13,7 @@ import pytest
 
 from gspo_services.broker.store import LEDGER_FILE
 from gspo_services.runs.opening import open_run
-from gspo_services.runs.view.completions import CompletionIndex
+from gspo_services.runs.view.completions import CompletionIndex, Completions
 from tests.support.broker.ledger import LEARNER, LedgerHarness
 from tests.support.processes.small_run import FIRST, write_shared_run, write_small_run
 from tests.support.view.served import Client, Serve, answer, refused
@@ -228,6 +228,12 @@ async def test_what_was_expected_is_known_by_task(run: Path, serve: Serve) -> No
     (run / "settings.json").unlink()
     other = await answer(await serve(run), "/api/runs/run/expected?task=train:3")
     assert (other["expected"], "settings.json: missing" in other["error"]) == ({}, True)
+
+
+async def test_before_everything_is_read_there_is_no_worst(run: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Completions, "read", lambda self, opened: False)
+    found = await answer(await serve(run), PATH)
+    assert (found["rows"], found["is_whole"], found["read"]) == ([], False, 0)
 
 
 def test_an_index_goes_on_where_its_time_was_over(run: Path) -> None:
