@@ -138,6 +138,10 @@ def test_the_share_of_clipped_tokens_is_known_without_reading_them(tmp_path: Pat
         begin += count
         assert shares[trajectory] == pytest.approx(clipped.mean(), abs=1e-12)
     assert 0 < sum(shares.values()) < len(shares)
+    other = {"clipped_high_S": "clipped_low_S", "clipped_low_S": "clipped_high_S"}
+    swapped = tuple(other.get(name, name) for name in part.columns)
+    write_part(tmp_path, replace(part, columns=swapped), rank=0, world_size=1)
+    assert clipped_shares(tmp_path, 7) == shares, "at either bound"
     assert clipped_shares(tmp_path, 8) == {}
     (path,) = tmp_path.glob("learner-tokens/batch-*.npz")
     write_part(tmp_path, replace(part, columns=tuple("x" + name for name in part.columns)), rank=0, world_size=1)

@@ -14,13 +14,13 @@ from tests.support.view.served import Serve, answer, refused
 
 def test_the_last_training_of_a_batch_counts_and_neighbours_are_averaged() -> None:
     columns = MetricColumns()
-    lines = [a_batch(0, loss=1.0), a_batch(1, loss=2.0), a_batch(1, loss=4.0), an_evaluation(2, 0.5), a_batch(2, loss=8.0)]
+    lines = [a_batch(0, loss=1.0), a_batch(1, loss=2.0), a_batch(1, loss=4.0), a_batch(2, loss=8.0), an_evaluation(2, 0.5)]
     columns.take([{**line, "line": at, "time": 100.0 + at} for at, line in enumerate(lines, 1)])
     assert columns.plain("loss", 0, 9, 10) == {"name": "loss", "batch": [0, 1, 2], "values": [1.0, 4.0, 8.0]}
     assert columns.plain("loss", 1, 2, 10)["values"] == [4.0, 8.0]
     assert columns.plain("loss", 0, 9, 2) == {"name": "loss", "batch": [0, 2], "values": [2.5, 8.0]}
     assert columns.plain("eval/reward", 0, 9, 10) == {"name": "eval/reward", "batch": [2], "values": [0.5]}
-    assert columns.plain("time", 0, 9, 10)["values"] == [101.0, 103.0, 105.0], "an evaluation's time is no batch's"
+    assert columns.plain("time", 0, 9, 10)["values"] == [101.0, 103.0, 104.0], "an evaluation's time is no batch's"
     assert columns.plain("gone", 0, 9, 10)["values"] == []
 
 
