@@ -1,29 +1,22 @@
 """What the ledger adds to the watch over learning: rewards of the same tasks, and answers beside the expected ones."""
 
-import json
 import math
 import sqlite3
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tokenizers import Tokenizer
 
-from gspo.tasks.environments import Task
 from gspo_services.broker.store import NoLedger, StoreCorrupt
+from gspo_services.runs.expected import CHARACTERS, ExpectedAnswers
 from gspo_services.runs.opening import open_run
 from gspo_services.runs.reading import OpenRun, RecordedTrajectory
 from gspo_services.shared.learning import LearningOutcome, LearningWatch, Row, Tasks
 from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.settings import Settings
-from gspo_services.tasks.environments import create_environment, create_task_set
 
 SHOWN: Final = 3
-CHARACTERS: Final = 120
-"""Of a prompt's end, an answer, or what was expected."""
-EXPECTED: Final = ("answer", "answers", "solution", "expected", "target", "gold")
-"""Where tasks have what is expected."""
 _ERRORS: Final = (NoLedger, StoreCorrupt, sqlite3.Error, OSError)
 
 
@@ -89,7 +82,7 @@ def shown_answers(directory: Path, settings: Settings, *, number: int = SHOWN) -
         with open_run(directory) as run:
             groups = run.groups_of_batch(run.facts().num_batches - 1)[:number]
             chosen = [(group.task_index, member) for group in groups for member in group.members[:1]]
-            expected = _expected(settings, [task for task, _ in chosen])
+            expected = _expected(directory, settings, [task for task, _ in chosen])
             return [_shown(run, tokenizer, member, expected.get(task, "")) for task, member in chosen]
     except Exception:  # noqa: BLE001 - tokenizers raises plain ones, beside what a ledger may.
         return []
@@ -110,24 +103,8 @@ def _shown(run: OpenRun, tokenizer: Tokenizer, member: RecordedTrajectory, expec
     )
 
 
-def _expected(settings: Settings, indices: list[int]) -> dict[int, str]:
-    """What is expected of tasks, by index, of built-in environments: no code of a user runs here."""
-    environment = settings.environment
-    if ":" in environment.name or environment.name == "reasoning_gym":
+def _expected(directory: Path, settings: Settings, indices: list[int]) -> dict[int, str]:
+    # reasoning-gym takes seconds to start.
+    if settings.environment.name == "reasoning_gym":
         return {}
-    try:
-        create = create_task_set if settings.agent.is_used else create_environment
-        tasks = create(environment.name, environment.options).tasks("train")
-        return {index: expected_of(tasks.task(index)) for index in indices}
-    except (ValueError, OSError, IndexError):
-        return {}  # Its files may be elsewhere.
-
-
-def expected_of(task: Task) -> str:
-    """What a task says of its answer; all but its prompt, where it has no column for it."""
-    found: Any = next((task[name] for name in EXPECTED if name in task), None)
-    if found is None:
-        found = {name: value for name, value in task.items() if name not in ("prompt", "messages", "question")}
-    if isinstance(found, Mapping) and len(found) == 1:
-        found = next(iter(found.values()))
-    return one_line(found if isinstance(found, str) else json.dumps(found, default=str), CHARACTERS)
+    return ExpectedAnswers(directory, settings).of("train", indices)[0]

@@ -4,7 +4,7 @@ pickle; a file appears whole or not at all."""
 import os
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -91,6 +91,33 @@ def read_parts(run_directory: Path, batch: int) -> list[TokenPart]:
 
     Raises: ValueError naming a file that is damaged, or ranks whose part is missing; OSError.
     """
+    return [_read(path) for path in _paths(run_directory, batch)]
+
+
+def clipped_shares(run_directory: Path, batch: int) -> dict[int, float]:
+    """The share of its trained tokens that the loss clipped, of each trajectory of a batch; see ``read_parts``.
+
+    The arrays of tokens stay unread. Raises: ValueError, OSError.
+    """
+    weights: dict[int, float] = {}
+    sums: dict[int, float] = {}
+    for path in _paths(run_directory, batch):
+        fields = _arrays(path, ("trajectories_S", "counts_S", "columns", "stats_SC"))
+        try:
+            names, stats = fields["columns"].tolist(), fields["stats_SC"]
+            clipped_S = stats[:, names.index("clipped_high_S")] + stats[:, names.index("clipped_low_S")]
+            columns = (fields["trajectories_S"].tolist(), fields["counts_S"].tolist(), clipped_S.tolist())
+            rows = list(zip(*columns, strict=True))
+        except (ValueError, TypeError, IndexError) as error:
+            raise ValueError(f"{path}: not what a learner recorded: {error}") from error
+        for trajectory, count, clipped in rows:
+            weights[trajectory] = weights.get(trajectory, 0.0) + count
+            sums[trajectory] = sums.get(trajectory, 0.0) + count * clipped
+    return {trajectory: sums[trajectory] / weight for trajectory, weight in weights.items() if weight}
+
+
+def _paths(run_directory: Path, batch: int) -> list[Path]:
+    """The files of the last training of a batch, by rank. Raises: ValueError for ranks whose part is missing; OSError."""
     directory = run_directory / TOKEN_DIRECTORY
     by_world: dict[int, dict[int, Path]] = {}
     for path in directory.glob(f"batch-{batch:09d}-rank-*.npz"):
@@ -104,19 +131,24 @@ def read_parts(run_directory: Path, batch: int) -> list[TokenPart]:
     missing = [rank for rank in range(world) if rank not in paths]
     if missing:
         raise ValueError(f"{directory}: batch {batch} lacks the parts of ranks {_few(missing)} of {world}")
-    return [_read(paths[rank]) for rank in range(world)]
+    return [paths[rank] for rank in range(world)]
 
 
-def _read(path: Path) -> TokenPart:
+def _arrays(path: Path, names: Iterable[str]) -> dict[str, Any]:
+    """Some arrays of a file. Raises: ValueError when it is not what a learner recorded."""
     try:
         # Opened here: numpy leaves a file open that is no archive.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             found = int(arrays["format"])
             if found != FORMAT:
                 raise ValueError(f"format {found}, this release reads {FORMAT}")
-            fields = {name: arrays[name] for name in TokenPart.__dataclass_fields__}
+            return {name: arrays[name] for name in names}
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile, NotImplementedError, AttributeError, TypeError) as error:
         raise ValueError(f"{path}: not what a learner recorded: {error}") from error
+
+
+def _read(path: Path) -> TokenPart:
+    fields = _arrays(path, TokenPart.__dataclass_fields__)
     try:
         batch, version = int(fields.pop("batch")), int(fields.pop("policy_version"))
         columns = tuple(str(name) for name in fields.pop("columns").tolist())

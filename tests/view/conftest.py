@@ -63,7 +63,8 @@ def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     troubles: list[str] = []
     contexts = []
 
-    def new_page(server: ShownRuns, width: int = 1280, scheme: str = "light") -> Page:
+    def new_page(server: ShownRuns, width: int = 1280, scheme: str = "light", *, quiet: bool = True) -> Page:
+        """``quiet``: nothing may be on the console, such as a request that was refused."""
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, base_url=server.address)  # type: ignore[arg-type]
         contexts.append(context)
         page = context.new_page()
@@ -75,7 +76,10 @@ def new_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         # Watched, not routed: a route would add the time of this process to each request.
         page.on("request", judge)
         page.on("pageerror", lambda error: troubles.append(f"error {error}"))
-        page.on("console", lambda message: troubles.append(message.text) if message.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda message: troubles.append(message.text) if quiet and message.type in ("error", "warning") else None,
+        )
         return page
 
     yield new_page

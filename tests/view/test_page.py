@@ -17,6 +17,7 @@ pytestmark = pytest.mark.view
 NewPage = Callable[..., Page]
 VIEWS = {
     "/r/small": "small",
+    "/r/small/completions": "Completions",
     f"/r/small/batches/{BATCH}": f"Batch {BATCH}",
     "/r/small/groups?status=dropped": "Groups",
     "/r/small/t/8": "Trajectory 8",
@@ -98,6 +99,9 @@ def test_text_of_a_run_is_never_markup(server: ShownRuns, new_page: NewPage) -> 
     open_view(page, "/r/small/tasks/train/3")
     expect(page.locator(".says").first).to_contain_text(HOSTILE)
     assert page.locator("main img, main script").count() == 0
+    open_view(page, "/r/small/completions")
+    expect(page.locator("a.pick").first).to_contain_text(HOSTILE)
+    assert page.locator("main img, main script").count() == 0
     assert "owned" not in page.title()
 
 
@@ -124,6 +128,7 @@ def test_a_live_run_is_followed(tmp_path: Path, new_page: NewPage) -> None:
     with shown([directory], tmp_path / "cache") as server:
         page = open_view(new_page(server), "/")
         expect(page.locator("h1 .badge.live")).to_be_visible()
+        expect(page.locator("#waits")).to_contain_text("waits for a rollout")
         before = page.locator(".figure").first.inner_text()
         for _ in range(2):
             for lease in broker.lease(FIRST, 4):
@@ -133,4 +138,5 @@ def test_a_live_run_is_followed(tmp_path: Path, new_page: NewPage) -> None:
         broker.trained(0, 2)
         expect(page.locator(".figure").first).to_contain_text("1\n", timeout=20_000)
         assert page.locator(".figure").first.inner_text() != before
+        expect(page.locator("#waits")).to_have_count(0)
     broker.store.close()

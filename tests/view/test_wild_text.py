@@ -4,14 +4,22 @@ import unicodedata
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.support.view.shown_runs import WILD, WILD_LOG, ShownRuns, shown, write_shown_run
 
 pytestmark = pytest.mark.view
 
 NewPage = Callable[..., Page]
-VIEWS = ("/r/wild", "/r/wild/t/8", "/r/wild/t/0", "/r/wild/tasks/train/3", "/r/wild/groups?status=dropped")
+VIEWS = (
+    "/r/wild",
+    "/r/wild/completions",
+    "/r/wild/batches/1",
+    "/r/wild/t/8",
+    "/r/wild/t/0",
+    "/r/wild/tasks/train/3",
+    "/r/wild/groups?status=dropped",
+)
 MOST_MARKS = 6
 OUTSIDE = """() => {
   const found = [];
@@ -68,6 +76,8 @@ def test_wild_text_is_shown_in_its_place_and_in_order(address: str, width: int, 
     page = new_page(wild, width)
     page.goto(address)
     page.wait_for_selector("main[data-ready]")
+    if address.endswith("/completions"):
+        page.wait_for_selector("tr[data-id]")
     for details in page.locator("details").all():
         details.evaluate("each => { each.open = true }")
     text = page.evaluate("document.body.textContent")
@@ -102,3 +112,25 @@ def test_what_does_not_show_itself_is_written_out(wild: ShownRuns, new_page: New
     page.locator(".tk", has_text="gnorw").first.hover()
     expect(page.locator("#tip")).to_contain_text("\\u202egnorw si sihT")
     expect(page.locator("#leases")).to_contain_text("\\ud800")
+
+
+@pytest.mark.parametrize("address", ["/r/wild/completions", "/r/wild/batches/1", "/r/wild/t/8", "/r/wild/tasks/train/3"])
+def test_what_was_expected_is_shown_like_any_other_text(address: str, wild: ShownRuns, new_page: NewPage) -> None:
+    page = new_page(wild, 400)
+    names = [f"train:{task}" for task in range(30)]
+
+    def answer(route: Route) -> None:
+        route.fulfill(json={"expected": dict.fromkeys(names, "".join(WILD)), "error": "".join(WILD)})
+
+    page.route("**/expected?*", answer)
+    page.goto(address)
+    expect(page.locator("[data-expected]").first).to_contain_text("\\x1b[2J")
+    for details in page.locator("details").all():
+        details.evaluate("each => { each.open = true }")
+    text = page.evaluate("document.body.textContent")
+    assert hidden(text) == set()
+    assert most_marks(text) <= MOST_MARKS
+    assert page.evaluate(OUTSIDE) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert page.locator("main img, main script").count() == 0
+    assert "owned" not in page.title()

@@ -79,6 +79,10 @@ class OpenRun:
         """All evaluations, by id, also one that is open."""
         return list(self._known_evaluations().values())
 
+    def evaluation(self, evaluation_id: int) -> EvaluationRow | None:
+        """One evaluation; None when it is not there."""
+        return self._known_evaluations().get(evaluation_id)
+
     def lines(self) -> MetricsLines:
         """The lines of metrics.jsonl, from the ledger: one for each batch, evaluation, drop, quarantine or requeue."""
         return MetricsLines(self._reader)
@@ -86,6 +90,10 @@ class OpenRun:
     def other_lines(self) -> list[MetricsLines]:
         """Where several brokers share the run: those of the others, for what happened to their shares alone."""
         return []
+
+    def parts(self) -> list["OpenRun"]:
+        """The ledgers of the run, each as a run of its own; of one broker, this one."""
+        return [self]
 
     # --- batches ------------------------------------------------------------------------------------------------------
 

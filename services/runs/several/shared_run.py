@@ -59,6 +59,9 @@ class SharedRun(OpenRun):
     def other_lines(self) -> list[MetricsLines]:
         return [part.lines() for part in self._parts[1:]]
 
+    def parts(self) -> list[OpenRun]:
+        return list(self._parts)
+
     # --- batches ------------------------------------------------------------------------------------------------------
 
     def batches(self, first: int = 0, end: int | None = None) -> Iterator[RecordedBatch]:

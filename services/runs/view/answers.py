@@ -12,6 +12,8 @@ from gspo_services.runs.reading import OpenRun, RunFacts
 from gspo_services.runs.view.groups import Learned, chosen_groups, groups_of_batch
 from gspo_services.runs.view.learner_numbers import LearnerNumbers
 from gspo_services.runs.view.overview import Curves
+from gspo_services.runs.view.progress import plain_progress
+from gspo_services.runs.view.queries import one_of, whole_number
 from gspo_services.runs.view.trajectories import plain_trajectory, texts_of_task
 from gspo_services.runs.view.watched_run import WatchedRun
 from gspo_services.shared.learning import LearningWatch, Tasks
@@ -50,14 +52,12 @@ class PageAnswers:
 
     async def groups(self, run: WatchedRun, query: Mapping[str, str]) -> dict[str, Any]:
         """Return groups of a batch, or those with certain values. Raises: ValueError for an impossible value."""
-        batch = _number(query, "batch")
-        first = _number(query, "first") or 0
-        chosen: dict[str, Any] = {name: _number(query, name) for name in NUMBERS if name in query}
+        batch = whole_number(query, "batch")
+        first = whole_number(query, "first") or 0
+        chosen: dict[str, Any] = {name: whole_number(query, name) for name in NUMBERS if name in query}
         for name, words in WORDS.items():
             if name in query:
-                if query[name] not in words:
-                    raise ValueError(f"{name} is {query[name][:100]!r}: one of {', '.join(words)}")
-                chosen[name] = query[name]
+                chosen[name] = one_of(query, name, words)
 
         def look() -> dict[str, Any]:
             with run.opened() as opened:
@@ -141,14 +141,15 @@ def _summary(run: WatchedRun) -> dict[str, Any]:
 
 
 def _overview(run: WatchedRun) -> dict[str, Any]:
-    error, facts, curves, tasks = "", None, run.curves, None
+    error, facts, curves, tasks, progress = "", None, run.curves, None, None
     try:
         with run.opened() as opened:
-            facts = plain_facts(opened.facts())
+            found = opened.facts()
+            facts = plain_facts(found)
             run.curves.read(opened.lines(), opened.other_lines())
+            progress = plain_progress(opened, found, run.curves)
             tasks = compared_tasks(opened, curves.learning)
-            settings = opened.facts().settings
-        _read_answers(run, settings)
+        _read_answers(run, found.settings)
     except (NoLedger, StoreCorrupt, OSError) as problem:
         if not (run.directory / METRICS_FILE).is_file():
             raise
@@ -164,6 +165,7 @@ def _overview(run: WatchedRun) -> dict[str, Any]:
     return {
         "name": run.name,
         "facts": facts,
+        "progress": progress,
         "error": error,
         **curves.plain(),
         "learning": _learning(run, curves.learning, tasks),
@@ -215,12 +217,3 @@ def _batch_of(opened: OpenRun, trajectory_id: int) -> int | None:
     trajectory = opened.trajectory(trajectory_id)
     group = None if trajectory is None else opened.group(trajectory.group_id)
     return None if group is None else group.batch
-
-
-def _number(query: Mapping[str, str], name: str) -> int | None:
-    text = query.get(name)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= 15):
-        raise ValueError(f"{name} is {text[:100]!r}: expected a number")
-    return int(text)

@@ -31,7 +31,7 @@ def groups_of_batch(run: OpenRun, index: int, settings: Settings | None, learned
         "quarantined": batch.quarantined,
         "stats": batch.stats,
         "has_learned": bool(learned),
-        "groups": plain_groups(groups, settings, learned),
+        "groups": plain_groups(run, groups, settings, learned),
         "next": None,
     }
 
@@ -40,10 +40,12 @@ def chosen_groups(run: OpenRun, first: int, settings: Settings | None, chosen: M
     """Return a page of groups with these values (see ``OpenRun.groups``), by id from ``first``."""
     groups = list(islice(run.groups(first=first, **chosen), MOST_GROUPS + 1))
     following = groups[MOST_GROUPS].group_id if len(groups) > MOST_GROUPS else None
-    return {"has_learned": False, "groups": plain_groups(groups[:MOST_GROUPS], settings, {}), "next": following}
+    return {"has_learned": False, "groups": plain_groups(run, groups[:MOST_GROUPS], settings, {}), "next": following}
 
 
-def plain_groups(groups: Iterable[RecordedGroup], settings: Settings | None, learned: Learned) -> list[dict[str, Any]]:
+def plain_groups(
+    run: OpenRun, groups: Iterable[RecordedGroup], settings: Settings | None, learned: Learned
+) -> list[dict[str, Any]]:
     """Groups for the page. Advantages are those that the settings give where the learner recorded none."""
     kept = list(groups)
     advantages = _advantages(kept, settings)
@@ -51,6 +53,7 @@ def plain_groups(groups: Iterable[RecordedGroup], settings: Settings | None, lea
         {
             "group_id": group.group_id,
             "split": group.split,
+            "source": source_of(run, group.split == "eval", group.evaluation),
             "task_index": group.task_index,
             "status": group.status,
             "batch": group.batch,
@@ -65,6 +68,14 @@ def plain_groups(groups: Iterable[RecordedGroup], settings: Settings | None, lea
         }
         for group in kept
     ]
+
+
+def source_of(run: OpenRun, is_eval: bool, evaluation: int | None) -> str:
+    """Return which tasks an index counts in: train, eval, or eval/NAME for those of an evaluation set."""
+    if not is_eval:
+        return "train"
+    named = run.evaluation(-1 if evaluation is None else evaluation)
+    return f"eval/{named.name}" if named is not None and named.name else "eval"
 
 
 def plain_member(member: RecordedTrajectory, advantage: float | None, learned: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
 from typing import Any, Final
 
 from gspo_services.runs.metrics import Row, number, or_none, set_scores
@@ -54,6 +56,8 @@ class Curves:
         """The newest result of each named evaluation set."""
         self.events: list[dict[str, Any]] = []
         """The newest drops and batches quarantined, skipped or requeued, oldest first."""
+        self.newest: tuple[float, float] | None = None
+        """Of the newest line: its time, and the seconds since the run began."""
         self.dropped: dict[str, int] = {}
         """Groups that were dropped, by reason."""
 
@@ -78,6 +82,9 @@ class Curves:
             number, event = line.get("line"), line.get("event")
             self._last = max(self._last, number if isinstance(number, int) else 0)
             batch = line.get("batch")
+            time, time_s = _plain(line, "time"), _plain(line, "time_s")
+            if time is not None and time_s is not None:
+                self.newest = time, time_s
             if event == "batch" and isinstance(batch, int):
                 # For a batch that was trained again, the last training counts.
                 self._columns[batch] = [_plain(line, source) for source in MEASURES.values()]
@@ -109,6 +116,13 @@ class Curves:
         if not self._columns:
             return {}
         return dict(zip(MEASURES, self._columns[max(self._columns)], strict=True))
+
+    def seconds_a_batch(self, most: int = 20) -> float | None:
+        """Return the median time between the newest batches; None before the second."""
+        place = list(MEASURES).index("time")
+        times = [self._columns[batch][place] for batch in sorted(self._columns)[-most - 1 :]]
+        gaps = [after - before for before, after in pairwise(each for each in times if each is not None)]
+        return median(gaps) if gaps else None
 
     def plain(self, most: int = MOST_POINTS) -> dict[str, Any]:
         """Return the columns for the page, with at most ``most`` points: means of neighbours if there are more batches."""

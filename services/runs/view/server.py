@@ -1,7 +1,6 @@
 """The HTTP server of the page: read-only, and for this host alone unless a token is asked for."""
 
 import asyncio
-import hashlib
 import hmac
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,15 +13,16 @@ from aiohttp import web
 
 from gspo_services.broker.store import NoLedger, StoreCorrupt
 from gspo_services.runs.view.answers import NotThere, PageAnswers
+from gspo_services.runs.view.completions import FORMS, CompletionQuery, Encoder, encoder, read_query
+from gspo_services.runs.view.page_files import TYPES, page_files
+from gspo_services.runs.view.table_answers import TableAnswers
 from gspo_services.runs.view.watched_run import WatchedRun
 from gspo_services.shared.runtime.errors import EndpointError
 from gspo_services.shared.runtime.http_listener import listen
 
-PAGE: Final = Path(__file__).parent / "page"
 COOKIE: Final = "gspo_view"
 TOKEN: Final = "token"
 MAX_CONNECTIONS: Final = 256
-TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 LOCAL_NAMES: Final = re.compile(r"^(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?$")
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -46,8 +46,9 @@ class ViewServer:
         to this host's own names need no token, and no others are answered."""
         self._runs = runs
         self._answers = answers
+        self._tables = TableAnswers(runs)
         self._token = token
-        self._files, self._release = _page_files()
+        self._files, self._release = page_files()
         self._encoder = msgspec.json.Encoder(enc_hook=str)
         self.port = 0
 
@@ -61,6 +62,16 @@ class ViewServer:
             "/api/runs/{run}/groups",
             self._plain(self._of_run(lambda run, request: self._answers.groups(run, request.query))),
         )
+        tables: dict[str, Callable[[WatchedRun, web.Request], Awaitable[Any]]] = {
+            "completions": lambda run, request: self._tables.completions(run, request.query),
+            "prompts": lambda run, request: self._tables.prompts(run, request.query.getall("id", [])),
+            "expected": lambda run, request: self._tables.expected(run, request.query.getall("task", [])),
+            "metrics": lambda run, request: self._tables.metrics(run, request.query.getall("name", []), request.query),
+            "settings": lambda run, request: self._tables.settings(run),
+        }
+        for name, answer in tables.items():
+            look(f"/api/runs/{{run}}/{name}", self._plain(self._of_run(answer)))
+        look("/api/runs/{run}/completions.{form}", self._download)
         look("/api/runs/{run}/trajectories/{id}", self._plain(self._of_run(self._trajectory)))
         look("/api/runs/{run}/tasks/{split}/{id}", self._plain(self._of_run(self._task)))
         look("/api/runs/{run}/learner/{id}", self._plain(self._of_run(self._learned)))
@@ -72,6 +83,10 @@ class ViewServer:
     async def warm(self) -> None:
         """Read ahead what the first page needs."""
         await self._answers.warm()
+
+    async def read_ahead(self) -> None:
+        """Index what may be asked for next."""
+        await self._tables.read_ahead()
 
     # --- who may ask --------------------------------------------------------------------------------------------------
 
@@ -123,15 +138,9 @@ class ViewServer:
         """Return ``answer`` as JSON; an error in the run's files becomes a text for the page."""
 
         async def handler(request: web.Request) -> web.StreamResponse:
-            try:
-                plain = await answer(request)
-            except NotThere as error:
-                return self._error(404, str(error))
-            except ValueError as error:
-                status = 409 if isinstance(error, NoLedger) else 400
-                return self._error(status, str(error))
-            except (StoreCorrupt, OSError) as error:
-                return self._error(409, str(error))
+            plain = await self._tried(answer, request)
+            if isinstance(plain, web.StreamResponse):
+                return plain
             # NaN and infinity become null.
             response = web.Response(body=self._encoded(plain), content_type="application/json")
             if len(response.body or b"") > 1 << 15:  # type: ignore[arg-type]
@@ -139,6 +148,17 @@ class ViewServer:
             return response
 
         return handler
+
+    async def _tried(self, answer: Callable[[web.Request], Awaitable[Any]], request: web.Request) -> Any:
+        """Return the answer, or a response that says why there is none."""
+        try:
+            return await answer(request)
+        except NotThere as error:
+            return self._error(404, str(error))
+        except ValueError as error:
+            return self._error(409 if isinstance(error, NoLedger) else 400, str(error))
+        except (StoreCorrupt, OSError) as error:
+            return self._error(409, str(error))
 
     def _encoded(self, plain: Any) -> bytes:
         try:
@@ -156,6 +176,37 @@ class ViewServer:
             return await answer(self._runs[name], request)
 
         return found
+
+    async def _download(self, request: web.Request) -> web.StreamResponse:
+        """Send a file of completions while it is made. What goes wrong on the way ends the connection."""
+        form = request.match_info["form"]
+        if form not in FORMS:
+            return self._error(404, f"completions.{form[:20]}: there are {', '.join(FORMS)}")
+
+        async def begin(run: WatchedRun, request: web.Request) -> tuple[WatchedRun, CompletionQuery, Encoder]:
+            query = read_query(request.query)
+            components = await self._tables.components(run)
+            await run.call(lambda: run.completions.order(query))
+            return run, query, encoder(form, components)
+
+        begun = await self._tried(self._of_run(begin), request)
+        if isinstance(begun, web.StreamResponse):
+            return begun
+        run, query, made = begun
+        response = web.StreamResponse(
+            headers={**HEADERS, "Content-Disposition": f'attachment; filename="{run.name}.{form}"'}
+        )
+        response.content_type = FORMS[form]
+        await response.prepare(request)
+        try:
+            async for rows in self._tables.blocks(run, query):
+                await response.write(made.rows(rows))
+            await response.write(made.end())
+            await response.write_eof()
+        except (NoLedger, StoreCorrupt, OSError, ValueError):
+            if request.transport is not None:
+                request.transport.abort()
+        return response
 
     async def _trajectory(self, run: WatchedRun, request: web.Request) -> Any:
         return await self._answers.trajectory(run, _id(request))
@@ -189,13 +240,6 @@ class ViewServer:
         return web.Response(status=status, body=self._encoded({"error": text}), content_type="application/json")
 
 
-def _page_files() -> tuple[dict[str, bytes], str]:
-    """Return the page's files by name, and their digest. Their addresses include it: a browser asks for each once."""
-    files = {path.name: path.read_bytes() for path in sorted(PAGE.iterdir()) if path.suffix in TYPES}
-    release = hashlib.sha256(b"".join(files.values())).hexdigest()[:12]
-    return {name: text.replace(b'"/static/', f'"/static/{release}/'.encode()) for name, text in files.items()}, release
-
-
 def _id(request: web.Request) -> int:
     text = request.match_info["id"]
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
@@ -215,7 +259,10 @@ async def serve_until(stop: asyncio.Event, server: ViewServer, host: str, port: 
         server.port = int(runner.addresses[0][1])
         await server.warm()
         ready(f"http://{f'[{host}]' if ':' in host else host}:{server.port}/")
-        await stop.wait()
+        async with asyncio.TaskGroup() as tasks:
+            ahead = tasks.create_task(server.read_ahead())
+            await stop.wait()
+            ahead.cancel()
     finally:
         await runner.cleanup()
 

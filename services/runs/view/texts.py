@@ -1,6 +1,7 @@
 """The text of tokens, one by one, for a model whose files may be gone."""
 
 import codecs
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,8 @@ from gspo_services.shared.settings import read_run_settings
 REPLACEMENT: Final = "\ufffd"
 WINDOW: Final = 8
 """How many earlier tokens the text of a token may depend on, if tokens are not bytes."""
+RETRY_S: Final = 2.0
+"""A missing tokenizer is not looked for again for each of many texts."""
 
 
 class Texts:
@@ -24,11 +27,14 @@ class Texts:
         self._bytes = byte_of_character()
         self._pieces: dict[int, bytes] = {}
         self.error = ""
+        self._next_try = 0.0
 
     def load(self) -> bool:
         """Load a tokenizer: the export's, or the model's, whose path may mean another here. Returns whether there is one."""
         if self._tokenizer is not None:
             return True
+        if self.error and time.monotonic() < self._next_try:
+            return False
         places, errors = [self._directory / "export"], []
         try:
             places.append(read_run_settings(self._directory).model.path)
@@ -42,6 +48,7 @@ class Texts:
             else:
                 self.error = ""
                 return True
+        self._next_try = time.monotonic() + RETRY_S
         self.error = f"Token ids are shown without text: {'; '.join(errors)}"
         return False
 
@@ -56,6 +63,13 @@ class Texts:
         if not self.load() or self._tokenizer is None:
             return [""] * len(token_ids)
         return self._by_bytes(token_ids) if self._tokenizer.is_byte_level else self._by_windows(token_ids)
+
+    def said(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens without special ones; without a tokenizer, the ids."""
+        if not self.load():
+            return " ".join(map(str, token_ids))
+        special = self.special_ids
+        return "".join(self.of([each for each in token_ids if each not in special])).strip()
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, special ones written out."""

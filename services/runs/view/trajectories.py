@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from gspo_services.broker.store import StoreCorrupt
 from gspo_services.runs.reading import OpenRun, RecordedGroup, RecordedTokens, RecordedTrajectory
-from gspo_services.runs.view.groups import Learned, plain_groups
+from gspo_services.runs.view.groups import Learned, plain_groups, source_of
 from gspo_services.runs.view.texts import Texts
 from gspo_services.shared.settings import Settings
 
@@ -29,7 +29,7 @@ def plain_trajectory(
     if trajectory is None or group is None:
         return None
     plain: dict[str, Any] = {
-        "group": plain_groups(_with_neighbours(run, group, settings), settings, learned)[0],
+        "group": plain_groups(run, _with_neighbours(run, group, settings), settings, learned)[0],
         "group_id": group.group_id,
         "id": trajectory_id,
         "turn_rewards": trajectory.turn_rewards,
@@ -87,9 +87,10 @@ def _leases(tokens: RecordedTokens, trajectory: RecordedTrajectory) -> dict[str,
 def texts_of_task(run: OpenRun, split: str, task_index: int, texts: Texts, *, evaluations_only: bool) -> dict[str, Any]:
     """Return the policy's texts for one task, version by version: the newest MOST_TEXTS episodes, oldest first."""
     episodes: list[dict[str, Any]] = []
-    prompt, number = "", 0
+    prompt, number, source = "", 0, split
     for group in run.groups(split="eval" if evaluations_only else split, task_index=task_index):
         number += len(group.members)
+        source = source_of(run, group.split == "eval", group.evaluation)
         episodes += [{"group": group, "member": member} for member in group.members]
         del episodes[:-MOST_TEXTS]
     shown = []
@@ -113,7 +114,7 @@ def texts_of_task(run: OpenRun, split: str, task_index: int, texts: Texts, *, ev
         except StoreCorrupt as damage:
             plain["damage"] = str(damage)
         shown.append(plain)
-    found = {"split": split, "task_index": task_index, "prompt": prompt, "episodes": shown}
+    found = {"split": split, "source": source, "task_index": task_index, "prompt": prompt, "episodes": shown}
     return found | {"num_episodes": number, "text_error": texts.error}
 
 

@@ -9,9 +9,12 @@ from os import W_OK, access
 from pathlib import Path
 from typing import Final, TypeVar
 
+from gspo_services.runs.expected import ExpectedAnswers
 from gspo_services.runs.metrics import learning_watch
 from gspo_services.runs.opening import open_run
 from gspo_services.runs.reading import OpenRun
+from gspo_services.runs.view.completions import CompletionIndex, Completions
+from gspo_services.runs.view.metric_columns import MetricColumns
 from gspo_services.runs.view.overview import Curves
 from gspo_services.runs.view.texts import Texts
 from gspo_services.runs.view.timeline import ProcessHistory
@@ -35,8 +38,13 @@ class WatchedRun:
         """Some answers, and the findings for which they were read."""
         self.timeline = ProcessHistory(directory)
         self.texts = Texts(directory)
+        self.metrics = MetricColumns()
+        self.completions = Completions(CompletionIndex(directory), self.texts)
+        self.expected: ExpectedAnswers | None = None
+        """Used in a thread of its own (``call_aside``): reading all tasks may take long."""
         self._clock = clock
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"view-{name}")
+        self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"view-aside-{name}")
         self._kept = ExitStack()
         self._kept_run: OpenRun | None = None
         self._kept_until = 0.0
@@ -60,7 +68,12 @@ class WatchedRun:
         """Call ``look`` in the run's thread, after the calls before it."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, look)
 
+    async def call_aside(self, look: Callable[[], T]) -> T:
+        """Call ``look`` in another thread, where it keeps no other look waiting."""
+        return await asyncio.get_running_loop().run_in_executor(self._aside, look)
+
     def close(self) -> None:
+        self._aside.shutdown(wait=True, cancel_futures=True)
         self._thread.submit(self._kept.close)
         self._thread.shutdown(wait=True)
 

@@ -7,6 +7,7 @@ const VIEWS = [
   [/^\/$/, () => import("/static/runs.js")],
   [/^\/r\/([^/]+)\/?$/, () => import("/static/overview.js")],
   [/^\/r\/([^/]+)\/batches\/(\d+)$/, () => import("/static/groups.js")],
+  [/^\/r\/([^/]+)\/completions$/, () => import("/static/completions.js")],
   [/^\/r\/([^/]+)\/groups$/, () => import("/static/groups.js")],
   [/^\/r\/([^/]+)\/t\/(\d+)$/, () => import("/static/trajectory.js")],
   [/^\/r\/([^/]+)\/tasks\/(train|eval)\/(\d+)$/, () => import("/static/tasks.js")],
@@ -15,6 +16,12 @@ const VIEWS = [
 const main = document.getElementById("main");
 let shown = 0;
 let stop = () => {};
+let keys = {};
+
+// What keys do in the view that is shown, by their names. Fields keep their own.
+export function onKeys(handlers) {
+  keys = handlers;
+}
 
 export function go(address, { replaces = false } = {}) {
   history[replaces ? "replaceState" : "pushState"]({}, "", address);
@@ -36,6 +43,7 @@ async function show() {
   const number = ++shown;
   stop();
   stop = () => {};
+  keys = {};
   hideTip();
   const [, load] = VIEWS.find(([pattern]) => pattern.test(location.pathname)) || [];
   const words = (VIEWS.find(([pattern]) => pattern.test(location.pathname)) || [/$^/])[0].exec(location.pathname) || [];
@@ -74,6 +82,7 @@ function head(run) {
       h("a", { class: "brand", href: "/" }, h("img", { src: "/static/icon.svg", alt: "" }), "gspo view"),
       base && h("nav", { "aria-label": run },
         link(base, run, at === base),
+        link(`${base}/completions`, "Completions", at.endsWith("/completions")),
         link(`${base}/groups`, "Groups", at.endsWith("/groups") && !location.search.includes("dropped")),
         link(`${base}/groups?status=dropped`, "Dropped", location.search.includes("dropped")),
         link(`${base}/tasks/eval/0`, "Held-out texts", at.includes("/tasks/eval/"))),
@@ -94,10 +103,17 @@ document.documentElement.dataset.theme = localStorage.getItem("theme") || (match
 addEventListener("popstate", show);
 document.addEventListener("click", (event) => {
   const link = event.target instanceof Element ? event.target.closest("a[href]") : null;
-  if (!link || link.origin !== location.origin || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+  if (!link || link.origin !== location.origin || event.ctrlKey || event.metaKey || event.shiftKey || event.button || link.hasAttribute("download")) return;
+  if (link.hash && link.getAttribute("href").startsWith("#")) return;
   event.preventDefault();
   go(link.getAttribute("href"));
   scrollTo(0, 0);
+});
+addEventListener("keydown", (event) => {
+  const isField = event.target instanceof Element && event.target.closest("input, select, textarea");
+  if (isField || event.defaultPrevented || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey || !keys[event.key]) return;
+  event.preventDefault();
+  keys[event.key]();
 });
 if (location.pathname === "/") {
   get("/api/runs").then((runs) => (runs.length === 1 ? go(`/r/${encodeURIComponent(runs[0].name)}`, { replaces: true }) : show()), show);

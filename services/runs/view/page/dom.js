@@ -63,4 +63,16 @@ export function number(value, digits = 3) {
 
 export const exact = (value) => (value === null || value === undefined ? "–" : Number(value).toPrecision(7).replace(/\.?0+$/, "").replace(/\.?0+e/, "e"));
 
+// A duration, in the two largest units.
+export function span(seconds) {
+  const whole = Math.round(seconds);
+  const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const first = units.findIndex(([, size]) => whole >= size);
+  if (first < 0) return "0 s";
+  const [name, size] = units[first];
+  const [next, small] = units[first + 1] || ["", 1];
+  const rest = Math.floor((whole % size) / small);
+  return `${Math.floor(whole / size)} ${name}${next && rest ? ` ${rest} ${next}` : ""}`;
+}
+
 export const clock = (seconds) => new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" });

@@ -1,7 +1,7 @@
 // Groups with the rewards and advantages of their members: of one batch, or chosen by what became of them.
 
-import { get, ofRun } from "/static/api.js";
-import { go, remember } from "/static/app.js";
+import { expect, get, ofRun } from "/static/api.js";
+import { go, onKeys, remember } from "/static/app.js";
 import { append, h, number, replace, visible } from "/static/dom.js";
 
 const SORTS = {
@@ -23,7 +23,7 @@ const SHOWS = {
   cut: ["cut off at a limit", (group) => group.members.some((each) => each.finish === "length")],
   dropped: ["dropped", (group) => group.status === "dropped"],
 };
-const STATUSES = ["open", "complete", "batched", "dropped", "evaluated", "filtered", "quarantined", "requeued", "resampled"];
+export const STATUSES = ["open", "complete", "batched", "dropped", "evaluated", "filtered", "quarantined", "requeued", "resampled"];
 const AT_ONCE = 60;
 
 const known = (group, name) => group.members.map((each) => each[name]).filter((value) => value !== null && value !== undefined);
@@ -49,7 +49,10 @@ export async function show(place, [run, batch], query) {
     const more = h("button", { onclick: () => add() }, "Show more");
     const add = () => {
       more.remove();
-      list.append(...sorted.slice(drawn, drawn + AT_ONCE).map((group) => card(group, base)));
+      const cards = sorted.slice(drawn, drawn + AT_ONCE).map((group) => card(group, base));
+      const part = h("div", {}, cards);
+      list.append(part);
+      tell(part, run);
       drawn += AT_ONCE;
       if (drawn < sorted.length) list.append(more);
     };
@@ -57,6 +60,8 @@ export async function show(place, [run, batch], query) {
     add();
   };
   const choose = (changes) => { Object.assign(state, changes); remember({ sort: state.sort === "order" ? "" : state.sort, only: state.only === "all" ? "" : state.only, task: state.task, least: state.least }); draw(); };
+  const step = (by) => Number(batch) + by >= 0 && go(`${base}/batches/${Number(batch) + by}`);
+  if (batch !== undefined) onKeys({ ArrowLeft: () => step(-1), ArrowRight: () => step(1) });
   append(place, batch === undefined ? chooser(run, query, base) : headOfBatch(data, Number(batch), run, base),
     h("div", { class: "pills" },
       h("label", {}, "sort by", h("select", { name: "sort", onchange: (event) => choose({ sort: event.target.value }) }, Object.entries(SORTS).map(([name, [text]]) => h("option", { value: name, selected: state.sort === name }, text)))),
@@ -77,7 +82,7 @@ function headOfBatch(data, batch, run, base) {
   ];
   return h("div", {},
     h("h1", {}, `Batch ${batch}`),
-    h("p", { class: "soft" }, `Assembled for version ${data.policy_version}`, versions.length ? `, trained into version ${versions.join(" and again into ")}` : data.quarantined ? "" : ", not trained yet", ". ", batch > 0 && link(batch - 1, "← before"), " ", link(batch + 1, "after →")),
+    h("p", { class: "soft" }, `Assembled for version ${data.policy_version}`, versions.length ? `, trained into version ${versions.join(" and again into ")}` : data.quarantined ? "" : ", not trained yet", ". ", batch > 0 && link(batch - 1, "← before"), " ", link(batch + 1, "after →"), ". ", h("a", { href: `${base}/completions?batch=${batch}` }, "Its worst completions")),
     data.quarantined && h("p", { class: "note bad" }, `Quarantined: ${data.quarantined}`),
     data.learner_error && h("p", { class: "note" }, data.learner_error),
     h("div", { class: "figures" }, figures.map(([value, name]) => h("div", { class: "figure" }, h("b", {}, value), h("span", {}, name)))));
@@ -103,6 +108,19 @@ export function shade(value, low, high) {
   return share > 0.5 ? `color-mix(in srgb, var(--good) ${Math.round(200 * (share - 0.5))}%, var(--line))` : `color-mix(in srgb, var(--bad) ${Math.round(200 * (0.5 - share))}%, var(--line))`;
 }
 
+// Fills in what groups were asked, and what was expected.
+export async function tell(root, run) {
+  expect(root, run);
+  const places = [...root.querySelectorAll("[data-prompt]")];
+  if (!places.length) return;
+  const { prompts } = await get(ofRun(run, `prompts?${new URLSearchParams(places.map((each) => ["id", each.dataset.prompt]))}`)).catch(() => ({ prompts: {} }));
+  for (const each of places) {
+    const text = prompts[each.dataset.prompt] || "";
+    each.hidden = !text;
+    each.textContent = visible(text);
+  }
+}
+
 export function card(group, base, here = null) {
   const why = group.drop_reason === "stale" ? "dropped: too old for any batch" : group.drop_reason === "failed" ? "dropped: an episode failed too often" : group.status === "filtered" ? "filtered out: all rewards are equal" : group.status.replaceAll("_", " ");
   const size = Math.max(...group.members.map((each) => Math.abs(each.advantage || 0)), 1e-9);
@@ -110,6 +128,8 @@ export function card(group, base, here = null) {
     h("header", {}, h("h2", {}, `Group ${group.group_id}`), h("span", { class: `badge ${group.status === "dropped" ? "bad" : group.status === "quarantined" ? "warm" : ""}` }, why),
       group.batch !== null && h("a", { class: "small", href: `${base}/batches/${group.batch}` }, `batch ${group.batch}`),
       h("a", { class: "small", href: `${base}/tasks/${group.split}/${group.task_index}` }, `${group.split === "eval" ? "held-out " : ""}task ${group.task_index}`)),
+    h("p", { class: "small says asks", hidden: true, "data-prompt": group.members.length ? group.members[0].id : null }),
+    h("p", { class: "small" }, h("span", { class: "soft" }, "expected "), h("span", { class: "says", "data-expected": `${group.source}:${group.task_index}` })),
     h("div", { class: "members" }, group.members.map((each) => h("a", { class: `member${each.id === here ? " here" : ""}`, href: `${base}/t/${each.id}`, "data-trajectory": each.id, style: { borderLeftColor: shade(each.advantage === null ? each.reward : each.advantage, each.advantage === null ? 0 : -size, each.advantage === null ? 1 : size) } },
       h("b", {}, number(each.reward)), each.advantage !== null && h("span", { title: "advantage" }, `A ${each.advantage > 0 ? "+" : ""}${number(each.advantage, 2)}`),
       h("div", { class: "soft" }, `${number(each.tokens)} tokens`, each.lag !== null && ` · lag ${number(each.lag, 2)}`),

@@ -1,7 +1,7 @@
 // What the policy wrote for one task, over the versions: of training groups, or of the evaluations.
 
-import { get, ofRun } from "/static/api.js";
-import { go, remember } from "/static/app.js";
+import { expect, get, ofRun } from "/static/api.js";
+import { go, onKeys, remember } from "/static/app.js";
 import { chart, resetCharts } from "/static/chart.js";
 import { append, h, number, replace, visible } from "/static/dom.js";
 
@@ -27,10 +27,14 @@ export async function show(place, [run, split, task], query) {
     h("p", { class: "soft" }, `${data.num_episodes > data.episodes.length ? `The newest ${number(data.episodes.length)} of ${number(data.num_episodes)}` : number(data.num_episodes)} episodes, of ${number(versions.length)} policy versions.`),
     data.text_error && h("p", { class: "note" }, data.text_error),
     data.prompt && h("section", { class: "card" }, h("h2", {}, "The prompt"), h("div", { class: "says" }, data.prompt.trim())),
+    h("p", { class: "card" }, h("span", { class: "soft" }, "Expected: "), h("span", { class: "says", "data-expected": `${data.source}:${task}` })),
     versions.length > 1 && h("div", { class: "grid" }, chart([{ name: "reward", xs: versions, ys: means, colour: "var(--c1)", dots: true }], { title: "Reward, by policy version", range: [versions[0], versions[versions.length - 1]], x: "batch", xname: "policy version" })),
     h("div", { class: "pills" }, next(-1), next(1), h("button", { onclick: () => { state.order = state.order === "last" ? "first" : "last"; remember({ order: state.order === "last" ? "" : "first" }); draw(); } }, "newest / oldest first"),
       h("label", {}, "task", h("input", { type: "number", min: 0, value: task, onchange: (event) => /^\d+$/.test(event.target.value) && go(`${base}/tasks/${split}/${event.target.value}`) }))),
     list);
+  expect(place, run);
+  const step = (by) => Number(task) + by >= 0 && go(`${base}/tasks/${split}/${Number(task) + by}`);
+  onKeys({ ArrowLeft: () => step(-1), ArrowRight: () => step(1) });
   draw();
 }
 

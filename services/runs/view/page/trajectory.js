@@ -1,10 +1,10 @@
 // One trajectory: messages and tokens side by side, what the learner made of it, its leases, its siblings.
 
 import { get, ofRun } from "/static/api.js";
-import { remember } from "/static/app.js";
+import { go, onKeys, remember } from "/static/app.js";
 import { append, h, number, replace, visible } from "/static/dom.js";
 import { explained } from "/static/explain.js";
-import { card } from "/static/groups.js";
+import { card, tell } from "/static/groups.js";
 import { colour, hover, numbers, spans, strip, WAYS } from "/static/tokens.js";
 
 const PART = 3000;
@@ -27,6 +27,8 @@ export async function show(place, [run, id], query, isShown) {
       data.holder && `. ${data.holder} has it now.`),
     h("div", { class: "figures" }, figures.map(([value, name]) => h("div", { class: "figure" }, h("b", {}, value), h("span", {}, name))),
       Object.entries(member.components).map(([name, value]) => h("div", { class: "figure" }, h("b", {}, number(value)), h("span", {}, name)))),
+    h("p", { class: "card" }, h("span", { class: "soft" }, "Expected: "), h("span", { class: "says", "data-expected": `${data.group.source}:${data.group.task_index}` })),
+    h("p", { class: "note", hidden: true, "data-expected-error": "" }),
     data.damage && h("p", { class: "note bad" }, data.damage),
     data.learner_error && h("p", { class: "note" }, data.learner_error));
   if (data.ids) {
@@ -34,7 +36,14 @@ export async function show(place, [run, id], query, isShown) {
     append(place, ...conversation(data, columns, query));
     append(place, h("section", { class: "card", style: { marginTop: "14px" } }, ...explained(run, data, isShown)), leases(data));
   }
-  append(place, h("h2", { style: { marginTop: "22px" } }, "Its group"), card(data.group, base, data.id));
+  append(place, h("h2", { style: { marginTop: "22px" } }, "Its group"), card(data.group, base, data.id),
+    h("p", { class: "small soft" }, "Keys: ← → for the others of its group", data.group.batch !== null && ", ↑ for its batch"));
+  tell(place, run);
+  const step = (by) => {
+    const other = data.group.members[data.group.members.indexOf(member) + by];
+    if (other) go(`${base}/t/${other.id}`);
+  };
+  onKeys({ ArrowLeft: () => step(-1), ArrowRight: () => step(1), ...(data.group.batch === null ? {} : { ArrowUp: () => go(`${base}/batches/${data.group.batch}`) }) });
 }
 
 function conversation(data, columns, query) {

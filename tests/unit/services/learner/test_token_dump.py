@@ -14,7 +14,7 @@ from gspo.settings import Objective
 from gspo_protocol.messages import Batch, BatchItem
 from gspo_services.learner.token_dump import TokenDump
 from gspo_services.learner.trainer import train_batch
-from gspo_services.shared.token_dump import TokenPart, read_parts, recorded_batches, write_part
+from gspo_services.shared.token_dump import TokenPart, clipped_shares, read_parts, recorded_batches, write_part
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.loss.sequences import random_groups
 
@@ -128,3 +128,22 @@ def test_a_batch_that_fewer_ranks_trained_again_is_theirs_whatever_the_clock_say
     (read,) = read_parts(tmp_path, 7)
     assert read.policy_version == part.policy_version + 1
     assert len(list((tmp_path / "learner-tokens").iterdir())) == 1
+
+
+def test_the_share_of_clipped_tokens_is_known_without_reading_them(tmp_path: Path) -> None:
+    part, _ = train(tmp_path, random_groups(4, 3, seed=1))
+    shares, begin = clipped_shares(tmp_path, 7), 0
+    for trajectory, count in zip(part.trajectories_S.tolist(), part.counts_S.tolist(), strict=True):
+        clipped = part.clip_T[begin : begin + count] != 0
+        begin += count
+        assert shares[trajectory] == pytest.approx(clipped.mean(), abs=1e-12)
+    assert 0 < sum(shares.values()) < len(shares)
+    other = {"clipped_high_S": "clipped_low_S", "clipped_low_S": "clipped_high_S"}
+    swapped = tuple(other.get(name, name) for name in part.columns)
+    write_part(tmp_path, replace(part, columns=swapped), rank=0, world_size=1)
+    assert clipped_shares(tmp_path, 7) == shares, "at either bound"
+    assert clipped_shares(tmp_path, 8) == {}
+    (path,) = tmp_path.glob("learner-tokens/batch-*.npz")
+    write_part(tmp_path, replace(part, columns=tuple("x" + name for name in part.columns)), rank=0, world_size=1)
+    with pytest.raises(ValueError, match=f"{path.name}: not what a learner recorded"):
+        clipped_shares(tmp_path, 7)

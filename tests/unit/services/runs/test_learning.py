@@ -6,7 +6,7 @@ import pytest
 
 from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
 from gspo_services.broker.store import LEDGER_FILE
-from gspo_services.runs.learning import compared_tasks, expected_of, outcome_of, shown_answers
+from gspo_services.runs.learning import compared_tasks, outcome_of, shown_answers
 from gspo_services.runs.metrics import read_metrics
 from gspo_services.runs.opening import open_run
 from gspo_services.shared.settings import Settings, override_settings, read_run_settings, write_run_settings
@@ -67,10 +67,3 @@ def test_answers_of_the_newest_batch_come_with_what_was_expected(run: Path) -> N
     assert shown_answers(run, override_settings(settings, ["model.path=gone"])) == []
     own = override_settings(settings, ["environment.name=mine.sums:Sums"])
     assert [each.expected for each in shown_answers(run, own)] == ["", ""], "no code of a user runs for it"
-
-
-def test_what_is_expected_is_said_of_any_task() -> None:
-    assert expected_of({"prompt": "1+1", "answer": "2"}) == "2"
-    assert expected_of({"prompt": "1+1", "answer": {"values": ["2"]}}) == '["2"]'
-    assert expected_of({"problem": "1+1"}) == "1+1"
-    assert expected_of({"prompt": "1+1", "answer": "\x1b[2J"}) == "\\x1b[2J"

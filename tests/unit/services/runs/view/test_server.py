@@ -5,14 +5,11 @@ import json
 import re
 import shutil
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import ClientSession
-from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
 from gspo_services.broker.store import LEDGER_FILE
@@ -29,9 +26,7 @@ from gspo_services.runs.view import (
 )
 from gspo_services.shared.runtime.clock import MonotonicClock
 from tests.support.processes.small_run import write_small_run
-
-Client = TestClient[Any, Any]
-Serve = Callable[..., Awaitable[Client]]
+from tests.support.view.served import Serve, answer, refused
 
 
 @pytest.fixture(scope="module")
@@ -44,40 +39,6 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(small_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(small_run, tmp_path / "run"))
-
-
-@pytest.fixture
-async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
-    """Serves run directories; ``token`` as for another host."""
-    clients: list[Client] = []
-    watched: list[WatchedRun] = []
-
-    async def serve(*directories: Path, token: str = "") -> Client:
-        runs = watched_runs(directories, MonotonicClock())
-        server = ViewServer(runs, PageAnswers(runs, LearnerNumbers(tmp_path / "cache")), token)
-        client: Client = TestClient(TestServer(server.application()))
-        await client.start_server()
-        clients.append(client)
-        watched.extend(runs.values())
-        return client
-
-    yield serve
-    for client in clients:
-        await client.close()
-    for each in watched:
-        each.close()
-
-
-async def answer(client: Client, path: str) -> Any:
-    response = await client.get(path)
-    assert response.status == 200, await response.text()
-    return await response.json()
-
-
-async def refused(client: Client, path: str, status: int, **options: Any) -> str:
-    response = await client.get(path, **options)
-    assert response.status == status
-    return str((await response.json())["error"])
 
 
 async def test_runs_are_named_by_their_directories(small_run: Path, run: Path, serve: Serve) -> None:
