@@ -9,9 +9,9 @@ import yaml
 from deploy.monitoring.generate import prometheus_rule
 from tests.deploy.cluster import K8S, Cluster, Object, render, title, walk
 from tests.deploy.conftest import VARIANTS
-from tests.deploy.references import CLUSTER_SCOPED
 
 pytestmark = pytest.mark.deploy
+CLUSTER_SCOPED = ("Namespace", "PriorityClass", "ResourceFlavor", "ClusterQueue")
 Rendered = Callable[[str], tuple[Path, list[Object]]]
 
 
