@@ -169,8 +169,11 @@ def priorities(cluster: ClusterModel) -> Iterator[ClusterFault]:
         values[str(at(item, "metadata", "name"))] = int(number_at(item, "value", default=0))
     by_pods = [(pods, values.get(at(pods.spec, "priorityClassName") or "", 0)) for pods in cluster.pods]
     rollouts = [value for pods, value in by_pods if _process(pods) == "rollout"]
+    chosen = any(
+        at(pods.spec, "priorityClassName") for pods, _ in by_pods
+    )  # Else there are no classes, and nobody goes first.
     for pods, value in by_pods:
-        if _process(pods) in CORE and rollouts and value <= max(rollouts):
+        if _process(pods) in CORE and chosen and rollouts and value <= max(rollouts):
             own = cluster.find("PriorityClass", at(pods.spec, "priorityClassName") or "")
             yield ClusterFault(
                 item=pods.owner,
