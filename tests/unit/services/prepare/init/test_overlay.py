@@ -111,6 +111,8 @@ def test_sizes_are_those_of_the_plan(gpus: str, one_node: bool, tmp_path: Path) 
 def test_a_model_that_is_on_no_hub_is_bound_by_hand(tmp_path: Path) -> None:
     kustomization, _ = begun(tmp_path / "p", "--model", "/models/ours-8B")
     assert "model.yaml" in kustomization["resources"]
+    text = (tmp_path / "p" / "model.yaml").read_text()
+    assert (yaml.safe_load(text)["metadata"]["name"], "/models/ours-8B" in text) == ("model", True)
     assert not any("model-download" in path for path in kustomization["components"])
     assert "model-download" not in (tmp_path / "p" / "sizes.yaml").read_text()
 
