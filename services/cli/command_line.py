@@ -252,6 +252,7 @@ def _add_directory_commands(commands: Commands) -> None:
     )
     stop = _add(commands, "stop", "finish a run's current batch, save, and end it", STOP_DESCRIPTION)
     stop.add_argument("--reason", default="gspo stop", help="why; recorded with the run (default: %(default)s)")
+    add_override_argument(stop, "override one setting of the run, such as broker.batch_endpoint=ADDRESS; can be repeated")
     plot = _add(commands, "plot", "draw a run's metrics into plot.png and print its table")
     audit = _add(commands, "audit", "prove that each trajectory was trained once or dropped", AUDIT_DESCRIPTION)
     audit.add_argument("--json", action="store_true", help="print the whole result as JSON")

@@ -98,7 +98,7 @@ def _act(arguments: argparse.Namespace) -> int:
     if arguments.command == "stop":
         from gspo_services.cli.stop import stop_command
 
-        return stop_command(arguments.directory, arguments.reason)
+        return stop_command(arguments.directory, arguments.reason, arguments.overrides)
     if arguments.command == "requeue":
         from gspo_services.cli.requeue import requeue_command
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,13 +14,13 @@ from gspo_services.shared.settings import Settings, override_settings, read_run_
 ANSWER_S: Final = 15.0
 
 
-def stop_command(directory: Path, reason: str) -> int:
-    """Ask the broker to stop the run. Returns 0 when it agrees, 1 when it does not answer.
+def stop_command(directory: Path, reason: str, overrides: Sequence[str]) -> int:
+    """Ask the brokers to stop the run. Returns 0 when all agree, 1 when one does not answer.
 
     Raises: ConfigurationError when there is no such run.
     """
     configure_logging("stop", usual_level="warning")
-    settings = override_settings(read_run_settings(directory), [f"run.directory={directory}"])
+    settings = override_settings(read_run_settings(directory), [f"run.directory={directory}", *overrides])
     try:
         text = asyncio.run(_stop(settings, reason))
     except NoAnswer as error:

@@ -8,13 +8,18 @@ from tests.deploy.cluster import CONFIG, Cluster, Object
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """One mistake. ``make`` puts it into a variant's objects; ``check`` finds it, with ``says`` in its finding."""
+class Planted:
+    """One mistake: ``make`` puts it into a variant's objects; the fault is in ``place``, its text has ``says``."""
 
     variant: str
-    check: str
+    place: str
+    """Object and field, as a fault names them."""
     says: str
     make: Callable[[Cluster], object]
+
+
+POD = "spec.template.spec"
+MAIN = f"{POD}.containers[0]"
 
 
 def container(cluster: Cluster, role: str) -> Object:

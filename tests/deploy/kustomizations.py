@@ -31,8 +31,8 @@ def lost_patches(directory: Path, objects: list[Object]) -> Iterator[str]:
     for part in parts(directory):
         for patch in read(part).get("patches", []):
             target = patch.get("target")
-            if target is None or target.get("kind") == "LeaderWorkerSet":
-                continue  # Beside one for StatefulSets, which these replace.
+            if target is None or target.get("kind") == "LeaderWorkerSet" or target.get("name") == "tools":
+                continue  # Beside one for StatefulSets, which these replace; a component that may be left out.
             if not any(_is_target(target, item) for item in objects):
                 yield f"{part.name}: {patch.get('path', 'patch')} is for {target}, which is not there"
 

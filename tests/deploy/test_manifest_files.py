@@ -10,7 +10,7 @@ from gspo_services.shared.net.security import KEY_ROLES
 from gspo_services.shared.settings.configuration import load_settings
 from tests.deploy.cluster import K8S
 from tests.deploy.kustomizations import FILE, files_of, parts, read
-from tests.deploy.program import metric_names
+from tests.deploy.metrics import metric_names
 
 ROOT = K8S.parents[1]
 KEYS = K8S / "components" / "keys"

@@ -23,7 +23,6 @@ from gspo_services.shared.settings import run_fingerprint
 
 QUEUE: Final = "kueue.x-k8s.io/queue-name"
 PLACEHOLDER: Final = "registry.example.com"
-MOST_OF_A_MAP: Final = 1 << 20
 LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -145,18 +144,13 @@ def queues(cluster: ClusterModel) -> Iterator[ClusterFault]:
 
 
 def objects(cluster: ClusterModel) -> Iterator[ClusterFault]:
-    """Names, sizes and owners that the API server refuses, or that fight each other."""
+    """Names and owners that the API server refuses, or that fight each other."""
     scaled: dict[tuple[str, str], str] = {}
     for item in cluster.objects:
         namespace = name_of(item) if item.get("kind") == "Namespace" else namespace_of(item)
         if not LABEL.fullmatch(namespace):
             text = f"{namespace!r} is no name of a namespace: small letters, digits and dashes, at most 63"
             yield ClusterFault(item=item, way=("metadata",), text=text, way_out="write another name into namespace:")
-        if item.get("kind") in ("ConfigMap", "Secret"):
-            size = sum(len(str(value).encode()) for value in at(item, "data").values())
-            if size > MOST_OF_A_MAP:
-                text = f"has {size / 2**20:.1f} MiB, and the API server takes 1 MiB"
-                yield ClusterFault(item=item, way=("data",), text=text, way_out="put large files on a volume or in an image")
         if item.get("kind") in ("HorizontalPodAutoscaler", "ScaledObject"):
             reference = at(item, "spec", "scaleTargetRef")
             target = (namespace_of(item), f"{reference.get('kind', 'Deployment')}/{reference.get('name')}")

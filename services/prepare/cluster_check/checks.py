@@ -6,6 +6,7 @@ from typing import Final, TypeAlias
 from gspo_services.prepare.cluster_check import (
     agreement,
     endpoints,
+    fields,
     health,
     monitoring,
     opened,
@@ -20,16 +21,17 @@ from gspo_services.prepare.cluster_check.model import ClusterFault, ClusterModel
 
 Check: TypeAlias = Callable[[ClusterModel], Iterator[ClusterFault]]
 CHECKS: Final[tuple[Check, ...]] = (
-    schema.versions, schema.names, schema.templates, schema.updates, schema.config_maps, schema.volume_claims,
+    fields.fields,
+    schema.names, schema.templates, schema.updates, schema.config_maps, schema.volume_claims,
     references.pods, references.services,
-    scheduling.places, scheduling.images, scheduling.host_ports, scheduling.shared_volumes, scheduling.gpus,
+    scheduling.places, scheduling.images, scheduling.host_ports, scheduling.shared_volumes,
     startup.commands, startup.variables, startup.configurations, startup.volumes,
     opened.paths, opened.code,
     agreement.runs, agreement.images, agreement.admission, agreement.users, agreement.queues, agreement.objects,
     endpoints.addresses,
     health.probes, health.stopping,
-    traffic.policies,
-    redundancy.numbers, redundancy.priorities, redundancy.budgets,
+    traffic.policies, traffic.open_doors,
+    redundancy.numbers, redundancy.node_ranks, redundancy.leaving, redundancy.priorities, redundancy.budgets,
     monitoring.monitors, monitoring.autoscalers,
 )  # fmt: skip
 

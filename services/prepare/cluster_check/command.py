@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from gspo_services.prepare.cluster_check.checks import faults_of
+from gspo_services.prepare.cluster_check.fields import missing
 from gspo_services.prepare.cluster_check.model import ClusterFault, ClusterModel, read_manifests, title_of
 from gspo_services.shared.runtime.errors import EXIT_FAILED
 from gspo_services.shared.runtime.plain_text import one_line
@@ -59,6 +60,7 @@ def _as_text(cluster: ClusterModel, found: Sequence[ClusterFault]) -> str:
         f"{len(cluster.objects)} objects, {len(cluster.pods)} kinds of pods: "
         f"{failures} failures, {len(found) - failures} warnings" + ("; it cannot work as it is" if failures else "")
     )
+    lines += [text] if (text := missing()) else []
     return "\n".join(lines)
 
 
@@ -72,6 +74,5 @@ def _as_json(cluster: ClusterModel, found: Sequence[ClusterFault]) -> str:
                 "text": fault.text, "way_out": fault.way_out,
             }
         )  # fmt: skip
-    return json.dumps(
-        {"status": "fail" if any(row["status"] == "fail" for row in rows) else "ok", "findings": rows}, indent=2
-    )
+    status = "fail" if any(row["status"] == "fail" for row in rows) else "ok"
+    return json.dumps({"status": status, "findings": rows, "not_checked": missing()}, indent=2)

@@ -72,8 +72,10 @@ def autoscalers(cluster: ClusterModel) -> Iterator[ClusterFault]:
     for item in cluster.of_kind("HorizontalPodAutoscaler", "ScaledObject"):
         reference = at(item, "spec", "scaleTargetRef")
         kind, name = str(reference.get("kind", "Deployment")), str(reference.get("name"))
-        if cluster.find(kind, name, namespace_of(item)) is None:
-            text = f"scales {kind}/{name}, which is not there"
+        target = cluster.find(kind, name, namespace_of(item))
+        api = reference.get("apiVersion")
+        if target is None or api not in (None, target.get("apiVersion")):
+            text = f"scales {kind}/{name}" + (f" of {api}" if target else "") + ", which is not there"
             yield ClusterFault(item=item, way=("spec", "scaleTargetRef"), text=text, way_out="name the Deployment rollout")
         keda = item["kind"] == "ScaledObject"
         low = number_at(item, "spec", "minReplicaCount" if keda else "minReplicas", default=0 if keda else 1)

@@ -8,6 +8,7 @@ from gspo_services.prepare.cluster_check.model import (
     ClusterModel,
     PodTemplate,
     at,
+    items_at,
     matches,
     namespace_of,
     number_at,
@@ -15,10 +16,15 @@ from gspo_services.prepare.cluster_check.model import (
     process_of,
     settings_of,
     started,
+    tolerates,
 )
 from gspo_services.prepare.cluster_check.references import KNOWN_CLASSES
 
 CORE: Final = ("broker", "learner")
+DEAD_NODE: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+USUAL_S: Final = 300.0
+"""How long pods stay on a dead node that say nothing about it."""
+MOST_S: Final = 60.0
 
 
 def _process(pods: PodTemplate) -> str:
@@ -64,6 +70,50 @@ def numbers(cluster: ClusterModel) -> Iterator[ClusterFault]:
                 way_out="make them the same number",
             )
     yield from _gpus_of_rollouts(cluster)
+
+
+def node_ranks(cluster: ClusterModel) -> Iterator[ClusterFault]:
+    """Each pod of a learner is another node, and the one that others meet is node 0."""
+    found: dict[int, str] = {}
+    for pods in cluster.pods:
+        container = process_container(pods)
+        for number in range(pods.count or 1) if container is not None and _process(pods) == "learner" else ():
+            own, pod = started(cluster, pods, pods.first_index + number).settings, f"{pods.name}-{pods.first_index + number}"
+            if container is None or own is None or own.learner.num_nodes < 2:
+                continue
+            rank = own.learner.node_rank
+            if rank == 0 and not any("weights" in each.ports for each in pods.main):
+                yield ClusterFault(
+                    item=pods.owner, way=container.way,
+                    text=f"pod {pod} has learner.node_rank 0, and no port weights, where rollouts fetch them",
+                    way_out="let the pods that have that port be node 0",
+                )  # fmt: skip
+            if rank in found or not rank < own.learner.num_nodes:
+                text = f"pod {pod} has learner.node_rank {rank}, " + (
+                    f"as {found[rank]} has" if rank in found else f"and there are {own.learner.num_nodes} nodes"
+                )
+                yield ClusterFault(
+                    item=pods.owner, way=(*container.way, "args"), text=text,
+                    way_out="write --set learner.node_rank=$(NODE_RANK), with NODE_RANK from the pod's index",
+                )  # fmt: skip
+            found.setdefault(rank, pod)
+
+
+def leaving(cluster: ClusterModel) -> Iterator[ClusterFault]:
+    """Pods leave a node that is gone within a minute; Kubernetes' own five are a pause of the run."""
+    for pods in cluster.pods:
+        for taint in DEAD_NODE if _process(pods) else ():
+            stays = [
+                number_at(toleration, "tolerationSeconds", default=float("inf"))
+                for toleration in items_at(pods.spec, "tolerations")
+                if tolerates(toleration, {"key": taint, "effect": "NoExecute"})
+            ]
+            if max(stays, default=USUAL_S) > MOST_S:
+                yield ClusterFault(
+                    item=pods.owner, way=(*pods.way, "spec", "tolerations"), status="warn",
+                    text=f"stays for minutes on a node that is gone ({taint})",
+                    way_out=f"tolerate {{key: {taint}, operator: Exists, effect: NoExecute, tolerationSeconds: 60}}",
+                )  # fmt: skip
 
 
 def _brokers(cluster: ClusterModel, pods: PodTemplate) -> Iterator[ClusterFault]:
@@ -119,8 +169,11 @@ def priorities(cluster: ClusterModel) -> Iterator[ClusterFault]:
         values[str(at(item, "metadata", "name"))] = int(number_at(item, "value", default=0))
     by_pods = [(pods, values.get(at(pods.spec, "priorityClassName") or "", 0)) for pods in cluster.pods]
     rollouts = [value for pods, value in by_pods if _process(pods) == "rollout"]
+    chosen = any(
+        at(pods.spec, "priorityClassName") for pods, _ in by_pods
+    )  # Else there are no classes, and nobody goes first.
     for pods, value in by_pods:
-        if _process(pods) in CORE and rollouts and value <= max(rollouts):
+        if _process(pods) in CORE and chosen and rollouts and value <= max(rollouts):
             own = cluster.find("PriorityClass", at(pods.spec, "priorityClassName") or "")
             yield ClusterFault(
                 item=pods.owner,

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from gspo_services.prepare.cluster_check.model import (
-    GPU,
     ClusterFault,
     ClusterModel,
     ClusterNode,
@@ -172,16 +171,3 @@ def _follows(pods: PodTemplate, users: list[tuple[PodTemplate, Way]]) -> bool:
         term.get("topologyKey") == HOSTNAME and any(matches(term.get("labelSelector"), other.labels) for other in others)
         for term in terms
     )
-
-
-def gpus(cluster: ClusterModel) -> Iterator[ClusterFault]:
-    """A toleration of GPU nodes has the effect of their taint."""
-    for pods in cluster.pods:
-        for index, toleration in enumerate(items_at(pods.spec, "tolerations")):
-            if toleration.get("key") == GPU and toleration.get("effect") not in (None, "NoSchedule"):
-                yield ClusterFault(
-                    item=pods.owner,
-                    way=(*pods.way, "spec", "tolerations", index, "effect"),
-                    text=f"tolerates {GPU}:{toleration['effect']}, and GPU nodes are tainted NoSchedule",
-                    way_out="write effect: NoSchedule",
-                )

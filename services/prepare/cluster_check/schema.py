@@ -9,7 +9,6 @@ from gspo_services.prepare.cluster_check.model import (
     ClusterModel,
     ContainerSpec,
     PodTemplate,
-    Way,
     at,
     items_at,
     matches,
@@ -17,48 +16,12 @@ from gspo_services.prepare.cluster_check.model import (
     namespace_of,
     quantity,
     quantity_or_zero,
-    title_of,
 )
 
-SERVED: Final[dict[str, tuple[str, ...]]] = {
-    "ConfigMap": ("v1",),
-    "Deployment": ("apps/v1",),
-    "HorizontalPodAutoscaler": ("autoscaling/v1", "autoscaling/v2"),
-    "Job": ("batch/v1",),
-    "Namespace": ("v1",),
-    "NetworkPolicy": ("networking.k8s.io/v1",),
-    "PersistentVolumeClaim": ("v1",),
-    "PodDisruptionBudget": ("policy/v1",),
-    "PriorityClass": ("scheduling.k8s.io/v1",),
-    "Secret": ("v1",),
-    "Service": ("v1",),
-    "StatefulSet": ("apps/v1",),
-}
-"""By kind: the versions that Kubernetes 1.28 and later serve."""
 MAX_CONFIG_MAP_BYTES: Final = 1 << 20
 MAX_APPLIED_BYTES: Final = 256 << 10
 """Of an object that `kubectl apply` takes without --server-side: it keeps a copy in an annotation."""
 LWS_RESTARTS: Final = "RecreateGroupOnPodRestart"
-
-
-def versions(cluster: ClusterModel) -> Iterator[ClusterFault]:
-    """Every object, and everything that an autoscaler scales, has a version that is served."""
-    for item in cluster.objects:
-        yield from _version(item, item, ())
-        if item.get("kind") in ("HorizontalPodAutoscaler", "ScaledObject"):
-            yield from _version(item, at(item, "spec", "scaleTargetRef"), ("spec", "scaleTargetRef"))
-
-
-def _version(item: dict[str, object], named: dict[str, object], way: Way) -> Iterator[ClusterFault]:
-    served = SERVED.get(str(named.get("kind")))
-    version = named.get("apiVersion")
-    if served and version is not None and version not in served:
-        yield ClusterFault(
-            item=item,
-            way=(*way, "apiVersion"),
-            text=f"{named['kind']} is not served as {version!r}",
-            way_out=f"write {served[-1]}",
-        )
 
 
 def names(cluster: ClusterModel) -> Iterator[ClusterFault]:
@@ -80,15 +43,12 @@ def templates(cluster: ClusterModel) -> Iterator[ClusterFault]:
 
 
 def _template(pods: PodTemplate) -> Iterator[ClusterFault]:
-    policy = at(pods.spec, "restartPolicy") or ("Always" if pods.kind != "Job" else "")
-    allowed = ("OnFailure", "Never") if pods.kind == "Job" else ("Always",)
-    way = (*pods.way, "spec", "restartPolicy")
-    if policy not in allowed and pods.kind != "Pod":
+    policy = at(pods.spec, "restartPolicy") or "Always"
+    if policy != "Always" and pods.kind not in ("Pod", "Job", "CronJob"):
         text = f"pods of a {pods.kind} cannot have restartPolicy {policy!r}: the API server refuses the {pods.kind}"
-        yield ClusterFault(item=pods.owner, way=way, text=text, way_out=f"write {allowed[0]}")
-    elif policy == "Never":
-        text = "a pod that ends, for a dropped connection or a full node, is never started again in its place"
-        yield ClusterFault(item=pods.owner, way=way, text=text, way_out="write OnFailure for a Job, else Always")
+        yield ClusterFault(
+            item=pods.owner, way=(*pods.way, "spec", "restartPolicy"), text=text, way_out="remove it, or write Always"
+        )
     selector = at(pods.owner, "spec", "selector")
     if selector and not matches(selector, pods.labels):
         text = f"selects {selector}, but the pods that it makes are labelled {pods.labels}"
@@ -151,14 +111,6 @@ def updates(cluster: ClusterModel) -> Iterator[ClusterFault]:
                 text="when one pod of the group ends, the others keep waiting for it in a collective",
                 way_out=f"write restartPolicy: {LWS_RESTARTS}",
             )
-    for item in cluster.of_kind("Job"):
-        yield ClusterFault(
-            item=item,
-            way=("spec", "template"),
-            text=f"{title_of(item)} cannot be changed: an apply with a new image is refused as long as it exists",
-            way_out="use a Deployment that does its work in an init container, or set ttlSecondsAfterFinished",
-            status="warn",
-        )
 
 
 def config_maps(cluster: ClusterModel) -> Iterator[ClusterFault]:

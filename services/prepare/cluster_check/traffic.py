@@ -64,6 +64,37 @@ def policies(cluster: ClusterModel) -> Iterator[ClusterFault]:
     yield from _between_nodes(cluster, [pods for pods in cluster.pods if process_of_pods(pods) == "learner"])
 
 
+def open_doors(cluster: ClusterModel) -> Iterator[ClusterFault]:
+    """Where policies restrict a run, they let only those in that have something to say there."""
+    wanted = {(id(call.source), id(call.target), PORTS[call.called.setting]) for call in calls_of(cluster)
+              if call.called.setting in PORTS}  # fmt: skip
+    processes = [pods for pods in cluster.pods if process_container(pods) is not None]
+    for target in processes if cluster.of_kind("NetworkPolicy") else ():
+        if not _policies(cluster, target, "Ingress"):
+            yield ClusterFault(
+                item=target.owner, way=(*target.way, "metadata", "labels"), status="warn",
+                text=f"no policy restricts who connects to {target.kind}/{target.name}: every pod of the cluster may",
+                way_out="add base/network.yaml's policy default-deny",
+            )  # fmt: skip
+            continue
+        for source in processes:
+            for port, number in _ports(target).items():
+                if (
+                    (id(source), id(target), port) not in wanted
+                    and process_of_pods(source) != process_of_pods(target)
+                    and (
+                        _open(cluster, source, _end(target), "Egress", port, number, "TCP")
+                        and _open(cluster, target, _end(source), "Ingress", port, number, "TCP")
+                    )
+                ):
+                    yield ClusterFault(
+                        item=next(iter(_policies(cluster, target, "Ingress"))), way=("spec", "ingress"), status="warn",
+                        text=f"{source.kind}/{source.name} may connect to port {port} of {target.kind}/{target.name}, "
+                        "and has nothing to say there",
+                        way_out=f"take the port out of the policy that is made for {target.name}",
+                    )  # fmt: skip
+
+
 def _is_inside(cluster: ClusterModel, call: Call, address: str) -> bool:
     """Whether a process of the set answers at this address, under a name that the cluster gives it."""
     host = str(urlsplit(address.strip()).hostname)

@@ -22,7 +22,7 @@ NEEDS_A_CLUSTER: Final = re.compile(r"kubectl (?!kustomize)|helm install|kind |m
 COMMAND: Final = re.compile(r"^ {4,}((?:kubectl|gspo|python|mkdir|make|helm|kind|docker) .*)$", re.MULTILINE)
 ORDER: Final = [
     "Install", "First run", "Your code and data", "GPUs", "Backup and restore", "Upgrades", "Scaling", "Monitoring",
-    "Second run", "Failures",
+    "Second run", "What is left to you", "Failures",
 ]  # fmt: skip
 
 

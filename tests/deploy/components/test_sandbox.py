@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gspo_services.prepare.cluster_check.fields import OLDEST
 from gspo_services.shared.settings import Settings, load_settings
 from gspo_services.shared.settings.configuration import RESERVED
 from gspo_services.tasks.sandbox.wire import KEY_VARIABLE
-from tests.deploy import references, schemas
 from tests.deploy.cluster import Cluster, Pods, matches, quantity, render
+from tests.deploy.conftest import BY_HAND
 from tests.deploy.kustomizations import FILE, lost_patches
+from tests.deploy.played.faults import faults
 
 pytestmark = pytest.mark.deploy
 SET = "sandbox"
@@ -50,10 +52,10 @@ def own_settings(pods: Pods) -> Settings:
 
 
 def test_the_api_server_would_accept_it_and_its_parts_fit(servers: Cluster, directory: Path) -> None:
-    # The set says that it needs a newer Kubernetes than the run's, whose oldest one the schemas are tried on as well.
-    assert [found for found in schemas.schema(servers) if not found.startswith(f"on {schemas.OLDEST}: ")] == []
-    checks = (references.selectors, references.ports, references.volumes, references.resources)
-    assert {check.__name__: found for check in checks if (found := list(check(servers)))} == {}
+    # The set says that it needs a newer Kubernetes than the run's.
+    key = BY_HAND["sandbox"] | {"metadata": {"name": "gspo-sandbox", "namespace": "gspo-sandbox"}}
+    found = faults([*servers.objects, key])
+    assert [fault.text for fault in found if f"Kubernetes {OLDEST}; " not in fault.text] == []
     assert list(lost_patches(directory, servers.objects)) == []
     names = {
         item["metadata"].get("namespace") for item in servers.objects if item["kind"] not in ("Namespace", "RuntimeClass")

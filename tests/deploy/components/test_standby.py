@@ -7,7 +7,6 @@ import pytest
 from gspo_services.prepare.cluster_check import endpoints
 from gspo_services.prepare.cluster_check.model import ClusterModel
 from gspo_services.prepare.cluster_check.redundancy import numbers
-from tests.deploy import program
 from tests.deploy.cluster import K8S, Cluster
 from tests.deploy.edits import container, edit_config
 
@@ -33,13 +32,11 @@ def both(cluster: Variant) -> Cluster:
 
 def test_both_addresses_are_names_of_the_brokers(both: Cluster) -> None:
     assert "broker-1.broker:7001" in both.config
-    assert list(program.endpoints(both)) == []
     assert list(endpoints.addresses(ClusterModel.of(both.objects))) == []
 
 
 def test_the_address_of_a_third_broker_is_reported(both: Cluster) -> None:
     edit_config(both, "broker-1.broker:7001", "broker-2.broker:7001")
-    assert any("broker-2.broker is not a name of " in text for text in program.endpoints(both))
     (fault,) = endpoints.addresses(ClusterModel.of(both.objects))
     assert "broker-2.broker is no name of StatefulSet/broker: broker, broker-0.broker, broker-1.broker" in fault.text
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from tests.deploy.edits import container, pod_spec, set_environment
-from tests.deploy.played.planted import MAIN, POD, Planted
+from tests.deploy.edits import MAIN, POD, Planted, container, pod_spec, set_environment
 
 QUEUE: dict[str, Any] = {
     "apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "LocalQueue", "metadata": {"name": "learner", "namespace": "gspo"},
@@ -43,7 +42,7 @@ DISAGREEING = {
         lambda c: c.objects.append(SCALER),
     ),
     "a data set in a ConfigMap": Planted(
-        "cpu", "ConfigMap/gspo-run-* data", "the API server takes 1 MiB",
+        "cpu", "ConfigMap/gspo-run-* data.train.jsonl", "the API server takes 1 MiB",
         lambda c: next(each for each in c.of_kind("ConfigMap"))["data"].update({"train.jsonl": "x" * (1 << 21)}),
     ),
     "a namespace with a capital": Planted(

@@ -1,25 +1,7 @@
 """Mistakes that people make with clusters, and what the model of one must say about each."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from tests.deploy.cluster import Cluster, Object
-from tests.deploy.edits import container, edit_config, pod_spec, policy_rule, secret, volume
-
-
-@dataclass(frozen=True)
-class Planted:
-    """One mistake: ``make`` puts it into a variant's objects; the fault is in ``place``, its text has ``says``."""
-
-    variant: str
-    place: str
-    """Object and field, as a fault names them."""
-    says: str
-    make: Callable[[Cluster], object]
-
-
-POD = "spec.template.spec"
-MAIN = f"{POD}.containers[0]"
+from tests.deploy.edits import MAIN, POD, Planted, container, edit_config, pod_spec, policy_rule, secret, volume
 
 
 def to_command(main: Object) -> None:
@@ -133,6 +115,10 @@ STARTING = {
         "single-gpu-node", f"Deployment/rollout {POD}.volumes[3]", "holds learner.secret, the key of another process",
         lambda c: secret(c, "gspo-key-rollout")["data"].update({"learner.secret": "eA=="}),
     ),
+    "a password that is not there": Planted(
+        "cpu-standby", f"StatefulSet/broker {MAIN}.env[*].valueFrom.secretKeyRef", "no Secret gspo-database",
+        lambda c: c.objects.remove(c.one("Secret", "gspo-database")),
+    ),
     "a configuration by subPath": Planted(
         "cpu", f"StatefulSet/learner {MAIN}.volumeMounts[0].subPath", "never updated",
         lambda c: mount(container(c, "learner"), "config").update(mountPath="/etc/gspo/config/run.toml", subPath="run.toml"),
@@ -153,6 +139,10 @@ STARTING = {
         "cpu", f"StatefulSet/learner {MAIN}.image", "not the packages of `gspo learner`",
         lambda c: container(c, "learner").update(image="gspo-broker:0.1.0"),
     ),
+}  # fmt: skip
+NODE: Object = {
+    "apiVersion": "v1", "kind": "Node", "metadata": {"name": "small", "labels": {"disk": "slow"}},
+    "status": {"allocatable": {"cpu": "64", "memory": "64Gi", "ephemeral-storage": "9Gi"}},
 }  # fmt: skip
 SCHEDULING = {
     "a toleration of another effect": Planted(
@@ -186,6 +176,14 @@ SCHEDULING = {
     "a server of one rank on two GPUs": Planted(
         "single-gpu-node", f"Deployment/rollout {MAIN}.resources.limits.nvidia.com/gpu", "2 GPUs, and its server has",
         lambda c: [each.update({"nvidia.com/gpu": "2"}) for each in container(c, "rollout")["resources"].values()],
+    ),
+    "memory without a bound": Planted(
+        "cpu", f"StatefulSet/broker {MAIN}.resources", "no bound of its memory",
+        lambda c: container(c, "broker")["resources"].pop("limits"),
+    ),
+    "a label that no node has": Planted(
+        "cpu", f"StatefulSet/broker {POD}.affinity", "has the labels that it asks for",
+        lambda c: [pod_spec(c, "broker").update(nodeSelector={"disk": "fast"}), c.objects.append(NODE)],
     ),
     "a GPU without a limit": Planted(
         "single-gpu-node", f"Deployment/rollout {MAIN}.resources.limits", "the limit is missing",
@@ -247,6 +245,10 @@ KEEPING = {
         "cpu", "PodDisruptionBudget/rollout spec.maxUnavailable", "waits for ever",
         lambda c: c.one("PodDisruptionBudget", "rollout")["spec"].update(maxUnavailable=0),
     ),
+    "a budget that lets a drain end the broker": Planted(
+        "cpu", "PodDisruptionBudget/broker spec", "a drain may end the broker at any time",
+        lambda c: c.one("PodDisruptionBudget", "broker")["spec"].update(maxUnavailable=1),
+    ),
     "updates on deletion only": Planted(
         "cpu", "StatefulSet/learner spec.updateStrategy.type", "until somebody deletes them",
         lambda c: c.one("StatefulSet", "learner")["spec"].update(updateStrategy={"type": "OnDelete"}),
@@ -283,6 +285,14 @@ TIMES = {
         "cpu", f"Deployment/rollout {MAIN}.lifecycle.preStop", "waits 60 s, and the pod is killed after 45 s",
         lambda c: container(c, "rollout").update(lifecycle={"preStop": {"exec": {"command": ["sleep", "60"]}}}),
     ),
+    "a liveness probe from the first second on": Planted(
+        "cpu", f"StatefulSet/learner {MAIN}.startupProbe", "no startupProbe",
+        lambda c: container(c, "learner").pop("startupProbe"),
+    ),
+    "a liveness probe that ends what is only busy": Planted(
+        "cpu", f"StatefulSet/broker {MAIN}.livenessProbe", "no sign that it hangs",
+        lambda c: container(c, "broker")["livenessProbe"].update(periodSeconds=1),
+    ),
     "a startup budget too small for SGLang": Planted(
         "cpu", f"Deployment/rollout {MAIN}.startupProbe.failureThreshold", "ended after 100 s, and a start may take 600 s",
         lambda c: container(c, "rollout")["startupProbe"].update(failureThreshold=10),
@@ -294,7 +304,7 @@ TIMES = {
 }  # fmt: skip
 WATCHING = {
     "a target of an API that is no more": Planted(
-        "cpu-monitored", "HorizontalPodAutoscaler/rollout spec.scaleTargetRef.apiVersion", "not served as 'apps/v1beta1'",
+        "cpu-monitored", "HorizontalPodAutoscaler/rollout spec.scaleTargetRef", "of apps/v1beta1, which is not there",
         lambda c: c.one("HorizontalPodAutoscaler", "rollout")["spec"]["scaleTargetRef"].update(apiVersion="apps/v1beta1"),
     ),
     "another path of metrics": Planted(
@@ -312,6 +322,12 @@ WATCHING = {
     "a label of another name": Planted(
         "cpu-monitored", "PodMonitor/gspo spec.podMetricsEndpoints[0].relabelings", "no label component",
         lambda c: endpoint(c)["relabelings"][0].update(targetLabel="role"),
+    ),
+    "rollouts that go before they have started": Planted(
+        "cpu-monitored", "HorizontalPodAutoscaler/rollout spec.behavior.scaleDown.stabilizationWindowSeconds", "after 60 s",
+        lambda c: c.one("HorizontalPodAutoscaler", "rollout")["spec"]["behavior"]["scaleDown"].update(
+            stabilizationWindowSeconds=60
+        ),
     ),
     "a query about another run": Planted(
         "another-run-scaled", "ScaledObject/rollout spec.triggers[0].metadata.query", "about the run in namespace gspo,",

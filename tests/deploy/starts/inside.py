@@ -1,4 +1,5 @@
-"""Runs inside a pod's view: starts the container's program and asks its startup probe until that succeeds.
+"""Runs inside a pod's view: starts the container's program and asks its startup probe until that succeeds. A program without
+a probe, such as an init container's, has to end well, or to log an event.
 
 Reads what to do as JSON from its one argument, and prints what came of it as JSON. Standard library only.
 """
@@ -35,10 +36,39 @@ class ServedEngine(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class Hub(http.server.BaseHTTPRequestHandler):
+    """In place of Hugging Face, for the real `hf download`: each repository has one file."""
+
+    def do_GET(self) -> None:
+        path, self.close_connection = self.path.partition("?")[0], True
+        answer: Any = {}
+        if path.startswith("/api/"):
+            answer = {"id": "a/b", "sha": "a" * 40, "siblings": [{"rfilename": "config.json"}]}
+            if "/tree/" in path:
+                answer = [{"type": "file", "path": "config.json", "size": 2, "oid": "e"}]
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        for name, value in {"content-length": str(len(body)), "etag": '"e"', "x-repo-commit": "a" * 40}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def serve(port: int, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+
 def main() -> None:
     wanted: dict[str, Any] = json.loads(sys.argv[1])
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", wanted["engine_port"]), ServedEngine)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    serve(wanted["engine_port"], ServedEngine)
+    serve(wanted["hub_port"], Hub)
     process = subprocess.Popen(wanted["command"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines: list[str] = []
     reader = threading.Thread(target=lambda: lines.extend(process.stdout or ()), daemon=True)
@@ -46,14 +76,20 @@ def main() -> None:
     ended, until = threading.Event(), time.monotonic() + wanted["timeout_s"]
     said = (0, "")
     while process.poll() is None and time.monotonic() < until:
-        said = ask(wanted["port"], wanted["path"])
-        waits = not wanted["waits"] or wanted["waits"] in ask(wanted["port"], "/readyz")[1]
         logged = not wanted["event"] or any(wanted["event"] in line for line in list(lines))
-        if said[0] == 200 and waits and logged:
+        if wanted["port"]:
+            said = ask(wanted["port"], wanted["path"])
+            waits = not wanted["waits"] or wanted["waits"] in ask(wanted["port"], "/readyz")[1]
+            if said[0] == 200 and waits and logged:
+                break
+        elif wanted["event"] and logged:
             break
         ended.wait(ASK_S)
-    started = process.poll() is None and said[0] == 200 and time.monotonic() < until
-    print_result(process, reader, lines, started=started, readyz=ask(wanted["port"], "/readyz")[1])
+    if wanted["port"]:
+        started = process.poll() is None and said[0] == 200 and time.monotonic() < until
+    else:
+        started = process.poll() == 0 or (process.poll() is None and time.monotonic() < until)
+    print_result(process, reader, lines, started=started, readyz=ask(wanted["port"], "/readyz")[1] if wanted["port"] else "")
 
 
 def ask(port: int, path: str) -> tuple[int, str]:
@@ -72,7 +108,8 @@ def print_result(
     process: "subprocess.Popen[str]", reader: threading.Thread, lines: list[str], *, started: bool, readyz: str
 ) -> None:
     """Ends the program, as a kubelet does."""
-    process.send_signal(signal.SIGTERM)
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
     try:
         status = process.wait(STOP_S)
     except subprocess.TimeoutExpired:

@@ -10,7 +10,7 @@ import pytest
 from gspo_services.prepare.cluster_check import ClusterModel, faults_of
 from tests.deploy.cluster import Cluster, Object, Pods
 from tests.deploy.conftest import VARIANTS
-from tests.deploy.starts.view import Start, start
+from tests.deploy.starts.view import Start, start, start_other
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
 PROCESSES = {"broker": "broker", "rollout": "rollout", "learner": "learner", "learner-worker": "learner"}
@@ -47,6 +47,41 @@ def test_every_process_starts_in_its_pods_view(variant: str, cluster: Callable[[
             _before[key] = start(objects, pods, PROCESSES[pods.role], directory, event=event, waits=waits)
         done = _before[key]
         assert done.started, f"{pods.name} ended with status {done.status}, /readyz {done.readyz!r}:\n{done.log}"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_init_containers_do_their_work_in_their_pods_view(
+    variant: str, cluster: Callable[[str], Cluster], tmp_path: Path
+) -> None:
+    objects = cluster(variant)
+    for pods in objects.pods:
+        for container in pods.spec.get("initContainers", []):
+            key = re.sub(
+                r"registry\.example\.com/", "", json.dumps([container, pods.spec["securityContext"]], sort_keys=True)
+            )
+            if key not in _before:
+                directory = tmp_path / pods.role
+                directory.mkdir()
+                # A model takes a minute; it is whole at the end, which `make test-pods` waits for.
+                event = "cold start: step" if container.get("args", [""])[0] == "model" else ""
+                _before[key] = start_other(objects, pods, container, directory, event=event)
+                if pods.role == "model-download":
+                    given = {each["name"]: each.get("value") for each in container["env"]}
+                    names = [str(given[name]).rpartition("/")[2] for name in ("MODEL", "DATASET") if given[name]]
+                    assert sorted(path.name for path in (directory / "model").iterdir()) == sorted(names)
+            done = _before[key]
+            assert done.started, f"{pods.name} ended with status {done.status}:\n{done.log}"
+
+
+def test_an_option_that_the_program_does_not_accept_is_refused_by_it(
+    cluster: Callable[[str], Cluster], tmp_path: Path
+) -> None:
+    objects = cluster("cpu")
+    rollout = objects.role("rollout")
+    container = rollout.spec["initContainers"][0] | {"args": ["model", "tiny", "/models/tiny", "--if-absent"]}
+    done = start_other(objects, rollout, container, tmp_path, event="cold start: step")
+    assert (done.started, done.status) == (False, 2)
+    assert "unrecognized arguments: --if-absent" in done.log
 
 
 def test_a_rollout_of_another_site_starts_in_its_pods_view(site: list[Object], tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ ANY_USER: Final = 1_000_650_000
 POSITIONS: Final = 40_960
 """Qwen3's: the tiny model has fewer."""
 ENGINE_PORT: Final = 30_000
+HUB_PORT: Final = 30_001
 DEVICE: Final = {"DS_ACCELERATOR": "cpu", "GSPO_LEARNER__NUM_RANKS": "1", "OMP_NUM_THREADS": "1"}
 """The only variables that differ from the pod's: there is no GPU here."""
 START_S: Final = 90.0
@@ -48,25 +49,38 @@ def start(cluster: Cluster, pods: Pods, process: Any, directory: Path, *, event:
 
     ``directory``: an empty one for volumes. ``event``: what its log must say, too; ``waits``: what its /readyz must.
     """
-    index = pods.indices[0]
-    owner = pods.owner["metadata"]["name"]
-    fields = {"metadata.name": f"{owner}-{index}", POD_INDEX: str(index), "status.podIP": "127.0.0.1"}
-    container = _with_secrets(cluster, pods.main)
-    variables = {**environment(container, fields), "LWS_WORKER_INDEX": str(index), **DEVICE}
-    variables = {name: value.replace("$(POD_IP)", "127.0.0.1") for name, value in variables.items()}
-    if process == "rollout":
-        variables["GSPO_ROLLOUT__SERVER_URL"] = f"http://127.0.0.1:{ENGINE_PORT}"
-    opened = list(opened_paths(cluster.settings(pods, index), process))
+    opened = list(opened_paths(cluster.settings(pods, pods.indices[0]), process))
+    variables = {"GSPO_ROLLOUT__SERVER_URL": f"http://127.0.0.1:{ENGINE_PORT}"} if process == "rollout" else {}
     # A standby has started when it has the database, and waits for it here.
     probe = {**pods.main["startupProbe"]["httpGet"], **({"path": "/healthz"} if waits else {})}
+    wanted = {"port": pods.ports[probe["port"]], "path": probe["path"], "event": event, "waits": waits}
+    return _run(cluster, pods, pods.main, opened, directory, wanted, DEVICE | variables)
+
+
+def start_other(cluster: Cluster, pods: Pods, container: Object, directory: Path, *, event: str = "") -> Start:
+    """Start a container without a probe, on new volumes, until it has ended or its log says ``event``."""
+    wanted = {"port": 0, "path": "", "event": event, "waits": ""}
+    return _run(cluster, pods, container, [], directory, wanted, {"HF_ENDPOINT": f"http://127.0.0.1:{HUB_PORT}"})
+
+
+def _run(
+    cluster: Cluster, pods: Pods, container: Object, opened: list[OpenedPath], directory: Path, wanted: Object,
+    more: dict[str, str],
+) -> Start:  # fmt: skip
+    index, owner = pods.indices[0], pods.owner["metadata"]["name"]
+    fields = {"metadata.name": f"{owner}-{index}", POD_INDEX: str(index), "status.podIP": "127.0.0.1"}
+    container = _with_secrets(cluster, container)
+    variables = {**environment(container, fields), "LWS_WORKER_INDEX": str(index), **more}
+    variables = {name: value.replace("$(POD_IP)", "127.0.0.1") for name, value in variables.items()}
     wanted = {
-        "command": arguments(container, variables), "port": pods.ports[probe["port"]], "path": probe["path"],
-        "engine_port": ENGINE_PORT, "timeout_s": START_S, "event": event, "waits": waits,
+        **wanted, "command": arguments(container, variables), "engine_port": ENGINE_PORT, "hub_port": HUB_PORT,
+        "timeout_s": START_S,
     }  # fmt: skip
     # As kubelet's: of all names only the pod's own.
     hosts = directory / "hosts"
     hosts.write_text(f"127.0.0.1 localhost {owner}-{index} {owner}-{index}.{pods.owner['spec'].get('serviceName', owner)}\n")
-    words = ["bwrap", *_walls(pods), *_mounts(cluster, pods, opened, directory), "--ro-bind", str(hosts), "/etc/hosts"]
+    words = ["bwrap", *_walls(pods), *_mounts(cluster, pods, container, opened, directory)]
+    words += ["--ro-bind", str(hosts), "/etc/hosts"]
     words += ["--remount-ro", "/", "--chdir", str(container.get("workingDir", "/"))]
     words += ["--clearenv", *(word for item in variables.items() for word in ("--setenv", *item))]
     words += ["--", sys.executable, str(INSIDE), json.dumps(wanted)]
@@ -95,8 +109,8 @@ def _walls(pods: Pods) -> Iterator[str]:
     yield from ("--proc", "/proc", "--dev", "/dev")
 
 
-def _mounts(cluster: Cluster, pods: Pods, opened: list[OpenedPath], directory: Path) -> Iterator[str]:
-    mounts = sorted(pods.main.get("volumeMounts", []), key=lambda mount: str(mount["mountPath"]))
+def _mounts(cluster: Cluster, pods: Pods, container: Object, opened: list[OpenedPath], directory: Path) -> Iterator[str]:
+    mounts = sorted(container.get("volumeMounts", []), key=lambda mount: str(mount["mountPath"]))
     for mount in mounts:
         volume, place = pods.volume(mount["name"]), str(mount["mountPath"])
         if volume.get("emptyDir", {}).get("medium") == "Memory":

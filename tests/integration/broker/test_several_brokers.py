@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from gspo_services.runs.opening import audit_run
+from gspo_services.shared.settings import SETTINGS_FILE
 from tests.support.broker.commands import ALONE, command
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import BrokerProcess, broker_process
@@ -60,6 +62,24 @@ async def test_a_run_of_two_brokers_is_stopped_by_one_command(tmp_path: Path) ->
             assert status == 0, said
             for broker in brokers:
                 await broker.logged("run_stops")
+            async with asyncio.timeout(60):
+                await asyncio.gather(*learners)
+
+
+async def test_a_stop_beside_brokers_that_bind_every_address_is_told_theirs(tmp_path: Path) -> None:
+    """In a pod the settings of the run say 0.0.0.0, where only its own broker answers."""
+    async with two_brokers(tmp_path, num_batches=1000) as brokers:
+        directory = tmp_path / "0" / "run"
+        port = brokers[0].batch_endpoint.rpartition(":")[2]
+        async with worked(brokers) as learners:
+            for broker in brokers:
+                await broker.logged("batch_trained", 1)
+            kept = json.loads((directory / SETTINGS_FILE).read_text())
+            kept["broker"]["batch_endpoint"] = f"tcp://0.0.0.0:{port}"
+            (directory / SETTINGS_FILE).write_text(json.dumps(kept))
+            told = f"broker.batch_endpoint=tcp://127.0.1.{{broker}}:{port}"
+            status, said = await command("stop", str(directory), "--set", told)
+            assert status == 0, said
             async with asyncio.timeout(60):
                 await asyncio.gather(*learners)
 

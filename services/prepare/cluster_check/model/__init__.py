@@ -14,6 +14,7 @@ from gspo_services.prepare.cluster_check.model.nodes import (
     nodes_of,
     possible_nodes,
     requests_of,
+    tolerates,
     untolerated,
 )
 from gspo_services.prepare.cluster_check.model.objects import (
@@ -88,6 +89,7 @@ __all__ = [
     "settings_of",
     "started",
     "title_of",
+    "tolerates",
     "untolerated",
     "words_of",
 ]

@@ -7,8 +7,6 @@ from gspo_services.prepare.cluster_check.model.manifests import ClusterModel, Po
 from gspo_services.prepare.cluster_check.model.objects import Object, at, items_at, matches, name_of, quantity_or_zero
 
 GPU: Final = "nvidia.com/gpu"
-DEVICES: Final = "/"
-"""A resource with this in its name is a device of a plug-in, and counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +66,11 @@ def _requests(container: Object) -> dict[str, float]:
 
 
 def fits(pods: PodTemplate, node: ClusterNode) -> list[str]:
-    """The resources that the pod asks for and the empty node does not have. Assumed nodes have every device but GPUs."""
+    """The resources that the pod asks for and the empty node does not have. Of what is assumed, only GPUs are counted."""
     lacking = []
     for key, value in requests_of(pods).items():
-        unknown = DEVICES in key and key != GPU and node.labels is None
-        if value > node.capacity.get(key, 0.0) and not unknown and key != "ephemeral-storage":
+        unknown = node.labels is None and key not in node.capacity and key != GPU
+        if value > node.capacity.get(key, 0.0) and not unknown:
             lacking.append(key)
     return lacking
 

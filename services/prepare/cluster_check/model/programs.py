@@ -25,19 +25,12 @@ IMAGES: Final[dict[str, frozenset[str]]] = {
 }
 """By image: the processes that it has the packages for."""
 PROCESSES: Final[tuple[Process, ...]] = ("broker", "rollout", "learner")
-OTHER_COMMANDS: Final = (
-    "model",
-    "audit",
-    "backup",
-    "restore",
-    "check",
-    "doctor",
-    "export",
-    "replay",
-    "sandbox",
-    "track",
-    "view",
-)
+OTHER_COMMANDS: Final = frozenset({
+    "accept-loss", "audit", "backup", "check", "compare", "completion", "data", "doctor", "env", "environments", "eval",
+    "export", "generate", "init", "keys", "model", "plot", "replay", "requeue", "restore", "run", "sandbox", "stop", "tasks",
+    "track", "view",
+})  # fmt: skip
+"""What `gspo` does beside starting a process of the run."""
 PROGRAMS: Final = frozenset({"gspo", "sh", "bash", "sleep", "python", "python3", "hf", "env", "cat", "true", "cp", "test"})
 """What can be started by its name in our images."""
 VARIABLE: Final = re.compile(r"\$\((\w+)\)")

@@ -1,5 +1,6 @@
 """`gspo check --kubernetes`: what it prints about files, and about files that are no manifests."""
 
+import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gspo_services.cli.command_line import command_line
 from gspo_services.prepare.check.command import main
-from gspo_services.prepare.cluster_check import ClusterModel, faults_of
+from gspo_services.prepare.cluster_check import ClusterModel, faults_of, fields
+from gspo_services.prepare.cluster_check.model import OTHER_COMMANDS
+
+WITHOUT_SCHEMAS = "fields and their types were not checked: pip install kubernetes-validate"
 
 RUN = """\
 apiVersion: v1
@@ -48,6 +53,7 @@ spec:
     spec:
       priorityClassName: gspo-core
       securityContext: {runAsNonRoot: true, runAsUser: 10001, fsGroup: 10001}
+      tolerations: [{operator: Exists, effect: NoExecute, tolerationSeconds: 60}]
       containers:
         - name: broker
           image: gspo-broker:0.1.0
@@ -84,7 +90,22 @@ def checked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 def test_a_set_that_can_work_is_said_to(rendered: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, said = checked(capsys, "--kubernetes", str(rendered))
+    said = said.replace(f"{WITHOUT_SCHEMAS}\n", "")
     assert (status, said) == (0, "4 objects, 1 kinds of pods: 0 failures, 0 warnings\n")
+
+
+def test_schemas_that_are_not_installed_are_named(
+    rendered: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fields, "_directory", lambda: None)
+    status, said = checked(capsys, "--kubernetes", str(rendered))
+    assert status == 0
+    assert said.endswith(f"0 warnings\n{WITHOUT_SCHEMAS}\n")
+
+
+def test_the_commands_that_pods_may_start_are_those_of_gspo() -> None:
+    (commands,) = (each.choices for each in command_line()._actions if isinstance(each, argparse._SubParsersAction))
+    assert set(commands) - {"broker", "rollout", "learner"} == OTHER_COMMANDS
 
 
 def test_a_fault_has_file_line_object_field_and_way_out(rendered: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +117,7 @@ def test_a_fault_has_file_line_object_field_and_way_out(rendered: Path, capsys: 
     first = said.splitlines()[0]
     assert first == f"fail  all.yaml:{line}: StatefulSet/broker spec.template.spec.containers[0].command"
     assert "-> write args: [broker, /etc/gspo/config/run.toml" in said
-    assert said.endswith("it cannot work as it is\n")
+    assert "it cannot work as it is\n" in said
 
 
 def test_the_same_as_json(rendered: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,11 +182,11 @@ def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "there is no such file or folder" in said
 
 
-def fields(node: Any) -> Iterator[tuple[Any, Any]]:
+def values_in(node: Any) -> Iterator[tuple[Any, Any]]:
     """Every place in the objects that holds a value."""
     for key, value in list(node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()):
         yield node, key
-        yield from fields(value)
+        yield from values_in(value)
 
 
 ODD = st.one_of(
@@ -178,7 +199,7 @@ ODD = st.one_of(
 def test_a_field_of_any_other_type_ends_nothing(number: int, value: object) -> None:
     """Objects that no API server would take are faults, and no tracebacks."""
     objects = list(yaml.safe_load_all(RUN))
-    places = [place for item in objects for place in fields(item)]
+    places = [place for item in objects for place in values_in(item)]
     holder, key = places[number % len(places)]
     holder[key] = value
     for fault in faults_of(ClusterModel.of(objects)):
