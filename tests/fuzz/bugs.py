@@ -98,10 +98,10 @@ BUGS: Final = (
     ),
     _bug(
         "toml",
-        "a setting may be a date or a thousand levels deep",
+        "a setting may be a thousand levels deep",
         "gspo_services.shared.settings.configuration",
-        "    require_plain(plain, origin)\n    _require_new_names(",
-        "    _require_new_names(",
+        "    if depth > MAX_DEPTH:\n",
+        "    if False:\n",
     ),
     _bug(
         "stream",

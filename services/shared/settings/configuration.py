@@ -82,10 +82,11 @@ def load_configuration(
 
     Raises: ConfigurationError as ``load_settings`` does.
     """
+    origin = str(path) if path is not None else "defaults"
     read = {} if path is None else _read_toml(path)
+    require_plain(read, origin)
     folder = Path() if path is None else _folder_of(path)
     plain, told_paths = (read, {}) if folder == Path() else placed(read, folder)
-    origin = str(path) if path is not None else "defaults"
     given = _Given(plain, {f"{section}.{key}": origin for section, table in read.items() for key in _keys(table)})
     for name, value in environment.items():
         if name.startswith(ENVIRONMENT_PREFIX) and "__" in name and name not in RESERVED:
@@ -96,6 +97,7 @@ def load_configuration(
     if path is not None:
         # Worker processes find the user's modules there, too.
         os.environ[USERS_FOLDER] = os.path.abspath(folder)
+    require_plain(given.plain, origin)
     settings = validated(found_on_hub(given.plain, told_paths, fetch=fetch), origin, given.sources, renamed)
     settings = settings.read_in("" if folder == Path() else str(folder), told_paths)
     return Configuration(settings=settings, sources=given.sources)
@@ -133,6 +135,7 @@ def override_settings(settings: Settings, overrides: Sequence[str]) -> Settings:
     given = _Given(settings.model_dump(mode="json"))
     for override in overrides:
         _put_override(given, override)
+    require_plain(given.plain, "--set")
     told_paths = dict(settings.told_paths)
     plain = found_on_hub(given.plain, told_paths, fetch=False)
     return validated(plain, "--set", given.sources).read_in(settings.folder, told_paths)

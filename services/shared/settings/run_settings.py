@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gspo_services.shared.runtime.errors import ConfigurationError
-from gspo_services.shared.settings.configuration import found_on_hub, validated
+from gspo_services.shared.settings.configuration import found_on_hub, require_plain, validated
 from gspo_services.shared.settings.folder import is_relative, placed, with_paths
 from gspo_services.shared.settings.sections import Settings
 from gspo_services.shared.settings.told import told_settings
@@ -46,6 +46,7 @@ def read_run_settings(directory: Path) -> Settings:
         raise ConfigurationError(f"{path}: missing; the broker writes it when it starts") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+    require_plain(plain, str(path))
     folder = _folder(plain, directory)
     plain, told_paths = placed(plain, Path(folder)) if folder else (plain, {})
     if isinstance(plain, dict):
@@ -56,7 +57,7 @@ def read_run_settings(directory: Path) -> Settings:
 def _folder(plain: Any, directory: Path) -> str:
     """Take the folder out of settings.json, "" where that is the working directory. It may have moved with the run."""
     folder = plain.pop(FOLDER, "") if isinstance(plain, dict) else ""
-    if not isinstance(folder, str) or not folder or "\0" in folder:
+    if not isinstance(folder, str) or not folder:
         return ""
     run = plain.get("run")
     told = str(run.get("directory", "")) if isinstance(run, dict) else ""

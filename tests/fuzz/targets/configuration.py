@@ -28,7 +28,7 @@ def _require_stable(settings: Settings) -> None:
     """The settings that a broker writes are the settings that others read."""
     plain = settings.model_dump(mode="json")
     text = json.dumps(plain)
-    again = Settings.model_validate(json.loads(text))
+    again = Settings.model_validate(json.loads(text)).read_in(settings.folder, settings.told_paths)
     require(json.dumps(again.model_dump(mode="json")) == text, f"settings changed in settings.json: {text}")
     require(run_fingerprint(again) == run_fingerprint(settings), "settings have another fingerprint in settings.json")
 

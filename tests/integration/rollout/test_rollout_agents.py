@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gspo_protocol.messages import Finish, Journal, Release
+from gspo_protocol.messages import Finish, Journal, LeaseRequest, Release
 from gspo_services.rollout.agents.runner import AgentEpisodes
 from gspo_services.rollout.rendering import create_renderer
 from gspo_services.rollout.tokenizer import ChatTokenizer
@@ -200,7 +200,7 @@ async def test_an_episode_for_which_no_worker_starts_ends_the_rollout_and_has_no
             before = [each for each in children if each.environ().get("KILLS") == str(kills)]
             assert before
             kills.write_bytes(b"xxx")
-            run.broker.retry_s = 0.1  # the rollout may have asked for a lease before there is one
+            run.broker.retry_s = 0.0  # the rollout asks before there is a lease, and its clock stands still
             # Waited for without being reaped: that is for those who started them.
             ends = [os.pidfd_open(process.pid) for process in before]
             for process in before:
@@ -208,6 +208,7 @@ async def test_an_episode_for_which_no_worker_starts_ends_the_rollout_and_has_no
             for end in ends:
                 await asyncio.to_thread(select.select, [end], [], [])
                 os.close(end)
+            await run.broker.expect(LeaseRequest)
             run.broker.grant(a_lease(tmp_path))
             await run.broker.expect(Finish)
     assert [release.failed for release in run.broker.of(Release)] in ([], [False])

@@ -114,7 +114,7 @@ def test_a_run_that_is_moved_with_its_project_finds_it(tmp_path: Path, monkeypat
     assert told.security.keys == str(tmp_path / "keys")
 
 
-@pytest.mark.parametrize("folder", [None, 3, "", "nul\0", "/no/such/folder"])
+@pytest.mark.parametrize("folder", [None, 3, "", "/no/such/folder"])
 def test_settings_without_a_folder_or_with_a_bad_one_start_at_the_working_directory(
     folder: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         }
         found.gated, found.private = {"models/meta/gated"}, {"models/me/private"}
         _use(found.url, monkeypatch)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", FETCHED):
