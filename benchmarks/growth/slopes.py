@@ -4,9 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-"""Student's t for 95 %, for 1 .. 10 degrees of freedom."""
-
+from gspo_services.shared.eval_metrics import t_quantile
 
 STAYS = 1.1
 """A figure that never exceeds its first value by more than this factor does not grow."""
@@ -44,4 +42,4 @@ def slope(batches: Sequence[int], values: Sequence[float]) -> Slope:
     left = math.fsum((b - mean_y - power * (a - mean_x)) ** 2 for a, b in zip(x, y, strict=True))
     degrees = len(x) - 2
     error = math.sqrt(left / degrees / spread)
-    return Slope(power, _T_95[min(degrees, len(_T_95)) - 1] * error)
+    return Slope(power, t_quantile(degrees) * error)

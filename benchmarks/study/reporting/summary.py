@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from benchmarks.study.run_record import RunRecord
+from gspo_services.shared.eval_metrics import t_quantile
 
 TARGET = 0.5
 """The timed gain, as a share of the reward missing at the start, because start models differ in skill."""
@@ -17,14 +18,6 @@ COLLAPSE_SHARE = 0.5
 _SERIES = ("reward", "clip")
 _SUMS = ("cpu_sample_s", "cpu_reference_s", "cpu_train_s", "cpu_diagnosis_s", "cpu_eval_s")
 _NOT_MEANS = ("batch", "eval", "tokens", "diverged", *_SERIES, *_SUMS)
-
-# Student's t at 97.5 % for 1 .. 30 degrees of freedom (any table of the distribution).
-_T975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-_NORMAL975 = 1.960
 
 
 class Interval(NamedTuple):
@@ -55,8 +48,7 @@ def interval(values: Sequence[float]) -> Interval:
     if num == 1:
         return Interval(mean, math.nan, 1)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (num - 1))
-    quantile = _T975[num - 2] if num - 2 < len(_T975) else _NORMAL975
-    return Interval(mean, quantile * deviation / math.sqrt(num), num)
+    return Interval(mean, t_quantile(num - 1) * deviation / math.sqrt(num), num)
 
 
 @dataclass(frozen=True)
