@@ -1,16 +1,10 @@
 """Estimates from metrics.jsonl when a run will end, how long its answers are, and which evaluation was best."""
 
 import math
-from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
-from statistics import median
-from typing import Any, Final
+from typing import Any
 
-from gspo_services.runs.metrics import HeldOut, Row, best_evaluation, held_out, number
-
-RECENT: Final = 20
-"""Batches whose times say how long the next ones will take."""
+from gspo_services.runs.metrics import BatchPace, HeldOut, Row, best_evaluation, held_out, number
 
 
 class RunProgress:
@@ -20,29 +14,21 @@ class RunProgress:
         self.best: HeldOut | None = None
         """The evaluation with the highest reward."""
         self.last_batch: Row = {}
-        self._times: deque[tuple[int, float]] = deque(maxlen=RECENT + 1)
+        self._pace = BatchPace()
 
     def take(self, rows: Sequence[Row]) -> None:
         """Learn from new rows."""
         for row in rows:
             if row["event"] == "batch":
                 self.last_batch = row
-                self._times.append((row["batch"], number(row, "time_s")))
+                self._pace.take(row["batch"], number(row, "time_s"))
             elif row["event"] == "eval":
                 found = filter(None, (self.best, held_out(row)))
                 self.best = best_evaluation(found, lambda each: each.reward)
 
     def seconds_left(self, status: dict[str, Any]) -> float | None:
         """Estimate how long the remaining batches take at the present rate; None before the third batch."""
-        pairs = list(self._times)
-        steps = [
-            later[1] - earlier[1]
-            for earlier, later in pairwise(pairs)
-            # The time of a batch that is trained again after a restart measures the restart.
-            if later[0] == earlier[0] + 1 and later[1] >= earlier[1]
-        ]
-        left = status["batches_total"] - status["batches_trained"]
-        return median(steps) * left if len(steps) >= 2 and left > 0 else None
+        return self._pace.seconds_left(status["batches_total"] - status["batches_trained"])
 
     def lengths(self) -> str:
         """Return the lengths of the last batch's answers; empty before the first."""

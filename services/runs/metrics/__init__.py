@@ -13,12 +13,14 @@ from gspo_services.runs.metrics.events import (
     typed,
 )
 from gspo_services.runs.metrics.follower import Damage, MetricsFollower, RunFollower
+from gspo_services.runs.metrics.pace import BatchPace
 from gspo_services.runs.metrics.rows import Row, column, known, number, or_none
 from gspo_services.runs.metrics.run_metrics import NoMetrics, RunMetrics, learning_watch, read_metrics
 from gspo_services.runs.metrics.smoothing import mean, quantile, rolling, window
 
 __all__ = [
     "BatchMetrics",
+    "BatchPace",
     "Damage",
     "Event",
     "HeldOut",

@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
-from statistics import median
 from typing import Any, Final
 
-from gspo_services.runs.metrics import Row, number, or_none, set_scores
+from gspo_services.runs.metrics import BatchPace, Row, number, or_none, set_scores
 from gspo_services.runs.reading import MetricsLines
 from gspo_services.shared.learning import LearningWatch
 
@@ -58,6 +56,7 @@ class Curves:
         """The newest drops and batches quarantined, skipped or requeued, oldest first."""
         self.newest: tuple[float, float] | None = None
         """Of the newest line: its time, and the seconds since the run began."""
+        self.pace = BatchPace()
         self.dropped: dict[str, int] = {}
         """Groups that were dropped, by reason."""
 
@@ -87,6 +86,7 @@ class Curves:
                 self.newest = time, time_s
             if event == "batch" and isinstance(batch, int):
                 # For a batch that was trained again, the last training counts.
+                self.pace.take(batch, math.nan if time_s is None else time_s)
                 self._columns[batch] = [_plain(line, source) for source in MEASURES.values()]
             elif event == "eval" and isinstance(batch, int):
                 names = ("batch", "policy_version", "eval/reward", "num_finished", "num_failed", "time")
@@ -116,13 +116,6 @@ class Curves:
         if not self._columns:
             return {}
         return dict(zip(MEASURES, self._columns[max(self._columns)], strict=True))
-
-    def seconds_a_batch(self, most: int = 20) -> float | None:
-        """Return the median time between the newest batches; None before the second."""
-        place = list(MEASURES).index("time")
-        times = [self._columns[batch][place] for batch in sorted(self._columns)[-most - 1 :]]
-        gaps = [after - before for before, after in pairwise(each for each in times if each is not None)]
-        return median(gaps) if gaps else None
 
     def plain(self, most: int = MOST_POINTS) -> dict[str, Any]:
         """Return the columns for the page, with at most ``most`` points: means of neighbours if there are more batches."""

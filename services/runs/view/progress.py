@@ -12,13 +12,11 @@ def plain_progress(opened: OpenRun, facts: RunFacts, curves: Curves) -> dict[str
     """Return seconds since the run began as of its newest line, that line's time, seconds that are left, and what a run
     without a trained batch waits for. None: unknown."""
     last_time, took_s = curves.newest or (None, None)
-    a_batch = curves.seconds_a_batch()
-    wanted = None if facts.settings is None else facts.settings.run.num_batches
-    is_known = a_batch is not None and wanted is not None and not facts.stop_reason
+    left = None if facts.settings is None else max(0, facts.settings.run.num_batches - facts.num_trained)
     return {
         "took_s": took_s,
         "last_time": last_time,
-        "left_s": a_batch * max(0, wanted - facts.num_trained) if is_known and a_batch and wanted else None,
+        "left_s": None if left is None or facts.stop_reason else curves.pace.seconds_left(left),
         "waits_for": "" if facts.num_trained else waits_for(opened, facts),
     }
 

@@ -97,17 +97,17 @@ def load_configuration(
     if path is not None:
         # Worker processes find the user's modules there, too.
         os.environ[USERS_FOLDER] = os.path.abspath(folder)
-    require_plain(given.plain, origin)
-    settings = validated(found_on_hub(given.plain, told_paths, fetch=fetch), origin, given.sources, renamed)
+    settings = validated(found_on_hub(given.plain, origin, told_paths, fetch=fetch), origin, given.sources, renamed)
     settings = settings.read_in("" if folder == Path() else str(folder), told_paths)
     return Configuration(settings=settings, sources=given.sources)
 
 
-def found_on_hub(plain: Mapping[str, Any], told_paths: dict[str, str], *, fetch: bool) -> dict[str, Any]:
+def found_on_hub(plain: Mapping[str, Any], origin: str, told_paths: dict[str, str], *, fetch: bool) -> dict[str, Any]:
     """Put paths of the hub's cache in place of ``hf://...``, and note in ``told_paths`` what was said.
 
-    Raises: ConfigurationError when one cannot be had that is to be fetched.
+    Raises: ConfigurationError when one cannot be had that is to be fetched, and as ``require_plain`` does.
     """
+    require_plain(plain, origin)
 
     def find(text: str) -> str:
         if not text.startswith(SCHEME):
@@ -135,9 +135,8 @@ def override_settings(settings: Settings, overrides: Sequence[str]) -> Settings:
     given = _Given(settings.model_dump(mode="json"))
     for override in overrides:
         _put_override(given, override)
-    require_plain(given.plain, "--set")
     told_paths = dict(settings.told_paths)
-    plain = found_on_hub(given.plain, told_paths, fetch=False)
+    plain = found_on_hub(given.plain, "--set", told_paths, fetch=False)
     return validated(plain, "--set", given.sources).read_in(settings.folder, told_paths)
 
 

@@ -50,7 +50,7 @@ def read_run_settings(directory: Path) -> Settings:
     folder = _folder(plain, directory)
     plain, told_paths = placed(plain, Path(folder)) if folder else (plain, {})
     if isinstance(plain, dict):
-        plain = found_on_hub(plain, told_paths, fetch=False)
+        plain = found_on_hub(plain, str(path), told_paths, fetch=False)
     return validated(plain, str(path)).read_in(folder, told_paths)
 
 
