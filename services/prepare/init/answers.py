@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-Kind = Literal["reward", "agent", "environment", "maths", "reasoning_gym"]
+Kind = Literal["reward", "agent", "environment", "maths", "code", "reasoning_gym"]
 Place = Literal["laptop", "gpu", "node", "kubernetes"]
 
 KINDS: Final[Mapping[str, str]] = {
@@ -15,6 +15,7 @@ KINDS: Final[Mapping[str, str]] = {
     "agent": "an agent of your own talks to the model through the openai client",
     "environment": "an environment class of your own, of one turn or several",
     "maths": "questions with a final answer that is compared as mathematics (GSM8K, MATH)",
+    "code": "programs, which tests score in a sandbox (bubblewrap)",
     "reasoning_gym": "puzzles that reasoning-gym draws and scores, harder as they are solved: no data at all",
 }
 WITHOUT_FILES: Final = ("environment", "reasoning_gym")
@@ -27,9 +28,10 @@ PLACES: Final[Mapping[str, str]] = {
 }
 NEED_ANSWERS: Final = ("maths", "agent")
 """Kinds whose rows must have one."""
-DEFAULT_MODEL: Final[Mapping[str, str]] = {
-    "laptop": "models/tiny", "gpu": "models/Qwen3-0.6B", "node": "models/Qwen3-8B", "kubernetes": "/models/Qwen3-8B",
-}  # fmt: skip
+TINY_MODELS: Final[Mapping[bool, str]] = {False: "models/tiny", True: "models/programs"}
+"""What `gspo model tiny` makes, by whether it writes programs."""
+HUB_MODELS: Final[Mapping[str, str]] = {"gpu": "Qwen/Qwen3-0.6B", "node": "Qwen/Qwen3-8B", "kubernetes": "Qwen/Qwen3-8B"}
+"""By place, what is trained where nobody says otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,10 @@ class Answers:
     """The most tokens of an answer; None: what is usual for the model."""
     manifests: str = ""
     """For a cluster: the way from the directory to deploy/k8s."""
+    lora_rank: int = 0
+    """Of adapters; 0: all weights are trained."""
+    teacher: str = ""
+    """A model's directory or a server's URL, for distillation; empty: there is none."""
 
     @property
     def has_files(self) -> bool:

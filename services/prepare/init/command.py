@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Final, cast
 
 from gspo_services.prepare.init.answers import (
-    DEFAULT_MODEL,
+    HUB_MODELS,
     KINDS,
-    NEED_ANSWERS,
     PLACES,
+    TINY_MODELS,
     WITHOUT_FILES,
     Answers,
     Kind,
@@ -22,12 +22,13 @@ from gspo_services.prepare.init.answers import (
 )
 from gspo_services.prepare.init.project import Project, make_project, write_project
 from gspo_services.prepare.init.questions import Ask, Tell, choose, fill, number, taken
-from gspo_services.prepare.init.rows import own_rows
+from gspo_services.prepare.init.rows import columns_of, own_rows
 from gspo_services.shared.estimates import device_named, known_devices
 from gspo_services.shared.runtime.errors import EXIT_CONFIGURATION, EXIT_INTERRUPTED, ConfigurationError
 from gspo_services.shared.runtime.output import begin_command
 from gspo_services.shared.runtime.paths import expanded, is_hub_name
 from gspo_services.shared.runtime.plain_text import indented_lines, one_line
+from gspo_services.shared.settings import SCHEME, hub_name
 
 DEFAULT_GPUS: Final[Mapping[str, int]] = {"laptop": 0, "gpu": 1, "node": 8, "kubernetes": 8}
 SAMPLE_ROWS: Final = "sample rows"
@@ -39,6 +40,7 @@ the defaults. Nothing is written over.
   gspo init my-project
   gspo init my-project --kind reward --data rows.jsonl                   your rows; one in ten is held out
   gspo init my-project --kind agent --hardware gpu --model models/Qwen3-0.6B
+  gspo init my-project --kind code --lora 16                             programs, and adapters of rank 16
   gspo init my-project --kind maths --hardware node --gpus 8 --gpu H100 --model /models/Qwen3-8B
 
 Then: gspo check run.toml, and gspo run run.toml, in DIR.
@@ -76,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("directory", type=Path, metavar="DIR", help="where to begin; it may exist")
     parser.add_argument("--kind", choices=list(KINDS), help="what is trained (default: reward)")
     parser.add_argument("--hardware", choices=list(PLACES), help="where it runs (default: laptop)")
-    parser.add_argument("--model", metavar="DIR", help="a Hugging Face model's directory (default: by the hardware)")
+    parser.add_argument("--model", metavar="DIR", help="a Hugging Face model's directory, or its name on the hub")
     parser.add_argument("--gpus", type=_positive, metavar="N", help="GPUs of the node or the cluster (default: 8)")
     parser.add_argument("--gpu", metavar="NAME", help=f"which GPU: {', '.join(known_devices())} (default: H100)")
     parser.add_argument(
@@ -90,6 +92,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--answer-column", default="", metavar="NAME", help="the column with the answer (default: found)")
     parser.add_argument(
         "--manifests", type=_given, metavar="DIR", help="deploy/k8s of this project (default: found above DIR or here)"
+    )
+    parser.add_argument("--lora", type=_positive, metavar="RANK", help="train adapters; 8 to 64 is usual")
+    parser.add_argument(
+        "--teacher", default="", metavar="DIR", help="a larger model, or an SGLang server's URL, that scores each token too"
     )
     parser.add_argument("--answer-tokens", type=_positive, metavar="N", help="the most tokens of an answer")
     parser.add_argument("--defaults", action="store_true", help="ask nothing")
@@ -114,8 +120,10 @@ def answers_of(arguments: argparse.Namespace, ask: Ask | None, tell: Tell) -> An
 
     Raises: ConfigurationError for what does not go together; EOFError.
     """
-    kind = arguments.kind or (choose(ask, tell, "What do you train?", KINDS, "reward") if ask else "reward")
-    place = arguments.hardware or (choose(ask, tell, "Where does it run?", PLACES, "laptop") if ask else "laptop")
+    kind = cast(Kind, arguments.kind or (choose(ask, tell, "What do you train?", KINDS, "reward") if ask else "reward"))
+    place = cast(
+        Place, arguments.hardware or (choose(ask, tell, "Where does it run?", PLACES, "laptop") if ask else "laptop")
+    )
     num_gpus = DEFAULT_GPUS[place] if arguments.gpus is None else arguments.gpus
     if ask and place in ("node", "kubernetes") and arguments.gpus is None:
         num_gpus = number(ask, tell, "How many GPUs?", num_gpus)
@@ -124,12 +132,13 @@ def answers_of(arguments: argparse.Namespace, ask: Ask | None, tell: Tell) -> An
     gpu = ""
     if place != "laptop":
         gpu = taken(ask, tell, "Which GPU?", "H100", _gpu) if ask and not arguments.gpu else _gpu(arguments.gpu or "H100")
-    model = arguments.model or (fill(ask, "Which model directory?", DEFAULT_MODEL[place]) if ask else DEFAULT_MODEL[place])
+    usual = f"{SCHEME}{HUB_MODELS[place]}" if place in HUB_MODELS else TINY_MODELS[kind == "code"]
+    model = arguments.model or (fill(ask, "Which model, a directory or its name on the hub?", usual) if ask else usual)
     if arguments.data is None and arguments.eval_data is not None:
         raise ConfigurationError("--eval-data is given and --data is not: name the rows for training, too")
     if kind in WITHOUT_FILES and arguments.data is not None:
         raise ConfigurationError(
-            f"--data is given, and --kind {kind} has tasks of its own: use --kind reward, agent or maths"
+            f"--data is given, and --kind {kind} has tasks of its own: use --kind reward, agent, maths or code"
         )
     data = arguments.data
     if ask and data is None and kind not in WITHOUT_FILES:
@@ -137,20 +146,18 @@ def answers_of(arguments: argparse.Namespace, ask: Ask | None, tell: Tell) -> An
         def rows(typed: str) -> Path | None:
             if typed == SAMPLE_ROWS:
                 return None
-            columns = (arguments.prompt_column, arguments.answer_column)
-            own_rows(path := _path(typed), None, *columns, needs_answer=kind in NEED_ANSWERS)
+            columns = columns_of(kind, arguments.prompt_column, arguments.answer_column)
+            own_rows(path := _path(typed), None, columns)
             return path
 
         data = taken(ask, tell, "Your rows, a file or a folder?", SAMPLE_ROWS, rows)
-    hub_name = model if is_hub_name(Path(model)) else f"Qwen/{Path(model).name}" if model == DEFAULT_MODEL[place] else ""
-    if hub_name == model:
-        model = f"{'/' if place == 'kubernetes' else ''}models/{Path(model).name}"
+    model, on_hub = _found(arguments.directory, model, place)
     return Answers(
         directory=arguments.directory,
-        kind=cast(Kind, kind),
-        place=cast(Place, place),
-        model=_model_from(arguments.directory, model),
-        hub_name=hub_name,
+        kind=kind,
+        place=place,
+        model=model,
+        hub_name=on_hub,
         num_gpus=1 if place == "gpu" else num_gpus if place != "laptop" else 0,
         gpu_name=gpu,
         data=data,
@@ -159,6 +166,8 @@ def answers_of(arguments: argparse.Namespace, ask: Ask | None, tell: Tell) -> An
         answer_column=arguments.answer_column,
         answer_tokens=arguments.answer_tokens,
         manifests=_manifests(arguments.directory, arguments.manifests) if place == "kubernetes" else "",
+        lora_rank=arguments.lora or 0,
+        teacher=_found(arguments.directory, arguments.teacher, place)[0] if arguments.teacher else "",
     )
 
 
@@ -186,8 +195,22 @@ def _path(typed: str) -> Path:
         raise ConfigurationError(str(error)) from error
 
 
+def _found(directory: Path, model: str, place: Place) -> tuple[str, str]:
+    """A model as the configuration has it, and its name on the hub, "" for a directory or a server.
+
+    A cluster finds the hub's models on a volume. A relative directory that is there now is made absolute.
+    """
+    if is_hub_name(Path(model)):
+        model = f"{SCHEME}{model}"
+    if model.startswith(SCHEME):
+        name = hub_name(model)
+        if name.is_data:
+            raise ConfigurationError(f"{model} is a data set: a model is hf://OWNER/MODEL")
+        return (f"/models/{Path(name.repo).name}" if place == "kubernetes" else model), name.repo
+    return _model_from(directory, model), ""
+
+
 def _model_from(directory: Path, model: str) -> str:
-    """The model's path as it is found from the project: a relative one that is there now is made absolute."""
     if Path(model).is_absolute() or (directory / model).exists() or not Path(model).exists():
         return model
     return os.path.abspath(model)
@@ -199,15 +222,13 @@ def report(project: Project) -> str:
     lines = [f"wrote {', '.join(project.files)} in {one_line(answers.directory)}", "", "Next:", ""]
     lines.append(f"    cd {shlex.quote(str(answers.directory))}")
     if project.needs_tiny_model:
-        lines.append(f"    gspo model tiny {answers.model}      # the model to start from; about a minute")
-    elif answers.place != "kubernetes" and not (answers.directory / answers.model / "config.json").is_file():
+        lesson = " --programs" if answers.kind == "code" else ""
+        lines.append(f"    gspo model tiny {answers.model}{lesson}      # the model to start from; about a minute")
+    elif not (
+        answers.hub_name or answers.place == "kubernetes" or (answers.directory / answers.model / "config.json").is_file()
+    ):
         where = shlex.quote(one_line(answers.model))
-        hub = f"hf download {one_line(answers.hub_name)} --local-dir {where}      # from the Hugging Face hub"
-        lines.append(
-            f"    {hub}"
-            if answers.hub_name
-            else f"    # put the model into {where}: a directory with config.json and weights"
-        )
+        lines.append(f"    # put the model into {where}: a directory with config.json and weights")
     gpus = f" --gpu {answers.gpu_name} --gpus {answers.num_gpus}" if answers.place in ("node", "kubernetes") else ""
     elsewhere = " --elsewhere" if answers.place == "kubernetes" else ""
     lines.append(f"    gspo check run.toml{elsewhere}{gpus}")
@@ -217,7 +238,9 @@ def report(project: Project) -> str:
 
 def _on_kubernetes(project: Project) -> list[str]:
     files = f"{project.answers.manifests}/components/keys/files"
+    sandboxes = f"    kubectl apply -k {shlex.quote(project.answers.manifests)}/sandbox      # once; its first lines make the key"
     return [
+        *([sandboxes] if project.answers.kind == "code" else []),
         f"    gspo keys {shlex.quote(files)}      # once; operator.secret is yours",
         "    mkdir -p rendered && kubectl kustomize . > rendered/all.yaml && gspo check --kubernetes rendered",
         "    kubectl apply -k . --server-side      # your registry is in kustomization.yaml",

@@ -110,7 +110,7 @@ def overlay_files(answers: Answers, plan: ProjectPlan, files: Mapping[str, str],
     one_node = answers.num_gpus <= GPUS_OF_A_NODE
     chosen = {
         "gpu": True, "keys": True, "model-download": bool(answers.hub_name), "code": bool(code), "data": bool(data),
-        "tools": True, "one-node": one_node,
+        "tools": True, "one-node": one_node, "sandbox": answers.kind == "code",
     }  # fmt: skip
     own = [] if answers.hub_name else ["model.yaml"]
     lines = ["resources:", *(f"  - {name}" for name in (f"{answers.manifests}/base", *own)), "components:"]

@@ -14,6 +14,8 @@ from gspo_services.shared.settings import Settings
 SMALL: Final = 5_000_000
 """Parameters of a model that is made for trying things."""
 NAMED_SIZE: Final = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)B(?![a-z])", re.IGNORECASE)
+LORA_RATE: Final = 5
+"""Adapters need five to ten times the learning rate of all weights."""
 Offload = Literal["none", "optimizer"]
 GPUS_OF_A_NODE: Final = 8
 SPARE_SHARE: Final = 0.06
@@ -35,6 +37,7 @@ class ProjectPlan:
     mini_batches: int = 4
     max_lag: int = 2
     learning_rate: float
+    lora_rank: int = 0
     max_tokens_per_micro_batch: int
     num_servers: int
     num_ranks: int
@@ -57,7 +60,7 @@ class Facts:
     prompt_tokens: int
     """The longest prompt."""
     gold_tokens: int = 0
-    """The longest answer of the rows in a box, where it is LaTeX that a small model must have room for."""
+    """The longest answer that a small model must have room for, where it is LaTeX in a box or a program."""
     num_train: int | None
     num_eval: int | None
     """None: endless."""
@@ -89,7 +92,8 @@ def plan_of(answers: Answers, facts: Facts) -> ProjectPlan:
         groups_per_batch=groups,
         num_batches=60 if small else 200 if cuda else 20,
         num_eval_tasks=min(128, facts.num_eval or 128),
-        learning_rate=2e-4 if small else 1e-6,
+        lora_rank=answers.lora_rank,
+        learning_rate=(2e-4 if small else 1e-6) * (LORA_RATE if answers.lora_rank else 1),
         max_tokens_per_micro_batch=max(4096, max_tokens) if not cuda else max(8192, 2 * max_tokens),
         num_servers=servers,
         num_ranks=ranks,
@@ -125,6 +129,7 @@ def settings_for(plan: ProjectPlan) -> Settings:
     return Settings.model_validate(
         {
             "model": {"dtype": plan.dtype},
+            "lora": {"rank": plan.lora_rank},
             "sampling": {"max_turn_tokens": plan.max_turn_tokens, "max_tokens": plan.max_tokens},
             "batch": {"groups_per_batch": plan.groups_per_batch, "mini_batches": plan.mini_batches},
             "rollout": {

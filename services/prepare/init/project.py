@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Final
 
 from gspo_services.learner.start import read_model_config
-from gspo_services.prepare.init.answers import DEFAULT_MODEL, NEED_ANSWERS, Answers
+from gspo_services.prepare.init.answers import TINY_MODELS, Answers
 from gspo_services.prepare.init.code_text import agent_code, environment_code, reward_code
 from gspo_services.prepare.init.overlay import on_cluster, overlay_files
 from gspo_services.prepare.init.plan import SMALL, Facts, ProjectPlan, plan_of, size_in_name
-from gspo_services.prepare.init.rows import TaskRows, as_jsonl, own_rows, sample_rows
+from gspo_services.prepare.init.rows import TaskRows, as_jsonl, columns_of, own_rows, sample_programs, sample_rows
 from gspo_services.prepare.init.toml_text import run_toml
 from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError
 from gspo_services.shared.estimates import Device, ModelShape, ShapeError, device_named, shape_of
 from gspo_services.shared.runtime.errors import ConfigurationError
-from gspo_services.shared.settings import Settings
+from gspo_services.shared.settings import SCHEME, Settings, local_path
 from gspo_services.tasks.environments import LAST_MESSAGE, value_at
 from gspo_services.tasks.environments.maths import GSM8K_MARKER
 from gspo_services.tasks.reward_worker.maths import fault_of
@@ -32,6 +32,7 @@ TEMPLATE_TOKENS: Final = 64
 """For roles, a system message and the like."""
 MOST_GOLD_CHARS: Final = 200
 """A longer answer is a solution, and not what a small model is to say."""
+TINY_PROGRAM_TOKENS: Final = 48
 TINY_PARAMETERS: Final = 256_384
 ENVIRONMENT_PROMPT_TOKENS: Final = 40
 ENVIRONMENT_EVAL_TASKS: Final = 64
@@ -57,7 +58,7 @@ def make_project(answers: Answers, base: Path) -> Project:
     """``base``: where a relative path to the model starts now. Raises: ConfigurationError."""
     directory = _model_directory(answers, base)
     shape = _shape(directory)
-    is_tiny = answers.model == DEFAULT_MODEL["laptop"] and shape is None
+    is_tiny = answers.model in TINY_MODELS.values() and shape is None
     parameters = TINY_PARAMETERS if is_tiny else shape.parameters if shape else size_in_name(answers.model)
     small = parameters is not None and parameters < SMALL
     rows = None
@@ -82,6 +83,8 @@ def make_project(answers: Answers, base: Path) -> Project:
 
 
 def _model_directory(answers: Answers, base: Path) -> Path:
+    if answers.model.startswith(SCHEME):
+        return Path(local_path(answers.model, fetch=False))
     return base / answers.directory / answers.model
 
 
@@ -110,14 +113,10 @@ def _num_own_eval_tasks(answers: Answers) -> int:
 
 
 def _rows(answers: Answers, *, small: bool) -> TaskRows:
-    rows = sample_rows(tiny=small) if answers.data is None else _own_rows(answers)
+    columns = columns_of(answers.kind, answers.prompt_column, answers.answer_column)
+    sample = sample_programs if answers.kind == "code" else sample_rows
+    rows = sample(tiny=small) if answers.data is None else own_rows(answers.data, answers.eval_data, columns)
     return on_cluster(rows) if answers.place == "kubernetes" else rows
-
-
-def _own_rows(answers: Answers) -> TaskRows:
-    assert answers.data is not None
-    needs_answer = answers.kind in NEED_ANSWERS
-    return own_rows(answers.data, answers.eval_data, answers.prompt_column, answers.answer_column, needs_answer=needs_answer)
 
 
 def prompt_tokens(prompts: list[str], directory: Path, *, small: bool) -> int:
@@ -132,6 +131,8 @@ def prompt_tokens(prompts: list[str], directory: Path, *, small: bool) -> int:
 
 
 def _gold_tokens(answers: Answers, rows: TaskRows | None, directory: Path) -> int:
+    if answers.kind == "code":
+        return TINY_PROGRAM_TOKENS
     if rows is None or answers.data is None or answers.kind != "maths" or rows.answer_column == LAST_MESSAGE:
         return 0
     answers_of_rows = (str(value_at(row, rows.answer_column)) for row in (*rows.train, *rows.held_out))
@@ -155,7 +156,7 @@ def _files(answers: Answers, plan: ProjectPlan, rows: TaskRows | None) -> dict[s
             files["my_agent.py"] = agent_code(rows)
         case "environment":
             files["my_environment.py"] = environment_code(tiny=plan.is_small)
-        case "maths" | "reasoning_gym":
+        case "maths" | "code" | "reasoning_gym":
             pass
     return files
 

@@ -11,9 +11,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from gspo.tasks.environments import Split
+from gspo_services.prepare.init.answers import NEED_ANSWERS, Kind
+from gspo_services.prepare.tiny_models import small_problems
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.paths import way_to_rows
-from gspo_services.tasks.environments import Columns, as_mapping, files_of, layout_of, rows_of, value_at
+from gspo_services.tasks.environments import (
+    Columns,
+    QuestionLayout,
+    as_mapping,
+    files_of,
+    layout_of,
+    program_row,
+    rows_of,
+    value_at,
+)
 
 HELD_OUT_ONE_IN: Final = 10
 MOST_HELD_OUT: Final = 256
@@ -21,6 +32,8 @@ MOST_BYTES: Final = 2 * 2**30
 TINY_ROWS: Final = (512, 64)
 SAMPLE_ROWS: Final = (256, 64)
 """For training and held out."""
+PROGRAM: Final = "Write a Python program that reads two numbers from one line, takes the {}, and prints the result."
+PROGRAMS: Final = QuestionLayout("programs", "", "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +43,7 @@ class TaskRows:
     train: Sequence[Mapping[str, Any]]
     held_out: Sequence[Mapping[str, Any]]
     prompt_column: str
+    """Empty: rows of programs, each of which tells its own layout."""
     answer_column: str
     """Empty: there is none."""
     train_path: str
@@ -41,7 +55,13 @@ class TaskRows:
     @property
     def prompts(self) -> list[str]:
         """Of all rows; a conversation is one text."""
-        return [_text(value_at(row, self.prompt_column)) for row in (*self.train, *self.held_out)]
+        return [self._prompt(row) for row in (*self.train, *self.held_out)]
+
+    def _prompt(self, row: Mapping[str, Any]) -> str:
+        if self.prompt_column:
+            return _text(value_at(row, self.prompt_column))
+        problem = program_row(row, "")
+        return problem.statement or _text(problem.messages)
 
 
 def _text(prompt: Any) -> str:
@@ -81,13 +101,35 @@ def _sample_row(first: int, second: int, rng: random.Random) -> dict[str, str]:
     }
 
 
-def own_rows(data: Path, eval_data: Path | None, prompt_column: str, answer_column: str, *, needs_answer: bool) -> TaskRows:
+def sample_programs(*, tiny: bool) -> TaskRows:
+    """Problems that the tiny model knows, or the same in words."""
+    num_train, num_eval = TINY_ROWS if tiny else SAMPLE_ROWS
+    splits: tuple[tuple[Split, int], ...] = (("train", num_train), ("eval", num_eval))
+    train, held_out = (
+        [row if tiny else {**row, "prompt": PROGRAM.format(row["prompt"])} for row in small_problems(split, number)]
+        for split, number in splits
+    )
+    return TaskRows(
+        train=train, held_out=held_out, prompt_column="", answer_column="", train_path="data/train.jsonl",
+        eval_path="data/eval.jsonl", is_written=True,
+    )  # fmt: skip
+
+
+def columns_of(kind: Kind, prompt_column: str, answer_column: str) -> Columns | None:
+    """What the options say of a row's columns; None: rows of programs, whose layout tells them."""
+    if kind == "code":
+        return None
+    return Columns(
+        prompt_column, answer_column, "--prompt-column", "--answer-column", needs_answer=kind in NEED_ANSWERS
+    )  # fmt: skip
+
+
+def own_rows(data: Path, eval_data: Path | None, columns: Columns | None) -> TaskRows:
     """The rows of the person's files. Without ``eval_data`` a folder's own shards for evaluation are taken, or else one row
     in ten is held out, and both splits are written anew.
 
     Raises: ConfigurationError that names the file, the row or the column, and the way out.
     """
-    columns = Columns(prompt_column, answer_column, "--prompt-column", "--answer-column", needs_answer=needs_answer)
     for option, path in (("--data", data), ("--eval-data", eval_data)):
         if path is not None and not path.exists() and not glob.has_magic(path.name):
             raise ConfigurationError(f"{option}: there is no file or folder {path.absolute()}{way_to_rows(path)}")
@@ -136,7 +178,17 @@ def _require_small(data: Path) -> None:
         raise ConfigurationError(f"{data} has {size / 2**30:.1f} GiB: give --eval-data too, or name the file in run.toml")
 
 
-def _read(path: Path, split: Split, columns: Columns) -> tuple[list[Mapping[str, Any]], str, str]:
+def _layout(row: Mapping[str, Any], columns: Columns | None) -> QuestionLayout:
+    """Where a row has its question and its answer. Raises: ValueError."""
+    if columns is not None:
+        return layout_of(row, columns)
+    problem = program_row(row, "")
+    if not problem.tests and not problem.num_generated:
+        raise ValueError("it has no tests, so that no program could be scored")
+    return PROGRAMS
+
+
+def _read(path: Path, split: Split, columns: Columns | None) -> tuple[list[Mapping[str, Any]], str, str]:
     """Each row once, and the columns of the question and the answer. Raises: ConfigurationError."""
     found: dict[str, Mapping[str, Any]] = {}
     layout = None
@@ -144,7 +196,7 @@ def _read(path: Path, split: Split, columns: Columns) -> tuple[list[Mapping[str,
         for file, place, record in rows_of(path, split):
             try:
                 row = as_mapping(record)
-                of_row = layout_of(row, columns)
+                of_row = _layout(row, columns)
                 layout = layout or of_row
                 if of_row != layout:
                     raise ValueError(

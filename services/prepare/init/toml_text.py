@@ -31,8 +31,9 @@ def quoted(text: str) -> str:
 def run_toml(answers: Answers, plan: ProjectPlan, rows: TaskRows | None) -> str:
     """The file's text."""
     lines = [
-        *_head(answers, plan), *_tasks(answers, plan, rows), *_lengths(plan), *_objective(), *_evaluation(plan),
-        *_broker(answers), *_rollout(answers, plan), *_learner(answers, plan), *_security(answers),
+        *_head(answers, plan), *_tasks(answers, plan, rows), *_lengths(plan), *_objective(),
+        *_distillation(answers), *_evaluation(plan),
+        *_broker(answers), *_rollout(answers, plan), *_learner(answers, plan), *_lora(plan), *_security(answers),
     ]  # fmt: skip
     return "\n".join(_aligned(line) for line in lines) + "\n"
 
@@ -67,12 +68,14 @@ def _tasks(answers: Answers, plan: ProjectPlan, rows: TaskRows | None) -> Iterat
         yield 'name = "my_environment:MyEnvironment"   # the class in my_environment.py'
         yield ""
         return
-    yield f"name = {quoted('rows' if answers.kind == 'agent' else 'dataset')}"
+    yield f"name = {quoted({'agent': 'rows', 'code': 'code'}.get(answers.kind, 'dataset'))}"
     yield ""
     yield "[environment.options]"
     for key, path in (("train_path", rows.train_path), ("eval_path", rows.eval_path)):
         yield f"{key} = {quoted(path)}" + ("      # on the volume `model`" if path.startswith(VOLUME_DATA) else "")
-    if answers.kind != "agent":
+    if answers.kind == "code":
+        yield from _programs(plan)
+    elif answers.kind != "agent":
         yield f"prompt_column = {quoted(rows.prompt_column)}"
         if rows.answer_column != LAST_MESSAGE:
             yield f"answer_column = {quoted(rows.answer_column)}"
@@ -86,6 +89,12 @@ def _tasks(answers: Answers, plan: ProjectPlan, rows: TaskRows | None) -> Iterat
         yield 'function = "my_agent:solve"        # the function in my_agent.py'
         yield "deadline_s = 300                   # seconds that an episode may take"
     yield ""
+
+
+def _programs(plan: ProjectPlan) -> Iterator[str]:
+    if plan.is_small:
+        yield 'system_prompt = ""             # the tiny model knows none'
+        yield "test_s = 1                     # a program that runs longer has failed the test"
 
 
 def _gym(plan: ProjectPlan) -> Iterator[str]:
@@ -131,6 +140,14 @@ def _objective() -> Iterator[str]:
     yield "[objective]"
     yield 'ratio_unit = "sequence"       # GSPO: the paper\'s clip range, wider by the drift and noise measured for each lag'
     yield ""
+
+
+def _distillation(answers: Answers) -> Iterator[str]:
+    if answers.teacher:
+        yield "[distillation]"
+        yield f"teacher = {quoted(answers.teacher)}"
+        yield "coefficient = 1.0             # what its view of a token counts beside the reward; `only = true`: it alone"
+        yield ""
 
 
 def _evaluation(plan: ProjectPlan) -> Iterator[str]:
@@ -181,6 +198,14 @@ def _learner(answers: Answers, plan: ProjectPlan) -> Iterator[str]:
     if answers.place == "kubernetes":
         yield 'weights_endpoint = "tcp://0.0.0.0:7003"'
         yield 'advertised_weights_endpoint = "tcp://learner-0.learner:7003"'
+
+
+def _lora(plan: ProjectPlan) -> Iterator[str]:
+    if plan.lora_rank:
+        yield ""
+        yield "[lora]"
+        yield f"rank = {plan.lora_rank}                     # of the adapters; the model itself stays as it is"
+        yield 'target_modules = ["attention"]     # also "mlp", "experts"'
 
 
 def _security(answers: Answers) -> Iterator[str]:

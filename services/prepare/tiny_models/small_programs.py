@@ -78,12 +78,17 @@ def write_small_problems(folder: Path, num_train: int = 2_000, num_eval: int = 1
     folder.mkdir(parents=True, exist_ok=True)
     splits: tuple[tuple[Split, int], ...] = (("train", num_train), ("eval", num_eval))
     for split, number in splits:
-        rng = random.Random(f"small programs, {split}")
-        problems: dict[str, None] = {}
-        while len(problems) < number:
-            problems.setdefault(draw_problem(draw_small_problem, split, rng))
-        rows = [json.dumps(_row(problem, rng)) for problem in problems]
+        rows = map(json.dumps, small_problems(split, number))
         (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def small_problems(split: Split, number: int) -> list[dict[str, object]]:
+    """Rows of the environment ``code``, always the same; none is there twice, or in the other split."""
+    rng = random.Random(f"small programs, {split}")
+    problems: dict[str, None] = {}
+    while len(problems) < number:
+        problems.setdefault(draw_problem(draw_small_problem, split, rng))
+    return [_row(problem, rng) for problem in problems]
 
 
 def _row(problem: str, rng: random.Random) -> dict[str, object]:

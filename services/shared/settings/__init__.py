@@ -16,7 +16,7 @@ from gspo_services.shared.settings.configuration import (
 )
 from gspo_services.shared.settings.exposure import EXPOSED, is_private
 from gspo_services.shared.settings.fingerprint import run_fingerprint
-from gspo_services.shared.settings.hub import FETCHED
+from gspo_services.shared.settings.hub import FETCHED, SCHEME, hub_name, local_path
 from gspo_services.shared.settings.keys import (
     RENAMED,
     Key,
@@ -68,6 +68,7 @@ __all__ = [
     "RENAMED",
     "RESERVED",
     "SCHEDULED",
+    "SCHEME",
     "SCORES_DIRECTORY",
     "SETTINGS_FILE",
     "AgentSection",
@@ -95,11 +96,13 @@ __all__ = [
     "critical_batches",
     "curves",
     "forwarded_arguments",
+    "hub_name",
     "is_place",
     "is_private",
     "key_names",
     "load_configuration",
     "load_settings",
+    "local_path",
     "model_config",
     "named_code",
     "opened_paths",

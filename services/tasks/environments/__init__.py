@@ -1,11 +1,13 @@
 """Environments and task sets that come with the project, and processes that compute slow rewards. No torch, no sockets."""
 
 from gspo_services.tasks.environments.generated import draw_problem
+from gspo_services.tasks.environments.layouts import program_row
 from gspo_services.tasks.environments.maths import (
     LAST_MESSAGE,
     AnswerForms,
     Columns,
     ComparesAnswers,
+    QuestionLayout,
     forms_of,
     layout_of,
     questions_said_again,
@@ -44,6 +46,7 @@ __all__ = [
     "DoorReason",
     "FailureReason",
     "MixedTasks",
+    "QuestionLayout",
     "RewardPart",
     "RewardPool",
     "RewardPoolOptions",
@@ -60,6 +63,7 @@ __all__ = [
     "find_task_set",
     "forms_of",
     "layout_of",
+    "program_row",
     "questions_said_again",
     "reason_of",
     "require_takeable",

@@ -13,7 +13,14 @@ from gspo_services.tasks.environments.maths.golds import (
     questions_said_again,
     tasks_of_questions,
 )
-from gspo_services.tasks.environments.maths.layouts import GSM8K_MARKER, LAST_MESSAGE, Columns, layout_of, value_at
+from gspo_services.tasks.environments.maths.layouts import (
+    GSM8K_MARKER,
+    LAST_MESSAGE,
+    Columns,
+    QuestionLayout,
+    layout_of,
+    value_at,
+)
 from gspo_services.tasks.environments.maths.rows import read_question
 
 __all__ = [
@@ -26,6 +33,7 @@ __all__ = [
     "Gold",
     "MathOptions",
     "Mathematics",
+    "QuestionLayout",
     "Questions",
     "forms_of",
     "golds_of",

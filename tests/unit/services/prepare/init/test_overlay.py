@@ -32,7 +32,7 @@ def generated(kustomization: dict[str, Any]) -> dict[str, list[str]]:
     ("kind", "code", "data"),
     [
         ("reward", ["my_reward.py"], True), ("agent", ["my_agent.py"], True), ("environment", ["my_environment.py"], False),
-        ("maths", [], True), ("reasoning_gym", [], False),
+        ("maths", [], True), ("code", [], True), ("reasoning_gym", [], False),
     ],
 )  # fmt: skip
 def test_each_kind_carries_what_it_has(kind: str, code: list[str], data: bool, tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_each_kind_carries_what_it_has(kind: str, code: list[str], data: bool, t
     files = generated(kustomization)
     assert (files.get("gspo-code", []), "gspo-data" in files) == (code, data)
     components = [os.path.basename(path) for path in kustomization["components"]]
-    assert ("code" in components, "data" in components) == (bool(code), data)
+    assert ("code" in components, "data" in components, "sandbox" in components) == (bool(code), data, kind == "code")
     named = [*kustomization["resources"], *kustomization["components"], *(name for each in files.values() for name in each)]
     assert [path for path in named if not (tmp_path / "p" / path).exists()] == []
     if data:

@@ -70,6 +70,7 @@ def test_the_files_of_each_kind_are_written(capsys: pytest.CaptureFixture[str]) 
         "agent": with_rows | {"my_agent.py"},
         "environment": {"run.toml", "my_environment.py"},
         "maths": with_rows,
+        "code": with_rows,
         "reasoning_gym": {"run.toml"},
     }
     for kind, files in expected.items():
@@ -304,7 +305,7 @@ def test_a_person_is_asked_for_what_is_left_open() -> None:
     person, told = Person("3", "nowhere", "node", "x", "4", "", ""), list[str]()
     answers = answers_of(_parser().parse_args(["p"]), person, told.append)
     assert (answers.kind, answers.place, answers.num_gpus, answers.gpu_name) == ("environment", "node", 4, "H100")
-    assert answers.model == "models/Qwen3-8B"
+    assert answers.model == "hf://Qwen/Qwen3-8B"
     assert "'nowhere' is none of them: type a name or a number" in told
     assert "'x' is no number from 1 up" in told
 
@@ -319,10 +320,44 @@ def test_a_person_is_asked_again_with_the_reason_until_the_answer_can_be_taken(t
         assert [reason in each for each in told].count(True) == 1
 
 
-def test_a_name_of_the_hub_is_a_folder_below_models_and_how_it_is_fetched(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["p", "--model", "org/Some-1B", "--hardware", "gpu"]) == 0
-    assert load_settings(Path("p/run.toml"), (), {}).model.path == Path("p/models/Some-1B")
-    assert "hf download org/Some-1B --local-dir models/Some-1B" in capsys.readouterr().out
+@pytest.mark.parametrize("name", ["org/Some-1B", "hf://org/Some-1B"])
+def test_a_name_of_the_hub_is_fetched_by_the_commands_that_read_the_configuration(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["p", "--model", name, "--hardware", "gpu"]) == 0
+    assert tomllib.loads(Path("p/run.toml").read_text())["model"]["path"] == "hf://org/Some-1B"
+    assert "put the model" not in capsys.readouterr().out
+    assert main(["q", "--model", "hf://datasets/openai/gsm8k"]) == 2
+    assert "is a data set" in capsys.readouterr().err
+
+
+def test_programs_are_read_by_their_rows_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tests = [{"input": "1\n", "output": "2\n"}]
+    problems = [{"prompt": f"Add {index}.", "tests": tests} for index in range(20)]
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in problems))
+    assert main(["p", "--kind", "code", "--data", str(file)]) == 0
+    settings = load_settings(Path("p/run.toml"), (), {})
+    assert (settings.environment.name, settings.evaluation.num_tasks) == ("code", 2)
+    file.write_text(json.dumps({"prompt": "Add.", "tests": []}) + "\n")
+    assert main(["q", "--kind", "code", "--data", str(file)]) == 2
+    assert "line 1: it has no tests" in capsys.readouterr().err
+
+
+def test_the_tiny_model_of_programs_is_made_for_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["p", "--kind", "code", "--defaults"]) == 0
+    assert "gspo model tiny models/programs --programs" in capsys.readouterr().out
+    assert load_settings(Path("p/run.toml"), (), {}).sampling.max_turn_tokens == 48
+
+
+def test_adapters_and_a_teacher_are_set_with_a_rate_that_suits_them(tmp_path: Path) -> None:
+    teacher = model(tmp_path / "t", QWEN3_8B)
+    assert main(["p", "--lora", "16", "--teacher", teacher, "--model", "org/Some-1B", "--hardware", "gpu"]) == 0
+    assert main(["q", "--teacher", "http://teacher:30000"]) == 0
+    with_both, taught = (load_settings(Path(name) / "run.toml", (), {}) for name in "pq")
+    assert (with_both.lora.rank, with_both.learner.learning_rate) == (16, 5e-6)
+    assert (with_both.distillation.directory, taught.distillation.url) == (teacher, "http://teacher:30000")
+    assert (taught.lora.rank, taught.learner.learning_rate) == (0, 2e-4)
 
 
 def test_a_person_who_leaves_gets_nothing_written() -> None:
