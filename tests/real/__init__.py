@@ -1,0 +1,1 @@
+"""A pretrained model from the package index: `make test-real`."""
