@@ -68,6 +68,16 @@ def test_the_worst_of_a_batch_are_one_click_away_and_have_what_was_expected(
     expect(page.locator("[data-expected]").first).to_contain_text("+")
 
 
+def test_a_group_shows_the_end_of_its_prompt_where_the_question_is(server: ShownRuns, new_page: NewPage) -> None:
+    page = new_page(server, width=200)
+    page.goto(f"/r/small/batches/{BATCH}")
+    asked = page.locator(".group .asks").first
+    expect(asked).to_contain_text(HOSTILE)
+    hidden, above = asked.evaluate("it => [it.scrollHeight - it.clientHeight, it.scrollTop]")
+    assert hidden > 0
+    assert abs(hidden - above) < 2
+
+
 def test_filters_and_a_search_are_in_the_address_and_come_back_with_it(server: ShownRuns, new_page: NewPage) -> None:
     page = open_table(new_page(server))
     page.locator("input[name=text]").fill("8021")

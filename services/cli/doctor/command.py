@@ -65,7 +65,7 @@ def processes_table(seen: Observation) -> Table:
     """Tabulate the processes, one row each; a dash means unknown."""
     table = Table(title=f"Run {seen.settings.run.directory}")
     for heading in HEADINGS:
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     rollouts = {} if seen.status is None else {rollout["peer"]: rollout for rollout in seen.status["rollouts"]}
     for name in process_names(seen.settings, seen.status):
         row = (name, *_row(seen, name, rollouts.get(name)))
@@ -89,15 +89,15 @@ def _row(seen: Observation, name: str, rollout: dict[str, Any] | None) -> tuple[
         lag = "-" if status["lag_mean"] is None else f"{status['lag_mean']:.2f} mean, {status['lag_max']} largest"
         return state, waits, event, str(own["policy_version"]), lag, work
     if name == "learner":
-        work = f"next batch {_number(metrics, 'gspo_learner_next_batch')}"
+        work = f"next batch {_number(metrics, 'gspo_learner_next_batch')}" if metrics else "-"
         return state, waits, event, _number(metrics, "gspo_learner_policy_version"), "-", work
     version = _number(metrics, "gspo_rollout_policy_version")
     lag = "-"
-    work = f"{_number(metrics, 'gspo_rollout_unacknowledged_messages')} unacknowledged"
+    work = f"{_number(metrics, 'gspo_rollout_unacknowledged_messages')} unacknowledged" if metrics else ""
     if rollout is not None and status is not None:
         version, lag = str(rollout["policy_version"]), str(status["policy_version"] - rollout["policy_version"])
-        work = f"{rollout['leases']} episodes, {work}"
-    return state, waits, event, version, lag, work
+        work = ", ".join(filter(None, (f"{rollout['leases']} episodes", work)))
+    return state, waits, event, version, lag, work or "-"
 
 
 def _brokers(seen: Observation) -> list[str]:

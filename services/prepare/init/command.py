@@ -238,7 +238,9 @@ def report(project: Project) -> str:
 
 def _on_kubernetes(project: Project) -> list[str]:
     files = f"{project.answers.manifests}/components/keys/files"
-    sandboxes = f"    kubectl apply -k {shlex.quote(project.answers.manifests)}/sandbox      # once; its first lines make the key"
+    sandboxes = (
+        f"    kubectl apply -k {shlex.quote(project.answers.manifests)}/sandbox      # once; it says how its key is made"
+    )
     return [
         *([sandboxes] if project.answers.kind == "code" else []),
         f"    gspo keys {shlex.quote(files)}      # once; operator.secret is yours",

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.utils import logging
 
 from gspo.tasks.environments import DemonstratingEnvironment
 from gspo_services.prepare.tiny_models.imitation import TinyProgress, imitate
@@ -180,6 +181,7 @@ def _save(
     previous = directory.parent / f".{directory.name}.{os.getpid()}.previous"
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
+        logging.disable_progress_bar()
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
         if programs:

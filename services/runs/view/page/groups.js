@@ -118,6 +118,8 @@ export async function tell(root, run) {
     const text = prompts[each.dataset.prompt] || "";
     each.hidden = !text;
     each.textContent = visible(text);
+    // The question is the prompt's end.
+    each.scrollTop = each.scrollHeight;
   }
 }
 
