@@ -14,7 +14,7 @@ from torch import Tensor
 from gspo.advantages import TurnCredit, group_advantages, turn_advantages
 from gspo.model.packing import BatchGroup, BatchSequence, TrainSequence, episode_ids
 from gspo.options.overlong import overlong, overlong_penalties
-from gspo.settings import Baseline, StdOver
+from gspo.settings import Baseline, Objective, StdOver
 from gspo_services.shared.settings import Settings
 
 
@@ -119,6 +119,11 @@ class AdvantageTable:
             by_turn=settings.advantage != "sequence",
         )
 
+    @property
+    def still(self) -> NDArray[np.bool_]:
+        """[M]; sequences whose advantage is 0 at every token: nothing of them pulls at the policy."""
+        return np.array([not value.any() for value in self.values], dtype=np.bool_)[self.episodes]
+
     def with_advantages(self, row: int) -> TrainSequence:
         """Return the sequence at ``row`` with its tokens' advantages.
 
@@ -133,6 +138,21 @@ class AdvantageTable:
                 f"episode {self.episodes[row]} of the batch: a sequence has {num_turns} turns and {len(values)} turn rewards"
             )
         return sequence.with_advantages(_to_tokens(values, sequence.turn_ids))
+
+
+def pulls_without_advantage(objective: Objective, advantages: AdvantageSettings, *, balances_load: bool) -> bool:
+    """Whether a sequence of advantage 0 has a gradient: of a KL term, an entropy bonus, a teacher or the balance of experts.
+
+    With a KL term in the reward it is not known before the first pass whether a sequence has one. M2PO's mask is made of all
+    tokens of a micro-batch: those of such sequences decide about the others.
+    """
+    return (
+        objective.kl_coefficient > 0
+        or objective.surrogate == "m2po"
+        or objective.entropy_coefficient > 0
+        or advantages.teacher_coefficient > 0
+        or balances_load
+    )
 
 
 def sequences_with_advantages(

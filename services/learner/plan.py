@@ -9,20 +9,26 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Final, Protocol, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gspo.model.packing import BatchGroup, PackedBatch, pack, plan_micro_batches
-from gspo_services.learner.advantages import AdvantageTable
+from gspo_services.learner.advantages import AdvantageSettings, AdvantageTable, pulls_without_advantage
 from gspo_services.shared.settings import Settings
 
-MINI_BATCH_ORDER: Final = 1
-"""The number of the rule by which groups are dealt to mini-batches, in each batch's metrics. Raise it with any change of
-what ``deal_in_turn`` returns: batches of another rule do not give the same weights when they are trained again."""
+MINI_BATCH_ORDER: Final = 2
+"""The number of the rule by which groups are dealt to mini-batches and micro-batches, in each batch's metrics. Raise it with
+any change of what ``deal_in_turn`` or ``own_step`` returns: batches of another rule do not give the same weights when they
+are trained again."""
 
 KEPT_TOKENS: Final = 2**21
 """Micro-batches of up to this many tokens of a step are packed at once and kept: 128 MB. Larger ones are packed when they
 are used, and forgotten."""
+
+
+LEAST_STILL_SHARE: Final = 0.1
+"""Of a step's tokens, in sequences without a gradient: below, micro-batches of their own cost more than they save."""
 
 
 class RankBudget(Protocol):
@@ -112,6 +118,24 @@ def own_micro_batches(engine: RankBudget, lengths: Sequence[int]) -> list[list[i
     return plan[engine.rank // together]
 
 
+def own_step(engine: RankBudget, lengths: Sequence[int], still: Sequence[bool]) -> tuple[list[list[int]], int]:
+    """This rank's micro-batches of one step, as indices, and how many of them need no backward pass: the first ones, which
+    hold the sequences that are ``still``. Both numbers are alike on every rank.
+
+    A group whose rewards are all equal has no gradient. Backward takes two thirds of a step's time, or more.
+
+    Raises: ValueError, on all ranks alike, for a sequence that is too long for the engine.
+    """
+    parts = [[index for index, each in enumerate(still) if each is kind] for kind in (True, False)]
+    if not parts[1] or sum(lengths[index] for index in parts[0]) < LEAST_STILL_SHARE * sum(lengths):
+        return own_micro_batches(engine, lengths), 0
+    without, live = (
+        [[part[place] for place in members] for members in own_micro_batches(engine, [lengths[index] for index in part])]
+        for part in parts
+    )
+    return [*without, *live], len(without)
+
+
 def sum_over_sequences(engine: SummingRank, tensor: Tensor) -> Tensor:
     """Sum over all ranks the values of the sequences that each trains, counting each sequence once. Collective."""
     counts = engine.rank % engine.sequence_parallel == 0
@@ -137,14 +161,19 @@ def rows_of_rank(
     """The sequences of a batch, by their places in it, of which this rank needs the tokens: those that it trains in one of
     the steps, and those that a pass over the whole batch before the first step gives to it.
 
-    ``groups`` and ``policy_version``: those of the batch; the groups' tokens are not read.
+    ``groups`` and ``policy_version``: those of the batch; of the groups, lengths and rewards are read, and no tokens.
     Raises: ValueError, on all ranks alike, when the batch cannot be planned.
     """
     lengths = [sequence.num_tokens for group in groups for sequence in group.sequences]
+    advantages = AdvantageSettings.of(settings)
+    balances_load = settings.objective.load_balance_coefficient > 0
+    pulls = pulls_without_advantage(settings.objective, advantages, balances_load=balances_load)
+    still = [False] * len(lengths) if pulls else AdvantageTable.of(groups, advantages).still.tolist()
     found: set[int] = set()
     for chosen in deal_groups(groups, policy_version, settings.batch.mini_batches):
         rows = rows_of_groups(groups, chosen)
-        found.update(rows[index] for index in _flat(own_micro_batches(engine, [lengths[row] for row in rows])))
+        own, _ = own_step(engine, [lengths[row] for row in rows], [still[row] for row in rows])
+        found.update(rows[index] for index in _flat(own))
     if settings.objective.kl_coefficient > 0 and settings.objective.kl_in == "reward":
         found.update(_flat(own_micro_batches(engine, lengths)))
     return frozenset(found)
@@ -155,6 +184,10 @@ class MiniBatch:
     """One optimizer step: this rank's share of it, and the place of its rows in the batch's table of statistics."""
 
     micro_batches: Sequence[PackedBatch]
+    num_still: int
+    """So many of them, the first, have no gradient: alike on every rank."""
+    still_lengths: Sequence[int]
+    """Of the sequences in those, over all ranks."""
     rows: Sequence[int]
     """The places of its sequences in the batch, over all ranks."""
     num_episodes: int
@@ -173,12 +206,17 @@ def planned_mini_batches(
     credit: AdvantageTable,
     policy_version: int,
     num_mini_batches: int,
+    *,
+    pulls_without_advantage: bool = False,
 ) -> list[MiniBatch]:
     """Plan a batch's steps: the groups of ``deal_groups``, spread over ranks and micro-batches by length.
+
+    ``pulls_without_advantage``: every sequence has a gradient.
 
     Raises: ValueError, on all ranks alike, when the batch cannot be planned.
     """
     mini_batches = []
+    still = np.zeros(len(credit.sequences), dtype=np.bool_) if pulls_without_advantage else credit.still
     for chosen in deal_groups(groups, policy_version, num_mini_batches):
         rows = rows_of_groups(groups, chosen)
         members = [credit.sequences[row] for row in rows]
@@ -188,12 +226,18 @@ def planned_mini_batches(
             own = [credit.with_advantages(rows[index]) for index in indices]
             return pack(own, policy_version=policy_version, sequence_indices=indices)
 
-        own = own_micro_batches(engine, lengths)
+        without = still[rows].tolist()
+        own, num_still = own_step(engine, lengths, without)
+        still_lengths = [length for length, each in zip(lengths, without, strict=True) if each] if num_still else []
         own_tokens = sum(lengths[index] for indices in own for index in indices)
         num_action_tokens = max(1, sum(sequence.num_action_tokens for sequence in members))
         num_episodes = sum(groups[index].num_episodes for index in chosen)
         micro_batches = _packed(own, own_tokens, pack_own)
-        mini_batches.append(MiniBatch(micro_batches, rows, num_episodes, num_action_tokens, sum(lengths), own_tokens))
+        mini_batches.append(
+            MiniBatch(
+                micro_batches, num_still, still_lengths, rows, num_episodes, num_action_tokens, sum(lengths), own_tokens
+            )
+        )
     return mini_batches
 
 

@@ -30,7 +30,7 @@ from gspo.moe.experts import ExpertPicks, ExpertShape, ExpertTally
 from gspo.options.ess_rate import ess_rate_scale
 from gspo.settings import Objective
 from gspo.staleness import sequence_lag
-from gspo_services.learner.advantages import AdvantageSettings, AdvantageTable
+from gspo_services.learner.advantages import AdvantageSettings, AdvantageTable, pulls_without_advantage
 from gspo_services.learner.distillation import Distillation, TeacherEngine, with_teacher_kl
 from gspo_services.learner.engine import LearnerEngine, LossFn, NonFiniteLossError, ReplayFn, StepResult
 from gspo_services.learner.kl_rewards import ReferenceEngine, with_kl_rewards
@@ -61,6 +61,7 @@ class TrainingEngine(ReferenceEngine, TeacherEngine, Protocol):
         micro_batches: Sequence[PackedBatch],
         loss_fn: LossFn,
         *,
+        num_still: int = 0,
         replay: ReplayFn | None = None,
         rate_scale: Callable[[], float] | None = None,
     ) -> StepResult: ...
@@ -143,7 +144,10 @@ def train_batch(
     with profile.phase("prepare"):
         credit = AdvantageTable.of(groups, advantages)
         sequences = credit.sequences
-        mini_batches = planned_mini_batches(engine, groups, credit, policy_version, num_mini_batches)
+        pulls = pulls_without_advantage(objective, advantages, balances_load=engine.balances_load)
+        mini_batches = planned_mini_batches(
+            engine, groups, credit, policy_version, num_mini_batches, pulls_without_advantage=pulls
+        )
     clip_scale = 1.0 if adaptive_clip is None else adaptive_clip.scale
     calibration = LagCalibration() if calibration is None else calibration
     episodes = _episodes(groups, sequences)
@@ -158,6 +162,7 @@ def train_batch(
         [sequence.num_tokens for sequence in sequences],
         own_tokens=sum(part.own_tokens for part in mini_batches) // engine.sequence_parallel,
         num_micro_batches=sum(len(part.micro_batches) for part in mini_batches),
+        still_lengths=[length for part in mini_batches for length in part.still_lengths],
         first_pass=run.needs_first_pass,
     )
     run.require_reported(mini_batches)
@@ -171,6 +176,7 @@ def train_batch(
         "grad_norm_max": max(step.grad_norm for step in steps),
         "learning_rate": steps[-1].learning_rate,
         "packed_tokens": float(sum(step.num_tokens for step in steps)),
+        "forward_only_tokens": float(sum(sum(part.still_lengths) for part in mini_batches)),
         "optimizer_steps": float(len(steps)),
         "mini_batch_order": float(MINI_BATCH_ORDER),
         "reward_mean": float(rewards.mean()),
@@ -342,7 +348,9 @@ class _BatchRun:
 
         by_ess = rate_scale if self._objective.learning_rate_by_ess else None
         with self._teacher.named():
-            step = self._engine.train_mini_batch(mini_batch.micro_batches, loss_fn, replay=replay, rate_scale=by_ess)
+            step = self._engine.train_mini_batch(
+                mini_batch.micro_batches, loss_fn, num_still=mini_batch.num_still, replay=replay, rate_scale=by_ess
+            )
         self._num_steps += 1
         if measures_mismatch:
             self._update_mismatch(sums)

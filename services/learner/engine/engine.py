@@ -214,6 +214,7 @@ class LearnerEngine:
         micro_batches: Sequence[PackedBatch],
         loss_fn: LossFn,
         *,
+        num_still: int = 0,
         replay: ReplayFn | None = None,
         rate_scale: Callable[[], float] | None = None,
     ) -> StepResult:
@@ -222,28 +223,32 @@ class LearnerEngine:
         Args:
             micro_batches: this rank's; equally many on every rank, some of them possibly empty.
             loss_fn: not called for an empty micro-batch.
+            num_still: the first so many have a loss without a gradient, and get no backward pass; fewer than there are, and
+                alike on every rank.
             replay: the experts of each micro-batch; only with ``replays_routing``.
             rate_scale: the factor of this step's learning rate, asked for after the last micro-batch; alike on every rank.
 
         Raises: NonFiniteLossError, NonFiniteGradientError or, in the first step, MissingGradientError, on all ranks together
         and before the step.
         """
-        if not micro_batches:
-            raise ValueError("a mini-batch needs at least one micro-batch, which may be empty")
+        if num_still >= len(micro_batches):
+            raise ValueError("a mini-batch needs at least one micro-batch with a gradient, which may be empty")
         totals = torch.zeros(2, dtype=torch.float64, device=self.device)
         for index, micro_batch in enumerate(micro_batches):
             packed = micro_batch.to(self.device)
             self._engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
             # Backward is inside, because it computes checkpointed activations again.
             with self._passes.replaying(packed, None if replay is None else replay(packed)):
-                with self.profile.phase("forward"):
-                    result = self._passes.forward(packed, with_entropy=True)
-                with self.profile.phase("loss"):
-                    loss = micro_batch_loss(packed, result, loss_fn)
-                with self.profile.phase("backward"):
-                    # DeepSpeed averages over ranks; the loss is a sum. Ranks that share a row have its loss each, and a
-                    # gradient of their own slice of it.
-                    self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
+                with torch.set_grad_enabled(index >= num_still):
+                    with self.profile.phase("forward"):
+                        result = self._passes.forward(packed, with_entropy=True)
+                    with self.profile.phase("loss"):
+                        loss = micro_batch_loss(packed, result, loss_fn)
+                if index >= num_still:
+                    with self.profile.phase("backward"):
+                        # DeepSpeed averages over ranks; the loss is a sum. Ranks that share a row have its loss each, and a
+                        # gradient of their own slice of it.
+                        self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
             if self._share is None or self._share.index == 0:
                 totals[0] += loss.detach()
                 totals[1] += packed.num_tokens

@@ -48,8 +48,19 @@ class Phases(Protocol):
     def phase(self, name: Phase) -> AbstractContextManager[None]:
         """The time inside is this phase's, except what an inner phase takes."""
 
-    def planned(self, lengths: Sequence[int], *, own_tokens: int, num_micro_batches: int, first_pass: bool) -> None:
-        """The batch has sequences of these lengths on all ranks, and this rank has so many tokens and micro-batches."""
+    def planned(
+        self,
+        lengths: Sequence[int],
+        *,
+        own_tokens: int,
+        num_micro_batches: int,
+        still_lengths: Sequence[int],
+        first_pass: bool,
+    ) -> None:
+        """The batch has sequences of these lengths on all ranks, and this rank has so many tokens and micro-batches.
+
+        ``still_lengths``: of the sequences that get no backward pass.
+        """
 
     def end_batch(self, index: int, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """The batch is over. Collective."""
@@ -64,7 +75,15 @@ class NoProfile:
     def phase(self, name: Phase) -> AbstractContextManager[None]:
         return _NOTHING
 
-    def planned(self, lengths: Sequence[int], *, own_tokens: int, num_micro_batches: int, first_pass: bool) -> None:
+    def planned(
+        self,
+        lengths: Sequence[int],
+        *,
+        own_tokens: int,
+        num_micro_batches: int,
+        still_lengths: Sequence[int],
+        first_pass: bool,
+    ) -> None:
         return
 
     def end_batch(self, index: int, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
@@ -199,6 +218,7 @@ class StepProfile:
         self._begun: list[Phase] = []
         """The phase that began at each mark but the last."""
         self._lengths: Sequence[int] = []
+        self._still_lengths: Sequence[int] = []
         self._own_tokens = 0
         self._num_micro_batches = 0
         self._first_pass = False
@@ -218,9 +238,21 @@ class StepProfile:
         self._timeline.mark()
         self._begun.append(ended)
 
-    def planned(self, lengths: Sequence[int], *, own_tokens: int, num_micro_batches: int, first_pass: bool) -> None:
-        """The batch has sequences of these lengths on all ranks, and this rank has so many tokens and micro-batches."""
+    def planned(
+        self,
+        lengths: Sequence[int],
+        *,
+        own_tokens: int,
+        num_micro_batches: int,
+        still_lengths: Sequence[int],
+        first_pass: bool,
+    ) -> None:
+        """The batch has sequences of these lengths on all ranks, and this rank has so many tokens and micro-batches.
+
+        ``still_lengths``: of the sequences that get no backward pass.
+        """
         self._lengths = lengths
+        self._still_lengths = still_lengths
         self._own_tokens = own_tokens
         self._num_micro_batches = num_micro_batches
         self._first_pass = first_pass
@@ -247,7 +279,7 @@ class StepProfile:
                 num_micro_batches=self._num_micro_batches,
                 packing_efficiency=tokens / max(1, room),
                 padding_efficiency=tokens / max(1, len(self._lengths) * max(self._lengths, default=0)),
-                flops=passes * self._cost.forward(self._lengths),
+                flops=passes * self._cost.forward(self._lengths) - 2 * self._cost.forward(self._still_lengths),
                 peak_flops=self._peak_flops,
             )
         )

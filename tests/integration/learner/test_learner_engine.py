@@ -249,7 +249,7 @@ def test_bfloat16_training_moves_every_tensor(work: Path, everything: Results) -
     assert len(moved) == len(before)
     # The host reads values of the device once a step, not once a micro-batch.
     (many, reads_of_many), (one, reads_of_one) = ((int(key), value) for key, value in result["reads"].items())
-    assert many >= 4 > one == 1
+    assert many >= 4 > one == 2, "one of them has no gradient"
     assert reads_of_many == reads_of_one > 0
     profile = result["profiles"][0]
     seconds = profile["seconds"]

@@ -65,14 +65,16 @@ class BigramEngine:
         micro_batches: Sequence[PackedBatch],
         loss_fn: LossFn,
         *,
+        num_still: int = 0,
         replay: ReplayFn | None = None,
         rate_scale: Callable[[], float] | None = None,
     ) -> StepResult:
         assert replay is None
         total = torch.zeros(())
-        for packed in micro_batches:
+        for index, packed in enumerate(micro_batches):
             if not packed.is_empty:
-                total = total + micro_batch_loss(packed, self._forward(packed, True), loss_fn)
+                with torch.set_grad_enabled(index >= num_still):
+                    total = total + micro_batch_loss(packed, self._forward(packed, True), loss_fn)
         if not total.isfinite():
             raise NonFiniteLossError(f"the loss over all ranks is {float(total.detach())}; no step was made")
         (gradient,) = torch.autograd.grad(total, self.table)

@@ -57,17 +57,19 @@ class MoeEngine:
         micro_batches: Sequence[PackedBatch],
         loss_fn: LossFn,
         *,
+        num_still: int = 0,
         replay: ReplayFn | None = None,
         rate_scale: Callable[[], float] | None = None,
     ) -> StepResult:
         assert rate_scale is None
         total = 0.0
-        for packed in micro_batches:
+        for index, packed in enumerate(micro_batches):
             picks = None if replay is None else replay(packed)
             if not packed.is_empty:
-                with self._replaying(packed, picks):
+                with self._replaying(packed, picks), torch.set_grad_enabled(index >= num_still):
                     loss = loss_fn(packed, self._forward(packed, True))
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    if index >= num_still:
+                        loss.backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach())
         with torch.no_grad():
             self._update(self.model)

@@ -13,6 +13,9 @@ from gspo.model.packing import TrainSequence
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, save_tiny_model
 from tests.support.loss.sequences import random_groups, save_groups
 
+STILL = 1
+"""The group whose rewards are all equal."""
+
 
 def write_model_and_groups(directory: Path) -> None:
     """Write ``model/`` and ``groups.npz``."""
@@ -30,6 +33,8 @@ def write_model_and_groups(directory: Path) -> None:
                 replace(sequence, behaviour_logprobs=np.where(sequence.action_mask, behaviour, 0).astype(np.float32))
             )
         noisy.append(replace(group, sequences=tuple(members)))
+    # One without a signal: it shares its mini-batch with others.
+    noisy[STILL] = replace(noisy[STILL], rewards=np.full(3, 0.5))
     save_groups(directory / "groups.npz", noisy)
 
 

@@ -21,6 +21,7 @@ from gspo_services.learner.plan import (
     deal_groups,
     deal_in_turn,
     own_micro_batches,
+    own_step,
     planned_mini_batches,
     rows_of_groups,
     rows_of_rank,
@@ -120,7 +121,7 @@ def test_over_many_batches_every_group_comes_first_equally_often() -> None:
 def test_the_deal_is_the_same_in_every_process_and_release() -> None:
     """Change ``MINI_BATCH_ORDER`` with what is dealt: replay compares it."""
     dealt = deal_in_turn([3, 3, 3, 4, 4, 5, 5, 5], list("abcdefgh"), 3, seed=7)
-    assert (MINI_BATCH_ORDER, dealt) == (1, [[2, 7], [1, 4, 5], [0, 3, 6]])
+    assert (MINI_BATCH_ORDER, dealt) == (2, [[2, 7], [1, 4, 5], [0, 3, 6]])
     with pytest.raises(ValueError, match="num_mini_batches is 3 for a batch of 2 groups"):
         deal_in_turn([1, 1], ["a", "b"], 3, seed=0)
 
@@ -139,6 +140,8 @@ def test_a_group_is_as_old_as_its_oldest_token_and_one_without_actions_is_new() 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 99))
 def test_a_rank_packs_the_same_from_its_own_sequences_as_from_all(world_size: int, num_mini_batches: int, seed: int) -> None:
     groups = [random_groups(4, 3, seed=seed, versions=(VERSION - age, VERSION))[age] for age in range(4)]
+    # Some have no signal, and their sequences micro-batches of their own.
+    groups = [replace(each, rewards=np.ones(3)) if (seed >> at) % 2 else each for at, each in enumerate(groups)]
     settings, trained, plans = settings_of(num_mini_batches), [], []
     for rank in range(world_size):
         place = Place(rank, world_size)
@@ -157,6 +160,24 @@ def test_a_rank_packs_the_same_from_its_own_sequences_as_from_all(world_size: in
         assert set(trained[-len(rows) :]) == rows if rows else True
     assert sorted(trained) == list(range(12))
     assert plans == [plans[0]] * world_size
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=30), st.integers(1, 4), st.integers(1, 2))
+def test_sequences_without_a_gradient_come_first_and_alone(
+    drawn: list[tuple[int, bool]], groups_of_ranks: int, together: int
+) -> None:
+    lengths, still = [length for length, _ in drawn], [each for _, each in drawn]
+    world_size = groups_of_ranks * together
+    plans = [
+        own_step(Place(rank, world_size, sequence_parallel=together), lengths, still)
+        for rank in range(0, world_size, together)
+    ]
+    ((num_still, num_micro_batches),) = {(found, len(own)) for own, found in plans}
+    assert num_still < num_micro_batches
+    assert sorted(index for own, _ in plans for members in own for index in members) == list(range(len(drawn)))
+    first = [index for own, _ in plans for members in own[:num_still] for index in members]
+    share = sum(length for length, each in drawn if each) / sum(lengths)
+    assert sorted(first) == ([at for at, each in enumerate(still) if each] if share >= 0.1 and not all(still) else [])
 
 
 def test_a_pass_over_the_whole_batch_adds_the_sequences_that_it_gives_to_the_rank() -> None:

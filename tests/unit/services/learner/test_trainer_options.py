@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,7 +13,8 @@ from torch import Tensor
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainGroup
 from gspo.options.ess_rate import ess_rate_scale
-from gspo.settings import Objective
+from gspo.settings import Objective, Surrogate
+from gspo_services.learner import plan
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from gspo_services.learner.engine.gradients import NonFiniteLossError
 from gspo_services.learner.plan import deal_groups
@@ -48,6 +49,39 @@ def test_an_on_policy_step_weighs_tokens_as_its_aggregation_says_whatever_the_si
         engine = BigramEngine(max_tokens_per_micro_batch=max_tokens_per_micro_batch)
         train(engine, groups, objective)
         torch.testing.assert_close(engine.gradients[0], expected, rtol=1e-4, atol=1e-6)
+
+
+def half_still(groups: list[TrainGroup]) -> list[TrainGroup]:
+    """Every second group has equal rewards."""
+    return [replace(each, rewards=np.full(len(each.rewards), 0.3)) if at % 2 else each for at, each in enumerate(groups)]
+
+
+FORMS: list[dict[str, Any]] = [
+    {}, {"anchor": "proximal", "tis_mode": "truncate_tokens"}, {"aggregation": "token"}, {"dual_clip": 3.0},
+    {"kl_coefficient": 0.1, "kl_in": "loss"}, {"kl_coefficient": 0.1, "kl_in": "reward"}, {"entropy_coefficient": 0.1},
+    *({"surrogate": name, "ratio_unit": "token"} for name in get_args(Surrogate) if name not in ("clip", "gmpo")),
+    {"surrogate": "gmpo", "ratio_unit": "token", "eps_low": 0.2, "eps_high": 0.27},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", FORMS, ids=str)
+def test_what_has_no_gradient_gets_no_backward_pass_and_nothing_else_changes(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective = Objective(**options)
+    pulls = objective.surrogate == "m2po" or bool({"kl_coefficient", "entropy_coefficient"} & options.keys())
+    found = []
+    for least in (plan.LEAST_STILL_SHARE, 2.0):
+        monkeypatch.setattr(plan, "LEAST_STILL_SHARE", least)
+        engine = BigramEngine(max_tokens_per_micro_batch=50, entropy_gradient="entropy_coefficient" in options)
+        groups = half_still(own_logprobs(BigramEngine(), random_groups(6, 4, seed=1), noise=0.05))
+        found.append((train(engine, groups, objective, num_mini_batches=2).metrics, engine.gradients))
+    (separate, own), (together, expected) = found
+    still = sum(sequence.num_tokens for group in groups[1::2] for sequence in group.sequences)
+    assert (separate.pop("forward_only_tokens"), together.pop("forward_only_tokens")) == (0.0 if pulls else still, 0.0)
+    assert separate == pytest.approx(together, rel=1e-5, abs=1e-7, nan_ok=True)
+    for ours, theirs in zip(own, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
 
 
 def kl_of(engine: BigramEngine, groups: list[TrainGroup]) -> Tensor:
