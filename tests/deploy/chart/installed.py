@@ -1,5 +1,6 @@
 """What Helm installs of a chart, and what kustomize renders, as objects that can be compared."""
 
+import json
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -27,10 +28,10 @@ def installed(chart: Path, namespace: str, values: Object | None = None) -> dict
 def plain(objects: Sequence[Object]) -> dict[str, Object]:
     """By title: a kustomization's objects as the chart has them: without hashes, Secrets and Namespace."""
     inside = [item for item in objects if item["kind"] not in ("Namespace", "Secret", "PriorityClass")]
-    text = yaml.safe_dump(inside)
+    text = json.dumps(inside)
     for item in objects:
         text = text.replace(item["metadata"]["name"], plain_name(item))
-    return {title(item): item for item in yaml.safe_load(text)}
+    return {title(item): item for item in json.loads(text)}
 
 
 def without_annotation(items: dict[str, Object]) -> dict[str, Object]:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 import yaml
 
 from deploy.helm.chart import chart_of
-from deploy.helm.generate import main, write_chart
+from deploy.helm.generate import main, read_values, write_chart
 from deploy.helm.values import Values, ValuesError, merged
+from gspo_services.prepare.cluster_check import ClusterModel, faults_of
 from tests.deploy.chart.installed import helm, installed, plain, without_annotation
 from tests.deploy.cluster import Cluster, Object, render
 from tests.deploy.played.faults import faults
@@ -97,11 +99,11 @@ def test_helm_and_kustomize_make_the_same_objects(variant: str, number: int | No
     overlay, chart, values = made(variant)
     given = {} if number is None else tree({key: OTHERS[kind][number] for key, kind in values.kinds.items()})
     found = kustomized(overlay, tmp_path / "mine", given)
-    namespace = given.get("namespace", render(overlay)[0]["metadata"].get("namespace"))
-    assert plain(found) == without_annotation(installed(chart, "gspo", given))
-    assert {item["metadata"]["namespace"] for item in found} == {namespace}
+    assert plain(found) == without_annotation(installed(chart, values.objects[-1]["metadata"]["namespace"], given))
     if number is None:
-        assert plain(found) == plain(render(overlay)), "without changes it is the overlay"
+        assert plain(found) == plain(values.objects), "without changes it is the overlay"
+    else:
+        assert {item["metadata"]["namespace"] for item in found} == {given["namespace"]}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -187,8 +189,8 @@ BAD = {
     "broker: {tolerations: [{kye: a}]}": "broker.tolerations.0.kye: there is no such value; there are effect, ",
     "imagePullSecrets: registry": "imagePullSecrets is 'registry': write a list such as [{name: registry}]",
     "rollout: null": "rollout: it has no value, and null removes the default: write one",
-    f"config: {'x' * (1 << 21)}": "characters): write the text of run.toml, of 1 MiB at most",
-    f"data: {{train.jsonl: {'x' * (1 << 21)}}}": "characters): write a text of 1 MiB at most, which is what",
+    f"config: {'x' * ((1 << 20) + 1)}": "characters): write the text of run.toml, of 1 MiB at most",
+    f"data: {{train.jsonl: {'x' * ((1 << 20) + 1)}}}": "characters): write a text of 1 MiB at most, which is what",
     "code: {../a.py: x}": "code is '../a.py': write the name of a file: letters",
     "[]": "the file is []",
 }  # fmt: skip
@@ -197,16 +199,44 @@ BAD = {
 
 @pytest.mark.parametrize("given", BAD, ids=lambda given: given[:60])
 def test_a_wrong_value_is_named_before_anything_is_rendered(given: str, made: Made, tmp_path: Path) -> None:
-    overlay, chart, _ = made("own")
+    _, chart, values = made("own")
     file = tmp_path / "my.yaml"
     file.write_text(given)
-    status, said = generated(overlay, tmp_path / "mine", "--values", file)
-    assert (status, said.startswith(f"{file}: ")) == (2, True)
-    assert BAD[given] in said
-    assert not (tmp_path / "mine").exists()
+    with pytest.raises(ValuesError, match=re.escape(BAD[given])) as caught:
+        read_values(file, values)
+    assert str(caught.value).startswith(f"{file}: ")
     if given != "[]":
         with pytest.raises(helm().HelmValuesError, match="specifications of the schema"):
             installed(chart, "gspo", yaml.safe_load(given))
+
+
+RENDERED = {
+    "{}": "images are of registry.example.com, which stands for your registry",
+    "images: {registry: r.example.org, rollout: {tag: 0.3.0}}": "has the tag '0.3.0', and the others have '0.1.0'",
+    "storage: {learnerRun: {size: 500Gi}}": "500 GiB are too small for Qwen3-30B-A3B: 3 checkpoints of it have about 1006",
+    "storage: {model: {size: 50Gi}}": "50 GiB are too small for Qwen3-30B-A3B: its files have about 56 GiB",
+    "storage: {learnerRun: {accessModes: [ReadWriteOnce]}}": "is ReadWriteOnce, a volume of one node, and the pods of",
+    "modelDownload: {model: Qwen/Qwen3-8B}": "is not what Deployment/model-download downloads",
+    "learner: {nodes: 4}": "num_nodes",
+    "rollout: {resources: {requests: {nvidia.com/gpu: 4}}}": "devices need both, and equal",
+    "config: '[run'": "ends with status 2: ",
+    "priorityClasses: {core: mine}": "no PriorityClass mine",
+}
+"""By values that the schema takes: what `gspo check --kubernetes` says about the chart's objects."""
+
+
+@pytest.mark.parametrize("given", RENDERED)
+def test_a_value_that_fits_nothing_else_is_named_before_it_is_applied(given: str, made: Made) -> None:
+    _, chart, _ = made("qwen3-30b-a3b")
+    objects = list(installed(chart, "gspo", yaml.safe_load(given)).values())
+    found = [fault.text for fault in faults_of(ClusterModel.of(objects))]
+    assert any(RENDERED[given] in text for text in found), found
+
+
+def test_a_download_that_does_not_run_need_not_fit(made: Made) -> None:
+    given = {"modelDownload": {"model": "Qwen/Qwen3-8B", "replicas": 0}}
+    objects = list(installed(made("qwen3-30b-a3b")[1], "gspo", given).values())
+    assert [fault.text for fault in faults(objects) if "downloads" in fault.text] == []
 
 
 def test_what_cannot_be_read_or_written_is_named(made: Made, tmp_path: Path) -> None:
@@ -216,6 +246,9 @@ def test_what_cannot_be_read_or_written_is_named(made: Made, tmp_path: Path) -> 
     assert "my.yaml cannot be read as YAML: [Errno 2]" in generated(*words)[1]
     file.write_text("a: [")
     assert "my.yaml cannot be read as YAML: while parsing" in generated(*words)[1]
+    file.write_text("tag: 1\nnamespace: Gspo")
+    status, said = generated(*words)
+    assert (status, said.count("my.yaml: "), (tmp_path / "a").exists()) == (2, 2, False)
     file.write_text("")
     before = (overlay / "kustomization.yaml").read_bytes()
     assert "was not written here: name another folder" in generated(overlay, overlay, "--values", file)[1]
