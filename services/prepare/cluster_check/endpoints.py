@@ -45,7 +45,7 @@ class Call:
 def calls_of(cluster: ClusterModel) -> Iterator[Call]:
     """Everything that the processes of the set say they connect to."""
     by_process: dict[str, PodTemplate] = {}
-    for pods in cluster.pods:
+    for pods in sorted(cluster.pods, key=lambda pods: _node_rank(cluster, pods)):
         by_process.setdefault(process_of_pods(pods), pods)
     announced = settings_of(cluster, by_process["learner"]) if "learner" in by_process else None
     for pods in cluster.pods:
@@ -61,6 +61,12 @@ def calls_of(cluster: ClusterModel) -> Iterator[Call]:
             index = seen[called.setting] if several else None
             seen[called.setting] += 1
             yield Call(source=pods, called=called, target=by_process.get(called.process or "?"), index=index)
+
+
+def _node_rank(cluster: ClusterModel, pods: PodTemplate) -> int:
+    """Of a learner's nodes, whichever file comes first, only the one with rank 0 is called by others."""
+    settings = settings_of(cluster, pods)
+    return settings.learner.node_rank if settings else 0
 
 
 def addresses(cluster: ClusterModel) -> Iterator[ClusterFault]:

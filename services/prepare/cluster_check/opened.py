@@ -124,7 +124,7 @@ def _downloaded(
     """A claim that components/model-download fills has what MODEL and DATASET name, under the last part of their names."""
     claim = at(volume, "persistentVolumeClaim", "claimName")
     for pods, _ in cluster.users_of_claim(str(claim), container.pods.namespace) if claim else ():
-        for other in pods.containers:
+        for other in pods.containers if pods.count != 0 else ():
             wanted = [other.environment[name] for name in ("MODEL", "DATASET") if other.environment.get(name)]
             root = _root_of(other, str(claim))
             there = [f"{root}/{name.rpartition('/')[2]}" for name in wanted]

@@ -35,6 +35,8 @@ from gspo_services.shared.settings import RESERVED, Settings
 PREFIX: Final = "GSPO_"
 PARAMETERS: Final = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)B(?![A-Za-z0-9])")
 """The number of parameters in a model's name, in billions: Qwen3-30B-A3B."""
+CHECKPOINT_BYTES: Final = 12
+"""Of a parameter, in a checkpoint: its float32 copy and two moments."""
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -135,13 +137,15 @@ def configurations(cluster: ClusterModel) -> Iterator[ClusterFault]:
 
 
 def volumes(cluster: ClusterModel) -> Iterator[ClusterFault]:
-    """An ordinary user can write to fresh volumes, and a rollout's weights fit into their memory."""
+    """An ordinary user can write to fresh volumes, and a model's files, checkpoints and versions fit where they go."""
     for container in cluster.containers:
         yield from _writable_claims(cluster, container)
     for pods in cluster.pods:
         settings, process = settings_of(cluster, pods), process_container(pods)
         if settings is not None and process is not None and process_of(process) == "rollout":
             yield from _memory_for_weights(pods, process, settings)
+        elif settings is not None and process is not None and process_of(process) == "learner":
+            yield from _room_on_claims(cluster, process, settings)
 
 
 def _writable_claims(cluster: ClusterModel, container: ContainerSpec) -> Iterator[ClusterFault]:
@@ -178,8 +182,7 @@ def _memory_for_weights(pods: PodTemplate, container: ContainerSpec, settings: S
         return
     size = quantity_or_zero(at(volume[1], "emptyDir", "sizeLimit") or 0)
     limit = quantity_or_zero(at(container.data, "resources", "limits", "memory") or 0)
-    named = PARAMETERS.findall(settings.model.path.name)
-    needed = max(map(float, named), default=0.0) * 1e9 * DTYPE_BYTES.get(settings.model.dtype, 2)
+    needed = _parameters(settings) * DTYPE_BYTES.get(settings.model.dtype, 2)
     way = (*volume[0], "emptyDir", "sizeLimit")
     if size and size < needed:
         yield ClusterFault(
@@ -192,3 +195,27 @@ def _memory_for_weights(pods: PodTemplate, container: ContainerSpec, settings: S
     if limit and size >= limit:
         text = f"{directory} may take {size / 2**30:.0f} GiB, all of the container's memory ({limit / 2**30:.0f} GiB)"
         yield ClusterFault(item=pods.owner, way=way, text=text, way_out="raise the memory limit, or lower sizeLimit")
+
+
+def _room_on_claims(cluster: ClusterModel, container: ContainerSpec, settings: Settings) -> Iterator[ClusterFault]:
+    """The model's files and all checkpoints, with the one that is being written, fit on their claims."""
+    checkpoints = 0 if settings.lora.rank else settings.learner.keep_checkpoints + 1
+    for path, what, needed in (
+        (settings.model.path, "its files have", DTYPE_BYTES.get(settings.model.dtype, 2)),
+        (settings.run.directory, f"{checkpoints} checkpoints of it have", CHECKPOINT_BYTES * checkpoints),
+    ):
+        needed_gib = _parameters(settings) * needed / 2**30
+        found = container.mount(str(path))
+        volume = container.pods.volume(str(found[1].get("name"))) if found else None
+        name = at(volume[1], "persistentVolumeClaim", "claimName") if volume else None
+        claim = cluster.find("PersistentVolumeClaim", str(name), container.pods.namespace)
+        way = ("spec", "resources", "requests", "storage")
+        size_gib = quantity_or_zero(at(claim, *way)) / 2**30
+        if claim and size_gib < needed_gib:
+            text = f"{size_gib:.0f} GiB are too small for {settings.model.path.name}: {what} about {needed_gib:.0f} GiB"
+            yield ClusterFault(item=claim, way=way, text=text, way_out=f"write storage: {needed_gib * 1.3:.0f}Gi")
+
+
+def _parameters(settings: Settings) -> float:
+    """As the model's name tells; 0 for a name that does not."""
+    return max(map(float, PARAMETERS.findall(settings.model.path.name)), default=0.0) * 1e9

@@ -1,61 +1,19 @@
-"""The Helm chart installs what kustomize renders: rendered by Helm itself, as a library, without a cluster."""
+"""What is in a Helm chart, rendered by Helm itself, as a library, without a cluster."""
 
+import json
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from deploy.helm.generate import ANNOTATION, ChartError, chart_of, write_chart
-from tests.deploy.cluster import Object, render, title, walk
+from deploy.helm.chart import ANNOTATION, chart_of
+from deploy.helm.generate import write_chart
+from deploy.helm.values import ValuesError
+from tests.deploy.chart.installed import helm, installed
+from tests.deploy.cluster import Object, render, walk
 
 pytestmark = pytest.mark.deploy
 Rendered = Callable[[str], tuple[Path, list[Object]]]
-VARIANTS = ("cpu", "single-gpu-node-scaled", "qwen3-30b-a3b", "qwen3-30b-a3b-lws")
-
-
-def helm() -> Any:
-    """The library is there for these tests alone (requirements/deploy.txt), and pytest reads this file in others, too."""
-    return import_module("helm_python")
-
-
-def installed(chart: Path, namespace: str, values: Object | None = None) -> dict[str, Object]:
-    """By title: the objects that `helm install` would send."""
-    texts = helm().Chart.load(chart).render(values or {}, name="gspo", namespace=namespace)
-    found = [item for path, text in texts.items() if path.endswith(".yaml") for item in yaml.safe_load_all(text) if item]
-    return {title(item): item for item in found}
-
-
-def plain(objects: list[Object]) -> dict[str, Object]:
-    """By title: a kustomization's objects as the chart has them. The ConfigMap's name has no hash."""
-    (hashed,) = (item["metadata"]["name"] for item in objects if "run.toml" in (item.get("data") or {}))
-    inside = [item for item in objects if item["kind"] != "Namespace"]
-    found = yaml.safe_load(yaml.safe_dump(inside).replace(hashed, "gspo-run"))
-    return {title(item): item for item in found}
-
-
-def without_additions(item: Object) -> Object:
-    """The chart's own annotation, and the list of pull secrets that is empty unless asked for, taken out."""
-    for _, node in list(walk(item)):
-        if isinstance(node, dict) and ANNOTATION in node.get("annotations", {}):
-            del node["annotations"][ANNOTATION]
-            if not node["annotations"]:
-                del node["annotations"]
-        if isinstance(node, dict) and node.get("imagePullSecrets") == []:
-            del node["imagePullSecrets"]
-    return item
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_chart_installs_what_kustomize_renders(variant: str, rendered: Rendered, tmp_path: Path) -> None:
-    directory, _ = rendered(variant)
-    objects = render(directory)
-    write_chart(chart_of(objects, "gspo", "0.1.0"), tmp_path / "gspo")
-    found = installed(tmp_path / "gspo", "gspo")
-    assert {name: without_additions(item) for name, item in found.items()} == plain(objects)
-    assert len(found) >= 12
 
 
 @pytest.fixture
@@ -71,6 +29,24 @@ def test_helm_has_nothing_against_the_chart(chart: Path) -> None:
     assert report["total_charts_linted"] == 1
 
 
+def test_no_secret_is_in_the_chart_and_its_notes_say_how_to_make_them(chart: Path, rendered: Rendered) -> None:
+    secrets = [item for item in rendered("single-gpu-node-scaled")[1] if item["kind"] == "Secret"]
+    texts = "".join(path.read_text() for path in sorted(chart.rglob("*")) if path.is_file())
+    assert len(secrets) == 4
+    assert [value for item in secrets for value in item["data"].values() if value in texts] == []
+    notes = (chart / "templates" / "NOTES.txt").read_text()
+    assert "create secret generic gspo-key-rollout --from-file=rollout.secret\n" in notes
+
+
+def test_a_chart_is_written_over_an_older_one_and_over_nothing_else(chart: Path, tmp_path: Path) -> None:
+    old = chart / "templates" / "secret-gspo-key-broker.yaml"
+    old.write_text("key")
+    write_chart({"Chart.yaml": "name: gspo\n", "templates/a.yaml": ""}, chart)
+    assert [path.name for path in (chart / "templates").iterdir()] == ["a.yaml"]
+    with pytest.raises(ValuesError, match="has files and is no chart: name another folder"):
+        write_chart({}, tmp_path)
+
+
 def test_a_second_release_is_a_run_in_its_own_namespace(chart: Path) -> None:
     found = installed(chart, "another")
     assert {item["metadata"]["namespace"] for item in found.values()} == {"another"}
@@ -78,21 +54,29 @@ def test_a_second_release_is_a_run_in_its_own_namespace(chart: Path) -> None:
     assert query == 'max(gspo_rollouts_wanted{namespace="another"})'
 
 
-def test_values_change_images_configuration_and_pull_secrets(chart: Path) -> None:
+def test_changed_files_restart_the_pods_that_read_them(rendered: Rendered, tmp_path: Path) -> None:
+    write_chart(chart_of(render(rendered("own")[0]), "gspo", "0.1.0"), tmp_path / "gspo")
+
+    def annotations(values: Object) -> dict[str, str]:
+        found = installed(tmp_path / "gspo", "gspo", values)
+        owners = {name: found[name]["spec"]["template"] for name in ("StatefulSet/broker", "StatefulSet/learner")}
+        return {name: template["metadata"]["annotations"][ANNOTATION] for name, template in owners.items()}
+
+    first, data, config = annotations({}), annotations({"data": {"train.jsonl": "{}"}}), annotations({"config": "[run]\n"})
+    assert [name for name in first if data[name] != first[name]] == ["StatefulSet/broker"]
+    assert [name for name in first if config[name] != first[name]] == ["StatefulSet/broker", "StatefulSet/learner"]
+
+
+def test_braces_in_files_are_text_for_helm(rendered: Rendered, tmp_path: Path) -> None:
+    objects = render(rendered("cpu")[0])
     config = '[run]\nnum_batches = 3 # {{ not a template }}\n"quoted" = "ü"\n'
-    first = installed(chart, "gspo")
-    image = "r.example.com/gspo-rollout@sha256:" + "a" * 64
-    values = {"config": config, "images": {"rollout": image}, "pullSecrets": [{"name": "r"}]}
-    found = installed(chart, "gspo", values)
+    next(item for item in objects if item["kind"] == "Service")["metadata"]["annotations"] = {"a": '{{ "b" }}'}
+    write_chart(chart_of(objects, "gspo", "0.1.0"), tmp_path / "gspo")
+    found = installed(tmp_path / "gspo", "gspo", {"config": config})
     assert found["ConfigMap/gspo-run"]["data"]["run.toml"] == config
-    pods = found["Deployment/rollout"]["spec"]["template"]
-    assert pods["spec"]["containers"][0]["image"] == image
-    assert pods["spec"]["imagePullSecrets"] == [{"name": "r"}]
-    assert "registry.example.com/gspo-broker" in str(found["StatefulSet/broker"]), "values that are not given stay"
-    before = first["Deployment/rollout"]["spec"]["template"]["metadata"]["annotations"][ANNOTATION]
-    assert pods["metadata"]["annotations"][ANNOTATION] != before, "a changed configuration restarts the pods"
+    assert '{{ \\"b\\" }}' in json.dumps(found)
 
 
 def test_what_has_no_run_is_refused() -> None:
-    with pytest.raises(ChartError, match=r"0 ConfigMaps have run\.toml: render an overlay"):
+    with pytest.raises(ValuesError, match=r"0 ConfigMaps have run\.toml: render an overlay"):
         chart_of([], "gspo", "0.1.0")

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-import yaml
 
-from tests.deploy.cluster import Cluster, render, title
+from tests.deploy.cluster import Cluster, render
 from tests.deploy.conftest import copy_manifests
-from tests.deploy.kustomizations import FILE
 
 pytestmark = pytest.mark.deploy
 ROOT: Final = Path(__file__).parents[3]
@@ -44,6 +42,7 @@ def test_every_command_that_needs_no_cluster_is_executed_here(tmp_path: Path) ->
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gspo_services.cli.main "$@"\n')
     program.chmod(0o755)
     path = f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    (tmp_path / "my.yaml").write_text("storage: {learnerRun: {storageClassName: fast}}\n")
     environment = os.environ | {"PATH": path, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     executed = [command for command in commands() if not NEEDS_A_CLUSTER.match(command)]
     for command in executed:
@@ -51,7 +50,9 @@ def test_every_command_that_needs_no_cluster_is_executed_here(tmp_path: Path) ->
             ["bash", "-ec", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    assert (tmp_path / "dist" / "gspo" / "values.yaml").is_file()
+    assert (tmp_path / "dist" / "gspo" / "values.schema.json").is_file()
+    claim = Cluster(render(tmp_path / "dist" / "mine")).one("PersistentVolumeClaim", "learner-run")
+    assert claim["spec"]["storageClassName"] == "fast"
     assert "https://git.example.com" in (tmp_path / "deploy" / "monitoring" / "prometheusrule.yaml").read_text()
     assert len(executed) >= 7
 
@@ -62,19 +63,3 @@ def test_directories_and_files_in_commands_are_there() -> None:
     made = {keys, f"{keys}/operator.secret", "deploy/k8s/overlays/mine"}
     assert len(named) > 8
     assert [name for name in sorted(named - made) if not (ROOT / name).exists()] == []
-
-
-def test_the_patch_for_another_storage_class_reaches_every_claim(tmp_path: Path) -> None:
-    text = GUIDE.read_text()
-    block = text[text.index("    patches:\n") :].split("\n\n", 1)[0]
-    overlay = copy_manifests(tmp_path) / "overlays" / "single-gpu-node"
-    content = yaml.safe_load((overlay / FILE).read_text())
-    content |= yaml.safe_load("\n".join(line[4:] for line in block.splitlines()))
-    (overlay / FILE).write_text(yaml.safe_dump(content))
-    cluster = Cluster(render(overlay))
-    claims = cluster.of_kind("PersistentVolumeClaim")
-    templates = cluster.one("StatefulSet", "broker")["spec"]["volumeClaimTemplates"]
-    assert {title(item): item["spec"].get("storageClassName") for item in claims} == dict.fromkeys(
-        ("PersistentVolumeClaim/model", "PersistentVolumeClaim/learner-run"), "fast"
-    )
-    assert [item["spec"]["storageClassName"] for item in templates] == ["fast"]

@@ -37,6 +37,16 @@ DISAGREEING = {
         "cpu", f"StatefulSet/broker {MAIN}.image", "two releases in one run",
         lambda c: container(c, "broker").update(image="gspo-broker:0.2.0"),
     ),
+    "a claim too small for checkpoints": Planted(
+        "qwen3-30b-a3b", "PersistentVolumeClaim/learner-run spec.resources.requests.storage",
+        "500 GiB are too small for Qwen3-30B-A3B: 3 checkpoints of it have about 1006 GiB",
+        lambda c: c.one("PersistentVolumeClaim", "learner-run")["spec"]["resources"]["requests"].update(storage="500Gi"),
+    ),
+    "a claim too small for the model": Planted(
+        "qwen3-30b-a3b", "PersistentVolumeClaim/model spec.resources.requests.storage",
+        "50 GiB are too small for Qwen3-30B-A3B: its files have about 56 GiB",
+        lambda c: c.one("PersistentVolumeClaim", "model")["spec"]["resources"]["requests"].update(storage="50Gi"),
+    ),
     "two autoscalers": Planted(
         "single-gpu-node-scaled", "HorizontalPodAutoscaler/more spec.scaleTargetRef", "each undoes what the other",
         lambda c: c.objects.append(SCALER),
