@@ -336,4 +336,15 @@ STARTING: Series = {
 """A start whose model is downloaded for 40 minutes, while processes end and are started again."""
 OVER = {series("gspo_broker_stopping", "", BROKER): steady(1)}
 """With this added, the run is over and the alerts in EXCUSED do not fire."""
+PAUSED: Series = {
+    # `gspo stop` after 20 minutes. Rollouts and learner are scaled to 0, and 15 minutes later the broker, too.
+    series("gspo_broker_stopping", "", BROKER): "0+0x79 1+0x67 stale",
+    **{series("up", "", of): "1+0x87 stale" for of in (LEARNER, ROLLOUT, OTHER)},
+    series("up", "", BROKER): "1+0x147 stale",
+    series("gspo_broker_peers", 'role="learner"', BROKER): "1+0x87 0+0x59 stale",
+    series("gspo_broker_rollouts", 'status="serving"', BROKER): "2+0x87 0+0x59 stale",
+    series("gspo_broker_quiet_seconds", "", BROKER): "30+0x79 30+15x67 stale",
+    series("gspo_broker_policy_version", "", BROKER): "30+0x147 stale",
+}
+"""A run that is stopped as the guide says, and stays so."""
 EXCUSED = ("GspoLearnerAway", "GspoNoRollouts", "GspoNoProgress", "GspoLearnerStarved")

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from deploy.monitoring.generate import RULES, rule_groups
-from tests.monitoring.faults import EXCUSED, FAULTS, OVER, STARTING, Fault
+from tests.monitoring.faults import EXCUSED, FAULTS, OVER, PAUSED, STARTING, Fault
 from tests.monitoring.series import BROKER, OTHER, Series, as_test, healthy, rising, series, then
 from tests.monitoring.vocabulary import rules
 
@@ -76,6 +76,24 @@ def test_a_start_of_forty_minutes_sets_nothing_off(tmp_path: Path) -> None:
     names = ("GspoProcessDown", "GspoProcessMissing", "GspoLearnerAway", "GspoNoRollouts", "GspoNoProgress", "GspoNotBegun")
     checks = [at(name, minutes, []) for name in names for minutes in (5, 20, 39, 43, 45, 46, 47, 49)]
     promtool(tmp_path, [as_test(changed(STARTING), checks)])
+
+
+@needs_promtool
+def test_a_pause_sets_nothing_off(tmp_path: Path) -> None:
+    names = ("GspoProcessDown", "GspoProcessMissing", "GspoLearnerAway", "GspoNoRollouts", "GspoNoProgress", "GspoNotBegun")
+    checks = [at(name, minutes, []) for name in names for minutes in (19, 21, 24, 27, 33, 36, 39, 44, 50, 59)]
+    promtool(tmp_path, [as_test(changed(PAUSED), checks)])
+
+
+@needs_promtool
+def test_a_rollout_that_dies_sets_off_its_own_alert_and_no_other(tmp_path: Path) -> None:
+    dead = {
+        series("up", "", OTHER): then("1", 20, 0),
+        series("gspo_broker_rollouts", 'status="serving"', BROKER): "2+0x79 1+0x160",
+    }
+    fault = FAULTS["GspoProcessDown"]
+    others = [at(name, minutes, []) for name in ALERTS if name != "GspoProcessDown" for minutes in (22, 30, 45)]
+    promtool(tmp_path, [as_test(changed(dead), [at("GspoProcessDown", 22, [expected("GspoProcessDown", fault)]), *others])])
 
 
 @needs_promtool
