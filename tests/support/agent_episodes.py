@@ -31,7 +31,14 @@ NOW = 1_700_000_000
 class LedgerBroker:
     """Takes an episode's messages in order, as the broker's intake does. ``keeps`` bounds how many of them are durable."""
 
-    def __init__(self, sampling: GroupSampling, limits: TrajectoryLimits | None = None, keeps: int | None = None) -> None:
+    def __init__(
+        self,
+        sampling: GroupSampling,
+        limits: TrajectoryLimits | None = None,
+        keeps: int | None = None,
+        vocabulary: int = 600,
+    ) -> None:
+        self._newest = replace(NEWEST, vocabulary=vocabulary)
         self._sampling = sampling
         self._limits = limits or trajectory_limits(1)
         self._keeps = keeps
@@ -82,7 +89,7 @@ class LedgerBroker:
             self.row,
             chunk,
             TokenFacts(largest_token_id=int(arrays["token_ids"].max())),
-            newest=NEWEST,
+            newest=self._newest,
             limits=self._limits,
             sampling=self._sampling,
         )

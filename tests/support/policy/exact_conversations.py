@@ -30,6 +30,7 @@ class Kind:
     most_acts: int = 5
     has_tools: bool = True
     sampling: GroupSampling = SAMPLING
+    vocabulary: int = 600
 
 
 class OwnRequests:
@@ -45,7 +46,7 @@ class OwnRequests:
 
 async def play(renderer: Renderer, engine: Any, rng: random.Random, kind: Kind) -> LedgerBroker:
     """One conversation, as a broker keeps it."""
-    broker, said = LedgerBroker(kind.sampling), []
+    broker, said = LedgerBroker(kind.sampling, vocabulary=kind.vocabulary), []
     acts = [
         {
             "what": rng.choice(WHAT), "text": rng.choice(kind.texts), "tools": kind.has_tools and rng.random() < 0.5,
