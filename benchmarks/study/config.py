@@ -16,7 +16,7 @@ from gspo.settings import Anchor, Objective, RatioUnit, Surrogate, TisMode, requ
 TaskName = Literal["arithmetic", "countdown", "long-countdown"]
 ModelName = Literal["tiny", "deep"]
 Clip = Literal["range", "none", "adaptive"]
-Noise = Literal["none", "bf16", "weights", "logprobs"]
+Noise = Literal["none", "bf16", "fp8", "weights", "logprobs"]
 Aggregation = Literal["sequence", "length", "sum"]
 Lag = Literal["fixed", "uniform"]
 Credit = Literal["answer", "number"]

@@ -3,7 +3,8 @@
 A batch of the study has up to nine versions of a model of a quarter of a million parameters. One after the other, most of
 the time goes into the calls. Here the weights of all versions are stacked, and each operation is one for all.
 
-In bfloat16 each operation's operands and result are rounded to bfloat16 and the sum inside is float32, as an engine's.
+In bfloat16 each operation's operands and result are rounded to bfloat16 and the sum inside is float32, as an engine's. In
+FP8 the operands of the projections and of the experts are (benchmarks/fp8/emulation.py), and all else is float32.
 
 Shapes: K blocks of R rows each, all rows of a block under one version; T new tokens, S tokens in the cache, V in the
 vocabulary, N rows or tokens.
@@ -19,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 from transformers import Qwen3MoeConfig
+
+from benchmarks.fp8.emulation import rounded
 
 COMPACT = 0.75
 """Blocks whose rows have all ended leave once at most this part of the blocks is left: their weights are copied then."""
@@ -48,6 +51,7 @@ class Decoder:
 
     config: Qwen3MoeConfig
     bf16: bool = False
+    fp8: bool = False
     pad_id: int
     end_id: int
 
@@ -69,7 +73,7 @@ class _Decoding:
     def __init__(self, decoder: Decoder, orders: Sequence[Order], rows: int, max_new_tokens: int) -> None:
         self._config = config = decoder.config
         self._end_id = decoder.end_id
-        self._bf16 = decoder.bf16
+        self._bf16, self._fp8 = decoder.bf16, decoder.fp8
         self._max_new_tokens = max_new_tokens
         self._answers = [[Answer([], []) for _ in order.prompts] for order in orders]
         self._generators = [torch.Generator().manual_seed(order.seed) for order in orders]
@@ -79,7 +83,7 @@ class _Decoding:
         """Each block's order, and the first of its rows among that order's prompts."""
         self._order_K = torch.tensor([number for number, _ in self._blocks])
         self._weights = {
-            name: self._round(torch.stack([order.weights[name] for order in orders]))[self._order_K]
+            name: self._round(torch.stack([self._stored(name, order.weights[name]) for order in orders]))[self._order_K]
             for name in orders[0].weights
         }
         prompts = [prompt for order in orders for prompt in order.prompts]
@@ -197,13 +201,13 @@ class _Decoding:
         shares_KRTE = torch.zeros_like(shares).scatter(-1, chosen, self._round(top / top.sum(dim=-1, keepdim=True)))
         gate_up_KEIH = self._weights[prefix + "mlp.experts.gate_up_proj"]
         num_blocks, num_experts = gate_up_KEIH.shape[:2]
-        x_KNH = x_KRTH.flatten(1, 2)
+        x_KNH = self._entering(x_KRTH.flatten(1, 2))
         gate, up = (
             self._round(torch.bmm(x_KNH, gate_up_KEIH.flatten(1, 2).transpose(1, 2)))
             .unflatten(2, (num_experts, -1))
             .chunk(2, dim=-1)
         )
-        inner_BNI = self._round(self._round(silu(gate)) * up).transpose(1, 2).flatten(0, 1)
+        inner_BNI = self._entering(self._round(self._round(silu(gate)) * up).transpose(1, 2).flatten(0, 1))
         down_BHI = self._weights[prefix + "mlp.experts.down_proj"].flatten(0, 1)
         out_KENH = self._round(torch.bmm(inner_BNI, down_BHI.transpose(1, 2))).unflatten(0, (num_blocks, num_experts))
         weighted_KENH = self._round(out_KENH * shares_KRTE.flatten(1, 2).transpose(1, 2)[..., None])
@@ -217,8 +221,18 @@ class _Decoding:
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         flat_KNI = x.flatten(1, -2)
+        if name.endswith("_proj.weight"):
+            flat_KNI = self._entering(flat_KNI)
         out_KNO = torch.bmm(flat_KNI, self._weights[name].transpose(1, 2))
         return self._round(out_KNO).view(*x.shape[:-1], -1)
+
+    def _stored(self, name: str, weight: Tensor) -> Tensor:
+        """A weight as the engine has it."""
+        return rounded(weight) if self._fp8 and name.endswith(("_proj.weight", "_proj")) else weight
+
+    def _entering(self, x: Tensor) -> Tensor:
+        """What enters a projection or an expert."""
+        return rounded(x, rows=1) if self._fp8 else x
 
     def _round(self, x: Tensor) -> Tensor:
         return x.bfloat16().float() if self._bf16 else x

@@ -70,7 +70,11 @@ class Sampler:
         noise_sigma: float = 0.0,
     ) -> None:
         self._decoder = Decoder(
-            config=config, bf16=noise == "bf16", pad_id=tokenizer.pad_token_id, end_id=tokenizer.eos_token_id
+            config=config,
+            bf16=noise == "bf16",
+            fp8=noise == "fp8",
+            pad_id=tokenizer.pad_token_id,
+            end_id=tokenizer.eos_token_id,
         )
         self._tokenizer = tokenizer
         self._environment = environment

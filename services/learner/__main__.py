@@ -31,7 +31,7 @@ from gspo_services.learner.start import (
 )
 from gspo_services.learner.teacher import TeacherServer, require_same_texts
 from gspo_services.shared.colocate import LOCK_FILE, DeviceLock
-from gspo_services.shared.placement import require_driver
+from gspo_services.shared.placement import require_bfloat16, require_driver
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.errors import ConfigurationError, exit_status
 from gspo_services.shared.runtime.lifecycle import die_with_parent, leave
@@ -132,6 +132,8 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     metrics = LearnerMetrics(registry)
     # On rank 0 the broker's loop reports liveness. The other ranks have only the training, which may be silent for long.
     health = Health(clock, MAX_QUIET_S, max_stall_s=LOOP_STALL_S if rank == 0 else math.inf)
+    if torch.cuda.is_available():
+        require_bfloat16(settings, torch.cuda.get_device_name(), torch.cuda.get_device_capability())
     engine_settings = engine_settings_of(settings, "cuda" if torch.cuda.is_available() else "cpu")
     if rank == 0:
         model_config = read_model_config(settings.model.path)

@@ -225,7 +225,7 @@ def _open_brokers(
 async def _shared(settings: Settings, engine: Engine) -> int:
     """Return the number of key-value heads of a model that is sharded over ranks; 1 for an unsharded one.
 
-    Raises: ConfigurationError when its shards could not be verified, or its head rounds logits that the learner does not.
+    Raises: ConfigurationError when its weights could not be verified, or its head rounds logits that the learner does not.
     EngineError.
     """
     info = await engine.server_info()
@@ -235,6 +235,7 @@ async def _shared(settings: Settings, engine: Engine) -> int:
             "set model.float32_head = false"
         )
     try:
+        info.require_unquantised()
         spread = info.spread
         if spread.is_whole:
             return 1

@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ from gspo_services.shared.estimates import Device, Hardware, device_named, known
 from gspo_services.shared.placement import named_gpus
 from gspo_services.shared.runtime.errors import ConfigurationError
 
-QUERY: Final = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+QUERY: Final = ("nvidia-smi", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits")
 QUERY_S: Final = 10.0
 NAMED_CORES: Final = 16
 """Assumed of a machine that was only named: cores for the learner's machine and for each rollout."""
@@ -66,10 +67,15 @@ def _devices(visible: Sequence[str] | None) -> list[Device]:
         return []
     found = []
     for line in answer.splitlines():
-        name, _, mib = line.rpartition(",")
-        if mib.strip().isdecimal():
-            found.append(_device(name.strip(), int(mib) * MIB))
+        name, mib, capability = ["", "", *map(str.strip, line.rsplit(",", 2))][-3:]
+        if mib.isdecimal():
+            found.append(replace(_device(name, int(mib) * MIB), capability=_capability(capability)))
     return found if visible is None else found[: len(visible)]
+
+
+def _capability(text: str) -> tuple[int, int] | None:
+    major, _, minor = text.partition(".")
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
 
 
 def _device(name: str, memory_bytes: float) -> Device:

@@ -15,7 +15,7 @@ from gspo_services.prepare.check.situation import ReadModel, Situation
 from gspo_services.prepare.ports import can_bind, port_ranges
 from gspo_services.shared.estimates import gib, trained_parameters
 from gspo_services.shared.net import Security
-from gspo_services.shared.placement import require_driver
+from gspo_services.shared.placement import require_bfloat16, require_driver
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.runtime.private_files import open_to_all
@@ -38,6 +38,7 @@ TOKEN_BYTES: Final = 24
 def machine_findings(situation: Situation, model: ReadModel) -> Iterator[Finding]:
     """Everything that must be free, writable or there when the run starts."""
     yield from _driver(situation)
+    yield from _bfloat16(situation)
     yield from _ports(situation)
     yield from _keys(situation)
     yield from _sandboxes(situation)
@@ -55,6 +56,18 @@ def _driver(situation: Situation) -> Iterator[Finding]:
     except ConfigurationError as error:
         text, _, way_out = str(error).partition("; ")
         yield Finding(check="driver", status="fail", text=text, way_out=way_out)
+
+
+def _bfloat16(situation: Situation) -> Iterator[Finding]:
+    """A GPU that has no bfloat16, where the run asks for it."""
+    device = situation.hardware.device
+    if device is None or device.capability is None:
+        return
+    try:
+        require_bfloat16(situation.settings, device.name, device.capability)
+    except ConfigurationError as error:
+        text, _, way_out = str(error).partition("; ")
+        yield Finding(check="bfloat16", status="fail", text=text, way_out=way_out)
 
 
 def _sandboxes(situation: Situation) -> Iterator[Finding]:

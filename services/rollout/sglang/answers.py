@@ -2,6 +2,7 @@
 
 import msgspec
 
+from gspo_services.shared.settings import QUANTISING_FORMATS
 from gspo_services.shared.weights import Spread
 
 
@@ -35,6 +36,19 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     lora_target_modules: list[str] | None = None
     custom_weight_loader: list[str] = []
     """Also names the abilities that this project's plug-in adds to SGLang."""
+    quantization: str | None = None
+    load_format: str = "auto"
+
+    def require_unquantised(self) -> None:
+        """Raises: ValueError that names the option by which the server holds other weights than it is sent."""
+        option = f"--quantization {self.quantization}" if self.quantization is not None else ""
+        if self.load_format in QUANTISING_FORMATS:
+            option = f"--load-format {self.load_format}"
+        if option:
+            raise ValueError(
+                f"the SGLang server was started with {option}: it quantises weights as it loads them, so no update could be "
+                "verified; start it without, in bfloat16"
+            )
 
     @property
     def spread(self) -> Spread:

@@ -2,11 +2,11 @@
 
 The learner sends them with the version. Where it has not computed them, they are computed here, from the tensors that came.
 services/shared/weights/engine_parameters.py says which tensors make which parameter of the engine, and shards.py beside
-it what each rank has of it. The learner publishes checksums of whole parameters; those of shards
-are always computed here, from files whose every tensor has the learner's digest. Checksums cannot check quantised
-weights and MoE backends that reorder experts (they show as mismatches) and merged parameters of which only a part was sent
-(unverified). There one can still compare log-probs of a prompt with the learner's own: that shows a wrong layer, not a
-wrong bit.
+it what each rank has of it. The learner publishes checksums of whole parameters; those of shards are always computed here,
+from files whose every tensor has the learner's digest. Checksums cannot check weights that SGLang has quantised and MoE
+backends that reorder experts (they show as mismatches) and merged parameters of which only a part was sent (unverified). There one can still compare log-probs of a prompt with the learner's own: that shows a wrong layer, not a
+wrong bit. Weights in FP8 by blocks could be checked if they were quantised here: SGLang 0.5.23 hashes them dequantised, and
+benchmarks/fp8/emulation.py rounds as it does.
 """
 
 import asyncio

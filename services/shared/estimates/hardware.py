@@ -19,6 +19,8 @@ class Device:
     """Operations a second in bfloat16, dense; None: unknown."""
     link: float | None = None
     """Bytes a second and direction between GPUs of one machine (NVLink); None: unknown, or there are none."""
+    capability: tuple[int, int] | None = None
+    """Compute capability, as nvidia-smi reports it; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Assigns GPUs and cores to each process of a run on one machine."""
 
+from gspo_services.shared.placement.bfloat16 import require_bfloat16
 from gspo_services.shared.placement.driver import require_driver
 from gspo_services.shared.placement.placement import (
     Placement,
@@ -19,6 +20,7 @@ __all__ = [
     "machine_of",
     "named_gpus",
     "placement_of",
+    "require_bfloat16",
     "require_driver",
     "require_pythons",
     "this_machine",

@@ -39,6 +39,7 @@ from gspo_services.shared.settings.places import is_place, training_settings
 from gspo_services.shared.settings.run_settings import SETTINGS_FILE, read_run_settings, write_run_settings
 from gspo_services.shared.settings.sections import (
     ONLY_SET,
+    QUANTISING_FORMATS,
     SCHEDULED,
     SCORES_DIRECTORY,
     AgentSection,
@@ -65,6 +66,7 @@ __all__ = [
     "FETCHED",
     "HIDDEN",
     "ONLY_SET",
+    "QUANTISING_FORMATS",
     "RENAMED",
     "RESERVED",
     "SCHEDULED",

@@ -6,15 +6,19 @@ import argparse
 import ctypes
 import json
 import os
+import platform
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
+from packaging.specifiers import SpecifierSet
 
 from tests.gpu.half_hour.steps import Step, steps
 
@@ -69,6 +73,19 @@ def archive(out: Path, work: Path) -> None:
                     tar.add(path, f"{root.name}/{path.relative_to(root)}")
 
 
+def wrong_python(required: str | None, version: str) -> str | None:
+    """Say that the packages on the path are made for another Python; None: they are not, or do not say.
+
+    ``required``: Requires-Python of what is there under the project's name (tests.gpu.half_hour.pack writes it).
+    """
+    if required is None or SpecifierSet(required).contains(version):
+        return None
+    return (
+        f"the packages on PYTHONPATH are made for Python {required}, and this is {version}: run that Python, or make the "
+        "archive again with make gpu-pack GPU_PYTHON=, and a Python of this version"
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="directory of report.json and logs.tar.gz")
@@ -82,6 +99,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0, help="end by then, whatever is under way")
     parser.add_argument("--on-cpu", action="store_true", help="try the steps without a GPU: those that measure one fail")
     chosen = parser.parse_args()
+    with suppress(PackageNotFoundError):
+        if wrong := wrong_python(metadata("gspo")["Requires-Python"], platform.python_version()):
+            parser.error(wrong)
     # What a step's processes leave behind becomes ours, and so can be ended.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     work = chosen.work or Path(tempfile.mkdtemp(prefix="half-hour-"))

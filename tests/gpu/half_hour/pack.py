@@ -81,11 +81,13 @@ def _without_sound(site: Path) -> None:
     (site / "soundfile.py").write_text('"""Stands in for soundfile: nothing reads sound."""\n')
 
 
-def _describe_ourselves(site: Path) -> None:
-    """Our name, version and entry points (SGLang finds its platforms by them), without our code, which is a checkout."""
+def _describe_ourselves(site: Path, python: str) -> None:
+    """Our name, version and entry points (SGLang finds its platforms by them), without our code, which is a checkout; and
+    the Python that the archive's compiled modules are for.
+    """
     about = site / "gspo-0.1.0.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: gspo\nVersion: 0.1.0\n")
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: gspo\nVersion: 0.1.0\nRequires-Python: =={python}.*\n")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = []
     for name, points in project["entry-points"].items():
@@ -103,7 +105,10 @@ def pack(archive: Path, python: Path, there: Iterable[str]) -> int:
         _install(python, site, ["torch-memory-saver==0.0.10"])
         _add_kernels(python, site, work)
         _without_cutlass(site)
-        _describe_ourselves(site)
+        version = "import sys; print('%d.%d' % sys.version_info[:2])"
+        _describe_ourselves(
+            site, subprocess.run([python, "-c", version], check=True, capture_output=True, text=True).stdout.strip()
+        )
         for pattern in UNUSED:
             for path in site.glob(pattern):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import psutil
@@ -14,8 +15,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from gspo_services.tasks.environments import create_environment
-from tests.gpu.half_hour.__main__ import archive, run_step
-from tests.gpu.half_hour.pack import THERE, _requirements
+from tests.gpu.half_hour.__main__ import archive, run_step, wrong_python
+from tests.gpu.half_hour.pack import THERE, _describe_ourselves, _requirements
 from tests.gpu.half_hour.shapes import SMALL, write_model
 from tests.gpu.half_hour.steps import GROUP_LIMIT_S, Step, steps
 
@@ -54,6 +55,24 @@ def test_a_step_that_fails_or_hangs_is_reported_and_named(tmp_path: Path, monkey
     assert not psutil.pid_exists(int((tmp_path / "hangs.log").read_text()))
     monkeypatch.setattr(Step, "command", ["echo", '{"speed": 1}'])
     assert run_step(Step("works", 1, ["device"], 60), tmp_path)["found"] == {"speed": 1}
+
+
+def test_an_archive_for_another_python_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    _describe_ourselves(tmp_path, "3.12")
+    about = tmp_path / "gspo-0.1.0.dist-info"
+    required = Distribution.at(about).metadata["Requires-Python"]
+    assert wrong_python(required, "3.12.9") is None
+    assert wrong_python(None, "3.12.9") is None
+    said = wrong_python(required, "3.11.7")
+    assert said is not None
+    assert "made for Python ==3.12.*, and this is 3.11.7" in said
+    about.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: gspo\nVersion: 0.1.0\nRequires-Python: ==3.8.*\n")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    command = [sys.executable, "-m", "tests.gpu.half_hour", "--out", str(tmp_path / "out"), "--only", "none"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert "made for Python ==3.8.*" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_every_step_is_there_and_every_group_fits_one_command() -> None:

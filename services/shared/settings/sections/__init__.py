@@ -13,7 +13,7 @@ from gspo_services.shared.settings.sections.evaluation import ONLY_SET, Evaluati
 from gspo_services.shared.settings.sections.learner import Learner, LoraSection
 from gspo_services.shared.settings.sections.objective import ObjectiveSettings
 from gspo_services.shared.settings.sections.reward import RewardSection
-from gspo_services.shared.settings.sections.rollout import Rollout
+from gspo_services.shared.settings.sections.rollout import QUANTISING_FORMATS, Rollout
 from gspo_services.shared.settings.sections.run import BatchSection, EnvironmentSection, Model, Run, Sampling
 from gspo_services.shared.settings.sections.sandbox import SandboxSection
 from gspo_services.shared.settings.sections.schedule import (
@@ -35,6 +35,7 @@ __all__ = [
     "NUMBER_MARK",
     "ONLY_SET",
     "PORT_STEP",
+    "QUANTISING_FORMATS",
     "SCHEDULED",
     "SCORES_DIRECTORY",
     "AgentSection",

@@ -19,6 +19,9 @@ RANK_OPTIONS: Final = {
 }
 UNVERIFIED_OPTIONS: Final = ("--enable-dp-attention", "--enable-eplb", "--ep-num-redundant-experts", "--moe-dense-tp-size")
 QUANTISING_OPTIONS: Final = ("--quantization", "--modelopt-quant", "--quantize-and-serve", "--rl-quant-profile")
+QUANTISING_FORMATS: Final = ("flash_rl", "bitsandbytes", "gguf")
+"""Values of --load-format: what loads such a format quantises."""
+_QUANTISING_VALUES: Final = {"--load-format": QUANTISING_FORMATS, "--json-model-override-args": ("quantization_config",)}
 
 
 class Rollout(Section):
@@ -98,10 +101,10 @@ class Rollout(Section):
                     f"server_args has {name}: it is unknown how SGLang then shares a model, so its shards could not be "
                     "verified; remove it, and use tensor_parallel, expert_parallel or data_parallel"
                 )
-            if name in QUANTISING_OPTIONS:
+            if name in QUANTISING_OPTIONS or any(word in size for word in _QUANTISING_VALUES.get(name, ())):
                 raise ValueError(
-                    f"server_args has {name}: a server that quantises weights as it loads them does not hold the weights "
-                    'that were sent, so no update could be verified; remove it, and use model.dtype = "bfloat16" (the KV '
-                    "cache may be quantised: --kv-cache-dtype)"
+                    f"server_args has {name}{f' {size}' if name in _QUANTISING_VALUES else ''}: a server that quantises "
+                    "weights as it loads them does not hold the weights that were sent, so no update could be verified; "
+                    'remove it, and use model.dtype = "bfloat16" (the KV cache may be quantised: --kv-cache-dtype)'
                 )
         return self

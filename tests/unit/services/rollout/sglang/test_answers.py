@@ -42,6 +42,20 @@ def test_a_way_of_sharing_that_nobody_has_verified_is_named(option: str, changes
         _ = info(tp_size=2, **changes).spread
 
 
+@pytest.mark.parametrize(
+    ("option", "changes"),
+    [
+        ("--quantization fp8", {"quantization": "fp8"}),
+        ("--load-format flash_rl", {"load_format": "flash_rl"}),
+        ("--load-format gguf", {"load_format": "gguf", "quantization": "gguf"}),
+    ],
+)
+def test_a_server_that_holds_other_weights_than_it_is_sent_is_named(option: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"was started with {option}: .*start it without, in bfloat16"):
+        info(**changes).require_unquantised()
+    info(load_format="safetensors").require_unquantised()
+
+
 def test_ranks_are_put_in_order() -> None:
     found = by_rank(answer((1, 1), (0, 0), (1, 0), (0, 1)), Spread(tensor=2, data=2))
     assert [(each.replica, each.rank) for each in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]

@@ -96,13 +96,14 @@ def test_a_rollouts_settings_reach_its_server() -> None:
 class _Informed:
     """An engine that says how its server was started."""
 
-    def __init__(self, has_float32_head: bool | None) -> None:
-        self._has = has_float32_head
+    def __init__(self, has_float32_head: bool | None, quantization: str | None = None) -> None:
+        self._has, self._quantization = has_float32_head, quantization
 
     async def server_info(self) -> ServerInfo:
         return ServerInfo(
-            version="0", device="cpu", dtype="bfloat16", tp_size=1, model_path="m", enable_fp32_lm_head=self._has
-        )
+            version="0", device="cpu", dtype="bfloat16", tp_size=1, model_path="m", enable_fp32_lm_head=self._has,
+            quantization=self._quantization,
+        )  # fmt: skip
 
 
 async def test_a_float32_head_is_asked_of_a_server_and_one_that_was_started_without_is_refused() -> None:
@@ -118,6 +119,11 @@ async def test_a_float32_head_is_asked_of_a_server_and_one_that_was_started_with
                     await _shared(settings, engine)  # type: ignore[arg-type]
             else:
                 assert await _shared(settings, engine) == 1  # type: ignore[arg-type]
+
+
+async def test_a_server_that_quantises_is_refused_before_it_gets_weights() -> None:
+    with pytest.raises(ConfigurationError, match="started with --quantization fp8"):
+        await _shared(load_settings(None, []), _Informed(None, "fp8"))  # type: ignore[arg-type]
 
 
 def test_a_server_reports_experts_only_where_they_are_replayed() -> None:

@@ -179,6 +179,14 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
         ("[rollout]\nserver_args = ['--enable-dp-attention']\n", ["--enable-dp-attention", "remove it"]),
         ("[rollout]\nserver_args = ['--quantization=fp8']\n", ["--quantization", "no update could be verified", "bfloat16"]),
         (
+            "[rollout]\nserver_args = ['--load-format', 'flash_rl']\n",
+            ["--load-format flash_rl", "no update could be verified"],
+        ),
+        (
+            "[rollout]\nserver_args = ['--json-model-override-args={\"quantization_config\": {}}']\n",
+            ["--json-model-override-args {", "no update could be verified"],
+        ),
+        (
             "[rollout]\npeer_weights_endpoint = 'tcp://10.0.3.7:7004'\n",
             ["rollout.peer_weights_endpoint is 'tcp://10.0.3.7:7004'", "security.keys"],
         ),
