@@ -34,6 +34,8 @@ class Past:
     """Components that count in the reward, ALL for all of them; None: unknown."""
 
 
+CHANCE: Final = 2.5
+"""Standard errors of the difference of two levels."""
 Judge = Callable[[Sequence[Row], Past], LearningFinding | None]
 
 
@@ -184,14 +186,17 @@ def length(rows: Sequence[Row], past: Past) -> LearningFinding | None:
 
 
 def _is_no_better(rows: Sequence[Row], past: Past) -> bool:
-    """Whether the newest rewards are below 0.8 of the best level, or no better than the first one. Those of a ladder's
-    levels cannot be compared.
+    """Whether the newest rewards are below 0.8 of the best level by more than chance, or no better than the first one. Those
+    of a ladder's levels cannot be compared.
     """
     if any(key.startswith("level/") for key in rows[-1]):
         return False
     first, now = mean(past.first, "reward_mean"), mean(rows, "reward_mean")
     best = max(past.best_reward, first)
-    return now < best - 0.2 * abs(best) or now <= first + 0.01
+    # The answers of a group are alike, so groups are counted; the best of many levels is high by chance.
+    groups = sum(value for value in column(rows, "groups/all") if not math.isnan(value))
+    chance = CHANCE * mean(rows, "reward_std") * math.sqrt(2 / groups) if groups else 0.0
+    return now < best - max(0.2 * abs(best), 0.0 if math.isnan(chance) else chance) or now <= first + 0.01
 
 
 def one_component(rows: Sequence[Row], past: Past) -> LearningFinding | None:
