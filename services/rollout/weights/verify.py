@@ -4,8 +4,9 @@ The learner sends them with the version. Where it has not computed them, they ar
 services/shared/weights/engine_parameters.py says which tensors make which parameter of the engine, and shards.py beside
 it what each rank has of it. The learner publishes checksums of whole parameters; those of shards are always computed here,
 from files whose every tensor has the learner's digest. Checksums cannot check weights that SGLang has quantised and MoE
-backends that reorder experts (they show as mismatches) and merged parameters of which only a part was sent (unverified). There one can still compare log-probs of a prompt with the learner's own: that shows a wrong layer, not a
-wrong bit. Weights in FP8 by blocks could be checked if they were quantised here: SGLang 0.5.23 hashes them dequantised, and
+backends that reorder experts (they show as mismatches) and merged parameters of which only a part was sent (unverified).
+There one can still compare log-probs of a prompt with the learner's own: that shows a wrong layer, not a wrong bit. Weights
+in FP8 by blocks could be checked if they were quantised here: SGLang 0.5.23 hashes them dequantised, and
 benchmarks/fp8/emulation.py rounds as it does.
 """
 
