@@ -61,6 +61,7 @@ CALLED_IN_THOUGHT: Final = {**CALLED, "reasoning_content": "I must look.", "thin
 CONVERSATIONS: Final[dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]]] = {
     "one turn": ([USER], [], {}),
     "turns": ([USER, ANSWER, USER, ANSWER, USER], [], {}),
+    "speaks again": ([USER, ANSWER], [], {}),
     "system": ([SYSTEM, USER, ANSWER, USER], [], {}),
     "tools": ([SYSTEM, USER, CALLED, RESULT, ANSWER, USER, CALLED, RESULT], [WEATHER, WEATHER], {}),
     "thinking": ([USER, THOUGHT, USER, CALLED_IN_THOUGHT, RESULT], [WEATHER], {"enable_thinking": False}),

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from gspo_services.broker.store import LEDGER_FILE
 from tests.support.broker.ledger import LEARNER, LedgerHarness
 from tests.support.processes.small_run import FIRST
-from tests.support.view.shown_runs import BATCH, HOSTILE, ShownRuns, recorded_part, shown
+from tests.support.view.shown_runs import BATCH, HOSTILE, ShownRuns, recorded_part, shown, write_self_play
 
 pytestmark = pytest.mark.view
 
@@ -91,6 +91,18 @@ def test_a_clipped_sequence_is_explained_with_the_learners_numbers(run: Path, se
     assert page.locator(".tk.clipped").count() == part.counts_S[0]
     page.locator(".tk.clipped").first.hover()
     expect(page.locator("#tip")).to_contain_text("at the upper bound")
+
+
+def test_a_game_against_itself_shows_who_played_what_and_each_ones_reward(tmp_path: Path, new_page: NewPage) -> None:
+    black = write_self_play(tmp_path / "game")
+    with shown([tmp_path / "game"], tmp_path / "cache") as server:
+        page = open_view(new_page(server, 400), f"/r/game/t/{black}")
+        expect(page.locator(".turn.model .who").first).to_contain_text("Policy as black")
+        expect(page.locator(f"[data-trajectory='{black}']")).to_contain_text("white 1")
+        expect(page.locator(f"[data-trajectory='{black}']")).to_contain_text("black -0.75")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        open_view(page, "/r/game/completions")
+        expect(page.locator("td[data-label='black']").first).to_have_text("-0.750")
 
 
 def test_text_of_a_run_is_never_markup(server: ShownRuns, new_page: NewPage) -> None:

@@ -74,6 +74,8 @@ class RecordedTrajectory:
     """What the reward is made of, without weights."""
     discarded_turns: tuple[int, ...]
     """Turns that are not trained on."""
+    turn_roles: tuple[int, ...]
+    """The role that the policy played in each turn, as its place in agent.roles; empty where it has one."""
     num_tokens: int
     num_action_tokens: int
     num_turns: int

@@ -251,6 +251,7 @@ def _trajectory(row: TrajectoryRow, batch_version: int | None) -> RecordedTrajec
         turn_rewards=row.turn_rewards,
         components=row.components,
         discarded_turns=row.discarded_turns,
+        turn_roles=row.turn_roles,
         num_tokens=row.num_tokens,
         num_action_tokens=row.num_action_tokens,
         num_turns=row.num_turns,

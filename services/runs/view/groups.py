@@ -61,6 +61,7 @@ def plain_groups(
             "evaluation": group.evaluation,
             "drop_reason": group.drop_reason,
             "replaces": group.replaces,
+            "roles": roles_of(settings),
             "members": [
                 plain_member(member, advantages.get(member.trajectory_id), learned.get(member.trajectory_id))
                 for member in group.members
@@ -68,6 +69,11 @@ def plain_groups(
         }
         for group in kept
     ]
+
+
+def roles_of(settings: Settings | None) -> list[str]:
+    """Return the roles that the policy plays, whose rewards are components of the same names; none for one role."""
+    return [] if settings is None else settings.agent.roles
 
 
 def source_of(run: OpenRun, is_eval: bool, evaluation: int | None) -> str:

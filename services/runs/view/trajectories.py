@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from gspo_services.broker.store import StoreCorrupt
 from gspo_services.runs.reading import OpenRun, RecordedGroup, RecordedTokens, RecordedTrajectory
-from gspo_services.runs.view.groups import Learned, plain_groups, source_of
+from gspo_services.runs.view.groups import Learned, plain_groups, roles_of, source_of
 from gspo_services.runs.view.texts import Texts
 from gspo_services.shared.settings import Settings
 
@@ -34,6 +34,7 @@ def plain_trajectory(
         "id": trajectory_id,
         "turn_rewards": trajectory.turn_rewards,
         "discarded_turns": trajectory.discarded_turns,
+        "turn_roles": _named(trajectory.turn_roles, roles_of(settings)),
         "holder": trajectory.holder,
         "learned": learned.get(trajectory_id),
         "log_events": log_events,
@@ -45,6 +46,11 @@ def plain_trajectory(
         # The rest of the page stays readable.
         return plain | {"damage": str(damage)}
     return plain | _token_columns(tokens, texts) | _leases(tokens, trajectory)
+
+
+def _named(turn_roles: Sequence[int], names: Sequence[str]) -> list[str]:
+    """Return the role of each turn, by its number where the settings that named it are gone."""
+    return [names[role] if role < len(names) else f"role {role + 1}" for role in turn_roles]
 
 
 def _with_neighbours(run: OpenRun, group: RecordedGroup, settings: Settings | None) -> list[RecordedGroup]:

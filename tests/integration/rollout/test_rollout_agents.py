@@ -69,6 +69,14 @@ async def test_each_answer_may_have_a_reward_of_its_own(agents: Agents, tmp_path
     assert (finish.turn_rewards, finish.components) == ([0.25, 0.0, 2.5], {"all": 1.0})
 
 
+async def test_an_agent_plays_the_roles_of_its_configuration_each_with_its_reward(agents: Agents, tmp_path: Path) -> None:
+    async with agents(function=function("each_role"), roles=["black", "red", "white"]) as run:
+        run.broker.grant(a_lease(tmp_path / "notes"))
+        finish = await run.broker.expect(Finish)
+    assert (finish.turn_roles, finish.turn_rewards) == ([0, 1, 2], [0.0, 1.0, 2.0])
+    assert finish.components == {"black": 0.0, "red": 1.0, "white": 2.0}
+
+
 async def test_a_repeated_episode_calls_no_engine_and_repeats_no_side_effect(agents: Agents, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     async with agents(function=function("two_questions")) as run:

@@ -8,17 +8,17 @@ from typing import Any
 
 from openai import APIError, AsyncOpenAI, OpenAI
 
-from gspo.tasks.agents import Episode
+from gspo.tasks.agents import Episode, Role
 from tests.support.rewards.anything import made
 
 _OTHER_IS_HERE = asyncio.Event()
 
 
-def client_of(episode: Episode) -> AsyncOpenAI:
+def client_of(episode: "Episode | Role") -> AsyncOpenAI:
     return AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0)
 
 
-async def said(client: AsyncOpenAI, episode: Episode, *texts: str) -> str:
+async def said(client: AsyncOpenAI, episode: "Episode | Role", *texts: str) -> str:
     """The answer to a conversation of users alone."""
     messages: list[Any] = [{"role": "user", "content": text} for text in texts]
     answer = await client.chat.completions.create(model=episode.model, messages=messages)
@@ -47,6 +47,15 @@ async def questions_with_rewards(episode: Episode) -> "dict[str, Any]":
         for text in ("first", "second", "third"):
             await said(client, episode, text)
     return {"turns": [0.25, 0, 0.5], "all": 1.0}
+
+
+async def each_role(episode: Episode) -> "dict[str, float]":
+    """A question to the policy in each of its roles. The reward of a role is its place among them."""
+    for name in episode.roles:
+        role = episode.role(name)
+        async with client_of(role) as client:
+            await said(client, role, "the same")
+    return {name: float(place) for place, name in enumerate(episode.roles)}
 
 
 def plain_question(episode: Episode) -> float:

@@ -1,4 +1,5 @@
-"""Agents that do anything: they go on, edit, compact, fork, and call twice at once, with tools, stops and odd texts."""
+"""Agents that do anything: they go on, edit, compact, fork, let the policy speak again, and call twice at once, with tools,
+stops and odd texts."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,11 +15,11 @@ from gspo_services.rollout.episodes import EpisodeCalls
 from tests.support.agent_episodes import LedgerBroker, ask, user
 from tests.support.broker.ledger import SAMPLING
 from tests.support.broker.made_batches import Made, groups_of, made_batch
-from tests.support.policy.dialects import body_of, message_in, read
+from tests.support.policy.dialects import MESSAGES, body_of, message_in, read
 
 TOOL: Final = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 TEXTS: Final = ("a", "Grüße\n", "<|im_end|>", '{"x": 1}', "", " \t two  spaces \r\n", "雪\u200d🏔", "<tool_call>", "</think>")
-WHAT: Final = ("go on", "go on", "go on", "edit", "compact", "twice", "fork", "answer a tool")
+WHAT: Final = ("go on", "go on", "go on", "edit", "compact", "twice", "fork", "answer a tool", "speak again")
 MOST: Final = (None, None, 1, 3)
 STOPS: Final = ((), (), ("e",))
 _REST: Final = ("tools", "must_call", "max_tokens", "stop")
@@ -39,7 +40,9 @@ async def act(calls: EpisodeCalls, said: list[dict[str, Any]], what: Mapping[str
         said = said[:2]
     elif what["what"] == "answer a tool" and said and said[-1].get("tool_calls"):
         new = {"role": "tool", "tool_call_id": said[-1]["tool_calls"][0]["id"], "content": what["text"]}
-    said = [*said, new]
+    # In Anthropic's dialect the answer would go on within the last message of the assistant, and is refused.
+    speaks_again = what["what"] == "speak again" and said and what["path"] != MESSAGES
+    said = said if speaks_again else [*said, new]
     if what["what"] == "twice":
         async with asyncio.TaskGroup() as tasks:
             answers = [tasks.create_task(_ask(calls, what["path"], said, fields)) for _ in range(2)]

@@ -40,7 +40,8 @@ def agents_starter(tokenizer: ChatTokenizer, directory: Path) -> Agents:
             shared = EpisodeShared(
                 renderer=create_renderer(tokenizer), engine=run.engine, broker=run.brokers,  # type: ignore[arg-type]
                 may_generate=run.sync.may_generate, limits=trajectory_limits(256),
-                chunk_tokens=4, metrics=run.metrics, wall_s=lambda: 1_700_000_000.0, on_replay=settings.agent.on_replay,
+                chunk_tokens=4, metrics=run.metrics, wall_s=lambda: 1_700_000_000.0,
+                on_replay=settings.agent.on_replay, roles=settings.agent.roles,
             )  # fmt: skip
             async with in_background(run.broker.serve()):
                 async with (

@@ -12,11 +12,15 @@ import numpy as np
 from tokenizers import Tokenizer, models
 
 from gspo.diagnostics import SequenceStats
+from gspo_services.broker.store import LEDGER_FILE
 from gspo_services.runs.opening import open_run
 from gspo_services.shared.runtime.lifecycle import module_command
+from gspo_services.shared.settings.run_settings import write_run_settings
+from gspo_services.shared.settings.sections import AgentSection, Run, Settings
 from gspo_services.shared.token_dump import TokenPart, write_part
+from tests.support.broker.ledger import LEARNER, LedgerHarness
 from tests.support.broker.peers import tokens_of
-from tests.support.processes.small_run import write_small_run
+from tests.support.processes.small_run import FIRST, write_small_run
 
 HOSTILE: Final = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>&lt;b>"
 LOW, HIGH = -3e-4, 4e-4
@@ -64,6 +68,23 @@ def write_shown_run(directory: Path, texts: Sequence[str] = (HOSTILE,), log: Seq
     part = recorded_part(directory, BATCH)
     write_part(directory, part, rank=0, world_size=1)
     return part
+
+
+def write_self_play(directory: Path) -> int:
+    """A group whose policy played white once, or black, and their rewards. Returns the trajectory in which it was black."""
+    directory.mkdir()
+    broker = LedgerHarness(path=directory / LEDGER_FILE)
+    agent = AgentSection(function="game:solve", roles=["white", "black"])
+    write_run_settings(Settings(run=Run(directory=directory), agent=agent))
+    broker.hello(FIRST)
+    broker.hello(LEARNER, "learner")
+    broker.publish(1, 0)
+    leases = broker.lease(FIRST, 2)
+    for role, lease in enumerate(leases):
+        broker.grow(FIRST, lease, 3, 1)
+        broker.finish(FIRST, lease, 3, reward=0.25, components={"white": 1.0, "black": -0.75}, turn_roles=[role])
+    broker.store.close()
+    return leases[1].trajectory_id
 
 
 def recorded_part(directory: Path, batch: int) -> TokenPart:

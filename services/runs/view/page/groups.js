@@ -134,6 +134,7 @@ export function card(group, base, here = null) {
     h("p", { class: "small" }, h("span", { class: "soft" }, "expected "), h("span", { class: "says", "data-expected": `${group.source}:${group.task_index}` })),
     h("div", { class: "members" }, group.members.map((each) => h("a", { class: `member${each.id === here ? " here" : ""}`, href: `${base}/t/${each.id}`, "data-trajectory": each.id, style: { borderLeftColor: shade(each.advantage === null ? each.reward : each.advantage, each.advantage === null ? 0 : -size, each.advantage === null ? 1 : size) } },
       h("b", {}, number(each.reward)), each.advantage !== null && h("span", { title: "advantage" }, `A ${each.advantage > 0 ? "+" : ""}${number(each.advantage, 2)}`),
+      group.roles.filter((role) => role in each.components).map((role) => h("div", {}, `${role} ${number(each.components[role])}`)),
       h("div", { class: "soft" }, `${number(each.tokens)} tokens`, each.lag !== null && ` · lag ${number(each.lag, 2)}`),
       h("div", { class: "soft" }, each.status !== "finished" ? each.status : each.finish === "length" ? "cut off" : "", each.epoch > 1 && ` ${each.epoch} leases`, each.clipped > 0 && h("span", { class: "clip" }, ` clipped${each.clipped < 1 ? ` ${Math.round(100 * each.clipped)} %` : ""}`))))));
 }

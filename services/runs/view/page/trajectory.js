@@ -88,7 +88,8 @@ function message(data, columns, { kind, turn, sequence, first, end }, several) {
   const special = new Set(data.special);
   const text = data.text_error ? "" : data.texts.slice(first, end).filter((_, index) => !special.has(first + index)).join("");
   const discarded = kind === "action" && data.discarded_turns.includes(turn);
-  const who = kind === "action" ? (discarded ? "Policy, not trained on" : "Policy") : first === 0 ? "Prompt" : "Environment";
+  const role = kind === "action" && data.turn_roles[turn] ? ` as ${data.turn_roles[turn]}` : "";
+  const who = kind === "action" ? `Policy${role}${discarded ? ", not trained on" : ""}` : first === 0 ? "Prompt" : "Environment";
   const reward = kind === "action" && data.turn_rewards.length > 1 && data.turn_rewards[turn] !== undefined ? `reward ${number(data.turn_rewards[turn])}` : "";
   // A message of a great many tokens is drawn in parts, so that the first ones are there at once.
   const held = h("div", { class: "tokens" }, spans(data, columns, first, Math.min(end, first + PART)));

@@ -94,7 +94,6 @@ def test_a_call_without_arguments_has_an_empty_object_and_others_stay_as_written
         ({"role": "tool", "content": "42"}, "messages[0].tool_call_id"),
         ({"role": "assistant", "content": "x", "audio": {"id": "a"}}, "messages[0].audio"),
         ({"role": "assistant", "content": "x", "function_call": {"name": "f"}}, "messages[0].function_call"),
-        ({"role": "assistant", "content": "x", "prefix": True}, "messages[0].prefix"),
         ({"role": "assistant", "content": "x", "reasoning_content": 5}, "messages[0].reasoning_content"),
         ({"role": "assistant", "tool_calls": 5}, "messages[0].tool_calls"),
         ({"role": "assistant", "tool_calls": [5]}, "messages[0].tool_calls[0]"),
@@ -112,6 +111,13 @@ def test_a_message_of_the_wrong_kind_is_refused_by_its_place(message: Any, param
 def test_arguments_that_are_no_json_object_are_refused(arguments: Any) -> None:
     call = {"id": "c", "function": {"name": "look", "arguments": arguments}}
     assert refused({"role": "assistant", "tool_calls": [call]}).param == "messages[0].tool_calls[0].function.arguments"
+
+
+@pytest.mark.parametrize("name", ["prefix", "partial"])
+def test_the_policy_goes_on_within_no_text_that_it_did_not_sample(name: str) -> None:
+    said = {"role": "assistant", "content": "I"}
+    assert (refused({**said, name: True}).code, refused({**said, name: True}).param) == ("prefill", f"messages[0].{name}")
+    assert checked_messages([USER, {**said, name: False}], "messages") == ([USER, said], set())
 
 
 def test_after_a_message_of_the_assistant_it_may_speak_again() -> None:

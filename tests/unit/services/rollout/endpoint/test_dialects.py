@@ -5,17 +5,19 @@ import random
 from itertools import product
 from typing import Any
 
-from gspo_services.rollout.endpoint import CallRequest, ToolCall
+import pytest
+
+from gspo_services.rollout.endpoint import CallRefused, CallRequest, ToolCall
 from gspo_services.rollout.episodes.answers import answer_key
 from gspo_services.rollout.episodes.fingerprints import message_key
-from tests.support.policy.dialects import PATHS, body_of, message_in, read
+from tests.support.policy.dialects import MESSAGES, PATHS, body_of, message_in, read
 from tests.support.scripted_episodes import answer
 
 WORDS = ["", " ", "hi", "42", "é\n", "<tool_call>", "{}", "a\tb"]
 
 
 def conversation(rng: random.Random) -> list[dict[str, Any]]:
-    """Messages as ``CallRequest`` has them."""
+    """Messages as ``CallRequest`` has them: the last one is a user's, a tool's or the assistant's."""
     messages: list[dict[str, Any]] = []
     if rng.random() < 0.5:
         messages.append({"role": "system", "content": "Be " + rng.choice(WORDS)})
@@ -35,6 +37,8 @@ def conversation(rng: random.Random) -> list[dict[str, Any]]:
             said["reasoning_content"] = "r" + rng.choice(WORDS)
         messages.append(said)
         messages += [{"role": "tool", "content": rng.choice(WORDS), "tool_call_id": name} for name in names]
+    if messages and messages[-1]["role"] != "system" and rng.random() < 0.3:
+        return messages
     return [*messages, {"role": "user", "content": "last"}]
 
 
@@ -46,7 +50,13 @@ def test_a_thousand_conversations_are_the_same_in_each_dialect() -> None:
         must_call = rng.choice([None, "", "look"])
         request = CallRequest(messages=conversation(rng), tools=tools, must_call=must_call, max_tokens=9)
         for path in PATHS:
-            asked = read(path, body_of(path, request))
+            body = body_of(path, request)
+            if path == MESSAGES and request.messages[-1]["role"] == "assistant":
+                with pytest.raises(CallRefused) as caught:
+                    read(path, body)
+                assert caught.value.code == "prefill"
+                continue
+            asked = read(path, body)
             assert (asked.request, asked.unknown) == (request, ()), path
 
 

@@ -27,6 +27,7 @@ from gspo_services.runs.view import (
 from gspo_services.shared.runtime.clock import MonotonicClock
 from tests.support.processes.small_run import write_small_run
 from tests.support.view.served import Serve, answer, refused
+from tests.support.view.shown_runs import write_self_play
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,17 @@ async def test_a_trajectory_has_its_tokens_and_the_servers_that_made_it(
     assert "no such file" in found["text_error"]
     assert "no trajectory 9999" in await refused(client, "/api/runs/run/trajectories/9999", 404)
     assert "is not a number" in await refused(client, "/api/runs/run/trajectories/1e9", 404)
+
+
+async def test_what_the_policy_played_has_the_names_of_its_roles(tmp_path: Path, serve: Serve) -> None:
+    black = write_self_play(tmp_path / "game")
+    client = await serve(tmp_path / "game")
+    found = await answer(client, f"/api/runs/game/trajectories/{black}")
+    assert (found["turn_roles"], found["group"]["roles"]) == (["black"], ["white", "black"])
+    assert found["group"]["members"][1]["components"] == {"white": 1.0, "black": -0.75}
+    (tmp_path / "game" / "settings.json").unlink()
+    found = await answer(client, f"/api/runs/game/trajectories/{black}")
+    assert (found["turn_roles"], found["group"]["roles"]) == (["role 2"], [])
 
 
 async def test_a_task_shows_its_episodes_over_the_versions(run: Path, serve: Serve) -> None:
