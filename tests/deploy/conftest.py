@@ -4,6 +4,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,43 @@ def rendered(manifests: Path) -> Callable[[str], tuple[Path, list[Object]]]:
             directory = write_variant(manifests, name)
             cache[name] = directory, [*render(directory), *shared_by_runs(manifests, name)]
         return cache[name]
+
+    return get
+
+
+PAIRED = (
+    "tools", "egress",
+    "private-registry", "openshift", "kueue", "standby-broker", "learner-lws", "rdma", "rdma-lws", "one-node", "reachable",
+    "spot", "sandbox", "peer-weights", "monitoring", "autoscaling-keda", "autoscaling-hpa",
+)  # fmt: skip
+APART = (
+    {"autoscaling-keda", "autoscaling-hpa"}, {"learner-lws", "rdma"}, {"learner-lws", "one-node"},
+)  # fmt: skip
+"""Pairs that exclude each other: two autoscalers; StatefulSets' RDMA and a LeaderWorkerSet; two nodes on one."""
+GPU_OVERLAYS = ("single-gpu-node", "qwen3-30b-a3b")
+Pairs = Callable[[str], dict[tuple[str, str], tuple[Path, list[Object]]]]
+
+
+def goes_together(overlay: str, pair: tuple[str, str]) -> bool:
+    several = overlay == "qwen3-30b-a3b"
+    alone = "rdma-lws" in pair and "learner-lws" not in pair
+    wrong_nodes = "one-node" in pair if several else "learner-lws" in pair
+    queue_of_several = "kueue" in pair and several and "learner-lws" not in pair
+    return not (set(pair) in APART or alone or wrong_nodes or queue_of_several)
+
+
+@pytest.fixture(scope="session")
+def paired(manifests: Path) -> Pairs:
+    """A function that returns directory and objects of an overlay with each pair of components that go together."""
+
+    @cache
+    def get(overlay: str) -> dict[tuple[str, str], tuple[Path, list[Object]]]:
+        found = {}
+        for pair in combinations(PAIRED, 2):
+            if goes_together(overlay, pair):
+                directory = write_with(manifests, f"overlays/{overlay}", pair, f"pair-{overlay}-{'-'.join(pair)}")
+                found[pair] = directory, [*render(directory), *(BY_HAND[name] for name in pair if name in BY_HAND)]
+        return found
 
     return get
 

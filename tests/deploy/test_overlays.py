@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import yaml
 
 from gspo_services.prepare.cluster_check import ClusterModel, faults_of
 from tests.deploy.cluster import Cluster, Object, render
-from tests.deploy.conftest import BY_HAND, VARIANTS, copy_manifests, write_with
+from tests.deploy.conftest import GPU_OVERLAYS, VARIANTS, Pairs, copy_manifests
 from tests.deploy.kustomizations import FILE, lost_patches
 
 pytestmark = pytest.mark.deploy
@@ -52,34 +51,19 @@ def test_no_patch_is_lost(variant: str, rendered: Rendered) -> None:
     assert list(lost_patches(directory, objects)) == []
 
 
-PAIRED = (
-    "tools", "egress",
-    "private-registry", "openshift", "kueue", "standby-broker", "learner-lws", "rdma", "rdma-lws", "one-node", "reachable",
-    "spot", "sandbox", "peer-weights", "monitoring", "autoscaling-keda", "autoscaling-hpa",
-)  # fmt: skip
-APART = (
-    {"autoscaling-keda", "autoscaling-hpa"}, {"learner-lws", "rdma"}, {"learner-lws", "one-node"},
-)  # fmt: skip
-"""Pairs that exclude each other: two autoscalers; StatefulSets' RDMA and a LeaderWorkerSet; two nodes on one."""
-
-
-@pytest.mark.parametrize("overlay", ["single-gpu-node", "qwen3-30b-a3b"])
-def test_every_pair_of_components_goes_together_in_the_order_of_the_guide(overlay: str, manifests: Path) -> None:
+@pytest.mark.parametrize("overlay", GPU_OVERLAYS)
+def test_every_pair_of_components_goes_together_in_the_order_of_the_guide(
+    overlay: str, paired: Pairs, manifests: Path
+) -> None:
     found = {}
     shared = [item for part in ("priorities", "monitoring", "kueue") for item in render(manifests / "cluster" / part)]
-    for pair in combinations(PAIRED, 2):
-        several = overlay == "qwen3-30b-a3b"
-        alone = ("rdma-lws" in pair) != ("learner-lws" in pair) and "rdma-lws" in pair
-        wrong_nodes = "one-node" in pair if several else "learner-lws" in pair
-        if set(pair) in APART or alone or wrong_nodes or ("kueue" in pair and several and "learner-lws" not in pair):
-            continue
-        directory = write_with(manifests, f"overlays/{overlay}", pair, f"pair-{overlay}-{'-'.join(pair)}")
-        objects = render(directory)
-        model = ClusterModel.of([*objects, *shared, *(BY_HAND[name] for name in pair if name in BY_HAND)])
+    for pair, (directory, objects) in paired(overlay).items():
+        model = ClusterModel.of([*objects, *shared])
         wrong = [fault.text for fault in faults_of(model) if fault.status == "fail"]
         wrong += lost_patches(directory, objects)
         if wrong:
             found[pair] = wrong
+    assert len(paired(overlay)) > 80
     assert found == {}
 
 

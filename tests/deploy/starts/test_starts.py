@@ -9,7 +9,7 @@ import pytest
 
 from gspo_services.prepare.cluster_check import ClusterModel, faults_of
 from tests.deploy.cluster import Cluster, Object, Pods
-from tests.deploy.conftest import VARIANTS
+from tests.deploy.conftest import GPU_OVERLAYS, VARIANTS, Pairs
 from tests.deploy.starts.view import Start, start, start_other
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
@@ -30,21 +30,31 @@ def key_of(cluster: Cluster, pods: Pods) -> str:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_process_starts_in_its_pods_view(variant: str, cluster: Callable[[str], Cluster], tmp_path: Path) -> None:
-    objects = cluster(variant)
+    require_starts(cluster(variant), tmp_path)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("overlay", GPU_OVERLAYS)
+def test_every_process_starts_with_every_pair_of_components(overlay: str, paired: Pairs, tmp_path: Path) -> None:
+    for pair, (_, objects) in paired(overlay).items():
+        require_starts(Cluster(objects), tmp_path / "-".join(pair))
+
+
+def require_starts(objects: Cluster, directory: Path) -> None:
     for pods in objects.pods:
         if pods.role not in PROCESSES:
             continue
         key = key_of(objects, pods)
         if key not in _before:
-            directory = tmp_path / pods.role
-            directory.mkdir()
+            own = directory / pods.role
+            own.mkdir(parents=True)
             standby = pods.role == "broker" and "GSPO_BROKER__DATABASE" in pods.environment
             event = "broker_started" if pods.role == "broker" and not standby else ""
             waits = "the database" if standby else WAITS.get(pods.role, "")
             if pods.role == "learner" and objects.settings(pods).learner.num_nodes > 1:
                 # It asks the broker, and its first rank waits for those of the other nodes.
                 event, waits = "connect_again", "starting"
-            _before[key] = start(objects, pods, PROCESSES[pods.role], directory, event=event, waits=waits)
+            _before[key] = start(objects, pods, PROCESSES[pods.role], own, event=event, waits=waits)
         done = _before[key]
         assert done.started, f"{pods.name} ended with status {done.status}, /readyz {done.readyz!r}:\n{done.log}"
 
