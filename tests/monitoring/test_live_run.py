@@ -46,6 +46,7 @@ NOTHING_TO_DRAW = {
     ("Time of a call", "95 %"),
     ("Evaluation sets", "{{set}} {{metric}}"),
     ("Experts changed", "all"),
+    ("Experts changed", "engine's"),
     *((panel.title, query.legend) for panel in SANDBOXES.panels for query in panel.queries),
 }
 """Series that do not exist before their first event; this run has no agents, a reward without components, no named
