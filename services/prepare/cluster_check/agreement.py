@@ -110,6 +110,9 @@ def admission(cluster: ClusterModel) -> Iterator[ClusterFault]:
                 "capabilities: {drop: [ALL]}": items_at(capabilities, "drop") != ["ALL"]
                 or bool(items_at(capabilities, "add")),
                 "seccompProfile: {type: RuntimeDefault}": at(security, "seccompProfile", "type") == {},
+                "privileged: false": bool(own.get("privileged")),
+                **{f"{name}: false": bool(pods.spec.get(name)) for name in ("hostNetwork", "hostPID", "hostIPC")},
+                "volumes other than hostPath": any("hostPath" in each for each in items_at(pods.spec, "volumes")),
             }
             if missing := [name for name, is_wrong in wrong.items() if is_wrong]:
                 yield ClusterFault(

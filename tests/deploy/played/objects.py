@@ -129,6 +129,14 @@ OBJECTS = {
         "cpu", f"StatefulSet/learner {MAIN}.securityContext", "and learner has not",
         lambda c: pod_spec(c, "learner")["securityContext"].update(runAsNonRoot=False),
     ),
+    "a pod in the network of its node": Planted(
+        "cpu", f"Deployment/rollout {MAIN}.securityContext", "rollout has not hostNetwork: false",
+        lambda c: pod_spec(c, "rollout").update(hostNetwork=True),
+    ),
+    "a privileged container": Planted(
+        "single-gpu-node", f"StatefulSet/learner {MAIN}.securityContext", "learner has not privileged: false",
+        lambda c: container(c, "learner")["securityContext"].update(privileged=True),
+    ),
     "an image without a version": Planted(
         "cpu", f"Deployment/rollout {MAIN}.image", "gspo-cpu:latest",
         lambda c: container(c, "rollout").update(image="gspo-cpu:latest"),
