@@ -1,5 +1,6 @@
 """Configuration: what is wrong is named with its key, its value and the way out."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -272,7 +273,10 @@ def test_settings_cannot_be_changed_after_they_were_loaded() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
 def test_every_example_loads(path: Path) -> None:
-    assert load_settings(path, (), {}).run.directory.name == path.stem
+    settings = load_settings(path, (), {})
+    assert settings.run.directory.name == path.stem
+    if settings.agent.python:
+        assert os.path.normpath(settings.agent.python).startswith(f"{ROOT}/.venv-frameworks/"), "where the Makefile makes it"
 
 
 def test_the_section_is_the_librarys_objective_with_the_files_values(tmp_path: Path) -> None:
