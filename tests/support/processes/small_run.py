@@ -29,6 +29,7 @@ def write_small_run(directory: Path, *, reports_last: bool = True, broker: int =
     training arrives.
     """
     settings = Settings(
+        model={"path": directory / "model"},  # type: ignore[arg-type] - it is not there, wherever the tests run
         run=Run(directory=directory, num_batches=NUM_BATCHES),
         batch=BatchSection(
             group_size=CONFIG.group_size,
