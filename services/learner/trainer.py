@@ -41,7 +41,7 @@ from gspo_services.learner.plan import (
     planned_mini_batches,
     sum_over_sequences,
 )
-from gspo_services.learner.profiling import NO_PROFILE, Phases
+from gspo_services.learner.profiling import NO_PROFILE, Phases, PlannedWork
 from gspo_services.learner.token_dump import TokenDump
 
 log = structlog.get_logger()
@@ -158,13 +158,14 @@ def train_batch(
         engine, objective, policy_version, mismatch, clip_scale, calibration.current, credit.group_ids, episodes, teacher,
         token_dump,
     )  # fmt: skip
-    profile.planned(
-        [sequence.num_tokens for sequence in sequences],
+    work = PlannedWork(
+        lengths=[sequence.num_tokens for sequence in sequences],
+        still_lengths=[length for part in mini_batches for length in part.still_lengths],
         own_tokens=sum(part.own_tokens for part in mini_batches) // engine.sequence_parallel,
         num_micro_batches=sum(len(part.micro_batches) for part in mini_batches),
-        still_lengths=[length for part in mini_batches for length in part.still_lengths],
         first_pass=run.needs_first_pass,
     )
+    profile.planned(work)
     run.require_reported(mini_batches)
     if run.needs_first_pass:
         with profile.phase("first_pass"):
@@ -176,7 +177,7 @@ def train_batch(
         "grad_norm_max": max(step.grad_norm for step in steps),
         "learning_rate": steps[-1].learning_rate,
         "packed_tokens": float(sum(step.num_tokens for step in steps)),
-        "forward_only_tokens": float(sum(sum(part.still_lengths) for part in mini_batches)),
+        "forward_only_tokens": float(sum(work.still_lengths)),
         "optimizer_steps": float(len(steps)),
         "mini_batch_order": float(MINI_BATCH_ORDER),
         "reward_mean": float(rewards.mean()),

@@ -42,25 +42,29 @@ COMPUTE: Final[tuple[Phase, ...]] = ("first_pass", "forward", "loss", "backward"
 """The phases whose time gives the speed in tokens and FLOPs."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlannedWork:
+    """What a batch is to be."""
+
+    lengths: Sequence[int] = ()
+    """Of its sequences, on all ranks."""
+    still_lengths: Sequence[int] = ()
+    """Of those that get no backward pass."""
+    own_tokens: int = 0
+    """On this rank."""
+    num_micro_batches: int = 0
+    """On this rank."""
+    first_pass: bool = False
+
+
 class Phases(Protocol):
     """What the training loop reports about its phases."""
 
     def phase(self, name: Phase) -> AbstractContextManager[None]:
         """The time inside is this phase's, except what an inner phase takes."""
 
-    def planned(
-        self,
-        lengths: Sequence[int],
-        *,
-        own_tokens: int,
-        num_micro_batches: int,
-        still_lengths: Sequence[int],
-        first_pass: bool,
-    ) -> None:
-        """The batch has sequences of these lengths on all ranks, and this rank has so many tokens and micro-batches.
-
-        ``still_lengths``: of the sequences that get no backward pass.
-        """
+    def planned(self, work: PlannedWork) -> None:
+        """Take what the batch is to be."""
 
     def end_batch(self, index: int, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """The batch is over. Collective."""
@@ -75,15 +79,7 @@ class NoProfile:
     def phase(self, name: Phase) -> AbstractContextManager[None]:
         return _NOTHING
 
-    def planned(
-        self,
-        lengths: Sequence[int],
-        *,
-        own_tokens: int,
-        num_micro_batches: int,
-        still_lengths: Sequence[int],
-        first_pass: bool,
-    ) -> None:
+    def planned(self, work: PlannedWork) -> None:
         return
 
     def end_batch(self, index: int, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
@@ -217,11 +213,7 @@ class StepProfile:
         self._inside: list[Phase] = ["other"]
         self._begun: list[Phase] = []
         """The phase that began at each mark but the last."""
-        self._lengths: Sequence[int] = []
-        self._still_lengths: Sequence[int] = []
-        self._own_tokens = 0
-        self._num_micro_batches = 0
-        self._first_pass = False
+        self._work = PlannedWork()
         timeline.mark()
 
     @contextmanager
@@ -238,48 +230,34 @@ class StepProfile:
         self._timeline.mark()
         self._begun.append(ended)
 
-    def planned(
-        self,
-        lengths: Sequence[int],
-        *,
-        own_tokens: int,
-        num_micro_batches: int,
-        still_lengths: Sequence[int],
-        first_pass: bool,
-    ) -> None:
-        """The batch has sequences of these lengths on all ranks, and this rank has so many tokens and micro-batches.
-
-        ``still_lengths``: of the sequences that get no backward pass.
-        """
-        self._lengths = lengths
-        self._still_lengths = still_lengths
-        self._own_tokens = own_tokens
-        self._num_micro_batches = num_micro_batches
-        self._first_pass = first_pass
+    def planned(self, work: PlannedWork) -> None:
+        """Take what the batch is to be."""
+        self._work = work
 
     def end_batch(self, index: int, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """Gather the ranks' times and report them. Collective."""
+        work = self._work
         self._switch_from(self._inside[-1])
         own = dict.fromkeys(PHASES, 0.0)
         for phase, seconds in zip(self._begun, self._timeline.seconds(), strict=True):
             own[phase] += seconds
         self._begun = []
         table = torch.zeros(self._world_size, len(PHASES) + 1, dtype=torch.float64)
-        table[self._rank] = torch.tensor([*own.values(), self._own_tokens], dtype=torch.float64)
+        table[self._rank] = torch.tensor([*own.values(), work.own_tokens], dtype=torch.float64)
         rows = sum_over_ranks(table).tolist()
-        tokens = sum(self._lengths)
-        room = self._num_micro_batches * self._world_size * self._max_tokens_per_micro_batch
-        passes = 4 if self._first_pass else 3
+        tokens = sum(work.lengths)
+        room = work.num_micro_batches * self._world_size * self._max_tokens_per_micro_batch
+        passes = 4 if work.first_pass else 3
         self._report(
             BatchProfile(
                 batch=index,
                 rank_seconds=[dict(zip(PHASES, row[:-1], strict=True)) for row in rows],
                 rank_tokens=[int(row[-1]) for row in rows],
                 tokens=tokens,
-                num_micro_batches=self._num_micro_batches,
+                num_micro_batches=work.num_micro_batches,
                 packing_efficiency=tokens / max(1, room),
-                padding_efficiency=tokens / max(1, len(self._lengths) * max(self._lengths, default=0)),
-                flops=passes * self._cost.forward(self._lengths) - 2 * self._cost.forward(self._still_lengths),
+                padding_efficiency=tokens / max(1, len(work.lengths) * max(work.lengths, default=0)),
+                flops=passes * self._cost.forward(work.lengths) - 2 * self._cost.forward(work.still_lengths),
                 peak_flops=self._peak_flops,
             )
         )

@@ -25,6 +25,7 @@ from gspo_services.learner.profiling.profile import (
     BatchProfile,
     DeviceTimeline,
     HostTimeline,
+    PlannedWork,
     StepProfile,
 )
 from gspo_services.learner.profiling.report import LINES_FILE, TABLE_FILE, ProfileFiles, table
@@ -69,7 +70,11 @@ def live_through(profile: StepProfile, clock: VirtualClock, *, forward_s: float,
         clock.advance(0.25)
     packed = pack([members[index] for index in chosen], policy_version=5)
     lengths = [member.num_tokens for member in members]
-    profile.planned(lengths, own_tokens=packed.num_tokens, num_micro_batches=2, still_lengths=lengths[:1], first_pass=True)
+    profile.planned(
+        PlannedWork(
+            lengths=lengths, still_lengths=lengths[:1], own_tokens=packed.num_tokens, num_micro_batches=2, first_pass=True
+        )
+    )
     clock.advance(0.125)
     with profile.phase("first_pass"):
         clock.advance(0.5)
