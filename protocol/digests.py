@@ -26,7 +26,8 @@ def version_digest(tensors: Iterable[TensorInfo], adapter: AdapterInfo | None = 
     """
     state = hashlib.blake2b(digest_size=32)
     if adapter is not None:
-        state.update(f"{adapter.rank} {adapter.alpha!r} {' '.join(adapter.modules)} {adapter.base_digest}\n".encode())
+        own = f"{adapter.rank} {adapter.alpha!r} {' '.join(adapter.modules)} {adapter.base_digest}"
+        state.update(" ".join([own, *adapter.names]).encode() + b"\n")
     for tensor in tensors:
         shape = "x".join(str(size) for size in tensor.shape)
         state.update(f"{tensor.name}\0{tensor.dtype}\0{shape}\0{tensor.digest}\n".encode())

@@ -37,6 +37,9 @@ MAX_TURNS: Final = 4096
 """Turns of one trajectory; fewer where a batch has very many trajectories (``trajectory_limits``)."""
 MAX_ROLES: Final = 16
 """Roles that the policy may play in one episode."""
+MAX_ADAPTERS: Final = 16
+"""Adapters of one model that a run trains at once."""
+MAX_ADAPTER_NAME: Final = 32
 MAX_SEQUENCES: Final = 256
 """Sequences of one trajectory: the broker stores a little of each with every chunk."""
 MAX_VERSION: Final = 2**32

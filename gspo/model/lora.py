@@ -40,6 +40,9 @@ class LoraPlan:
     alpha: float
     target_modules: tuple[str, ...]
     """Of TARGETS."""
+    num_adapters: int = 1
+    """Above 1, A and B of each weight hold those of all adapters side by side: ``rank`` rows of A and columns of B for each.
+    ``gspo.model.adapter_choice`` then has each token use its own adapter's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +85,17 @@ def inject_lora(model: nn.Module, plan: LoraPlan, *, seed: int) -> None:
 
 
 def lora_config(plan: LoraPlan) -> Any:
-    """peft's own configuration, which its files hold, too."""
+    """peft's own configuration, which its files hold, too. Raises: ValueError for several adapters of experts."""
     from peft import LoraConfig
 
+    if plan.num_adapters > 1 and any(target in PARAMETERS for target in plan.target_modules):
+        raise ValueError(f"{plan.num_adapters} adapters of experts cannot be told apart by token; adapt other weights")
     modules = [re.escape(name) for target in plan.target_modules for name in MODULES.get(target, ())]
     parameters = [name for target in plan.target_modules for name in PARAMETERS.get(target, ())]
     return LoraConfig(
-        r=plan.rank,
-        lora_alpha=plan.alpha,
+        # The scale, alpha / rank, stays that of one adapter.
+        r=plan.rank * plan.num_adapters,
+        lora_alpha=plan.alpha * plan.num_adapters,
         # A regular expression: a list of modules beside one of parameters is ignored in part.
         target_modules=rf".*\.(?:{'|'.join(modules)})" if modules else [],
         target_parameters=parameters or None,
@@ -138,6 +144,20 @@ def adapted_weights(model: nn.Module) -> dict[str, AdaptedWeight]:
             transposed=parameter is not None and not wrapper._did_swap_in_out_features,
         )
     return found
+
+
+def adapter_inputs(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules that multiply by A, in a model whose adapted weights are matrices."""
+    for module in model.modules():
+        if "lora_A" in module._modules:
+            wrapper: Any = module
+            yield wrapper.lora_A[_NAME]
+
+
+def part_of(matrix: Tensor, name: str, place: int, rank: int) -> Tensor:
+    """Return one adapter's own part of A or B of several: rows of A, columns of B. ``name``: the matrix's, by which the two
+    are told apart; ``place``: the adapter's."""
+    return matrix.narrow(0 if ".lora_A." in name else 1, place * rank, rank)
 
 
 def merged(weight: Tensor, adapted: AdaptedWeight, lora_a: Tensor, lora_b: Tensor) -> Tensor:

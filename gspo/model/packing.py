@@ -54,6 +54,8 @@ class TrainSequence:
     """The sampling temperature; the learner divides its logits by it."""
     advantages: NDArray[np.float32] | None = None
     """[L]; None until the group's rewards have been turned into advantages."""
+    adapter: int = 0
+    """Which of the model's adapters sampled it, of those that are trained at once."""
     experts: NDArray[np.int16] | None = None
     """[action tokens, layers, k]; the experts of the pass in which the engine sampled each, -1 where they are not known."""
 
@@ -66,6 +68,8 @@ class TrainSequence:
             self._check_array("advantages", self.advantages, np.dtype(np.float32))
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise ValueError(f"temperature is {self.temperature}; training needs a sampling temperature above 0")
+        if self.adapter < 0:
+            raise ValueError(f"adapter is {self.adapter}; adapters are counted from 0")
         if self.token_ids.min() < 0:
             raise ValueError(f"token_ids holds {self.token_ids.min()}; ids are not negative")
         if self.action_mask[0]:
@@ -158,6 +162,8 @@ class SequenceGroup(Generic[S_co]):
     """[G]; None: each sequence is an episode of its own."""
     max_tokens: int | None = None
     """The most tokens that a sequence of the group could have when it was sampled; None: not known."""
+    adapter: int = 0
+    """Which adapter sampled it, of those that are trained at once."""
 
     def __post_init__(self) -> None:
         if not self.sequences:
@@ -227,6 +233,8 @@ class PackedBatch:
     """int64; the policy version that made each action token, -1 elsewhere."""
     sequence_indices: tuple[int, ...]
     """[S]; position of each sequence in the mini-batch, for gathering results."""
+    adapters_T: Tensor | None = None
+    """int64; the adapter of each token's sequence. None: all have the first."""
     experts_TLK: Tensor | None = None
     """int16 [T, layers, k]; the experts with which the engine predicted the target, -1 where none are known."""
 
@@ -308,8 +316,15 @@ def pack(
         ),
         versions_T=on_actions([sequence.versions for sequence in sequences], -1, np.int64),
         sequence_indices=indices,
+        adapters_T=_packed_adapters(sequences, lengths),
         experts_TLK=_packed_experts(sequences, mask_T),
     )
+
+
+def _packed_adapters(sequences: Sequence[TrainSequence], lengths: Sequence[int]) -> Tensor | None:
+    if not any(sequence.adapter for sequence in sequences):
+        return None
+    return torch.from_numpy(np.repeat(np.array([sequence.adapter for sequence in sequences]), lengths))
 
 
 def _packed_experts(sequences: Sequence[TrainSequence], mask_T: NDArray[np.bool_]) -> Tensor | None:

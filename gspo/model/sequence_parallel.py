@@ -49,6 +49,10 @@ class RowShare:
             "row_share": self,
         }
 
+    def own_row(self, row: Tensor) -> Tensor:
+        """Return this rank's slice of a row, [..., T], which is filled up with zeros."""
+        return self._own(row)
+
     def whole(self, result: TokenLogProbs, num_tokens: int) -> TokenLogProbs:
         """Return the log-probs, entropies and experts of the whole row. Only this rank's slice has a gradient.
 

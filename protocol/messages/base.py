@@ -68,6 +68,9 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     as they begin, and may alternate."""
 
 
+AdapterName = Annotated[str, Meta(max_length=limits.MAX_ADAPTER_NAME)]
+
+
 class GroupSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """How the trajectories of one group are sampled. The broker decides it when the group begins, and it stays: members of a
     group are compared, and the learner divides its logits by the same temperature.
@@ -85,6 +88,8 @@ class GroupSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arr
     """Below 1 the least likely tokens are left out: in evaluations only, because such tokens cannot be trained on."""
     top_k: Annotated[int, Meta(ge=-1, le=limits.MAX_VOCABULARY)] = -1
     """How many of the likeliest tokens are left in; -1: all. In evaluations only."""
+    adapter: AdapterName = ""
+    """Which of the run's adapters samples, and is trained on the answers; empty: there is one, or none."""
 
 
 class TrainingValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from gspo_protocol import limits
 from gspo_protocol.messages.base import (
+    AdapterName,
     Count,
     Message,
     Name,
@@ -55,6 +56,8 @@ class BatchItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
     """The sampling temperature of its group."""
     max_tokens: Annotated[int, Meta(ge=2, le=2**53)]
     """The most tokens that a sequence of its group could have."""
+    adapter: AdapterName = ""
+    """The adapter that sampled it, of several."""
 
 
 class Batch(Message, frozen=True, tag="batch"):

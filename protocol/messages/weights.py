@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from gspo_protocol import limits
 from gspo_protocol.messages.base import (
+    AdapterName,
     Count,
     Message,
     Name,
@@ -69,8 +70,10 @@ class AdapterInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
     """The digest that the model below would have as a version, in the type in which it is served."""
     probe_ids: Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(max_length=limits.MAX_PROBE_TOKENS)] = []
     """A fixed sequence of tokens."""
-    probe_logprobs: Annotated[list[float], Meta(max_length=limits.MAX_PROBE_TOKENS)] = []
-    """The learner's own log-probs of ``probe_ids[1:]`` with this adapter, at temperature 1."""
+    probe_logprobs: Annotated[list[float], Meta(max_length=limits.MAX_PROBE_TOKENS * limits.MAX_ADAPTERS)] = []
+    """The learner's own log-probs of ``probe_ids[1:]`` with this adapter, at temperature 1; of several, in turn."""
+    names: Annotated[list[AdapterName], Meta(max_length=limits.MAX_ADAPTERS)] = []
+    """Of several adapters: A of each weight has ``rank`` rows for each, in this order, B ``rank`` columns. Empty: one."""
 
 
 class ManifestRequest(Message, frozen=True, tag="manifest_request"):

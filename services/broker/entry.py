@@ -35,6 +35,7 @@ from gspo_services.broker.store import (
     lock_holder,
     read_mark,
 )
+from gspo_services.broker.task_adapters import TaskAdapters
 from gspo_services.broker.upkeep import Upkeep
 from gspo_services.shared.learning import counted_components
 from gspo_services.shared.net import Authenticator, RouterChannel, Security
@@ -64,6 +65,8 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
     require_batch_fits(settings)
     tasks = tasks_of(settings)
     set_tasks, sets = open_sets(settings) if evaluates(settings) else ({}, ())
+    adapters = TaskAdapters(settings.lora.adapters, settings.lora.adapter_field, {**tasks, **set_tasks})
+    adapters.require()
     security = Security.load(settings.security, "broker")
     directory, number = settings.ledger_directory, settings.broker.number
     metrics_port = settings.broker.metrics_port_of(number)
@@ -89,10 +92,12 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
         store, telemetry, leading = opened
         require_no_copy_of_a_live_run(settings, store.run_id)
         _write_settings(settings)
-        config = replace(ledger_config(settings, tasks, store.run_id, fingerprint), evaluation_sets=sets)
+        config = replace(
+            ledger_config(settings, tasks, store.run_id, fingerprint), evaluation_sets=sets, adapter_of=adapters.of
+        )
         contents = store.contents()
         metrics.recall(store.metrics_after(max(0, metrics_file.last - RECALLED_LINES)))
-        refresh = refresh_of(settings, tasks["train"], contents, config.data_digest)
+        refresh = refresh_of(settings, tasks["train"], contents, config.data_digest, adapters)
         ledger = Ledger(config, contents, clock.now())
         context = zmq.asyncio.Context()
         authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
@@ -245,7 +250,9 @@ def digest_of(tasks: TaskSource) -> str:
     return tasks.digest if isinstance(tasks, MixedTasks | LadderTasks) else ""
 
 
-def refresh_of(settings: Settings, tasks: TaskSource, contents: LedgerContents, digest: str) -> Refresh | None:
+def refresh_of(
+    settings: Settings, tasks: TaskSource, contents: LedgerContents, digest: str, adapters: TaskAdapters
+) -> Refresh | None:
     """What takes further tasks, with those that were added before; None where none can be added.
 
     Raises: ConfigurationError when the training tasks differ from those at the start of the run.
@@ -263,7 +270,7 @@ def refresh_of(settings: Settings, tasks: TaskSource, contents: LedgerContents, 
     if not isinstance(tasks, MixedTasks):
         return None
     read_additions(settings.ledger_directory, tasks, contents.additions)
-    return Refresh(settings.ledger_directory, tasks, contents.additions)
+    return Refresh(settings.ledger_directory, tasks, contents.additions, adapters.of_task)
 
 
 def sources_of(tasks: TaskSource) -> tuple[SourceShare, ...]:

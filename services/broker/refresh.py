@@ -12,13 +12,14 @@ A file is taken once it stands still and is whole. It is in ``added/`` on the di
 import asyncio
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from gspo.tasks.environments import Task
 from gspo_services.broker.ledger import AddedTasks
 from gspo_services.broker.rows import ADDED_DIRECTORY, AdditionRow
 from gspo_services.broker.store import file_digest
@@ -44,10 +45,18 @@ class _Look:
 class Refresh:
     """Watches the folder of incoming files. One file at a time is on its way into the ledger."""
 
-    def __init__(self, directory: Path, tasks: MixedTasks, additions: Sequence[AdditionRow]) -> None:
-        """``directory``: the run's. ``tasks`` hold those of ``additions`` already."""
+    def __init__(
+        self,
+        directory: Path,
+        tasks: MixedTasks,
+        additions: Sequence[AdditionRow],
+        require: Callable[[Task], object] | None = None,
+    ) -> None:
+        """``directory``: the run's. ``tasks`` hold those of ``additions`` already. ``require`` raises ValueError for a task
+        that the run cannot have."""
         self._directory = directory
         self._tasks = tasks
+        self._require = require
         self._next_number = len(additions) + 1
         self._digests = {row.digest for row in additions}
         self._seen: dict[Path, _Look] = {}
@@ -149,7 +158,7 @@ class Refresh:
             partial.rename(copy)
             _sync(copy.parent)
             first_task = self._tasks.num_tasks
-            num_tasks = self._tasks.add(copy)
+            num_tasks = self._tasks.add(copy, self._require)
         except (ValueError, OSError) as error:
             for left in (partial, copy):
                 left.unlink(missing_ok=True)

@@ -161,6 +161,8 @@ class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
     """Groups whose rewards are all equal: no advantage, no gradient."""
     components: dict[str, float] = {}
     """Mean of each component of the rewards, over the trajectories that have it."""
+    adapters: dict[str, float] = {}
+    """Mean reward of each of several adapters that has a group."""
     lengths: LengthStats
     num_filtered_groups: int = 0
     """Zero-advantage groups that were filtered out while the batch filled..."""

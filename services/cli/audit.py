@@ -33,6 +33,7 @@ def print_audit(audit: Audit, console: PlainConsole) -> None:
         table.add_column(heading, justify="left" if heading == "outcome" else "right")
     for outcome in audit.outcomes:
         reason = f": {outcome.reason}" if outcome.reason else ""
+        reason += f", adapter {outcome.adapter}" if outcome.adapter else ""
         table.add_row(
             f"{SPLITS.get(outcome.split, outcome.split)}, {outcome.status}{reason}",
             f"{outcome.groups:,}",

@@ -54,7 +54,12 @@ class SummingRank(RankBudget, Protocol):
 
 
 def deal_in_turn(
-    oldest_versions: Sequence[int], group_ids: Sequence[str], num_mini_batches: int, *, seed: int
+    oldest_versions: Sequence[int],
+    group_ids: Sequence[str],
+    num_mini_batches: int,
+    *,
+    seed: int,
+    adapters: Sequence[int] | None = None,
 ) -> list[list[int]]:
     """Deal a batch's groups to its mini-batches, as indices, so that each mini-batch has the batch's mix of versions.
 
@@ -70,13 +75,18 @@ def deal_in_turn(
     Args:
         group_ids: all different.
         seed: another one for each batch.
+        adapters: of each group, of several that are trained at once: those of a version are dealt out alike.
 
     Raises: ValueError when there are fewer groups than mini-batches.
     """
     num_groups = len(oldest_versions)
     if not 1 <= num_mini_batches <= num_groups:
         raise ValueError(f"num_mini_batches is {num_mini_batches} for a batch of {num_groups} groups; each needs one group")
-    dealt = sorted(range(num_groups), key=lambda index: (oldest_versions[index], _draw(f"{seed} {group_ids[index]}")))
+    of_adapter = adapters or [0] * num_groups
+    dealt = sorted(
+        range(num_groups),
+        key=lambda index: (oldest_versions[index], of_adapter[index], _draw(f"{seed} {group_ids[index]}")),
+    )
     first = int.from_bytes(_draw(str(seed)), "big") % num_mini_batches
     return [dealt[(number - first) % num_mini_batches :: num_mini_batches] for number in range(num_mini_batches)]
 
@@ -94,7 +104,9 @@ def deal_groups(groups: Sequence[BatchGroup], policy_version: int, num_mini_batc
         min((each.oldest_version for each in group.sequences if each.oldest_version is not None), default=policy_version)
         for group in groups
     ]
-    return deal_in_turn(oldest, [group.group_id for group in groups], num_mini_batches, seed=policy_version)
+    adapters = [group.adapter for group in groups]
+    ids = [group.group_id for group in groups]
+    return deal_in_turn(oldest, ids, num_mini_batches, seed=policy_version, adapters=adapters)
 
 
 def rows_of_groups(groups: Sequence[BatchGroup], chosen: Iterable[int]) -> list[int]:

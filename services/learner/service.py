@@ -142,7 +142,9 @@ class LearnerService:
             with self._profile.phase("wait"):
                 directive: Answer | AssembledBatch | None = self._next()
                 if isinstance(directive, BatchAnnounced):
-                    directive = assemble(directive, self._rows_of_rank, self._arrival, self._failures.of)
+                    directive = assemble(
+                        directive, self._rows_of_rank, self._arrival, self._failures.of, self._settings.lora.adapters
+                    )
             if directive is None:
                 log.info("stopping", next_batch=self._next_batch)
                 with self._device.held():
@@ -365,8 +367,11 @@ class LearnerService:
         with self._device.held():
             self._checkpoint()
             self._finish_saving()
-            export_model(self._engine, destination, tokenizer_from=model.path, dtype=DTYPES[model.dtype])
-        self._log.info("run_complete", reason=end.reason, export=str(destination))
+            several = self._settings.lora.adapters
+            # Merged weights would have one of several adapters: `gspo export --adapter` writes each.
+            if not several:
+                export_model(self._engine, destination, tokenizer_from=model.path, dtype=DTYPES[model.dtype])
+        self._log.info("run_complete", reason=end.reason, export="" if several else str(destination))
         self._flush()
         self._serve_until_stopped()
 

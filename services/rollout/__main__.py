@@ -284,7 +284,8 @@ async def _first_hold(
 
 def server_options(settings: Settings, name: str, lock: DeviceLock | None = None) -> ServerOptions:
     """The options of the SGLang server that the rollout of this name starts. ``lock``: of the device on which it does."""
-    rollout, lora, replays_engine = settings.rollout, settings.lora, settings.objective.routing_replay_from == "engine"
+    rollout, replays_engine = settings.rollout, settings.objective.routing_replay_from == "engine"
+    plan = AdapterPlan.of(settings)
     return ServerOptions(
         model_path=settings.model.path,
         log_path=settings.run.directory / "logs" / f"{name}-sglang.log",
@@ -296,7 +297,7 @@ def server_options(settings: Settings, name: str, lock: DeviceLock | None = None
         max_running=rollout.max_running,
         longest_tokens=settings.longest_sequence,
         spread=spread_of(settings),
-        lora_args=tuple(lora_arguments(lora.rank, lora.max_loaded_loras)) if lora.publish == "adapter" else (),
+        lora_args=() if plan is None else tuple(lora_arguments(plan.rank, plan.num_loaded)),
         extra_args=(*(["--enable-return-routed-experts"] if replays_engine else []), *rollout.server_args),
         start_timeout_s=rollout.start_timeout_s,
         colocated=lock is not None,

@@ -147,6 +147,7 @@ class EnvironmentLoop:
             top_k=lease.sampling.top_k,
             stop_token_ids=tuple(sorted(self.tokenizer.stop_ids)),
             seed=lease.seed,
+            adapter=lease.sampling.adapter,
         )
         rid = f"{trajectory.trajectory_id}-{trajectory.epoch}-{trajectory.turn}"
         request = GenerateRequest(rid=rid, input_ids=trajectory.token_ids, sampling=sampling)

@@ -10,6 +10,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 
 def length(text: str) -> float:
@@ -250,3 +251,9 @@ def too_few(completions: list[str], task: dict) -> list[float]:
 
 def answer_together(completions: list[str], task: dict) -> list[float]:
     return [answer_falsely(task["body"])]
+
+
+def parity(completion: str, task: dict[str, Any]) -> float:
+    """1 for a number that is as ``kind`` says, even or odd."""
+    text = completion.strip()
+    return float(text.isascii() and text.isdigit() and int(text) % 2 == (task["kind"] == "odd"))

@@ -97,6 +97,7 @@ class Batches:
             values=values,
             stats=replace(
                 stats,
+                adapters=_mean_rewards(groups, samplings),
                 pass_rates=pass_rates,
                 num_filtered_groups=num_filtered_groups,
                 num_filtered_tokens=num_filtered_tokens,
@@ -216,6 +217,14 @@ def batch_stats(policy_version: int, groups: Sequence[Sequence[TrajectoryRow]]) 
         components=_mean_components(rows),
         lengths=length_stats(rows),
     )
+
+
+def _mean_rewards(groups: Sequence[Sequence[TrajectoryRow]], samplings: Sequence[GroupSampling]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for members, sampling in zip(groups, samplings, strict=True):
+        if sampling.adapter:
+            found.setdefault(sampling.adapter, []).extend(row.reward for row in members)
+    return {name: sum(found[name]) / len(found[name]) for name in sorted(found)}
 
 
 def _mean_components(rows: Iterable[TrajectoryRow]) -> dict[str, float]:

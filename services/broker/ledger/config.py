@@ -1,5 +1,6 @@
 """The run's rules and scheduled values, as the ledger gets them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -35,6 +36,8 @@ class LedgerConfig:
     """This broker's share, if there are several."""
     max_lag: int
     schedules: Schedules
+    adapter_of: Callable[[str, int], str] = lambda source, task_index: ""
+    """The adapter of a task, by its source ("train", "eval", "eval/SET") and index; empty without several."""
     grades_groups: bool = False
     """Whether a group of training is complete only when its answers were compared (``reward.group``)."""
     lease_s: float

@@ -54,6 +54,7 @@ def batch_report(batch: BatchRow) -> dict[str, float | None]:
         "lag/mean": stats.mean_lag,
         "lag/max": stats.max_lag,
         **{f"train/reward/{name}": mean for name, mean in stats.components.items()},
+        **{f"adapter/{name}/reward": mean for name, mean in stats.adapters.items()},
         **stats.lengths.line(""),
         **sampling_line(batch),
         **{f"pass_rate/{name}": rate for name, rate in stats.pass_rates.items()},

@@ -100,12 +100,12 @@ class State:
         ahead = self.batches.num_assembled - self.batches.num_trained
         return bool(self.stop_reason) and self.config.num_brokers > 1 and ahead <= 1
 
-    @property
-    def next_sampling(self) -> GroupSampling:
-        """The sampling of a group that begins now, for the batch after all groups under way."""
-        return self.config.schedules.sampling_at(
+    def next_sampling(self, task_index: int) -> GroupSampling:
+        """The sampling of a group that begins now with this task, for the batch after all groups under way."""
+        sampling = self.config.schedules.sampling_at(
             self.batches.num_assembled + self.groups.num_training // self.config.groups_per_batch
         )
+        return replace(sampling, adapter=self.config.adapter_of("train", task_index))
 
     def window(self) -> Window:
         """The admission window for the version of the next batch."""
@@ -125,7 +125,7 @@ class State:
                     former.task_index,
                     self.config.group_size,
                     None,
-                    sampling=self.next_sampling,
+                    sampling=self.next_sampling(former.task_index),
                     replaces=former.group_id,
                 )
                 return group.group_id, [Save(row=former), Save(row=group), *saves(self.groups.members(group.group_id))]
@@ -133,7 +133,7 @@ class State:
         prompt = self.next_prompt
         self.next_prompt += self.share.num_brokers
         size = self.config.group_size
-        group = self.groups.start("train", prompt, task_index, size, None, sampling=self.next_sampling)
+        group = self.groups.start("train", prompt, task_index, size, None, sampling=self.next_sampling(task_index))
         return group.group_id, [Save(row=group), *saves(self.groups.members(group.group_id)), *passed_over]
 
     @property
@@ -348,7 +348,9 @@ class State:
             row = self.evaluations.start(terms, newest)
             rows: list[Row] = [row]
             sampling = terms.sampling or self.config.schedules.sampling_at(row.batch)
+            source = f"eval/{row.name}" if self.config.evaluation_sets else "eval"
             for index in range(row.num_tasks):
+                sampling = replace(sampling, adapter=self.config.adapter_of(source, index))
                 group = self.groups.start("eval", index, index, row.samples, row.evaluation_id, sampling=sampling)
                 rows += [group, *self.groups.members(group.group_id)]
             fields = {"policy_version": row.policy_version, "batch": row.batch, "num_tasks": row.num_tasks, "set": row.name}

@@ -90,6 +90,7 @@ class StoredBatch:
                     trajectory.finish_reason,
                     sampling.temperature,
                     sampling.max_tokens,
+                    sampling.adapter,
                 )
             )
         message = Batch(

@@ -43,6 +43,7 @@ class OwnSequence:
         version_runs: Array,
         temperature: float,
         oldest: int | None,
+        adapter: int,
         experts: Array | None = None,
     ) -> None:
         """The arrays are those of ``gspo_protocol.messages.BatchPart``, of this sequence; ``experts`` of its actions."""
@@ -51,6 +52,7 @@ class OwnSequence:
         self._segments = segments
         self._version_runs = version_runs
         self._temperature = temperature
+        self._adapter = adapter
         self._experts = experts
         self.oldest_version = oldest
         self.num_tokens = len(token_ids)
@@ -70,6 +72,7 @@ class OwnSequence:
             versions=np.where(is_action, versions, -1).astype(np.int64),
             turn_ids=np.where(is_action, turn_ids, OBSERVATION_TURN).astype(np.int32),
             temperature=self._temperature,
+            adapter=self._adapter,
             experts=None if self._experts is None else decode_experts(self._experts),
         )
 
@@ -109,19 +112,19 @@ class _Trajectory:
         self._pieces.append((arrays.get("experts"), arrays["segments"], begin, end))
         self.num_tokens += end - begin
 
-    def sequences(self, temperature: float, oldest: int | None) -> list[OwnSequence]:
+    def sequences(self, temperature: float, oldest: int | None, adapter: int) -> list[OwnSequence]:
         """Split the trajectory into sequences, whose tokens may alternate. One without action tokens trains nothing."""
         segments, runs = np.concatenate(self.segments), np.concatenate(self.version_runs)
         kinds, _, ids, lengths = segments.T
         experts = self._experts_by_sequence(kinds, ids, lengths)
         if not ids.any():
-            return [OwnSequence(self.token_ids, self.logprobs, segments, runs, temperature, oldest, experts.get(0))]
+            return [OwnSequence(self.token_ids, self.logprobs, segments, runs, temperature, oldest, adapter, experts.get(0))]
         versions, ids_of_tokens = np.repeat(runs[:, 0], runs[:, 1]), np.repeat(ids, lengths)
         found = []
         for sequence in np.unique(ids[kinds == ACTION]):
             chosen = ids_of_tokens == sequence
             arrays = self.token_ids[chosen], self.logprobs[chosen], segments[ids == sequence], _runs_of(versions[chosen])
-            found.append(OwnSequence(*arrays, temperature, oldest, experts.get(int(sequence))))
+            found.append(OwnSequence(*arrays, temperature, oldest, adapter, experts.get(int(sequence))))
         return found
 
     def _experts_by_sequence(self, kinds: Array, ids: Array, lengths: Array) -> dict[int, Array]:
@@ -143,14 +146,20 @@ class Assembly:
     """Takes the parts of one batch in order, and keeps this rank's tokens."""
 
     def __init__(
-        self, batch: Batch, arrays: Mapping[str, Array], rows_of: Callable[[Sequence[BatchGroup], int], frozenset[int]]
+        self,
+        batch: Batch,
+        arrays: Mapping[str, Array],
+        rows_of: Callable[[Sequence[BatchGroup], int], frozenset[int]],
+        adapters: Sequence[str] = (),
     ) -> None:
         """``rows_of`` says, from the batch's groups and its policy version, which of the sequences this rank trains.
+        ``adapters``: the names of those that are trained, if there are several.
 
-        Raises: ValueError when a group cannot be trained, and for a sequence that is longer than its group was allowed; what
-            ``rows_of`` raises.
+        Raises: ValueError when a group cannot be trained, for a sequence that is longer than its group was allowed, and for
+            an adapter that is not trained; what ``rows_of`` raises.
         """
         self._batch = batch
+        self._adapters = [_adapter_of(item, adapters) for item in batch.items]
         self._num_tokens = batch.num_tokens
         self._ends = list(accumulate(item.num_tokens for item in batch.items))
         self._next_part = self._num_added = 0
@@ -219,7 +228,7 @@ class Assembly:
     def _take(self, place: int, trajectory: _Trajectory) -> None:
         announced = self._sequences[place]
         oldest = announced[0].oldest_version if announced else None
-        found = trajectory.sequences(self._batch.items[place].temperature, oldest)
+        found = trajectory.sequences(self._batch.items[place].temperature, oldest, self._adapters[place])
         sizes = [[(each.num_tokens, each.num_action_tokens) for each in sequences] for sequences in (announced, found)]
         if sizes[0] != sizes[1]:
             raise ValueError(
@@ -239,6 +248,7 @@ class Assembly:
                 turn_roles=None if self._roles is None else tuple(self._roles[place].astype(np.int64) for place in places),
                 sequences_per_episode=tuple(len(self._sequences[place]) for place in places),
                 max_tokens=self._batch.items[places[-1]].max_tokens,
+                adapter=self._adapters[places[-1]],
             )
             for group_id, places in self._members.items()
         ]
@@ -249,6 +259,7 @@ def assemble(
     rows_of: Callable[[Sequence[BatchGroup], int], frozenset[int]],
     next_arrival: Callable[[], Answer | None],
     watched: Callable[[int], AbstractContextManager[None]],
+    adapters: Sequence[str] = (),
 ) -> AssembledBatch | SkipBatch | EndOfRun | None:
     """Take a batch's parts as they reach this rank. Collective where ``next_arrival`` is.
 
@@ -256,18 +267,19 @@ def assemble(
         rows_of: see ``Assembly``.
         next_arrival: what rank 0 received next, on every rank; None: stop.
         watched: a context in which errors count against the batch.
+        adapters: see ``Assembly``.
 
     Returns: the batch; or what came in its place; None: stop.
     """
     index = announced.batch.index
     with watched(index):
-        assembly = Assembly(announced.batch, announced.arrays, rows_of)
+        assembly = Assembly(announced.batch, announced.arrays, rows_of, adapters)
     while not assembly.complete:
         arrived = next_arrival()
         if isinstance(arrived, BatchAnnounced):
             # One of several brokers cannot read its share: the batch consists of the others' shares, which come again.
             with watched(index):
-                assembly = Assembly(arrived.batch, arrived.arrays, rows_of)
+                assembly = Assembly(arrived.batch, arrived.arrays, rows_of, adapters)
         elif isinstance(arrived, PartArrived):
             with watched(index):
                 assembly.add(arrived.part, arrived.arrays)
@@ -275,6 +287,17 @@ def assemble(
             return arrived
     with watched(index):
         return assembly.assembled()
+
+
+def _adapter_of(item: BatchItem, adapters: Sequence[str]) -> int:
+    if item.adapter in adapters:
+        return adapters.index(item.adapter)
+    if not item.adapter and not adapters:
+        return 0
+    raise ValueError(
+        f"trajectory {item.trajectory_id} was sampled with adapter {item.adapter!r}, and lora.adapters are "
+        f"{', '.join(adapters) or 'none'}: give broker and learner the same settings"
+    )
 
 
 def _absent(item: BatchItem, outline: NDArray[Any]) -> list[BatchSequence]:

@@ -27,8 +27,8 @@ class _Canary(msgspec.Struct):
     logprobs: list[float]
 
 
-def canary_batch(vocab_size: int) -> PackedBatch:
-    """One sequence of tokens from the whole vocabulary."""
+def canary_batch(vocab_size: int, adapter: int = 0) -> PackedBatch:
+    """One sequence of tokens from the whole vocabulary, with the adapter of this place."""
     positions = np.arange(NUM_TOKENS)
     actions = positions > 0
     sequence = TrainSequence(
@@ -38,6 +38,7 @@ def canary_batch(vocab_size: int) -> PackedBatch:
         versions=np.where(actions, 0, -1),
         turn_ids=np.where(actions, 0, -1).astype(np.int32),
         temperature=1.0,
+        adapter=adapter,
         advantages=np.zeros(NUM_TOKENS, dtype=np.float32),
     )
     return pack([sequence], policy_version=0)

@@ -46,4 +46,4 @@ def _lora_problem(saved: Mapping[str, Any], present: Mapping[str, Any]) -> str:
 
 
 def _text(lora: Any) -> str:
-    return ", ".join(f"{key} = {lora.get(key)}" for key in ("rank", "alpha", "target_modules"))
+    return ", ".join(f"{key} = {lora[key]}" for key in ("rank", "alpha", "target_modules", "adapters") if key in lora)

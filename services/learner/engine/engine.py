@@ -17,6 +17,7 @@ import torch.distributed
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from gspo.model.adapter_choice import AdapterChoice
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.lora import freeze_all_but_lora, inject_lora
 from gspo.model.packing import PackedBatch
@@ -85,7 +86,8 @@ class LearnerEngine:
         )
         self.sequence_parallel = settings.learner.sequence_parallel
         self._share = own_row_share(self.sequence_parallel, settings.learner.collective_timeout_s)
-        self._passes = ForwardPasses(engine, settings, self._share)
+        choice = AdapterChoice(self.model, self._lora) if self._lora and self._lora.num_adapters > 1 else None
+        self._passes = ForwardPasses(engine, settings, self._share, choice)
         self._state = OptimizerState(engine, self._stage, self._shares, trained=None if self._lora is None else trained)
         self._coverage_known = False
         self._reference, self._teacher = reference, teacher
@@ -334,10 +336,10 @@ class LearnerEngine:
         return self._weights.adapters(dtype)
 
     def probe(self) -> tuple[list[int], list[float]]:
-        """Return tokens, and the log-probs of all but the first, which an engine must match. Collective."""
+        """Return tokens, and the log-probs of all but the first, which an engine must match; those of several adapters one
+        after another. Collective."""
         # SGLang misreports the log-prob of the highest id in a prompt.
-        packed = canary_batch(self.vocabulary - 1)
-        return packed.input_ids[0].tolist(), self.logprobs(packed).logprobs_T.cpu()[packed.mask_T].tolist()
+        return canary_batch(self.vocabulary - 1).input_ids[0].tolist(), self._logprobs_of_canary(self.vocabulary - 1)
 
     def weights_digest(self) -> str:
         """Return the hexadecimal digest of the trained weights: the same in any layout, on every rank. Collective."""
@@ -358,7 +360,7 @@ class LearnerEngine:
             "parameters": shapes.hexdigest(),
             "dtype": self.settings.learner.dtype,
             "optimizer": OPTIMIZER,
-            **lora_layout(self._lora, self._model_dir, self._base_digest),
+            **lora_layout(self._lora, self.settings.lora.adapters, self._model_dir, self._base_digest),
         }
 
     def save_state(self, directory: Path) -> list[Path]:
@@ -366,7 +368,7 @@ class LearnerEngine:
 
         Every rank writes its part of the parameters. Raises: OSError, after the last collective, on ranks that could not.
         """
-        canary = self._canary()
+        canary = self._logprobs_of_canary(self.vocabulary)
         written = self._state.save(directory)
         return [*written, write_canary(directory, canary)] if self.rank == 0 else written
 
@@ -378,7 +380,7 @@ class LearnerEngine:
         state = self._state.copy(directory, room)
         return EngineCopy(
             rank=self.rank,
-            canary=self._canary(),
+            canary=self._logprobs_of_canary(self.vocabulary),
             files=state.copied,
             written=state.written,
             failure=state.failure,
@@ -394,11 +396,14 @@ class LearnerEngine:
         """
         self._state.load(directory)
         self._resume_schedule(self._state.num_steps)
-        require_canary(directory, self._canary(), self.settings.learner.dtype)
+        require_canary(directory, self._logprobs_of_canary(self.vocabulary), self.settings.learner.dtype)
 
-    def _canary(self) -> list[float]:
-        packed = canary_batch(self.vocabulary)
-        logprobs: list[float] = self.logprobs(packed).logprobs_T.cpu()[packed.mask_T].tolist()
+    def _logprobs_of_canary(self, vocabulary: int) -> list[float]:
+        """With each adapter, one after another."""
+        logprobs: list[float] = []
+        for adapter in range(self.settings.lora.num_adapters):
+            packed = canary_batch(vocabulary, adapter)
+            logprobs += self.logprobs(packed).logprobs_T.cpu()[packed.mask_T].tolist()
         return logprobs
 
     def _resume_schedule(self, num_steps: int) -> None:

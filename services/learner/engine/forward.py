@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed
 
 from gspo.inputs.validation import trusted_values
+from gspo.model.adapter_choice import AdapterChoice
 from gspo.model.boundaries import Boundaries
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch
@@ -23,11 +24,15 @@ from gspo_services.learner.start import EngineSettings
 class ForwardPasses:
     """Log-probs of micro-batches, with the experts that were chosen and the load-balancing loss."""
 
-    def __init__(self, engine: Any, settings: EngineSettings, share: RowShare | None) -> None:
-        """Take DeepSpeed's engine. ``share``: this rank's slice of every micro-batch; None: it has them whole."""
+    def __init__(
+        self, engine: Any, settings: EngineSettings, share: RowShare | None, adapters: AdapterChoice | None = None
+    ) -> None:
+        """Take DeepSpeed's engine. ``share``: this rank's slice of every micro-batch; None: it has them whole.
+        ``adapters``: of a model with several."""
         self._engine = engine
         self._settings = settings
         self._share = share
+        self._adapters = adapters
         self._experts = ExpertRecorder(engine.module)
         self._balance = RouterLogits(engine.module) if settings.load_balance_coefficient > 0 else None
         self._replay = RoutingReplay(engine.module) if settings.routing_replay else None
@@ -54,11 +59,17 @@ class ForwardPasses:
 
     def forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
         """Run the model on a micro-batch, on the engine's device; training passes ask for entropies. Collective."""
+        inputs = model_inputs(packed, self._share)
+        if self._adapters is not None:
+            own = packed.adapters_T
+            if own is not None and self._share is not None:
+                own = self._share.own_row(own)
+            self._adapters.choose(own, inputs["input_ids"].shape[-1], packed.targets_T.device)
         # Only training passes have a loss to add it to.
         balance = self._balance if with_entropy else None
         with self._experts.recording(), nullcontext() if balance is None else balance.recording():
             result: TokenLogProbs = self._engine(
-                **model_inputs(packed, self._share),
+                **inputs,
                 with_entropy=with_entropy,
                 entropy_gradient=with_entropy and self._settings.entropy_gradient,
             )

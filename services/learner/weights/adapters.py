@@ -70,12 +70,13 @@ def copy_adapter(
     alpha: float,
     base: PublishedBase,
     probe: tuple[Sequence[int], Sequence[float]],
+    names: Sequence[str] = (),
 ) -> AdapterCopy:
     """Copy an adapter's matrices, under the names of peft's files. ``probe``: tokens, and the learner's log-probs of all but
-    the first with this adapter."""
+    the first with this adapter. ``names``: of several adapters, whose ``rank`` rows follow one another, as their probes."""
     token_ids, logprobs = probe
     info = AdapterInfo(
         rank=rank, alpha=alpha, modules=list(MODULES), base_digest=base.digest,
-        probe_ids=list(token_ids), probe_logprobs=list(logprobs),
+        probe_ids=list(token_ids), probe_logprobs=list(logprobs), names=list(names),
     )  # fmt: skip
     return AdapterCopy(copy_parameters(matrices), info, base)

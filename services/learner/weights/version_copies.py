@@ -46,7 +46,8 @@ class VersionCopies:
         matrices = self._engine.adapter_parameters(self._dtype)
         if self._base is None:
             return self._taken(matrices)
-        return copy_adapter(matrices, rank=self._lora.rank, alpha=self._lora.alpha, base=self._base, probe=probe)
+        lora = self._lora
+        return copy_adapter(matrices, rank=lora.rank, alpha=lora.alpha, base=self._base, probe=probe, names=lora.adapters)
 
     def _taken(self, parameters: Iterable[ServedParameter]) -> WeightCopy | None:
         if self._has_copies:

@@ -216,9 +216,11 @@ def _adapters(situation: Situation, model: ReadModel) -> Iterator[Finding]:
     settings = situation.settings
     if not settings.lora.is_used or model.shape is None:
         return
-    trained = model.shape.lora_parameters(settings.lora.rank, settings.lora.target_modules)
+    lora = settings.lora
+    trained = model.shape.lora_parameters(lora.rank * lora.num_adapters, lora.target_modules)
     merges = settings.lora.publish == "merged" and settings.model.dtype == "bfloat16"
-    text = f"rank {settings.lora.rank} on {', '.join(settings.lora.target_modules)}: {count(trained)} parameters are trained"
+    several = f"{', '.join(lora.adapters)}, each of " if lora.adapters else ""
+    text = f"{several}rank {lora.rank} on {', '.join(lora.target_modules)}: {count(trained)} parameters are trained"
     if settings.lora.publish == "adapter":
         text += f"; a version has these alone, in {settings.model.dtype}, and every server has the model below"
     elif merges:

@@ -61,6 +61,7 @@ class CallSampler:
             top_k=self._sampling.top_k,
             stop_token_ids=tuple(sorted(answer.stop_ids)),
             seed=_seed_of(self._seed, record.ordinal),
+            adapter=self._sampling.adapter,
         )
         rid = f"{self._log.trajectory_id}-{self._log.epoch}-{record.ordinal}"
         request = GenerateRequest(rid=rid, input_ids=np.concatenate([part.prompt_ids, part.action_ids]), sampling=sampling)

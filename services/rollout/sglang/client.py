@@ -18,7 +18,7 @@ update has succeeded.
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -116,7 +116,7 @@ class Engine:
         self._may_ask.set()
         self.adapters = EngineAdapters(self._http, load_timeout_s)
         self.memory = ServerMemory(self._http, load_timeout_s)
-        self._adapter: Adapter | None = None
+        self._adapters: Mapping[str, Adapter] = {}
         self._open: dict[str, OpenRequest] = {}
         self._ended = asyncio.Event()
 
@@ -185,7 +185,7 @@ class Engine:
         # SGLang aborts every request whose id begins with the one given, hence the ';'. And 2 s after the end of a stream it
         # aborts that id once more, even in another request: so no id is used twice, nor by another engine object.
         server_rid = f"{rid}#{self._session}-{self._num_requests};"
-        self._open[server_rid] = OpenRequest(self._adapter)
+        self._open[server_rid] = OpenRequest(self._adapter_of(sampling))
         try:
             async with aclosing(self._pieces_of(server_rid, rid, input_ids, sampling, alone)) as pieces:
                 async for piece in pieces:
@@ -264,9 +264,20 @@ class Engine:
 
     # Adapters ------------------------------------------------------------------------------------------------------
 
-    def serve(self, adapter: Adapter) -> None:
-        """From now on requests begin with ``adapter``, which the server has; those under way keep theirs."""
-        self._adapter = adapter
+    def serve(self, adapters: Mapping[str, Adapter]) -> None:
+        """From now on requests begin with these, which the server has, by their names in the run; those under way keep
+        theirs. An only one has no name."""
+        self._adapters = adapters
+
+    def _adapter_of(self, sampling: SamplingParameters) -> Adapter | None:
+        if not self._adapters and not sampling.adapter:
+            return None
+        if sampling.adapter not in self._adapters:
+            raise ValueError(
+                f"the request is for adapter {sampling.adapter!r}, and {', '.join(self._adapters) or 'none'} are served: "
+                "broker and rollouts need the same lora.adapters"
+            )
+        return self._adapters[sampling.adapter]
 
     def uses(self, name: str) -> bool:
         """Whether a request under way has the adapter of this name."""

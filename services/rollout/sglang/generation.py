@@ -40,6 +40,8 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Continue up to max_new_tokens; SGLang then ignores stop_token_ids as well."""
     seed: int | None = None
     """A server in deterministic mode draws the same samples for the same seed, tokens and weights; others ignore it."""
+    adapter: str = ""
+    """Which of the run's adapters; empty: it has one, or none."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

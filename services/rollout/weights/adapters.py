@@ -30,6 +30,7 @@ import structlog
 from gspo_protocol.digests import tensor_digest
 from gspo_protocol.messages import AdapterInfo, Manifest, TensorInfo
 from gspo_services.rollout.sglang import Adapter, Engine, EngineError
+from gspo_services.rollout.weights.adapter_parts import AdapterPart, adapter_parts
 from gspo_services.rollout.weights.file import header_of
 from gspo_services.rollout.weights.loader import LOADED, VerificationError
 from gspo_services.rollout.weights.replica import Replica
@@ -66,10 +67,18 @@ class AdapterPlan:
 
     rank: int
     alpha: float
+    names: tuple[str, ...] = ()
+    """Of several adapters, which each version has all of."""
     slots: int
+    """Versions."""
     tolerance: float
     mode: Literal["retract", "in_place"]
     """retract: generations go on with the next adapter. in_place: they end with the one that they began with."""
+
+    @property
+    def num_loaded(self) -> int:
+        """Adapters that an engine holds at once."""
+        return self.slots * max(1, len(self.names))
 
     @classmethod
     def of(cls, settings: Settings) -> Self | None:
@@ -81,6 +90,7 @@ class AdapterPlan:
         return cls(
             rank=lora.rank,
             alpha=lora.alpha,
+            names=tuple(lora.adapters),
             slots=lora.max_loaded_loras,
             tolerance=tolerance,
             mode=settings.rollout.pause_mode,
@@ -100,19 +110,19 @@ class AdapterLoader:
         self._num_loads = 0
         self._base = ""
         self._base_version = 0
-        self._held: list[Adapter] = []
-        """Oldest first; the last one is served."""
+        self._held: list[dict[str, Adapter]] = []
+        """Of each version, by their names in the run; oldest first. The last ones are served."""
         self._reports_slots = False
         self._former: dict[str, tuple[int, str]] = {}
-        """By the place of a matrix: the version that was verified last, and its checksum there."""
+        """By the adapter and the place of a matrix: the version that was verified last, and its checksum there."""
 
     @property
     def wants_checksums(self) -> bool:
         """Whether the next manifest must say what the engine reports of the model."""
         return not self._base
 
-    async def load(self, weights: Replica) -> Adapter:
-        """Load a version into the engine, and verify it. It is not served yet.
+    async def load(self, weights: Replica) -> dict[str, Adapter]:
+        """Load a version's adapters into the engine, and verify them; by their names in the run. They are not served yet.
 
         Raises: BaseUnknownError; VerificationError, EngineError: the version is not in the engine then; ServiceError for
         settings, a model or a server with which no version can be served.
@@ -120,54 +130,71 @@ class AdapterLoader:
         manifest = weights.current
         info = self._require_planned(manifest)
         await self._require_base(info, manifest.checksums)
-        for adapter in self._held[: max(0, len(self._held) + 1 - self._plan.slots)]:
-            await self._retire(adapter)
+        for held in self._held[: max(0, len(self._held) + 1 - self._plan.slots)]:
+            await self._retire(held)
         self._num_loads += 1
-        name = f"{_PREFIX}{self._session}-{self._num_loads}-v{manifest.policy_version}"
+        version, loaded = manifest.policy_version, dict[str, Adapter]()
+        try:
+            for part in adapter_parts(info, manifest.tensors, [data for _, data in weights.tensors()]):
+                name = f"{_PREFIX}{self._session}-{self._num_loads}-v{version}{part.name and '-' + part.name}"
+                await self._load(name, part, version)
+                loaded[part.name] = Adapter(name=name, version=version, base_version=self._base_version)
+        except BaseException:
+            for adapter in loaded.values():
+                await self._forget(adapter.name)
+            raise
+        return loaded
+
+    async def _load(self, name: str, part: AdapterPart, version: int) -> None:
         directory = self._directory / name
         try:
-            await asyncio.to_thread(_write, directory, info, manifest.tensors, weights)
+            await asyncio.to_thread(_write, directory, part)
             await self._engine.adapters.load(name, directory)
             try:
-                await self._verify(name, directory, manifest, info, weights)
+                await self._verify(name, directory, part, version)
             except BaseException:
-                # An adapter that stays is in nobody's way: no request names it.
-                with suppress(EngineError):
-                    await self._engine.adapters.unload(name)
+                await self._forget(name)
                 raise
         except OSError as error:
             raise ServiceError(
-                f"the adapter of policy version {manifest.policy_version} cannot be written: {error}; make room there, or "
-                "choose another rollout.weights_directory"
+                f"the adapter of policy version {version} cannot be written: {error}; make room there, or choose another "
+                "rollout.weights_directory"
             ) from error
         finally:
             # Without its files SGLang cannot load an adapter again that somebody names after it was unloaded.
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
-        return Adapter(name=name, version=manifest.policy_version, base_version=self._base_version)
 
-    def serve(self, adapter: Adapter) -> None:
-        """From now on requests begin with it."""
-        self._engine.serve(adapter)
-        self._held.append(adapter)
+    async def _forget(self, name: str) -> None:
+        """Unload an adapter that was never served. One that stays is in nobody's way: no request names it."""
+        with suppress(EngineError):
+            await self._engine.adapters.unload(name)
+
+    def serve(self, adapters: dict[str, Adapter]) -> None:
+        """From now on requests begin with them."""
+        self._engine.serve(adapters)
+        self._held.append(dict(adapters))
 
     async def retire_former(self) -> None:
         """Unload the adapters that are not served any more: with retract all, after what still has them was cut; otherwise
         those that no request has."""
-        for adapter in self._held[:-1]:
-            if self._plan.mode == "retract" or not self._engine.uses(adapter.name):
+        for held in self._held[:-1]:
+            if self._plan.mode == "retract" or not any(self._engine.uses(adapter.name) for adapter in held.values()):
                 try:
-                    await self._retire(adapter)
+                    await self._retire(held)
                 except EngineError as error:
                     # Its slot is wanted some versions later, and then it is tried again.
-                    log.warning("adapter_not_unloaded", adapter=adapter.name, error=str(error))
+                    log.warning("adapter_not_unloaded", adapters=[each.name for each in held.values()], error=str(error))
 
-    async def _retire(self, adapter: Adapter) -> None:
-        if not await self._engine.cut(adapter.name):
-            # SGLang waits with requests when there are more adapters than slots: nothing breaks.
-            log.warning("adapter_still_in_use", adapter=adapter.name)
-            return
-        await self._engine.adapters.unload(adapter.name)
-        self._held.remove(adapter)
+    async def _retire(self, held: dict[str, Adapter]) -> None:
+        for key, adapter in list(held.items()):
+            if not await self._engine.cut(adapter.name):
+                # SGLang waits with requests when there are more adapters than slots: nothing breaks.
+                log.warning("adapter_still_in_use", adapter=adapter.name)
+                continue
+            await self._engine.adapters.unload(adapter.name)
+            del held[key]
+        if not held:
+            self._held = [each for each in self._held if each is not held]
 
     def _require_planned(self, manifest: Manifest) -> AdapterInfo:
         info, plan = manifest.adapter, self._plan
@@ -181,6 +208,11 @@ class AdapterLoader:
                 f"the adapter of policy version {manifest.policy_version} has rank {info.rank}, alpha {info.alpha:g} and "
                 f"modules {', '.join(info.modules)}, and [lora] says rank {plan.rank}, alpha {plan.alpha:g} and modules "
                 f"{', '.join(MODULES)}: give learner and rollouts the same settings"
+            )
+        if tuple(info.names) != plan.names:
+            raise ServiceError(
+                f"policy version {manifest.policy_version} has the adapters {', '.join(info.names) or 'of one name'}, and "
+                f"lora.adapters are {', '.join(plan.names) or 'none'}: give learner and rollouts the same settings"
             )
         try:
             require_matrices(info, manifest.tensors)
@@ -219,12 +251,12 @@ class AdapterLoader:
         faults = {
             "without --enable-lora": not info.enable_lora,
             f"with --max-lora-rank {info.max_lora_rank}": (info.max_lora_rank or 0) < plan.rank,
-            f"with --max-loras-per-batch {info.max_loras_per_batch}": info.max_loras_per_batch <= plan.slots,
+            f"with --max-loras-per-batch {info.max_loras_per_batch}": info.max_loras_per_batch <= plan.num_loaded,
             f"with --lora-target-modules {' '.join(modules)}": "all" not in modules and not {*MODULES} <= {*modules},
         }
         for fault, found in faults.items():
             if found:
-                wanted = " ".join(lora_arguments(plan.rank, plan.slots))
+                wanted = " ".join(lora_arguments(plan.rank, plan.num_loaded))
                 raise ServiceError(f"the SGLang server was started {fault}; start it with {wanted}")
         version = await self._engine.weight_version()
         if version is None:
@@ -236,16 +268,15 @@ class AdapterLoader:
                 log.info("adapter_of_a_former_process", adapter=name)
                 await self._engine.adapters.unload(name)
 
-    async def _verify(self, name: str, directory: Path, manifest: Manifest, info: AdapterInfo, weights: Replica) -> None:
+    async def _verify(self, name: str, directory: Path, part: AdapterPart, version: int) -> None:
         """Raises: VerificationError, EngineError."""
-        version = manifest.policy_version
-        changed = await asyncio.to_thread(_changed, directory / _FILE, manifest.tensors)
+        changed = await asyncio.to_thread(_changed, directory / _FILE, part.tensors)
         if changed:
             raise VerificationError(
                 f"policy version {version}: {changed} in {directory / _FILE} is no longer what came from the learner"
             )
-        await self._verify_effect(name, version, info)
-        await self._verify_slot(name, version, manifest.tensors, weights)
+        await self._verify_effect(name, version, part.info)
+        await self._verify_slot(name, version, part)
 
     async def _verify_effect(self, name: str, version: int, info: AdapterInfo) -> None:
         # Also without anything to compare: only then does it get a slot.
@@ -267,22 +298,24 @@ class AdapterLoader:
             )
         log.info("adapter_probed", policy_version=version, mean_difference=mean)
 
-    async def _verify_slot(self, name: str, version: int, tensors: Sequence[TensorInfo], weights: Replica) -> None:
+    async def _verify_slot(self, name: str, version: int, part: AdapterPart) -> None:
         if not self._reports_slots:
             return
         reported = await self._engine.adapters.slots(name)
         checksum = hash_function(await self._verifier.hash())
-        expected = slot_checksums(name, tensors, [data for _, data in weights.tensors()], checksum)
+        expected = slot_checksums(name, part.tensors, part.data, checksum)
         places = {key: key.rpartition("/")[2] for key in expected}
         wrong = [key for key in expected if reported.get(key) != expected[key]]
         if wrong or set(reported) != set(expected):
-            said = [f"{places[key]}{self._whose(places[key], reported.get(key, ''))}" for key in wrong[:_SHOWN]]
+            said = [
+                f"{places[key]}{self._whose(f'{part.name}/{places[key]}', reported.get(key, ''))}" for key in wrong[:_SHOWN]
+            ]
             beside = sorted(set(reported) - set(expected))[:_SHOWN]
             raise VerificationError(
                 f"policy version {version}: {len(wrong)} of {len(expected)} matrices in the engine differ from what was "
                 f"loaded: {', '.join([*said, *beside])}"
             )
-        self._former = {places[key]: (version, expected[key]) for key in expected}
+        self._former |= {f"{part.name}/{places[key]}": (version, expected[key]) for key in expected}
 
     def _whose(self, place: str, checksum: str) -> str:
         """Identify a wrong matrix, where possible."""
@@ -293,23 +326,23 @@ class AdapterLoader:
 _FILE: Final = "adapter_model.safetensors"
 
 
-def lora_arguments(rank: int, slots: int) -> list[str]:
+def lora_arguments(rank: int, num_loaded: int) -> list[str]:
     """The arguments with which an SGLang server holds this many adapters."""
     return [
         "--enable-lora",
         "--max-lora-rank", str(rank),
-        "--max-loras-per-batch", str(slots + 1),
+        "--max-loras-per-batch", str(num_loaded + 1),
         "--lora-target-modules", *MODULES,
     ]  # fmt: skip
 
 
-def _write(directory: Path, info: AdapterInfo, tensors: Sequence[TensorInfo], weights: Replica) -> None:
+def _write(directory: Path, part: AdapterPart) -> None:
     """peft's files. A copy, and not a link: SGLang may map the file, and goes on reading it. Raises: OSError."""
     directory.mkdir(parents=True)
-    (directory / "adapter_config.json").write_bytes(msgspec.json.encode(peft_config(info)))
+    (directory / "adapter_config.json").write_bytes(msgspec.json.encode(peft_config(part.info)))
     with (directory / _FILE).open("wb") as file:
-        file.write(header_of(tensors))
-        for _, data in weights.tensors():
+        file.write(header_of(part.tensors))
+        for data in part.data:
             file.write(data)
 
 

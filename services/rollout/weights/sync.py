@@ -316,9 +316,9 @@ class WeightSync:
         version, digest = weights.policy_version, weights.digest
         self.loading = True
         try:
-            adapter = await adapters.load(weights)
+            loaded = await adapters.load(weights)
             begin = self._clock.now()
-            adapters.serve(adapter)
+            adapters.serve(loaded)
             self.policy_version, self.quarantined = version, ""
             self.may_generate.set()
             await adapters.retire_former()

@@ -48,6 +48,8 @@ class Outcome:
     trajectories: int
     tokens: int
     action_tokens: int
+    adapter: str = ""
+    """Of several that the run trains."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,11 @@ class Audit:
     @property
     def dropped(self) -> dict[str, int]:
         """Dropped groups by reason."""
-        return {outcome.reason: outcome.groups for outcome in self.outcomes if outcome.status == "dropped"}
+        found = Counter[str]()
+        for outcome in self.outcomes:
+            if outcome.status == "dropped":
+                found[outcome.reason] += outcome.groups
+        return dict(found)
 
     @property
     def filtered(self) -> int:

@@ -16,8 +16,8 @@ GROUP BY g.group_id
 OUTCOMES: Final = """
 SELECT g.split, CASE WHEN g.status != 'batched' THEN g.status WHEN g.batch IN (SELECT batch FROM trained) THEN 'trained'
        ELSE 'in a batch' END AS outcome, coalesce(g.drop_reason, ''), count(DISTINCT g.group_id), count(t.trajectory_id),
-       total(t.num_tokens), total(t.num_action_tokens)
-FROM groups g LEFT JOIN trajectories t ON t.group_id = g.group_id GROUP BY g.split, outcome, g.drop_reason
+       total(t.num_tokens), total(t.num_action_tokens), coalesce(json_extract(g.sampling, '$[6]'), '') AS adapter
+FROM groups g LEFT JOIN trajectories t ON t.group_id = g.group_id GROUP BY g.split, outcome, g.drop_reason, adapter
 """
 REASONS: Final = get_args(DropReason)
 SHELVED: Final = ("quarantined", "requeued", "resampled")
@@ -82,7 +82,7 @@ def outcomes(connection: sqlite3.Connection) -> list[Outcome]:
 
 
 def _outcome(row: tuple[Any, ...]) -> Outcome:
-    split, status, reason, groups, trajectories, tokens, actions = row
+    split, status, reason, groups, trajectories, tokens, actions, adapter = row
     return Outcome(
         split=split,
         status=status,
@@ -91,4 +91,5 @@ def _outcome(row: tuple[Any, ...]) -> Outcome:
         trajectories=trajectories,
         tokens=int(tokens),
         action_tokens=int(actions),
+        adapter=adapter,
     )

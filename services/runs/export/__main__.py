@@ -85,7 +85,9 @@ def _parser() -> argparse.ArgumentParser:
         "--model", type=Path, metavar="DIR", help="the starting model's directory, if it is no longer at model.path"
     )
     parser.add_argument(
-        "--adapter", action="store_true", help="of a run with lora.rank: write the adapters alone, in peft's format"
+        "--adapter",
+        action="store_true",
+        help="of a run with lora.rank: write the adapters alone, in peft's format; each of several in a folder of its own",
     )
     return parser
 

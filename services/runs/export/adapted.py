@@ -7,8 +7,9 @@ compared with the digests that the learner took: the adapters', and that of the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from gspo.model.lora import (
     is_lora,
     lora_config,
     lora_name,
+    part_of,
     plain_name,
 )
 from gspo.model.serving_layout import serving_tensors
@@ -52,7 +54,14 @@ class AdaptedCheckpointWeights(CheckpointWeights):
         """
         super().__init__(checkpoint, model_dir, hold)
         lora = self.layout["lora"]
-        self.plan = LoraPlan(rank=lora["rank"], alpha=lora["alpha"], target_modules=tuple(lora["target_modules"]))
+        self.names: Sequence[str] = lora.get("adapters", ())
+        """Of several adapters."""
+        self.plan = LoraPlan(
+            rank=lora["rank"],
+            alpha=lora["alpha"],
+            target_modules=tuple(lora["target_modules"]),
+            num_adapters=max(1, len(self.names)),
+        )
         self._model_dir = model_dir
         self._base = _BaseFiles(model_dir, hold)
         with torch.device("meta"):
@@ -61,6 +70,13 @@ class AdaptedCheckpointWeights(CheckpointWeights):
     @property
     def num_parameters(self) -> int:
         return sum(value.numel() for name, value in self.model.named_parameters() if not is_lora(name))
+
+    def own_part(self, matrices: Mapping[str, Tensor], name: str) -> Mapping[str, Tensor]:
+        """What of ``adapter_tensors`` is the adapter ``name``; all, where there is one."""
+        if not self.names:
+            return matrices
+        place, rank = self.names.index(name), self.plan.rank
+        return {key: part_of(matrix, key, place, rank).contiguous() for key, matrix in matrices.items()}
 
     def adapter_tensors(self) -> dict[str, Tensor]:
         """The adapters' matrices in the learner's type, under the names of ``gspo.model.serving.lora_weights``.
@@ -77,8 +93,8 @@ class AdaptedCheckpointWeights(CheckpointWeights):
         return found
 
     def peft_config(self) -> Any:
-        """peft's configuration of these adapters."""
-        config = lora_config(self.plan)
+        """peft's configuration of these adapters, or of each of several."""
+        config = lora_config(replace(self.plan, num_adapters=1))
         config.base_model_name_or_path = str(self._model_dir)
         config.inference_mode = True
         return config
@@ -86,6 +102,11 @@ class AdaptedCheckpointWeights(CheckpointWeights):
     def serving_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """As ``CheckpointWeights.serving_weights``. Raises ConfigurationError, at the end, when ``model_dir`` holds another
         model than the one that the adapters belong to."""
+        if self.names:
+            raise ConfigurationError(
+                f"{self.path} has the adapters {', '.join(self.names)}, and merged weights would have one of them: export "
+                "them with --adapter, and merge one with peft's merge_and_unload"
+            )
         matrices, adapted = self.adapter_tensors(), adapted_weights(self.model)
         self._served = []
         digest, visited = BaseDigest(), set[int]()

@@ -111,6 +111,7 @@ def _weights(facts: CardFacts) -> str:
     modules = _plain(", ".join(settings.lora.target_modules))
     lora = f"adapters (LoRA) of rank {settings.lora.rank}, alpha {settings.lora.alpha:g}, on {modules}"
     if facts.adapter:
+        lora += f", {len(settings.lora.adapters)} of them, each in its folder" if settings.lora.adapters else ""
         return f"{lora}, without the starting model, in {settings.learner.dtype}"
     merged = f", with {lora}, merged" if settings.lora.is_used else ""
     return f"{settings.model.dtype}, rounded from the learner's float32 weights as they were served{merged}"

@@ -60,14 +60,20 @@ def write_export(
 
 
 def write_adapter(weights: AdaptedCheckpointWeights, destination: Path, *, card: str) -> None:
-    """Write the adapters alone to ``destination``, a directory that does not exist or is empty, in peft's format.
+    """Write the adapters alone to ``destination``, a directory that does not exist or is empty, in peft's format; each of
+    several in a folder of its name.
 
     Raises: as ``write_export``.
     """
-    matrices = {PEFT_PREFIX + name: tensor for name, tensor in weights.adapter_tensors().items()}
-    with _export(destination, sum(tensor.nbytes for tensor in matrices.values()), card) as partial:
-        save_file(matrices, partial / "adapter_model.safetensors", metadata={"format": "pt"})
-        weights.peft_config().save_pretrained(partial)
+    whole = weights.adapter_tensors()
+    with _export(destination, sum(tensor.nbytes for tensor in whole.values()), card) as partial:
+        for name in weights.names or [""]:
+            folder = partial / name
+            folder.mkdir(exist_ok=True)
+            own = weights.own_part(whole, name)
+            matrices = {PEFT_PREFIX + key: tensor for key, tensor in own.items()}
+            save_file(matrices, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+            weights.peft_config().save_pretrained(folder)
 
 
 @contextmanager

@@ -121,7 +121,7 @@ def learner_memory(shape: ModelShape, settings: Settings, *, cuda: bool, teacher
 def trained_parameters(shape: ModelShape, settings: Settings) -> int:
     """How many parameters have gradients, moments and a place in checkpoints: all, or those of the adapters."""
     lora = settings.lora
-    return shape.lora_parameters(lora.rank, lora.target_modules) if lora.is_used else shape.parameters
+    return shape.lora_parameters(lora.rank * lora.num_adapters, lora.target_modules) if lora.is_used else shape.parameters
 
 
 def _working(shape: ModelShape, settings: Settings, *, cuda: bool) -> Span:

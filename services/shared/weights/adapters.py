@@ -50,8 +50,8 @@ def peft_config(adapter: AdapterInfo) -> dict[str, Any]:
 
 
 def require_matrices(adapter: AdapterInfo, tensors: Sequence[TensorInfo]) -> None:
-    """Check that these are A and B of every module in every layer, of this rank. Raises: ValueError that names the first
-    that is not."""
+    """Check that these are A and B of every module in every layer, of this rank for each of several adapters. Raises:
+    ValueError that names the first that is not."""
     found: dict[int, set[tuple[str, str]]] = {}
     for info in tensors:
         match = _MATRIX.fullmatch(info.name)
@@ -59,8 +59,9 @@ def require_matrices(adapter: AdapterInfo, tensors: Sequence[TensorInfo]) -> Non
         if match is None or module not in adapter.modules:
             raise ValueError(f"tensor {info.name} is no matrix of an adapter of {', '.join(adapter.modules)}")
         rank = info.shape[0 if match["side"] == "A" else -1] if len(info.shape) == len(_SIDES) else 0
-        if rank != adapter.rank:
-            raise ValueError(f"tensor {info.name} has shape {info.shape}, and the adapter's rank is {adapter.rank}")
+        if rank != adapter.rank * max(1, len(adapter.names)):
+            several = f", of {len(adapter.names)} adapters" if adapter.names else ""
+            raise ValueError(f"tensor {info.name} has shape {info.shape}, and the adapter's rank is {adapter.rank}{several}")
         found.setdefault(int(match["layer"]), set()).add((module, match["side"]))
     wanted = {(module, side) for module in adapter.modules for side in _SIDES}
     for layer in range(max(found, default=0) + 1):

@@ -33,7 +33,7 @@ from gspo_services.tasks.environments.scoring import (
     through_the_door,
 )
 from gspo_services.tasks.environments.shop import TOOLS, Shop, ShopOptions, tool_result
-from gspo_services.tasks.environments.sources import MixedTasks, as_mapping, files_of, rows_of
+from gspo_services.tasks.environments.sources import MixedTasks, as_mapping, column_of, files_of, rows_of
 
 __all__ = [
     "ENVIRONMENTS",
@@ -55,6 +55,7 @@ __all__ = [
     "Shop",
     "ShopOptions",
     "as_mapping",
+    "column_of",
     "create_environment",
     "create_task_set",
     "draw_problem",

@@ -136,9 +136,9 @@ def made_batch(
     return MadeBatch(batch=batch, arrays=arrays, parts=[recorded.part(part) for part in range(recorded.num_parts)])
 
 
-def groups_of(made: MadeBatch) -> list[BatchGroup]:
-    """The batch as a single rank trains it."""
-    assembly = Assembly(made.batch, made.arrays, all_rows)
+def groups_of(made: MadeBatch, adapters: Sequence[str] = ()) -> list[BatchGroup]:
+    """The batch as a single rank trains it, which has these adapters, if several."""
+    assembly = Assembly(made.batch, made.arrays, all_rows, adapters)
     for part, arrays in made.parts:
         assembly.add(part, arrays)
     return list(assembly.assembled().groups)

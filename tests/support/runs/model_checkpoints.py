@@ -1,5 +1,6 @@
 """Checkpoints of a model in memory, in the learner's own format, without ranks and DeepSpeed."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,18 @@ from gspo_services.learner.engine.lora import lora_layout
 
 
 def write_model_checkpoint(
-    directory: Path, model: Any, version: int, position: int, *, dtype: str = "float32", plan: LoraPlan | None = None
+    directory: Path,
+    model: Any,
+    version: int,
+    position: int,
+    *,
+    dtype: str = "float32",
+    plan: LoraPlan | None = None,
+    names: Sequence[str] = (),
 ) -> Path:
     """Write a checkpoint of ``model`` (float32) into the run in ``directory``, as a learner of type ``dtype`` would.
 
-    ``plan``: of the adapters that the model has, of which alone the checkpoint is.
+    ``plan``: of the adapters that the model has, of which alone the checkpoint is; ``names``: theirs, if there are several.
     """
     path = directory / "checkpoints" / checkpoint_of(version, position)
     engine = path / ENGINE
@@ -49,7 +57,7 @@ def write_model_checkpoint(
         trained = ((name, tensor.to(learner_dtype)) for name, tensor in lora_weights(model, gathered=nullcontext))
         base = BaseDigest()
         base.add_all(serving_weights(model, gathered=nullcontext, dtype=learner_dtype, with_adapters=False))
-        layout |= lora_layout(plan, Path("models/start"), base.digest().hex())
+        layout |= lora_layout(plan, names, Path("models/start"), base.digest().hex())
     found = []
     for name, tensor in trained:
         data = tensor.reshape(-1).view(torch.uint8).numpy().data

@@ -1,14 +1,17 @@
 """The sections of the learner: how it trains, and which weights."""
 
+import re
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from gspo_protocol.limits import MAX_ADAPTER_NAME, MAX_ADAPTERS
 from gspo_services.shared.settings.sections.section import Number, OptionalPath, Port, Section
 
 LoraTarget = Literal["attention", "mlp", "experts"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 LEAST_EPS: Final = 1e-30
+ADAPTER: Final = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_.-]{{0,{MAX_ADAPTER_NAME - 1}}}", re.ASCII)
 
 
 class Learner(Section):
@@ -194,6 +197,12 @@ class LoraSection(Section):
     max_loaded_loras: int = Field(3, ge=2, le=64)
     """With publish = "adapter": versions whose adapters a server holds at once. SGLang's --max-loras-per-batch is one more,
     for requests without an adapter. A version too many ends the generations of the oldest early, as retract does."""
+    adapters: list[str] = Field([])
+    """Train several adapters of one model in one run, each on its own tasks: their names. A version holds all of them, and
+    rank and alpha are those of each. With publish = "adapter". Empty: one adapter, on all tasks."""
+    adapter_field: str = ""
+    """With adapters: the field of a task that names its adapter, such as "generator" of reasoning_gym, or a column among
+    environment.options.task_columns; "a.b" is b inside a."""
 
     @field_validator("target_modules")
     @classmethod
@@ -202,6 +211,28 @@ class LoraSection(Section):
         if again:
             raise ValueError(f"lora.target_modules names {', '.join(again)} more than once; name each once")
         return targets
+
+    @model_validator(mode="after")
+    def _several_have_names(self) -> "LoraSection":
+        if not self.adapters and not self.adapter_field:
+            return self
+        odd = [name for name in self.adapters if not ADAPTER.fullmatch(name)]
+        if odd or len(set(self.adapters)) < len(self.adapters) or not 2 <= len(self.adapters) <= MAX_ADAPTERS:
+            raise ValueError(
+                f"lora.adapters is {self.adapters!s:.200}: expected 2 to {MAX_ADAPTERS} names, each once, of 1 to "
+                f"{MAX_ADAPTER_NAME} letters, digits, _, - and ., or none for one adapter"
+            )
+        if not self.adapter_field:
+            raise ValueError(
+                f"lora.adapters are {', '.join(self.adapters)} and lora.adapter_field is empty: name the field of a task "
+                "that says whose it is"
+            )
+        if self.publish != "adapter":
+            raise ValueError(
+                f"lora.adapters are {', '.join(self.adapters)} and lora.publish is {self.publish!r}: merged weights would "
+                'have one of them; use publish = "adapter"'
+            )
+        return self
 
     @model_validator(mode="after")
     def _can_be_published(self) -> "LoraSection":
@@ -223,3 +254,8 @@ class LoraSection(Section):
     def is_used(self) -> bool:
         """Whether adapters are trained instead of all weights."""
         return self.rank > 0
+
+    @property
+    def num_adapters(self) -> int:
+        """How many adapters each adapted weight has."""
+        return max(1, len(self.adapters))

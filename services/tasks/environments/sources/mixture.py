@@ -141,9 +141,10 @@ class MixedTasks:
             raise IndexError(f"task {index} does not exist: there are {len(self._rows)}")
         return self._rows[index]
 
-    def add(self, path: Path) -> int:
+    def add(self, path: Path, require: Callable[[Task], object] | None = None) -> int:
         """Put the usable rows of ``path`` behind the others; returns how many. Nothing is added if one is bad. A row that is
-        there already is counted, and is one task with the other.
+        there already is counted, and is one task with the other. ``require`` raises ValueError for a task that the run
+        cannot have, whose row is bad.
 
         Raises: ValueError, with the file, the place and what is wrong, for a bad row (unless they are skipped), for one that
         contradicts another, for a file that cannot be read, and when no row is left.
@@ -152,7 +153,7 @@ class MixedTasks:
         try:
             for file, place, record in rows_of(path, reading.split):
                 try:
-                    self._take(adding, record, RowPlace(file, place))
+                    self._take(adding, record, RowPlace(file, place), require)
                 except ValueError as error:
                     if reading.on_bad_row == "error":
                         raise ValueError(
@@ -176,7 +177,7 @@ class MixedTasks:
         )  # fmt: skip
         return len(adding.rows)
 
-    def _take(self, adding: _Adding, record: Any, where: RowPlace) -> None:
+    def _take(self, adding: _Adding, record: Any, where: RowPlace, require: Callable[[Task], object] | None) -> None:
         """Raises: ValueError for a row that cannot be used."""
         key = row_key(record)
         if key in adding.keys or key in self._keys:
@@ -197,6 +198,8 @@ class MixedTasks:
             adding.num_filtered += 1
             return
         task, question = found[0], None
+        if require is not None:
+            require(task)
         if reading.same_answer is not None:
             task, question = self._known.agreed(task, reading.same_answer)
         content = digest_of(reading.content(task))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gspo.tasks.environments import Task
 from gspo_services.broker.ledger import AddedTasks, SourceShare
 from gspo_services.broker.refresh import INCOMING, REFUSED, Refresh, read_additions
 from gspo_services.broker.rows import ADDED_DIRECTORY, AdditionRow, GroupRow
@@ -49,6 +50,18 @@ def test_a_file_that_stands_still_is_copied_and_its_tasks_follow_the_others(tmp_
     assert (added.source, added.name, added.first_task, added.num_tasks) == ("first", "000001-more.jsonl", 2, 3)
     assert (tmp_path / ADDED_DIRECTORY / added.name).is_file()
     assert [tasks.task(index)["answer"] for index in range(tasks.num_tasks)] == ["0", "1", "2", "3", "4"]
+
+
+def test_a_file_with_a_task_that_the_run_cannot_have_is_refused_and_adds_nothing(tmp_path: Path) -> None:
+    def require(task: Task) -> None:
+        if task["answer"] == "3":
+            raise ValueError("it belongs to no adapter")
+
+    tasks = tasks_of(tmp_path)
+    written(tmp_path / INCOMING / "more.jsonl", 2, 3)
+    assert looked(Refresh(tmp_path, tasks, (), require)) is None
+    assert "line 2: it belongs to no adapter" in (tmp_path / REFUSED / "more.jsonl.reason.txt").read_text()
+    assert tasks.num_tasks == 2
 
 
 def test_a_file_that_still_grows_is_waited_for(tmp_path: Path) -> None:

@@ -110,6 +110,20 @@ def test_every_mini_batch_has_the_batchs_mix_of_versions_whatever_order_the_brok
     assert [[sent[index][1] for index in chosen] for chosen in dealt] == ids
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=1, max_size=24), st.integers(1, 8), st.integers(0, 99)
+)
+def test_groups_of_a_version_are_dealt_by_adapter_too(sent: list[tuple[int, int]], num_mini_batches: int, seed: int) -> None:
+    num_mini_batches = min(num_mini_batches, len(sent))
+    versions, adapters = zip(*sent, strict=True)
+    dealt = deal_in_turn(
+        versions, [f"{index}" for index in range(len(sent))], num_mini_batches, seed=seed, adapters=adapters
+    )
+    for kind in set(sent):
+        counts = [sum(sent[index] == kind for index in chosen) for chosen in dealt]
+        assert max(counts) - min(counts) <= 1, f"version {kind[0]} of adapter {kind[1]}: {counts}"
+
+
 def test_over_many_batches_every_group_comes_first_equally_often() -> None:
     """Also those of the oldest version, whose odd group must go somewhere, and those of the lowest ids."""
     first = Counter[int]()

@@ -73,6 +73,20 @@ def test_groups_keep_their_order_members_rewards_and_tokens() -> None:
     assert first.temperature == 0.7
 
 
+def test_a_sequence_has_the_adapter_that_sampled_it_and_one_that_is_not_trained_is_refused() -> None:
+    made = [a_trajectory(1, 20), a_trajectory(2, 10, ALTERNATING)]
+    batch = made_batch(made, sampling=msgspec.structs.replace(SAMPLING, adapter="words"))
+    groups = groups_of(batch, ["sums", "words"])
+    assert [group.adapter for group in groups] == [1, 1]
+    assert {sequence.loaded().adapter for group in groups for sequence in group.sequences} == {1}
+    assert {group.adapter for group in groups_of(made_batch(made))} == {0}
+    for adapters, named in ((["sums", "verbs"], "sums, verbs"), ([], "none")):
+        with pytest.raises(ValueError, match=rf"sampled with adapter 'words', and lora\.adapters are {named}: give broker"):
+            groups_of(batch, adapters)
+    with pytest.raises(ValueError, match=r"sampled with adapter '', and lora\.adapters are sums, words"):
+        groups_of(made_batch(made), ["sums", "words"])
+
+
 def test_a_role_is_compared_with_itself_and_its_sequences_have_its_advantage() -> None:
     outcomes = [[1.0, -1.0], [-1.0, 1.0]]
     made = [

@@ -41,10 +41,21 @@ def test_output_of_a_server_whose_own_weights_were_updated_has_no_version(
 async def test_a_request_names_the_adapter_that_is_served_and_its_tokens_have_that_version() -> None:
     async with scripted(lambda path, body: answer(200, event([5, 6, 7], 3, "length"))) as (engine, asked):
         before = await ask(engine)
-        engine.serve(ONE)
+        engine.serve({"": ONE})
         after = await ask(engine)
     assert [body.get("lora_path") for path, body in asked if path == "/generate"] == [None, ONE.name]
     assert [piece.version_runs for piece in (*before, *after)] == [[VersionRun(1, 3)], [VersionRun(4, 3)]]
+
+
+async def test_of_several_adapters_a_request_has_its_own_and_none_without_a_name() -> None:
+    async with scripted(lambda path, body: answer(200, event([5, 6, 7], 3, "length"))) as (engine, asked):
+        engine.serve({"sums": ONE, "words": TWO})
+        for name in ("words", "sums"):
+            await ask(engine, adapter=name)
+        for name in ("", "verbs"):
+            with pytest.raises(ValueError, match=f"the request is for adapter '{name}', and sums, words are served: broker"):
+                await ask(engine, adapter=name)
+    assert [body["lora_path"] for path, body in asked if path == "/generate"] == [TWO.name, ONE.name]
 
 
 async def test_a_request_that_is_cut_asks_for_its_rest_with_the_adapter_that_is_served_by_then() -> None:
@@ -59,11 +70,11 @@ async def test_a_request_that_is_cut_asks_for_its_rest_with_the_adapter_that_is_
         return stream(event([5, 6, 7, 8], 4), event([9], 5, "abort"))
 
     async with scripted(reply) as (engine, asked):
-        engine.serve(ONE)
+        engine.serve({"": ONE})
         pieces = engine.generate(_request(6))
         first = await anext(pieces)
         assert engine.uses(ONE.name)
-        engine.serve(TWO)
+        engine.serve({"": TWO})
         async with asyncio.TaskGroup() as tasks:
             cutting = tasks.create_task(engine.cut(ONE.name), name="cut")
             while not told:  # noqa: ASYNC110 - the scripted server has no event
@@ -86,7 +97,7 @@ def _request(num_tokens: int) -> GenerateRequest:
 async def test_a_request_that_is_ended_for_good_is_not_asked_for_again() -> None:
     """A rollout drains while an adapter is being replaced."""
     async with scripted(lambda path, body: stream(event([5, 6, 7, 8], 4), event([9], 5, "abort"))) as (engine, asked):
-        engine.serve(ONE)
+        engine.serve({"": ONE})
         pieces = engine.generate(_request(6))
         await anext(pieces)
         for request in engine._open.values():
@@ -130,7 +141,7 @@ async def test_a_server_that_no_longer_has_the_adapter_fails_and_does_not_refuse
     """A refused request would count against its trajectory."""
     said = [f"Got LoRA adapter that has never been loaded: {ONE.name}", "too long"]
     async with scripted(lambda path, body: answer(400, {"error": {"message": said[0]}})) as (engine, _):
-        engine.serve(ONE)
+        engine.serve({"": ONE})
         with pytest.raises(EngineError, match="never been loaded") as caught:
             await ask(engine)
         assert not isinstance(caught.value, EngineRefused)
@@ -142,10 +153,10 @@ async def test_a_server_that_no_longer_has_the_adapter_fails_and_does_not_refuse
 async def test_requests_whose_output_nobody_takes_do_not_hold_up_the_next_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "CUT_AGAIN_S", 0.01)
     async with scripted(lambda path, body: stream(event([5, 6, 7, 8], 4), event([9], 5, "abort"))) as (engine, asked):
-        engine.serve(ONE)
+        engine.serve({"": ONE})
         pieces = engine.generate(_request(6))
         await anext(pieces)
-        engine.serve(TWO)
+        engine.serve({"": TWO})
         assert not await engine.cut(ONE.name)
         assert [path for path, _ in asked].count("/abort_request") == client.CUTS
         await pieces.aclose()

@@ -294,7 +294,7 @@ async def test_only_short_answers_without_an_adapter_are_asked_for_together() ->
             [each["max_new_tokens"] for each in body["sampling_params"]] for body in sampled if isinstance(body["rid"], list)
         ] == [[3, 16, 8]]
         asked.clear()
-        engine.serve(Adapter(name="v1", version=1, base_version=1))
+        engine.serve({"": Adapter(name="v1", version=1, base_version=1)})
         assert await ask_together(engine, 3, 3) == [["stop"]] * 2
         assert [body["rid"][:3] for _, body in asked] == ["r0#", "r1#"]
 

@@ -2,6 +2,9 @@
 tests/integration/weights/test_adapters.py."""
 
 import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,14 @@ import torch
 from msgspec import structs
 
 from gspo.model.serving_layout import ServedParameter
+from gspo_protocol.digests import tensor_digest
 from gspo_services.learner.weights.adapters import PublishedBase, copy_adapter
 from gspo_services.learner.weights.snapshot import Snapshot, build_snapshot
 from gspo_services.learner.weights.weight_copy import copy_weights
 from gspo_services.rollout.sglang.adapters import Adapter
 from gspo_services.rollout.sglang.answers import RankChecksums, ServerInfo
 from gspo_services.rollout.sglang.client import EngineError
+from gspo_services.rollout.weights.adapter_parts import adapter_parts
 from gspo_services.rollout.weights.adapters import AdapterLoader, AdapterPlan, BaseUnknownError, lora_arguments
 from gspo_services.rollout.weights.loader import VerificationError
 from gspo_services.rollout.weights.replica import Replica
@@ -74,8 +79,8 @@ class Engine:
     async def weight_version(self) -> int | None:
         return self.said_version
 
-    def serve(self, adapter: Adapter) -> None:
-        self.adapters.calls.append(f"serve v{adapter.version}")
+    def serve(self, adapters: Mapping[str, Adapter]) -> None:
+        self.adapters.calls += [f"serve {name}v{adapter.version}" for name, adapter in adapters.items()]
 
     def uses(self, name: str) -> bool:
         return name in self.used
@@ -86,14 +91,14 @@ class Engine:
         return name not in self.stuck
 
 
-def published(version: int, **changes: Any) -> Snapshot:
+def published(version: int, rank: int = 2, **changes: Any) -> Snapshot:
     base = PublishedBase(copy_weights(BASE.items()))
     matrices = [
         ServedParameter.alone(
             f"base_model.model.model.layers.0.self_attn.{part}_proj.lora_{side}.weight", torch.full(shape, float(version))
         )
         for part in "qkvo"
-        for side, shape in (("A", (2, 3)), ("B", (3, 2)))
+        for side, shape in (("A", (rank, 3)), ("B", (3, rank)))
     ]
     probe = ([1, 2, 3], [-0.5, -0.5])
     return build_snapshot(
@@ -123,9 +128,10 @@ def loader(engine: Engine, directory: Path, plan: AdapterPlan = PLAN) -> Adapter
 async def test_an_adapter_is_loaded_and_only_then_served_and_the_former_one_unloaded(engine: Engine, tmp_path: Path) -> None:
     adapters = loader(engine, tmp_path)
     for version in (4, 5):
-        adapter = await adapters.load(replica_of(published(version)))
+        loaded = await adapters.load(replica_of(published(version)))
+        (adapter,) = loaded.values()
         assert (adapter.version, adapter.base_version) == (version, 7)
-        adapters.serve(adapter)
+        adapters.serve(loaded)
         await adapters.retire_former()
     assert engine.adapters.calls == ["unload v3", "serve v4", "serve v5", "cut v4", "unload v4"]
     assert engine.adapters.loaded == ["somebody-elses", adapter.name]
@@ -135,9 +141,10 @@ async def test_an_adapter_is_loaded_and_only_then_served_and_the_former_one_unlo
 async def test_in_place_an_adapter_in_use_stays_until_its_slot_is_wanted(engine: Engine, tmp_path: Path) -> None:
     adapters = loader(engine, tmp_path, AdapterPlan(rank=2, alpha=4.0, slots=2, tolerance=1e-4, mode="in_place"))
     for version in (4, 5, 6):
-        adapter = await adapters.load(replica_of(published(version)))
+        loaded = await adapters.load(replica_of(published(version)))
+        (adapter,) = loaded.values()
         engine.used.add(adapter.name)
-        adapters.serve(adapter)
+        adapters.serve(loaded)
         await adapters.retire_former()
     assert engine.adapters.calls == ["unload v3", "serve v4", "serve v5", "cut v4", "unload v4", "serve v6"]
 
@@ -146,9 +153,10 @@ async def test_in_place_nothing_is_cut_while_there_are_slots(engine: Engine, tmp
     engine.info = ServerInfo(**(INFO | {"max_loras_per_batch": 9}))
     adapters = loader(engine, tmp_path, AdapterPlan(rank=2, alpha=4.0, slots=8, tolerance=1e-4, mode="in_place"))
     for version in range(4, 9):
-        adapter = await adapters.load(replica_of(published(version)))
+        loaded = await adapters.load(replica_of(published(version)))
+        (adapter,) = loaded.values()
         engine.used.add(adapter.name)
-        adapters.serve(adapter)
+        adapters.serve(loaded)
         await adapters.retire_former()
     assert engine.adapters.calls == ["unload v3", *(f"serve v{version}" for version in range(4, 9))]
 
@@ -156,9 +164,10 @@ async def test_in_place_nothing_is_cut_while_there_are_slots(engine: Engine, tmp
 async def test_an_adapter_whose_requests_do_not_end_is_unloaded_with_a_later_version(engine: Engine, tmp_path: Path) -> None:
     adapters = loader(engine, tmp_path)
     for version in (4, 5, 6):
-        adapter = await adapters.load(replica_of(published(version)))
+        loaded = await adapters.load(replica_of(published(version)))
+        (adapter,) = loaded.values()
         engine.stuck = {adapter.name} if version == 4 else engine.stuck if version == 5 else set()
-        adapters.serve(adapter)
+        adapters.serve(loaded)
         await adapters.retire_former()
     assert [call for call in engine.adapters.calls if not call.startswith("cut")] == [
         "unload v3", "serve v4", "serve v5", "serve v6", "unload v4", "unload v5"
@@ -187,7 +196,8 @@ async def test_a_server_that_cannot_hold_the_adapters_is_named_with_what_it_lack
 
 
 async def test_a_server_that_says_all_modules_can_hold_any(tmp_path: Path) -> None:
-    assert (await loader(Engine(lora_target_modules=["all"]), tmp_path).load(replica_of(published(4)))).version == 4
+    loaded = await loader(Engine(lora_target_modules=["all"]), tmp_path).load(replica_of(published(4)))
+    assert [adapter.version for adapter in loaded.values()] == [4]
 
 
 async def test_a_server_without_a_version_of_its_own_is_refused(engine: Engine, tmp_path: Path) -> None:
@@ -257,8 +267,104 @@ async def test_a_server_that_reports_slots_must_report_this_one(tmp_path: Path) 
         await loader(engine, tmp_path).load(replica_of(published(4)))
 
 
+SEVERAL: dict[str, Any] = {"rank": 4, "names": ["sums", "words"], "probe": ([1, 2, 3], [-0.5] * 4)}
+"""A version of two adapters of rank 2."""
+
+
+def of_two(engine: Engine, directory: Path) -> AdapterLoader:
+    engine.info = ServerInfo(**(INFO | {"max_loras_per_batch": 5}))
+    return loader(engine, directory, replace(PLAN, names=("sums", "words")))
+
+
+async def test_several_adapters_of_a_version_are_loaded_served_and_retired_together(engine: Engine, tmp_path: Path) -> None:
+    adapters = of_two(engine, tmp_path)
+    for version in (4, 5):
+        loaded = await adapters.load(replica_of(published(version, **SEVERAL)))
+        assert [*loaded] == ["sums", "words"]
+        adapters.serve(loaded)
+        await adapters.retire_former()
+    ends = [f"{deed} {name}" for name in ("sums", "words") for deed in ("cut", "unload")]
+    served = [f"serve {name}v{version}" for version in (4, 5) for name in ("sums", "words")]
+    assert engine.adapters.calls == ["unload v3", *served, *ends]
+    assert engine.adapters.loaded == ["somebody-elses", *(adapter.name for adapter in loaded.values())]
+
+
+async def test_one_wrong_adapter_of_several_leaves_none_of_its_version(engine: Engine, tmp_path: Path) -> None:
+    wrong = SEVERAL | {"probe": ([1, 2, 3], [-0.5, -0.5, -0.5, -0.6])}
+    with pytest.raises(VerificationError, match=r"gives token 2 of the probe the log-prob -0.50000, the learner -0.60000"):
+        await of_two(engine, tmp_path).load(replica_of(published(4, **wrong)))
+    assert engine.adapters.loaded == ["somebody-elses"]
+
+
+async def test_one_that_stays_in_use_alone_keeps_its_slot(engine: Engine, tmp_path: Path) -> None:
+    adapters = of_two(engine, tmp_path)
+    for version in (4, 5, 6):
+        loaded = await adapters.load(replica_of(published(version, **SEVERAL)))
+        if version == 4:
+            engine.stuck = {loaded["words"].name}
+        if version == 6:
+            engine.stuck.clear()
+        adapters.serve(loaded)
+        await adapters.retire_former()
+    assert engine.adapters.loaded == ["somebody-elses", *(adapter.name for adapter in loaded.values())]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"rank": 4, "names": ["sums", "verbs"]}, "has the adapters sums, verbs, and lora.adapters are sums, words"),
+        ({}, "has the adapters of one name, and lora.adapters are sums, words: give learner and rollouts the same"),
+    ],
+)
+async def test_other_adapters_than_those_of_the_settings_are_refused(
+    engine: Engine, tmp_path: Path, changes: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ServiceError, match=re.escape(text)):
+        await of_two(engine, tmp_path).load(replica_of(published(4, **changes)))
+
+
+async def test_several_need_a_matrix_and_a_slot_each(engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(VerificationError, match="and the adapter's rank is 2, of 2 adapters"):
+        await of_two(engine, tmp_path).load(replica_of(published(4, **SEVERAL | {"rank": 2})))
+    adapters = of_two(engine, tmp_path)
+    engine.info = ServerInfo(**INFO)
+    with pytest.raises(ServiceError, match=r"with --max-loras-per-batch 3; start it with .* --max-loras-per-batch 5 "):
+        await adapters.load(replica_of(published(4, **SEVERAL)))
+
+
+def test_each_adapter_of_a_version_has_its_own_rows_and_columns_and_probe() -> None:
+    names = [f"base_model.model.model.layers.0.self_attn.q_proj.lora_{side}.weight" for side in "AB"]
+    a_RI, b_OR = torch.arange(12.0).reshape(4, 3), torch.arange(12.0).reshape(3, 4)
+    snapshot = build_snapshot(
+        4,
+        copy_adapter(
+            [ServedParameter.alone(name, value) for name, value in zip(names, (a_RI, b_OR), strict=True)],
+            rank=2, alpha=4.0, base=PublishedBase(copy_weights(BASE.items())), names=["sums", "words"],
+            probe=([1, 2, 3], [-1.0, -2.0, -3.0, -4.0]),
+        ),
+    )  # fmt: skip
+    manifest = snapshot.manifest
+    assert manifest.adapter is not None
+    parts = list(adapter_parts(manifest.adapter, manifest.tensors, snapshot.tensor_data()))
+    for place, (part, logprobs) in enumerate(zip(parts, ([-1.0, -2.0], [-3.0, -4.0]), strict=True)):
+        own = slice(2 * place, 2 * place + 2)
+        assert part.info.probe_logprobs == logprobs
+        assert [each.shape for each in part.tensors] == [[2, 3], [3, 2]]
+        assert [each.offset for each in part.tensors] == [0, 24]
+        for each, data, value in zip(part.tensors, part.data, (a_RI[own], b_OR[:, own]), strict=True):
+            assert bytes(data) == value.contiguous().numpy().tobytes()
+            assert each.digest == tensor_digest(bytes(data))
+
+
+def test_the_names_of_several_adapters_are_part_of_their_digest() -> None:
+    digests = {published(4, **SEVERAL | {"names": names}).manifest.digest for names in (["a", "b"], ["b", "a"])}
+    assert len(digests) == 2
+
+
 def test_the_plan_is_that_of_the_settings() -> None:
     overrides = ["lora.rank=8", "lora.alpha=16", "lora.publish=adapter", "model.dtype=bfloat16"]
     plan = AdapterPlan.of(load_settings(None, overrides))
     assert plan == AdapterPlan(rank=8, alpha=16.0, slots=3, tolerance=0.3, mode="retract")
     assert AdapterPlan.of(load_settings(None, ["lora.rank=8"])) is None
+    several = ['lora.adapters=["sums", "words"]', "lora.adapter_field=kind"]
+    assert AdapterPlan.of(load_settings(None, [*overrides, *several])) == replace(plan, names=("sums", "words"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gspo.model.lora import LoraPlan, inject_lora
+from gspo.model.lora import LoraPlan, inject_lora, is_lora, lora_name, part_of
 from gspo.model.serving import serving_weights
 from gspo_services.runs.export.__main__ import export_command
 from gspo_services.shared.settings.run_settings import write_run_settings
@@ -80,6 +80,39 @@ def test_the_adapters_alone_are_what_peft_loads(run: Path, tmp_path: Path, train
     assert abs(reference_logprobs(model, ids) - reference_logprobs(trained, ids)).max() < 2e-5
     assert abs(reference_logprobs(model, ids) - reference_logprobs(tiny_qwen3_moe(), ids)).max() > 0.01
     assert (directory / "README.md").read_text().startswith("---\nlibrary_name: peft\n")
+
+
+def test_each_of_several_adapters_has_a_folder_that_peft_loads_and_they_are_not_merged(
+    tmp_path: Path, start: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from peft import PeftModel
+
+    plan = LoraPlan(rank=2, alpha=4.0, target_modules=("attention",), num_adapters=2)
+    model, directory = tiny_qwen3_moe(), tmp_path / "run"
+    inject_lora(model, plan, seed=3)
+    own = dict[str, torch.Tensor]()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if is_lora(name):
+                own[lora_name(name)] = parameter.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(len(name)))
+    directory.mkdir()
+    lora = LoraSection(
+        rank=2, alpha=4.0, target_modules=["attention"], publish="adapter", adapters=["sums", "words"], adapter_field="kind"
+    )
+    write_run_settings(Settings(run=Run(directory=directory, num_batches=60), model=Model(path=start), lora=lora))
+    write_model_checkpoint(directory, model, 11, 10, plan=plan, names=lora.adapters)
+    assert export_command([str(directory), "--adapter", "--to", str(tmp_path / "both")]) == 0
+    for place, name in enumerate(lora.adapters):
+        folder = tmp_path / "both" / name
+        config = json.loads((folder / "adapter_config.json").read_text())
+        assert (config["r"], config["lora_alpha"]) == (2, 4.0)
+        found = load_file(folder / "adapter_model.safetensors")
+        assert len(found) == len(own)
+        for key, value in own.items():
+            assert torch.equal(found[f"base_model.model.{key}"], part_of(value, key, place, 2)), key
+        PeftModel.from_pretrained(tiny_qwen3_moe(), folder)
+    assert export_command([str(directory), "--to", str(tmp_path / "merged")]) == 2
+    assert "has the adapters sums, words, and merged weights would have one of them: export" in capsys.readouterr().err
 
 
 def test_another_starting_model_is_refused_and_leaves_nothing(

@@ -391,6 +391,29 @@ def test_a_wrong_setting_of_the_rewards_is_named_with_its_value(tmp_path: Path, 
             'rank = 8\npublish = "adapter"\n[rollout]\npause_mode = "in_place"\n[batch]\nmax_lag = 3',
             'rollout.pause_mode is "in_place", batch.max_lag is 3 and lora.max_loaded_loras is 3',
         ),
+        (
+            'rank = 8\nadapters = ["a", "b"]\nadapter_field = "kind"',
+            "lora.adapters are a, b and lora.publish is 'merged': merged weights would have one of them",
+        ),
+        (
+            'rank = 8\npublish = "adapter"\nadapters = ["a", "b"]',
+            "lora.adapters are a, b and lora.adapter_field is empty: name the field of a task that says whose it is",
+        ),
+        *(
+            (
+                f'rank = 8\npublish = "adapter"\nadapters = {names}\nadapter_field = "kind"',
+                "expected 2 to 16 names, each once, of 1 to 32 letters, digits, _, - and .",
+            )
+            for names in (
+                '["a"]',
+                '["a", "a"]',
+                '["a", "b/c"]',
+                '["a", ".b"]',
+                '["a", ""]',
+                "[]",
+                str([f"a{n}" for n in range(17)]),
+            )
+        ),
     ],
 )
 def test_a_wrong_setting_of_the_adapters_is_named_with_its_value(tmp_path: Path, table: str, text: str) -> None:
