@@ -151,6 +151,18 @@ def test_a_group_is_as_old_as_its_oldest_token_and_one_without_actions_is_new() 
     assert rows_of_groups(groups, [3, 0]) == [5, 6, 7, 0]
 
 
+@pytest.mark.parametrize("version", range(4))
+def test_each_mini_batch_has_groups_of_each_adapter(version: int) -> None:
+    groups = [
+        BatchGroup(
+            group_id=f"{place}", sequences=(AbsentSequence(5, 2, version),), rewards=np.zeros(1), adapter=int(place < 4)
+        )
+        for place in range(8)
+    ]
+    for chosen in deal_groups(groups, version, 4):
+        assert [groups[index].adapter for index in chosen] == [0, 1] or [groups[index].adapter for index in chosen] == [1, 0]
+
+
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 99))
 def test_a_rank_packs_the_same_from_its_own_sequences_as_from_all(world_size: int, num_mini_batches: int, seed: int) -> None:
     groups = [random_groups(4, 3, seed=seed, versions=(VERSION - age, VERSION))[age] for age in range(4)]

@@ -1,6 +1,7 @@
 """Several named sets at once: when each is evaluated, what its lines say, what the learner hears, its share of leases."""
 
 import pytest
+from msgspec import structs
 
 from gspo_protocol.messages import Evaluated, GroupSampling, VersionScore
 from gspo_services.broker.ledger import GrantLease, SetTerms
@@ -108,6 +109,14 @@ def test_a_set_has_its_own_sampling() -> None:
     assert isinstance(training, GrantLease)
     assert held_out.sampling == own
     assert training.sampling == world.config.schedules.sampling_at(0) != own
+
+
+def test_a_sets_tasks_have_their_own_adapters() -> None:
+    own = GroupSampling(0.6, 4000, 5000, 5000, top_p=0.9)
+    sets = (SetTerms(name="long", every_batches=1, num_tasks=2, sampling=own),)
+    world = harness(evaluation_sets=sets, adapter_of=lambda source, index: f"{source}-{index}")
+    found = [lease.sampling for lease in world.lease(R1, 2, 1)]
+    assert found == [structs.replace(own, adapter=f"eval/long-{index}") for index in range(2)]
 
 
 def test_an_open_evaluation_survives_a_restart_in_which_its_set_is_gone() -> None:

@@ -43,6 +43,21 @@ def test_a_group_is_sampled_as_its_batch_demands_although_it_begins_earlier() ->
     assert [each.max_tokens for each in world.store.batch(0)[0].samplings] == [8, 8]
 
 
+def test_a_group_has_the_adapter_of_its_task_in_leases_in_the_batch_and_in_the_metrics() -> None:
+    world = harness(schedules=Doubling(), num_batches=9, adapter_of=lambda source, index: f"{source}-{index % 2}")
+    leases = world.lease(R1, 8, 1)
+    expected = {number: f"train-{row.task_index % 2}" for number, row in groups(world).items()}
+    assert {lease.group_id: lease.sampling.adapter for lease in leases} == expected
+    for lease in leases:
+        world.episode(R1, lease, 1)
+    train_one(world, 0, 1)
+    batch, *_ = world.store.batch(0)
+    assert [each.adapter for each in batch.samplings] == [expected[number] for number in batch.group_ids]
+    assert set(batch.stats.adapters) == {expected[number] for number in batch.group_ids}
+    (line,) = [line for line in world.lines if line["event"] == "batch"]
+    assert {f"adapter/{name}/reward" for name in batch.stats.adapters} <= set(line)
+
+
 def test_a_group_that_replaces_a_dropped_one_is_sampled_for_the_batch_that_now_lacks_one() -> None:
     world = harness(schedules=Doubling(), num_batches=9, max_lag=1)
     leases = world.lease(R1, 8, 1)
