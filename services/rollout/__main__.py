@@ -236,6 +236,7 @@ async def _shared(settings: Settings, engine: Engine) -> int:
         )
     try:
         info.require_unquantised()
+        info.require_no_drafts()
         spread = info.spread
         if spread.is_whole:
             return 1

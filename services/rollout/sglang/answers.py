@@ -38,6 +38,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Also names the abilities that this project's plug-in adds to SGLang."""
     quantization: str | None = None
     load_format: str = "auto"
+    speculative_algorithm: str | None = None
 
     def require_unquantised(self) -> None:
         """Raises: ValueError that names the option by which the server holds other weights than it is sent."""
@@ -48,6 +49,14 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"the SGLang server was started with {option}: it quantises weights as it loads them, so no update could be "
                 "verified; start it without, in bfloat16"
+            )
+
+    def require_no_drafts(self) -> None:
+        """Raises: ValueError for a server that decodes speculatively."""
+        if self.speculative_algorithm is not None:
+            raise ValueError(
+                f"the SGLang server was started with --speculative-algorithm {self.speculative_algorithm}: log-probs and "
+                "versions of drafted tokens were never compared with the learner's; start it without"
             )
 
     @property

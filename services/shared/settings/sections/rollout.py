@@ -18,6 +18,8 @@ RANK_OPTIONS: Final = {
     ),
 }
 UNVERIFIED_OPTIONS: Final = ("--enable-dp-attention", "--enable-eplb", "--ep-num-redundant-experts", "--moe-dense-tp-size")
+DRAFTING_OPTIONS: Final = "--speculative-"
+"""Begins the names of all options of speculative decoding."""
 QUANTISING_OPTIONS: Final = ("--quantization", "--modelopt-quant", "--quantize-and-serve", "--rl-quant-profile")
 QUANTISING_FORMATS: Final = ("flash_rl", "bitsandbytes", "gguf")
 """Values of --load-format: what loads such a format quantises."""
@@ -100,6 +102,11 @@ class Rollout(Section):
                 raise ValueError(
                     f"server_args has {name}: it is unknown how SGLang then shares a model, so its shards could not be "
                     "verified; remove it, and use tensor_parallel, expert_parallel or data_parallel"
+                )
+            if name.startswith(DRAFTING_OPTIONS):
+                raise ValueError(
+                    f"server_args has {name}: a draft that proposes tokens keeps its first weights, and log-probs "
+                    "and versions of its tokens were never compared with the learner's; remove it"
                 )
             if name in QUANTISING_OPTIONS or any(word in size for word in _QUANTISING_VALUES.get(name, ())):
                 raise ValueError(

@@ -56,6 +56,12 @@ def test_a_server_that_holds_other_weights_than_it_is_sent_is_named(option: str,
     info(load_format="safetensors").require_unquantised()
 
 
+def test_a_server_that_decodes_speculatively_is_named() -> None:
+    with pytest.raises(ValueError, match=r"was started with --speculative-algorithm NGRAM: .*; start it without"):
+        info(speculative_algorithm="NGRAM").require_no_drafts()
+    info().require_no_drafts()
+
+
 def test_ranks_are_put_in_order() -> None:
     found = by_rank(answer((1, 1), (0, 0), (1, 0), (0, 1)), Spread(tensor=2, data=2))
     assert [(each.replica, each.rank) for each in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]

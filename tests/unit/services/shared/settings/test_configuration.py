@@ -178,6 +178,10 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
         ("[rollout]\nserver_args = ['--ep=2']\n", ["--ep 2", "use rollout.expert_parallel"]),
         ("[rollout]\nserver_args = ['--pp-size', '2']\n", ["--pp-size 2", "cannot be verified"]),
         ("[rollout]\nserver_args = ['--enable-dp-attention']\n", ["--enable-dp-attention", "remove it"]),
+        (
+            "[rollout]\nserver_args = ['--speculative-algorithm', 'EAGLE']\n",
+            ["--speculative-algorithm", "were never compared with the learner's; remove it"],
+        ),
         ("[rollout]\nserver_args = ['--quantization=fp8']\n", ["--quantization", "no update could be verified", "bfloat16"]),
         (
             "[rollout]\nserver_args = ['--load-format', 'flash_rl']\n",
