@@ -74,7 +74,10 @@ async def test_log_probs_are_those_of_transformers_at_the_sampling_temperature(
     assert np.abs(logprobs - expected).max() < TOLERANCE
     assert versions.tolist() == [0] * 60
     assert pieces[-1].finish_reason == "length"
-    assert [len(piece.token_ids) for piece in pieces[:-1]] == [17, 16, 16], "the first token comes alone and waits"
+    first, *others = (len(piece.token_ids) for piece in pieces[:-1])
+    # A server that is slow to send puts several sixteens into one piece.
+    assert (first > 1, first % 16) == (True, 1), "the first token comes alone and waits"
+    assert all(number % 16 == 0 for number in others)
 
 
 async def test_a_short_answer_is_one_piece_and_concurrent_answers_are_not_mixed_up(
