@@ -41,17 +41,13 @@ class RowShare:
         missing = -num_tokens % self.size
         positions = torch.arange(missing, device=packed.position_ids.device)[None]
         return {
-            "input_ids": self._own(packed.input_ids),
+            "input_ids": self.own_row(packed.input_ids),
             "position_ids": self._slice(torch.cat([packed.position_ids, positions], dim=1)),
             "cu_seqlens": Boundaries(packed.cu_seqlens + ((num_tokens + missing,) if missing else ())),
-            "targets_T": self._own(packed.targets_T),
-            "temperatures_T": self._own(packed.temperatures_T, 1.0),
+            "targets_T": self.own_row(packed.targets_T),
+            "temperatures_T": self.own_row(packed.temperatures_T, 1.0),
             "row_share": self,
         }
-
-    def own_row(self, row: Tensor) -> Tensor:
-        """Return this rank's slice of a row, [..., T], which is filled up with zeros."""
-        return self._own(row)
 
     def whole(self, result: TokenLogProbs, num_tokens: int) -> TokenLogProbs:
         """Return the log-probs, entropies and experts of the whole row. Only this rank's slice has a gradient.
@@ -101,8 +97,8 @@ class RowShare:
         length = values.shape[0] // self.size
         return values.narrow(0, self.index * length, length)
 
-    def _own(self, row: Tensor, filling: float = 0) -> Tensor:
-        """This rank's slice of a row [..., T], filled up."""
+    def own_row(self, row: Tensor, filling: float = 0) -> Tensor:
+        """Return this rank's slice of a row, [..., T], which is filled up."""
         return self._slice(pad(row, (0, -row.shape[-1] % self.size), value=filling))
 
     def _slice(self, row: Tensor) -> Tensor:

@@ -248,6 +248,11 @@ class EvaluationRow(Row, frozen=True, kw_only=True):
     score: float | None = None
     """What the best checkpoint is chosen by (evaluation.best_by); None for a set that does not decide it."""
 
+    @property
+    def source(self) -> str:
+        """Where its tasks are: "eval", or "eval/" and the name of a set."""
+        return f"eval/{self.name}" if self.name else "eval"
+
 
 class TaskRow(Row, frozen=True, kw_only=True):
     """A task of the training set whose last group had zero advantage, or that rests."""

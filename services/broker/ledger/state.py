@@ -348,9 +348,8 @@ class State:
             row = self.evaluations.start(terms, newest)
             rows: list[Row] = [row]
             sampling = terms.sampling or self.config.schedules.sampling_at(row.batch)
-            source = f"eval/{row.name}" if self.config.evaluation_sets else "eval"
             for index in range(row.num_tasks):
-                sampling = replace(sampling, adapter=self.config.adapter_of(source, index))
+                sampling = replace(sampling, adapter=self.config.adapter_of(row.source, index))
                 group = self.groups.start("eval", index, index, row.samples, row.evaluation_id, sampling=sampling)
                 rows += [group, *self.groups.members(group.group_id)]
             fields = {"policy_version": row.policy_version, "batch": row.batch, "num_tasks": row.num_tasks, "set": row.name}

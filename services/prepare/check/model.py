@@ -24,7 +24,7 @@ from gspo_services.learner.start import (
 )
 from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.situation import ReadModel, Situation
-from gspo_services.shared.estimates import ShapeError, shape_of
+from gspo_services.shared.estimates import ShapeError, shape_of, trained_parameters
 from gspo_services.shared.runtime.paths import way_to_model
 from gspo_services.shared.settings import Scheduled, critical_batches
 from gspo_services.shared.weights import ServedError, require_servable
@@ -217,7 +217,7 @@ def _adapters(situation: Situation, model: ReadModel) -> Iterator[Finding]:
     if not settings.lora.is_used or model.shape is None:
         return
     lora = settings.lora
-    trained = model.shape.lora_parameters(lora.rank * lora.num_adapters, lora.target_modules)
+    trained = trained_parameters(model.shape, settings)
     merges = settings.lora.publish == "merged" and settings.model.dtype == "bfloat16"
     several = f"{', '.join(lora.adapters)}, each of " if lora.adapters else ""
     text = f"{several}rank {lora.rank} on {', '.join(lora.target_modules)}: {count(trained)} parameters are trained"

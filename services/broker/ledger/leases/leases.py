@@ -185,8 +185,7 @@ class Leases:
 
     def _source(self, group: GroupRow) -> str:
         """Where the task of a group is."""
-        name = "" if group.evaluation is None else self._state.evaluations.row(group.evaluation).name
-        return f"{group.split}/{name}" if name else group.split
+        return group.split if group.evaluation is None else self._state.evaluations.row(group.evaluation).source
 
     def _begin(self, row: TrajectoryRow, now: float) -> None:
         self._deadlines.set(row.trajectory_id, now + self._state.config.lease_s)
