@@ -10,7 +10,7 @@ loop over scaled_dot_product_attention, bit-identical to single sequences. Soft-
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from gspo.model.beginnings import MASKED_TOKENS, FamilyBoundaries, PromptFamily
 from gspo.model.boundaries import Boundaries
 from gspo.model.scored_attention import Scores, pieces, scored_attention
 from gspo.model.sequence_parallel import RowShare
@@ -74,6 +75,10 @@ def segment_attention(
     if row_share is not None:
         query, key, value = (row_share.to_heads(states) for states in (query, key, value))
         s_aux = None if s_aux is None else row_share.own_heads(s_aux)
+    if isinstance(cu_seqlens, FamilyBoundaries):
+        if s_aux is not None or softcap is not None or sliding_window is not None or row_share is not None:
+            raise ValueError(f"{type(module).__name__} cannot share common beginnings; use learner.share_prompts = false")
+        return _of_families(query, key, value, cu_seqlens, scaling), None
     if cu_seqlens[-1] != query.shape[2]:
         raise ValueError(f"cu_seqlens ends at {cu_seqlens[-1]}, the packed row has {query.shape[2]} tokens")
     if s_aux is None and softcap is None:
@@ -101,6 +106,41 @@ def _attended(
         for query_L, key_L, value_L in zip(*(states.split(lengths, dim=2) for states in (query, key, value)), strict=True)
     ]
     return torch.cat(segments, dim=2).transpose(1, 2).contiguous()
+
+
+def _of_families(query: Tensor, key: Tensor, value: Tensor, boundaries: FamilyBoundaries, scaling: float | None) -> Tensor:
+    """[1, U, heads, D]"""
+    grouped = query.shape[1] != key.shape[1]
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        causal = mask is None
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped
+        )
+
+    lengths = [family.num_tokens for family in boundaries.families]
+    split = (states.split(lengths, dim=2) for states in (query, key, value))
+    outputs = []
+    for family, query_F, key_F, value_F in zip(boundaries.families, *split, strict=True):
+        if not family.rests:
+            outputs.append(attend(query_F, key_F, value_F))
+        elif family.num_tokens <= MASKED_TOKENS:
+            outputs.append(attend(query_F, key_F, value_F, boundaries.mask(family, query.device, query.dtype)))
+        else:
+            outputs += _of_long_family(family, (query_F, key_F, value_F), attend)
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
+
+
+def _of_long_family(family: PromptFamily, states: Sequence[Tensor], attend: Callable[..., Tensor]) -> list[Tensor]:
+    """[1, heads, F, D], in parts. Each sequence is attended whole: a mask of long sequences would be large, and the layers
+    around attention cost more than attention to a beginning."""
+    parts = [each.split([family.beginning, *family.rests], dim=2) for each in states]
+    outputs: list[Tensor] = []
+    for index in range(1, len(family.rests) + 1):
+        whole = [torch.cat([each[0], each[index]], dim=2) for each in parts]
+        beginning, rest = attend(*whole).split([family.beginning, family.rests[index - 1]], dim=2)
+        outputs += [rest] if outputs else [beginning, rest]
+    return outputs
 
 
 def _in_window(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int, masks: Masks) -> Tensor:

@@ -23,6 +23,15 @@ KEPT_BYTES: Final = 64 * 2**20
 """A softmax of all tokens up to this size is kept for backward, which then need not multiply by the embedding again."""
 
 
+class Scored(NamedTuple):
+    """The targets whose log-probs are wanted: of the others, the head computes nothing, and 0 comes back."""
+
+    places_N: Tensor
+    """int64; among the targets [T]."""
+    states_N: Tensor
+    """int64; the hidden state that predicts each, among those of the row."""
+
+
 class TokenLogProbs(NamedTuple):
     """The result of a forward pass on packed sequences."""
 
@@ -235,8 +244,8 @@ def attach_logprob_head(model: Any, *, chunk_tokens: int, float32: bool = False)
     """Make a Hugging Face causal language model return ``TokenLogProbs`` instead of logits.
 
     Call it as ``model(input_ids=[1, T], position_ids=[1, T], cu_seqlens=, targets_T=, temperatures_T=,
-    with_entropy=False, entropy_gradient=False)``; other arguments are passed on to attention. The router's auxiliary loss
-    never enters: only the hidden states of the backbone are used. ``float32``: as in ``chunked_logprobs``.
+    with_entropy=False, entropy_gradient=False, scored=None)``; other arguments are passed on to attention. The router's
+    auxiliary loss never enters: only the hidden states of the backbone are used. ``float32``: as in ``chunked_logprobs``.
 
     Raises: ValueError for a model that computes its logits by more than one matrix product of the hidden states.
     """
@@ -267,12 +276,22 @@ def _logprob_forward(
     temperatures_T: Tensor,
     with_entropy: bool = False,
     entropy_gradient: bool = False,
+    scored: Scored | None = None,
     **attention: Any,
 ) -> TokenLogProbs:
     states = self.base_model(
         input_ids=input_ids, position_ids=position_ids, cu_seqlens=cu_seqlens, use_cache=False, **attention
     )
-    result: TokenLogProbs = self.get_output_embeddings()(
-        states.last_hidden_state.squeeze(0), targets_T, temperatures_T, with_entropy, entropy_gradient
+    head, hidden_UH = self.get_output_embeddings(), states.last_hidden_state.squeeze(0)
+    if scored is None:
+        every: TokenLogProbs = head(hidden_UH, targets_T, temperatures_T, with_entropy, entropy_gradient)
+        return every
+    places_N = scored.places_N
+    found: TokenLogProbs = head(
+        hidden_UH[scored.states_N], targets_T[places_N], temperatures_T[places_N], with_entropy, entropy_gradient
     )
-    return result
+
+    def at_places(values_N: Tensor) -> Tensor:
+        return values_N.new_zeros(len(targets_T)).index_copy(0, places_N, values_N)
+
+    return TokenLogProbs(at_places(found.logprobs_T), None if found.entropies_T is None else at_places(found.entropies_T))

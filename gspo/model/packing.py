@@ -21,6 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gspo.model.beginnings import SharedRow, shared_row
+
 _ARRAYS = {
     "token_ids": np.dtype(np.int64),
     "action_mask": np.dtype(np.bool_),
@@ -233,6 +235,10 @@ class PackedBatch:
     """int64; the policy version that made each action token, -1 elsewhere."""
     sequence_indices: tuple[int, ...]
     """[S]; position of each sequence in the mini-batch, for gathering results."""
+    scored_N: Tensor
+    """int64; where ``mask_T`` is set, known without a look at it."""
+    shared: SharedRow | None = None
+    """The same tokens, common beginnings once: what models that can share compute instead."""
     adapters_T: Tensor | None = None
     """int64; the adapter of each token's sequence. None: all have the first."""
     experts_TLK: Tensor | None = None
@@ -248,6 +254,11 @@ class PackedBatch:
         return 0 if self.is_empty else int(self.input_ids.shape[1])
 
     @property
+    def num_computed_tokens(self) -> int:
+        """Of these, the tokens that a model computes: common beginnings once."""
+        return self.num_tokens if self.shared is None else int(self.shared.input_ids.shape[1])
+
+    @property
     def is_empty(self) -> bool:
         return self.num_sequences == 0
 
@@ -256,11 +267,15 @@ class PackedBatch:
         moved: dict[str, Any] = {
             name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
-        return replace(self, **moved)
+        return replace(self, shared=None if self.shared is None else self.shared.to(device), **moved)
 
 
 def pack(
-    sequences: Sequence[TrainSequence], *, policy_version: int, sequence_indices: Sequence[int] | None = None
+    sequences: Sequence[TrainSequence],
+    *,
+    policy_version: int,
+    sequence_indices: Sequence[int] | None = None,
+    families: Sequence[int] | None = None,
 ) -> PackedBatch:
     """Lay sequences end to end, targets shifted by one.
 
@@ -268,6 +283,7 @@ def pack(
         sequences: with advantages; an empty list gives a dummy of one token that joins collectives and trains nothing.
         policy_version: the learner's version at use; no token may be newer.
         sequence_indices: positions of the sequences in the mini-batch; their own order when None.
+        families: a number per sequence; neighbours of one number share the beginning that they have in common.
 
     Raises: ValueError for a sequence without advantages, or with a token newer than the learner.
     """
@@ -316,6 +332,8 @@ def pack(
         ),
         versions_T=on_actions([sequence.versions for sequence in sequences], -1, np.int64),
         sequence_indices=indices,
+        scored_N=torch.from_numpy(np.flatnonzero(mask_T)),
+        shared=None if families is None else shared_row(token_ids, families),
         adapters_T=_packed_adapters(sequences, lengths),
         experts_TLK=_packed_experts(sequences, mask_T),
     )
@@ -358,6 +376,7 @@ def _dummy() -> PackedBatch:
         temperatures_T=torch.ones(1),
         versions_T=zeros - 1,
         sequence_indices=(),
+        scored_N=zeros[:0].clone(),
     )
 
 
@@ -373,14 +392,9 @@ def plan_micro_batches(
 
     Raises: ValueError for a sequence above ``max_sequence_tokens``.
     """
+    require_lengths(lengths, max_sequence_tokens)
     if max_tokens < 1 or num_ranks < 1:
         raise ValueError(f"max_tokens is {max_tokens} and num_ranks {num_ranks}; both must be at least 1")
-    for index, length in enumerate(lengths):
-        if max_sequence_tokens is not None and length > max_sequence_tokens:
-            raise ValueError(
-                f"sequence {index} has {length} tokens, above max_sequence_tokens = {max_sequence_tokens}, which is at most "
-                "the model's positions; lower sampling.max_tokens"
-            )
     longest_first = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     bins = _first_fit(lengths, longest_first, max_tokens)
     num_bins = max(1, math.ceil(len(bins) / num_ranks)) * num_ranks
@@ -395,6 +409,16 @@ def plan_micro_batches(
         for offset, rank in enumerate(ranks):
             plan[rank].append(sorted(bins[start + offset]))
     return plan
+
+
+def require_lengths(lengths: Sequence[int], max_sequence_tokens: int | None) -> None:
+    """Raises: ValueError for a sequence above ``max_sequence_tokens``."""
+    for index, length in enumerate(lengths):
+        if max_sequence_tokens is not None and length > max_sequence_tokens:
+            raise ValueError(
+                f"sequence {index} has {length} tokens, above max_sequence_tokens = {max_sequence_tokens}, which is at most "
+                "the model's positions; lower sampling.max_tokens"
+            )
 
 
 def _first_fit(lengths: Sequence[int], order: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gspo.model.packing import BatchGroup, PackedBatch, pack, plan_micro_batches
+from gspo.model.packing import BatchGroup, PackedBatch, pack, plan_micro_batches, require_lengths
 from gspo_services.learner.advantages import AdvantageSettings, AdvantageTable, pulls_without_advantage
 from gspo_services.shared.settings import Settings
 
-MINI_BATCH_ORDER: Final = 2
+MINI_BATCH_ORDER: Final = 3
 """The number of the rule by which groups are dealt to mini-batches and micro-batches, in each batch's metrics. Raise it with
 any change of what ``deal_in_turn`` or ``own_step`` returns: batches of another rule do not give the same weights when they
 are trained again."""
@@ -27,6 +27,8 @@ KEPT_TOKENS: Final = 2**21
 are used, and forgotten."""
 
 
+PARTS_PER_RANK: Final = 2
+"""Sequences of one group are trained by several ranks where they have more than such a part of a step's tokens."""
 LEAST_STILL_SHARE: Final = 0.1
 """Of a step's tokens, in sequences without a gradient: below, micro-batches of their own cost more than they save."""
 
@@ -45,6 +47,10 @@ class RankBudget(Protocol):
     @property
     def sequence_parallel(self) -> int:
         """So many neighbouring ranks train the same sequences, each a slice of their tokens."""
+
+    @property
+    def shares_beginnings(self) -> bool:
+        """Sequences of one group in one micro-batch cost less than in several."""
 
 
 class SummingRank(RankBudget, Protocol):
@@ -115,22 +121,45 @@ def rows_of_groups(groups: Sequence[BatchGroup], chosen: Iterable[int]) -> list[
     return [row for index in chosen for row in range(starts[index], starts[index + 1])]
 
 
-def own_micro_batches(engine: RankBudget, lengths: Sequence[int]) -> list[list[int]]:
+def group_of_rows(groups: Sequence[BatchGroup]) -> list[int]:
+    """Return the group of each sequence of a batch, as an index."""
+    return [index for index, group in enumerate(groups) for _ in group.sequences]
+
+
+def own_micro_batches(engine: RankBudget, lengths: Sequence[int], families: Sequence[int]) -> list[list[int]]:
     """This rank's micro-batches of sequences of these lengths, as indices.
+
+    ``families``: the group of each. Where beginnings are shared, neighbours of one group stay together, as far as they fit
+    into a micro-batch and leave enough parts for all ranks.
 
     Raises: ValueError, on all ranks alike, for a sequence that is too long for the engine.
     """
     together = engine.sequence_parallel
-    plan = plan_micro_batches(
-        lengths,
-        engine.max_tokens_per_micro_batch * together,
-        engine.world_size // together,
-        max_sequence_tokens=engine.max_sequence_tokens,
-    )
-    return plan[engine.rank // together]
+    max_tokens, num_ranks = engine.max_tokens_per_micro_batch * together, engine.world_size // together
+    require_lengths(lengths, engine.max_sequence_tokens)
+    largest = min(max_tokens, sum(lengths) // (PARTS_PER_RANK * num_ranks) if num_ranks > 1 else max_tokens)
+    units = _units(lengths, families, largest) if engine.shares_beginnings else [[index] for index in range(len(lengths))]
+    plan = plan_micro_batches([sum(lengths[index] for index in unit) for unit in units], max_tokens, num_ranks)
+    return [_flat(units[place] for place in members) for members in plan[engine.rank // together]]
 
 
-def own_step(engine: RankBudget, lengths: Sequence[int], still: Sequence[bool]) -> tuple[list[list[int]], int]:
+def _units(lengths: Sequence[int], families: Sequence[int], largest: int) -> list[list[int]]:
+    """Neighbours of one family, of at most ``largest`` tokens together; a longer sequence is alone."""
+    units: list[list[int]] = []
+    room = 0
+    for index, length in enumerate(lengths):
+        if units and families[units[-1][0]] == families[index] and length <= room:
+            units[-1].append(index)
+        else:
+            units.append([index])
+            room = largest
+        room -= length
+    return units
+
+
+def own_step(
+    engine: RankBudget, lengths: Sequence[int], still: Sequence[bool], families: Sequence[int]
+) -> tuple[list[list[int]], int]:
     """This rank's micro-batches of one step, as indices, and how many of them need no backward pass: the first ones, which
     hold the sequences that are ``still``. Both numbers are alike on every rank.
 
@@ -140,9 +169,12 @@ def own_step(engine: RankBudget, lengths: Sequence[int], still: Sequence[bool]) 
     """
     parts = [[index for index, each in enumerate(still) if each is kind] for kind in (True, False)]
     if not parts[1] or sum(lengths[index] for index in parts[0]) < LEAST_STILL_SHARE * sum(lengths):
-        return own_micro_batches(engine, lengths), 0
+        return own_micro_batches(engine, lengths, families), 0
     without, live = (
-        [[part[place] for place in members] for members in own_micro_batches(engine, [lengths[index] for index in part])]
+        [
+            [part[place] for place in members]
+            for members in own_micro_batches(engine, [lengths[index] for index in part], [families[index] for index in part])
+        ]
         for part in parts
     )
     return [*without, *live], len(without)
@@ -182,12 +214,14 @@ def rows_of_rank(
     pulls = pulls_without_advantage(settings.objective, advantages, balances_load=balances_load)
     still = [False] * len(lengths) if pulls else AdvantageTable.of(groups, advantages).still.tolist()
     found: set[int] = set()
+    families = group_of_rows(groups)
     for chosen in deal_groups(groups, policy_version, settings.batch.mini_batches):
         rows = rows_of_groups(groups, chosen)
-        own, _ = own_step(engine, [lengths[row] for row in rows], [still[row] for row in rows])
+        of_step = [lengths[row] for row in rows], [still[row] for row in rows], [families[row] for row in rows]
+        own, _ = own_step(engine, *of_step)
         found.update(rows[index] for index in _flat(own))
     if settings.objective.kl_coefficient > 0 and settings.objective.kl_in == "reward":
-        found.update(_flat(own_micro_batches(engine, lengths)))
+        found.update(_flat(own_micro_batches(engine, lengths, families)))
     return frozenset(found)
 
 
@@ -229,6 +263,7 @@ def planned_mini_batches(
     """
     mini_batches = []
     still = np.zeros(len(credit.sequences), dtype=np.bool_) if pulls_without_advantage else credit.still
+    families = group_of_rows(groups)
     for chosen in deal_groups(groups, policy_version, num_mini_batches):
         rows = rows_of_groups(groups, chosen)
         members = [credit.sequences[row] for row in rows]
@@ -236,10 +271,11 @@ def planned_mini_batches(
 
         def pack_own(indices: Sequence[int], rows: Sequence[int] = rows) -> PackedBatch:
             own = [credit.with_advantages(rows[index]) for index in indices]
-            return pack(own, policy_version=policy_version, sequence_indices=indices)
+            shared = [families[rows[index]] for index in indices] if engine.shares_beginnings else None
+            return pack(own, policy_version=policy_version, sequence_indices=indices, families=shared)
 
         without = still[rows].tolist()
-        own, num_still = own_step(engine, lengths, without)
+        own, num_still = own_step(engine, lengths, without, [families[row] for row in rows])
         still_lengths = [length for length, each in zip(lengths, without, strict=True) if each] if num_still else []
         own_tokens = sum(lengths[index] for indices in own for index in indices)
         num_action_tokens = max(1, sum(sequence.num_action_tokens for sequence in members))

@@ -177,6 +177,7 @@ def train_batch(
         "grad_norm_max": max(step.grad_norm for step in steps),
         "learning_rate": steps[-1].learning_rate,
         "packed_tokens": float(sum(step.num_tokens for step in steps)),
+        "computed_tokens": float(sum(step.num_computed_tokens for step in steps)),
         "forward_only_tokens": float(sum(work.still_lengths)),
         "optimizer_steps": float(len(steps)),
         "mini_batch_order": float(MINI_BATCH_ORDER),

@@ -246,6 +246,7 @@ class SimTrainer:
     vocabulary = VOCABULARY
     max_tokens_per_micro_batch = 4096
     sequence_parallel = 1
+    shares_beginnings = False
     max_sequence_tokens = None
 
     def __init__(

@@ -88,6 +88,7 @@ class LearnerEngine:
         self._share = own_row_share(self.sequence_parallel, settings.learner.collective_timeout_s)
         choice = AdapterChoice(self.model, self._lora) if self._lora and self._lora.num_adapters > 1 else None
         self._passes = ForwardPasses(engine, settings, self._share, choice)
+        self.shares_beginnings = self._passes.shares_beginnings
         self._state = OptimizerState(engine, self._stage, self._shares, trained=None if self._lora is None else trained)
         self._coverage_known = False
         self._reference, self._teacher = reference, teacher
@@ -106,6 +107,8 @@ class LearnerEngine:
         Raises: ValueError, before loading and on all ranks, when the model cannot be trained with these settings (see
         ``require_supported``) or its files, or those of a frozen model, are not whole.
         """
+        if settings.learner.threads:
+            torch.set_num_threads(settings.learner.threads)
         init_distributed(settings.device, settings.learner.collective_timeout_s)
         model_config = read_model_config(model_dir)
         _require_supported(model_config, settings)
@@ -235,7 +238,7 @@ class LearnerEngine:
         """
         if num_still >= len(micro_batches):
             raise ValueError("a mini-batch needs at least one micro-batch with a gradient, which may be empty")
-        totals = torch.zeros(2, dtype=torch.float64, device=self.device)
+        totals = torch.zeros(3, dtype=torch.float64, device=self.device)
         for index, micro_batch in enumerate(micro_batches):
             packed = micro_batch.to(self.device)
             self._engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
@@ -254,8 +257,9 @@ class LearnerEngine:
             if self._share is None or self._share.index == 0:
                 totals[0] += loss.detach()
                 totals[1] += packed.num_tokens
+                totals[2] += packed.num_computed_tokens
         with self.profile.phase("optimizer"):
-            loss_sum, num_tokens = self._sound_totals(totals)
+            loss_sum, num_tokens, num_computed = self._sound_totals(totals)
             if rate_scale is not None:
                 # The schedule sets the rate again after the step.
                 factor = rate_scale()
@@ -263,7 +267,13 @@ class LearnerEngine:
                     group["lr"] *= factor
             learning_rate = float(self._engine.get_lr()[0])
             grad_norm = self._step()
-        return StepResult(loss=loss_sum, grad_norm=grad_norm, learning_rate=learning_rate, num_tokens=int(num_tokens))
+        return StepResult(
+            loss=loss_sum,
+            grad_norm=grad_norm,
+            learning_rate=learning_rate,
+            num_tokens=int(num_tokens),
+            num_computed_tokens=int(num_computed),
+        )
 
     def set_learning_rate(self, value: float) -> None:
         """Set AdamW's learning rate from the next step on, before warm-up. The same on every rank."""
@@ -272,11 +282,11 @@ class LearnerEngine:
         scheduler.base_lrs = [value * rate_factor(group, self.settings.learner) for group in groups]
         self._resume_schedule(scheduler.last_epoch)
 
-    def _sound_totals(self, own_totals: Tensor) -> tuple[float, float]:
-        """Return loss and tokens over all ranks, once every gradient is sound. One sum and one wait for both. Collective."""
+    def _sound_totals(self, own_totals: Tensor) -> tuple[float, float, float]:
+        """Return loss, tokens and computed tokens of all ranks, if every gradient is sound. One sum and wait. Collective."""
         findings = self._gradients.take(self.device)
         summed = self.sum_over_ranks(torch.cat([own_totals, findings.double().flatten()])).tolist()
-        (loss, num_tokens), counts = summed[:2], summed[2:]
+        (loss, num_tokens, num_computed), counts = summed[:3], summed[3:]
         received, non_finite = counts[: len(counts) // 2], counts[len(counts) // 2 :]
         if not math.isfinite(loss):
             raise NonFiniteLossError(f"the loss over all ranks is {loss}; no step was made")
@@ -284,7 +294,7 @@ class LearnerEngine:
         if bad:
             raise NonFiniteGradientError(f"{len(bad)} parameters have non-finite gradients: {_some(bad)}; no step was made")
         if self._coverage_known:
-            return loss, num_tokens
+            return loss, num_tokens, num_computed
         pairs = zip(self._gradients.names, received, strict=True)
         missing = [name for name, count in pairs if count < self.world_size]
         if missing:
@@ -293,7 +303,7 @@ class LearnerEngine:
                 "they are frozen or cut off from the loss; no step was made"
             )
         self._coverage_known = True
-        return loss, num_tokens
+        return loss, num_tokens, num_computed
 
     def _step(self) -> float:
         before = self._gradients.clip(self.settings.learner.max_grad_norm)

@@ -11,8 +11,9 @@ import torch.distributed
 
 from gspo.inputs.validation import trusted_values
 from gspo.model.adapter_choice import AdapterChoice
+from gspo.model.beginnings import FamilyBoundaries, can_share
 from gspo.model.boundaries import Boundaries
-from gspo.model.logprobs import TokenLogProbs
+from gspo.model.logprobs import Scored, TokenLogProbs
 from gspo.model.packing import PackedBatch
 from gspo.model.sequence_parallel import RowShare
 from gspo.moe.experts import ExpertPicks, ExpertRecorder, ExpertShape
@@ -37,6 +38,16 @@ class ForwardPasses:
         self._balance = RouterLogits(engine.module) if settings.load_balance_coefficient > 0 else None
         self._replay = RoutingReplay(engine.module) if settings.routing_replay else None
         self._num_experts = ExpertShape.of(engine.module).num_experts
+        self.shares_beginnings = (
+            settings.learner.share_prompts
+            and share is None
+            and can_share(engine.module.config.to_dict())
+            # An engine may know a token's experts in one sequence only; the loss counts a token of each sequence.
+            and not settings.replays_engine
+            and settings.load_balance_coefficient == 0
+            # Flash attention takes whole sequences in one kernel.
+            and not (settings.device == "cuda" and settings.learner.dtype != "float32")
+        )
 
     @contextmanager
     def replaying(self, packed: PackedBatch, picks: ExpertPicks | None = None) -> Iterator[None]:
@@ -50,6 +61,8 @@ class ForwardPasses:
             return
         assert self._replay is not None, "experts to replay need settings.routing_replay"
         own = picks if self._share is None else self._share.own_picks(picks)
+        if packed.shared is not None:
+            own = ExpertPicks(picks.indices_LTK[:, packed.shared.firsts_U], picks.num_experts)
         replay = self._replay.replaying(own, partial=self._settings.replays_engine)
         with ExitStack() as stack:
             # To read them, the host would wait for the device in every micro-batch.
@@ -64,6 +77,8 @@ class ForwardPasses:
             own = packed.adapters_T
             if own is not None and self._share is not None:
                 own = self._share.own_row(own)
+            if own is not None and packed.shared is not None:
+                own = own[packed.shared.firsts_U]
             self._adapters.choose(own, inputs["input_ids"].shape[-1], packed.targets_T.device)
         # Only training passes have a loss to add it to.
         balance = self._balance if with_entropy else None
@@ -77,7 +92,10 @@ class ForwardPasses:
             auxiliary = load_balancing_loss(balance.take(), balance.top_k)
             result = result._replace(balance_loss=self._settings.load_balance_coefficient * auxiliary)
         own_experts = None if self._replay is None else self._replay.take_own()
-        result = result._replace(experts=self._experts.take(), own_experts=own_experts)
+        experts = self._experts.take()
+        if experts is not None and packed.shared is not None:
+            experts = ExpertPicks(experts.indices_LTK[:, packed.shared.places_T], experts.num_experts)
+        result = result._replace(experts=experts, own_experts=own_experts)
         return result if self._share is None else self._share.whole(result, packed.input_ids.shape[1])
 
 
@@ -85,12 +103,20 @@ def model_inputs(packed: PackedBatch, share: RowShare | None) -> dict[str, Any]:
     """Return the arguments of the model's forward pass for a micro-batch, or for this rank's slice of it."""
     if share is not None:
         return share.inputs(packed)
-    return {
-        "input_ids": packed.input_ids,
-        "position_ids": packed.position_ids,
-        "cu_seqlens": Boundaries(packed.cu_seqlens),
-        "targets_T": packed.targets_T,
-        "temperatures_T": packed.temperatures_T,
+    targets: dict[str, Any] = {"targets_T": packed.targets_T, "temperatures_T": packed.temperatures_T}
+    row = packed.shared
+    if row is None:
+        return targets | {
+            "input_ids": packed.input_ids,
+            "position_ids": packed.position_ids,
+            "cu_seqlens": Boundaries(packed.cu_seqlens),
+            "scored": Scored(packed.scored_N, packed.scored_N),
+        }
+    return targets | {
+        "input_ids": row.input_ids,
+        "position_ids": row.position_ids,
+        "cu_seqlens": FamilyBoundaries(row.families),
+        "scored": Scored(packed.scored_N, row.places_T[packed.scored_N]),
     }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gspo.model.beginnings import can_share
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch
 from gspo.model.policy import load_policy, prepare_policy
@@ -26,6 +28,7 @@ class FrozenModel:
         """Take a model that nothing else uses, and change it in place."""
         prepare_policy(model, logprob_chunk_tokens=logprob_chunk_tokens, float32_head=float32_head)
         self._model = model.requires_grad_(False).to(device).eval()
+        self._can_share = can_share(model.config.to_dict())
 
     @classmethod
     def load(cls, model_dir: Path, dtype: torch.dtype, device: torch.device, **head: Any) -> FrozenModel:
@@ -41,6 +44,8 @@ class FrozenModel:
 
     def logprobs(self, packed: PackedBatch, share: RowShare | None = None) -> Tensor:
         """float32 [T]: log-probs of a micro-batch's targets at their temperatures. Collective only with a ``share``."""
+        if not self._can_share:
+            packed = replace(packed, shared=None)
         with torch.no_grad():
             result: TokenLogProbs = self._model(**model_inputs(packed, share))
         return (result if share is None else share.whole(result, packed.input_ids.shape[1])).logprobs_T

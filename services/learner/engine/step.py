@@ -34,6 +34,8 @@ class StepResult:
     """The rate that the step used."""
     num_tokens: int
     """Sum over all ranks."""
+    num_computed_tokens: int
+    """The same, beginnings that sequences of a micro-batch have in common counted once."""
 
 
 def micro_batch_loss(packed: PackedBatch, result: TokenLogProbs, loss_fn: LossFn) -> Tensor:

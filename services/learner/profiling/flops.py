@@ -4,7 +4,8 @@
 
 N_active are the weights that multiply a token: all but the input embedding, and only the chosen ones of a mixture's experts.
 The second term is causal attention, two products of L^2 / 2 pairs each. Backward is twice the forward. The recomputation
-of checkpointed activations is not counted: these are the usual "model FLOPs" of MFU.
+of checkpointed activations is not counted: these are the usual "model FLOPs" of MFU. A beginning that sequences share counts
+for each of them, although it is computed once.
 """
 
 from __future__ import annotations

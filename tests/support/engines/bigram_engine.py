@@ -41,6 +41,7 @@ class BigramEngine:
         self.teacher_table = torch.randn(vocab_size, vocab_size, generator=torch.Generator().manual_seed(seed + 100))
         self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
         self.sequence_parallel = 1
+        self.shares_beginnings = False
         self.max_sequence_tokens: int | None = None
         self._learning_rate = learning_rate
         self.num_forward_passes = 0
@@ -87,6 +88,7 @@ class BigramEngine:
             grad_norm=float(gradient.norm()),
             learning_rate=learning_rate,
             num_tokens=sum(packed.num_tokens for packed in micro_batches),
+            num_computed_tokens=sum(packed.num_computed_tokens for packed in micro_batches),
         )
 
     def _forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:

@@ -39,6 +39,7 @@ class MoeEngine:
         self.model = model
         self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
         self.sequence_parallel = 1
+        self.shares_beginnings = False
         self._update = update
         self._experts = ExpertRecorder(model)
         self.replays_routing = replays_routing
@@ -73,7 +74,7 @@ class MoeEngine:
                 total += float(loss.detach())
         with torch.no_grad():
             self._update(self.model)
-        return StepResult(loss=total, grad_norm=0.0, learning_rate=0.0, num_tokens=0)
+        return StepResult(loss=total, grad_norm=0.0, learning_rate=0.0, num_tokens=0, num_computed_tokens=0)
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         return tensor.clone()

@@ -24,6 +24,10 @@ class Learner(Section):
     not name."""
     cores: list[Number] = Field([])
     """Processor cores for these ranks, which share them. Empty: all."""
+    threads: int = Field(0, ge=0)
+    """Processor threads of each rank. 0: as OMP_NUM_THREADS says, which ``gspo run`` sets to 1 unless it is set. Without a
+    GPU, more help where the learner never waits and cores are idle: see ``gspo doctor``. The number decides the last bits of
+    the weights, so a run that continues, or is replayed, needs the same."""
     python: OptionalPath = ""
     """The interpreter for the learner that ``gspo run`` starts. Empty: the one that runs ``gspo run``."""
     num_nodes: int = Field(1, ge=1)
@@ -70,6 +74,10 @@ class Learner(Section):
     max_tokens_per_micro_batch: int = Field(4096, ge=16)
     """The most tokens of one packed micro-batch on one rank; sequence_parallel ranks hold so many times as much together. A
     longer sequence is alone in its micro-batch."""
+    share_prompts: bool = True
+    """Sequences of a group in one micro-batch are computed with their common beginning, the prompt at least, once: the same
+    gradients for a fraction of the time where prompts are long beside answers. Not on a GPU in half precision, nor with
+    sequence_parallel, load_balance_coefficient, experts of the engine, sliding windows or linear attention."""
     logprob_chunk_tokens: int = Field(512, ge=1)
     """Logits are held for at most this many tokens at a time, and for fewer with a very large vocabulary (256 MiB)."""
     activation_checkpointing: bool = False

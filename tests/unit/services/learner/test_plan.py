@@ -20,6 +20,7 @@ from gspo_services.learner.plan import (
     PackedLater,
     deal_groups,
     deal_in_turn,
+    group_of_rows,
     own_micro_batches,
     own_step,
     planned_mini_batches,
@@ -42,6 +43,7 @@ class Place:
     max_tokens_per_micro_batch: int = 40
     sequence_parallel: int = 1
     max_sequence_tokens: int | None = None
+    shares_beginnings: bool = False
 
 
 def settings_of(num_mini_batches: int, **objective: Any) -> Any:
@@ -51,8 +53,10 @@ def settings_of(num_mini_batches: int, **objective: Any) -> Any:
 
 def test_ranks_that_share_sequences_have_the_same_ones_and_room_for_twice_as_many() -> None:
     lengths = [30, 25, 20, 20, 10, 5, 40, 38]
-    shared = [own_micro_batches(Place(rank, 4, sequence_parallel=2), lengths) for rank in range(4)]
-    assert shared == [own_micro_batches(Place(rank // 2, 2, max_tokens_per_micro_batch=80), lengths) for rank in range(4)]
+    apart = range(8)
+    shared = [own_micro_batches(Place(rank, 4, sequence_parallel=2), lengths, apart) for rank in range(4)]
+    wider = [Place(rank // 2, 2, max_tokens_per_micro_batch=80) for rank in range(4)]
+    assert shared == [own_micro_batches(place, lengths, apart) for place in wider]
     assert shared[0] == shared[1] != shared[2] == shared[3]
 
 
@@ -135,7 +139,7 @@ def test_over_many_batches_every_group_comes_first_equally_often() -> None:
 def test_the_deal_is_the_same_in_every_process_and_release() -> None:
     """Change ``MINI_BATCH_ORDER`` with what is dealt: replay compares it."""
     dealt = deal_in_turn([3, 3, 3, 4, 4, 5, 5, 5], list("abcdefgh"), 3, seed=7)
-    assert (MINI_BATCH_ORDER, dealt) == (2, [[2, 7], [1, 4, 5], [0, 3, 6]])
+    assert (MINI_BATCH_ORDER, dealt) == (3, [[2, 7], [1, 4, 5], [0, 3, 6]])
     with pytest.raises(ValueError, match="num_mini_batches is 3 for a batch of 2 groups"):
         deal_in_turn([1, 1], ["a", "b"], 3, seed=0)
 
@@ -163,14 +167,16 @@ def test_each_mini_batch_has_groups_of_each_adapter(version: int) -> None:
         assert [groups[index].adapter for index in chosen] == [0, 1] or [groups[index].adapter for index in chosen] == [1, 0]
 
 
-@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 99))
-def test_a_rank_packs_the_same_from_its_own_sequences_as_from_all(world_size: int, num_mini_batches: int, seed: int) -> None:
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 99), st.booleans())
+def test_a_rank_packs_the_same_from_its_own_sequences_as_from_all(
+    world_size: int, num_mini_batches: int, seed: int, shares: bool
+) -> None:
     groups = [random_groups(4, 3, seed=seed, versions=(VERSION - age, VERSION))[age] for age in range(4)]
     # Some have no signal, and their sequences micro-batches of their own.
     groups = [replace(each, rewards=np.ones(3)) if (seed >> at) % 2 else each for at, each in enumerate(groups)]
     settings, trained, plans = settings_of(num_mini_batches), [], []
     for rank in range(world_size):
-        place = Place(rank, world_size)
+        place = Place(rank, world_size, shares_beginnings=shares)
         rows = rows_of_rank(place, settings, part_of(groups, frozenset()), VERSION)
         own, whole = (
             planned_mini_batches(place, held, AdvantageTable.of(held, AdvantageSettings()), VERSION, num_mini_batches)
@@ -195,7 +201,7 @@ def test_sequences_without_a_gradient_come_first_and_alone(
     lengths, still = [length for length, _ in drawn], [each for _, each in drawn]
     world_size = groups_of_ranks * together
     plans = [
-        own_step(Place(rank, world_size, sequence_parallel=together), lengths, still)
+        own_step(Place(rank, world_size, sequence_parallel=together), lengths, still, range(len(drawn)))
         for rank in range(0, world_size, together)
     ]
     ((num_still, num_micro_batches),) = {(found, len(own)) for own, found in plans}
@@ -206,11 +212,33 @@ def test_sequences_without_a_gradient_come_first_and_alone(
     assert sorted(first) == ([at for at, each in enumerate(still) if each] if share >= 0.1 and not all(still) else [])
 
 
+def test_sequences_of_one_group_stay_together_where_beginnings_are_shared() -> None:
+    families = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
+    alone = Place(0, 1, shares_beginnings=True)
+    assert own_micro_batches(alone, [10] * 10, families) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert own_micro_batches(alone, [10, 10, 10, 10, 50, 10, 10, 10, 20, 20], families) == [
+        [4],
+        [0, 1, 2, 3],
+        [8, 9],
+        [5, 6, 7],
+    ]
+    own, num_still = own_step(alone, [10] * 10, [False, True] * 5, families)
+    assert (own, num_still) == ([[1, 3, 9], [5, 7], [0, 2, 8], [4, 6]], 2)
+
+
+def test_a_group_that_is_a_large_part_of_a_step_is_split_so_that_every_rank_has_its_share() -> None:
+    families = [0, 0, 0, 0, 1, 1, 1, 1]
+    places = [Place(rank, 4, shares_beginnings=True, max_tokens_per_micro_batch=100) for rank in range(4)]
+    assert [own_micro_batches(place, [10] * 8, families) for place in places] == [[[0, 4]], [[1, 5]], [[2, 6]], [[3, 7]]]
+    two = [Place(rank, 2, shares_beginnings=True, max_tokens_per_micro_batch=100) for rank in range(2)]
+    assert [own_micro_batches(place, [10] * 8, families) for place in two] == [[[0, 1, 4, 5]], [[2, 3, 6, 7]]]
+
+
 def test_a_pass_over_the_whole_batch_adds_the_sequences_that_it_gives_to_the_rank() -> None:
     groups = random_groups(4, 3, seed=1)
     place = Place(0, 2)
     lengths = [sequence.num_tokens for group in groups for sequence in group.sequences]
-    unsplit = {row for indices in own_micro_batches(place, lengths) for row in indices}
+    unsplit = {row for indices in own_micro_batches(place, lengths, group_of_rows(groups)) for row in indices}
     steps = rows_of_rank(place, settings_of(2), groups, VERSION)
     assert not unsplit <= steps, "the test needs another split"
     assert rows_of_rank(place, settings_of(2, kl_coefficient=0.1, kl_in="reward"), groups, VERSION) == steps | unsplit
