@@ -75,9 +75,9 @@ def deepspeed_config(settings: EngineSettings, model_config: Mapping[str, Any]) 
                 "weight_decay": settings.learner.weight_decay,
                 # PyTorch's own: DeepSpeed's is compiled at the first start.
                 "torch_adam": True,
-                # One pass over the memory. On a host: on OMP_NUM_THREADS threads, like DeepSpeed's own, but built in. On a
-                # GPU: one kernel for many tensors, where PyTorch's default launches several for each step of the formula.
-                **({"fused": True} if settings.learner.offload != "none" or settings.device == "cuda" else {}),
+                # One pass over the memory, on a host by a third of the time of PyTorch's default. On a GPU it is one kernel
+                # for many tensors, where the default launches several for each step of the formula.
+                "fused": True,
             },
         },
     }
