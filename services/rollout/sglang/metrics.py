@@ -19,6 +19,7 @@ TIMEOUT_S: Final = 3.0
 ENGINE_METRICS: Final = frozenset(
     {
         "sglang:cache_hit_rate",
+        "sglang:cached_tokens",
         "sglang:e2e_request_latency_seconds",
         "sglang:gen_throughput",
         "sglang:generation_tokens",

@@ -30,7 +30,7 @@ from gspo_services.shared.weights import ONE_RANK, Spread
 log = structlog.get_logger()
 
 _TETHER: Final = Path(__file__).with_name("tether.py")
-_POLL_S: Final = 0.5
+_POLL_S: Final = 0.1
 _HEALTH_TIMEOUT_S: Final = 30.0
 _PROGRESS_S: Final = 5.0
 _TERM_GRACE_S: Final = 1.0
@@ -241,7 +241,7 @@ class EngineServer:
         return self._process
 
     async def _wait_ready(self) -> None:
-        """Poll /health, which answers 503 until the server is warm and then generates a token."""
+        """Poll /health, which answers 503 until the server is warm."""
         waited_s, reported_s = 0.0, 0.0
         clock = asyncio.get_running_loop().time
         begin = clock()
@@ -308,6 +308,8 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
         command += [
             "--enable-deterministic-inference",
             "--sleep-on-idle",
+            # Nothing is compiled: a warm-up would only take two seconds.
+            "--skip-server-warmup",
             "--device", "cpu",
             "--attention-backend", "torch_native",
             "--max-total-tokens", str(options.max_total_tokens),
@@ -339,6 +341,8 @@ def server_environment(environment: Mapping[str, str], *, cuda: bool, ranks: int
     ranks.
     """
     result = {**environment, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    # /health would generate a token after the warm-up, and look a second later whether it is there.
+    result["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "false"
     if not cuda:
         # SGLANG_USE_CPU_ENGINE needs compiled kernels, which exist only for CUDA machines. With two threads on a busy
         # machine OpenMP's spinning made the server up to 50 times slower.

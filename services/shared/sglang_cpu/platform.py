@@ -32,6 +32,7 @@ class TorchCpuPlatform(SRTPlatform):
         from sglang.srt.lora import layers as lora_layers
         from sglang.srt.lora import lora_manager
         from sglang.srt.lora.backend import torch_backend
+        from sglang.srt.managers import schedule_policy
         from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
         from sglang.srt.model_executor.model_runner_components import weight_updater
         from sglang.srt.utils import weight_checker
@@ -40,6 +41,7 @@ class TorchCpuPlatform(SRTPlatform):
         from gspo_services.shared.sglang_cpu.checksums import hash_with_xxh3
         from gspo_services.shared.sglang_cpu.decode_backend import BatchedDecodeBackend
         from gspo_services.shared.sglang_cpu.experts import enable_local_experts
+        from gspo_services.shared.sglang_cpu.group_prompts import share_prompts
         from gspo_services.shared.sglang_cpu.murmur import murmur_hash32
         from gspo_services.shared.sglang_cpu.patching import enable_patches
 
@@ -54,6 +56,7 @@ class TorchCpuPlatform(SRTPlatform):
         hash_with_xxh3(weight_checker)
         enable_patches(weight_updater)
         enable_local_experts(fused_moe_native)
+        share_prompts(schedule_policy)
         pin_nothing(lora_layers, torch_backend)
         report_slots(lora_manager, weight_checker)
         # For compiled kernels SGLang rounds heads and widths up on a CPU. Without that, ranks have the shards that they have

@@ -26,6 +26,30 @@ def exported(registry: CollectorRegistry) -> dict[str, float]:
     return sums
 
 
+async def test_the_samples_of_a_group_compute_their_prompt_once(sglang_server: SglangServer) -> None:
+    registry = CollectorRegistry()
+    registry.register(EngineMetrics(sglang_server.url))
+    computed = {"sglang:prompt_tokens_total": 1, "sglang:cached_tokens_total": -1}
+    prompts = [[7 + group, *range(20, 50)] for group in range(3)]
+    sampling = SamplingParameters(max_new_tokens=4, ignore_eos=True)
+
+    async with Engine(sglang_server.url, vocab_size=TINY_VOCAB_SIZE, chunk_tokens=16) as engine:
+
+        async def sample(name: str, prompt: list[int]) -> None:
+            async for _ in engine.generate(GenerateRequest(rid=name, input_ids=prompt, sampling=sampling)):
+                pass
+
+        before = await asyncio.to_thread(exported, registry)
+        await asyncio.gather(*(sample(f"{prompt[0]}-{i}", prompt) for prompt in prompts for i in range(8)))
+        after, finished = before, "sglang:num_requests_total"
+        while after.get(finished, 0) < before.get(finished, 0) + 24:
+            await engine.weight_version()
+            after = await asyncio.to_thread(exported, registry)
+    found = sum(sign * (after[name] - before.get(name, 0)) for name, sign in computed.items())
+    # Of each prompt 31 tokens, and in each other sample its last token, whose state is never kept.
+    assert found == 3 * (31 + 7)
+
+
 async def test_the_metrics_of_a_real_server_are_passed_on_under_their_names(sglang_server: SglangServer) -> None:
     registry = CollectorRegistry()
     RolloutMetrics(registry)
