@@ -7,6 +7,7 @@ from typing import Any, Final
 from gspo_services.cli.doctor.damage import Holder
 from gspo_services.cli.doctor.observe import RECENT_LINES_S, Observation
 from gspo_services.runs.ledgers import broker_name
+from gspo_services.runs.pace import pace_of
 from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.runtime.private_files import open_to_all
 
@@ -317,11 +318,14 @@ def _progress(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
         yield Remark(text=text, wrong=False)
     if status["batches_trained"] < status["batches_total"] and not status["stopping"]:
         yield from _quiet(seen, status)
+        pace = pace_of(seen.batches)
+        if pace is not None:
+            yield Remark(text=pace.advice(max_lag=seen.settings.batch.max_lag), wrong=False)
 
 
 def _quiet(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
     """Remark that no batch was trained for long, compared with the usual pace or, before there is one, a fixed time."""
-    times, quiet_s = seen.batch_times_s, status["quiet_s"]
+    times, quiet_s = [row["time_s"] for row in seen.batches], status["quiet_s"]
     if len(times) > 1:
         usual = (times[-1] - times[0]) / (len(times) - 1)
         if quiet_s > max(QUIET_LEAST_S, QUIET_FACTOR * usual):

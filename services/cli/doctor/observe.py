@@ -96,8 +96,8 @@ class Observation:
     logs: dict[str, Log]
     ledger: LedgerState | None
     no_ledger: str
-    batch_times_s: list[float]
-    """When the last batches were recorded, in seconds of the run, oldest first: no clock that was set disturbs them."""
+    batches: list[dict[str, Any]]
+    """The rows of the last batches, oldest first. ``time_s`` is in seconds of the run: no clock that was set disturbs it."""
     free_bytes: dict[str, tuple[int, int]]
     """Free and total bytes of the file systems in use, by their content."""
     damage: str = ""
@@ -144,7 +144,7 @@ async def observe(settings: Settings, now: datetime, *, answer_s: float = ANSWER
         no_ledger=no_ledger,
         damage="; ".join(filter(None, (_read(unread, each, find_damage, "") for each in ledgers.values()))),
         holders={name: holder for name, each in ledgers.items() if (holder := find_holder(each)) is not None},
-        batch_times_s=_read(unread, directory / METRICS_FILE, batch_times, []),
+        batches=_read(unread, directory / METRICS_FILE, last_batches, []),
         free_bytes=free_bytes(settings),
         learning=learning,
         outcome=str(outcome_of(directory, learning)) if learning.num_batches else "",
@@ -304,22 +304,22 @@ def _read_one(directory: Path) -> LedgerState:
     return LedgerState(batches=batches, trained=trained, version=version, groups=counts)
 
 
-def batch_times(path: Path) -> list[float]:
-    """When the last batches were recorded, in seconds of the run, oldest first; empty when metrics.jsonl is not there."""
+def last_batches(path: Path) -> list[dict[str, Any]]:
+    """The rows of the last batches, oldest first; empty when metrics.jsonl is not there."""
     if not path.is_file():
         return []
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         lines = file.read().decode(errors="replace").split("\n")
-    times = []
+    rows = []
     for line in lines:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             continue  # the first and the last line may be cut
         if isinstance(row, dict) and row.get("event") == "batch" and isinstance(row.get("time_s"), float):
-            times.append(row["time_s"])
-    return times[-RECENT_BATCHES:]
+            rows.append(row)
+    return rows[-RECENT_BATCHES:]
 
 
 def free_bytes(settings: Settings) -> dict[str, tuple[int, int]]:

@@ -253,6 +253,8 @@ class Supervisor:
                 preexec_fn=partial(spec.enter, os.getpid()),
                 env={
                     **os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+                    # A thread that spins while it waits takes a core from another process of the run.
+                    "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
                     **spec.place.environment, **log_file.environment(),
                 },
             )  # fmt: skip

@@ -11,9 +11,10 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from gspo_services.broker.metrics_file import MetricsFile
-from gspo_services.cli.doctor.observe import batch_times, metrics_of, read_log
+from gspo_services.cli.doctor.observe import last_batches, metrics_of, read_log
 from gspo_services.cli.run.supervisor import last_error
 from gspo_services.runs.metrics import column, read_metrics
+from gspo_services.runs.pace import pace_of
 from gspo_services.shared.runtime.telemetry import Health, _application, _Handler
 from tests.fuzz.mutate import mutate_bytes, mutate_json_lines, mutate_lines
 from tests.fuzz.scratch import written
@@ -118,7 +119,7 @@ def log_seeds() -> list[bytes]:
 def record(data: bytes) -> None:
     """A metrics.jsonl that someone has edited: rows, what is left out, and the broker can still append to it."""
     path = written("metrics.jsonl", data)
-    batch_times(path)
+    pace_of(last_batches(path))
     found = read_metrics(path.parent)
     column(found.batches, "loss")
     require(bool(found.damage) == bool(found.num_damaged), "damage without a line")

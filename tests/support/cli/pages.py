@@ -34,6 +34,13 @@ def a_page(ready: bool | None = True, text: str = "ready") -> Page:
 
 
 A_LEDGER = LedgerState(batches=3, trained=3, version=4, groups={"batched": 96})
+
+
+def batches_at(*times_s: float) -> list[dict[str, Any]]:
+    """Rows of consecutive batches that were recorded then."""
+    return [{"batch": index, "time_s": time_s, "train_s": 5.0, "publish_s": 1.0} for index, time_s in enumerate(times_s)]
+
+
 HEALTHY = Observation(
     settings=SETTINGS,
     status=a_status(),
@@ -43,7 +50,7 @@ HEALTHY = Observation(
     logs={},
     ledger=A_LEDGER,
     no_ledger="",
-    batch_times_s=[60.0, 75.0, 90.0],
+    batches=batches_at(60.0, 75.0, 90.0),
     free_bytes={"run.directory (runs/x)": (50 * GIB, 100 * GIB)},
 )
 

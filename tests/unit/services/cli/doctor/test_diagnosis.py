@@ -1,5 +1,6 @@
 """What the doctor says: the cause, and what to do."""
 
+import re
 from dataclasses import replace
 from io import StringIO
 from typing import Any
@@ -15,7 +16,7 @@ from gspo_services.runs.learning import ShownAnswer
 from gspo_services.shared.learning import LearningWatch
 from gspo_services.shared.runtime.console import PlainConsole
 from gspo_services.shared.settings.sections import Broker, Rollout
-from tests.support.cli.pages import A_LEDGER, GIB, HEALTHY, SETTINGS, a_page, a_rollout, a_status, without_broker
+from tests.support.cli.pages import A_LEDGER, GIB, HEALTHY, SETTINGS, a_page, a_rollout, a_status, batches_at, without_broker
 
 
 def quarantined(batch: int, waiting: int) -> QuarantinedBatch:
@@ -87,7 +88,7 @@ CASES: list[tuple[str, Observation, str]] = [
     ("rollout not ready", replace(HEALTHY, pages=NOT_READY), "rollout-1 is not ready: model.embed"),
     (
         "no batch",
-        replace(HEALTHY, status=a_status(quiet_s=600.0), batch_times_s=[70.0, 85.0, 100.0]),
+        replace(HEALTHY, status=a_status(quiet_s=600.0), batches=batches_at(70.0, 85.0, 100.0)),
         "no batch was trained for 600 s; earlier batches took 15 s each",
     ),
     (
@@ -159,7 +160,7 @@ def test_drops_are_explained() -> None:
 def test_a_slow_batch_is_compared_with_the_usual_pace() -> None:
     def seen(*ages_s: float, quiet_s: float | None = None) -> Observation:
         status = a_status(quiet_s=ages_s[-1] if quiet_s is None else quiet_s)
-        return replace(HEALTHY, batch_times_s=[10_000.0 - age_s for age_s in ages_s], status=status)
+        return replace(HEALTHY, batches=batches_at(*(10_000.0 - age_s for age_s in ages_s)), status=status)
 
     assert wrong(seen(1500.0, 1000.0, 500.0)) == []
     assert wrong(seen(100.0, 99.5, 99.0)) == []
@@ -185,7 +186,7 @@ def test_a_first_batch_that_does_not_come_is_remarked_on(
     rollouts = [a_rollout(f"rollout-{index}", status=state) for index, state in enumerate(states)]
     settings = SETTINGS.model_copy(update={"rollout": Rollout(num_servers=len(states))})
     status = a_status(rollouts=rollouts, quiet_s=quiet_s, batches_trained=len(ages_s))
-    said = wrong(replace(HEALTHY, settings=settings, status=status, batch_times_s=ages_s))
+    said = wrong(replace(HEALTHY, settings=settings, status=status, batches=batches_at(*ages_s)))
     assert [text.startswith(f"no batch was trained for {quiet_s:.0f} s, and there is no earlier pace") for text in said] == [
         True
     ] * remarkable
@@ -314,3 +315,30 @@ def test_a_run_that_does_not_learn_is_wrong_with_answers_beside_what_was_expecte
     assert "an answer of the newest batch: 12+3= -> '15', expected 7001: reward 0, cut off" in said
     assert any(text.startswith("not measured: repeated text within an answer, entropy") for text in said)
     assert said[-1] == "no: the reward was 0 in all 192 answers"
+
+
+@pytest.mark.parametrize(
+    ("every_s", "max_lag", "said"),
+    [
+        (6.0, 2, "a batch takes 6.0 s, and the learner works 100% of it: samples are there before it asks"),
+        (6.4, 2, "the learner works 94% of it: samples are there"),
+        (
+            12.0,
+            2,
+            "works 50% of it: else it waits for samples. More or faster rollouts .* at most 2.0 times; more",
+        ),
+        (
+            12.0,
+            0,
+            r"with batch\.max_lag = 0 it and the rollouts take turns. With 1 .* faster, at most 2.0 times",
+        ),
+    ],
+)
+def test_it_says_which_side_the_run_waits_for_and_what_more_would_gain(every_s: float, max_lag: int, said: str) -> None:
+    settings = SETTINGS.model_copy(update={"batch": SETTINGS.batch.model_copy(update={"max_lag": max_lag})})
+    times = [every_s * index for index in range(5)]
+    texts = [each.text for each in diagnose(replace(HEALTHY, settings=settings, batches=batches_at(*times)))]
+    assert [bool(re.search(said, text)) for text in texts].count(True) == 1
+    gap = [*batches_at(*times)[:3], *batches_at(*times)[4:]]
+    for others in (gap, batches_at(1.0, 1.0, 1.0, 1.0), [{**row, "train_s": "fast"} for row in batches_at(*times)]):
+        assert not any("the learner works" in each.text for each in diagnose(replace(HEALTHY, batches=others)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gspo_services.cli.doctor.command import ago
-from gspo_services.cli.doctor.observe import Log, batch_times, read_log
+from gspo_services.cli.doctor.observe import Log, last_batches, read_log
 from gspo_services.cli.run.supervisor import FINAL_EVENTS, last_error
 
 ERROR = '{"error": "metrics port 9101 is in use", "event": "cannot_start", "level": "error"}\n'
@@ -76,4 +76,4 @@ def test_a_clock_that_differs_or_was_set_hides_no_warning_and_counts_no_old_one(
 def test_the_pace_of_batches_is_that_of_the_run_and_not_of_a_clock_that_was_set(tmp_path: Path) -> None:
     rows = [{"event": "batch", "time": time, "time_s": time_s} for time, time_s in ((9000.0, 10.0), (20.0, 25.0))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert batch_times(tmp_path / "metrics.jsonl") == [10.0, 25.0]
+    assert [row["time_s"] for row in last_batches(tmp_path / "metrics.jsonl")] == [10.0, 25.0]
