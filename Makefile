@@ -48,7 +48,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-real demo-calculator demo-agent demo-code demo-verifiers demo-repair demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
-	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-computers bench-sandbox bench-pipeline bench-trl bench-weights bench-parts \
+	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-computers bench-sandbox bench-pipeline bench-trl bench-real bench-weights bench-parts \
 	bench-stalls bench-fleet bench-growth test lint types contracts unit test-demo test-wheel test-parity test-real test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
 	gpu-report gpu-pack setup-gpu lock-gpu lock-hashes \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images sbom chart push-chart push-manifests clean
@@ -201,6 +201,11 @@ bench-pipeline: setup models/tiny/config.json ## the whole run, compared with SG
 bench-trl: $(PARITY)/.installed models/tiny/config.json ## seconds to a held-out reward of 0.85, compared with TRL's GRPOTrainer; needs the package index
 	$(PARITY)/bin/python -m benchmarks.against_trl --seeds 0 1 2
 	$(PARITY)/bin/python -m benchmarks.against_trl --task counting --seeds 0
+
+bench-real: $(PARITY)/.installed models/smollm2/config.json ## SmolLM2-135M beside TRL, beside its own halves, and until its first batch; two cores and nothing else, 90 minutes, goes on where it stopped
+	$(PARITY)/bin/python -m benchmarks.against_trl --task sums --seeds 0 1 2
+	$(BIN)/python -m benchmarks.pipeline --config examples/smollm2.toml --json runs/pipeline-smollm2.json
+	$(BIN)/python -m benchmarks.first_batch examples/smollm2.toml --repeat 3 --restarts
 
 bench-stalls: setup ## how long training waits when it publishes and saves; 2 minutes
 	$(BIN)/python -m benchmarks.training_stalls --json runs/stalls.json

@@ -53,16 +53,22 @@ class Run:
     """Lengths of answers, and the share of padded rows that they fill."""
     learner_parts: dict[str, float] = field(default_factory=dict)
     """Seconds of a batch from the learner's own profile, where it made one."""
+    target: float = TARGET
+    """The held-out reward that the run was to reach."""
+    peak_mib: float = 0.0
+    """The most memory of all its processes at once."""
+    others_cores: float = 0.0
+    """Cores that others used meanwhile, on average."""
 
     @property
     def batches(self) -> int:
         return len(self.batch_ends_s)
 
     def __str__(self) -> str:
-        reached = arrival(self.points)
+        reached = arrival(self.points, self.target)
         target = "-" if reached is None else f"{reached.seconds:.1f} s, {reached.samples} samples"
         cpu_s = sum(self.cpu_s.values())
-        return f"{self.seconds / self.batches:.2f} s a batch, {cpu_s:.2f} CPU s a batch, to {TARGET}: {target}"
+        return f"{self.seconds / self.batches:.2f} s a batch, {cpu_s:.2f} CPU s a batch, to {self.target}: {target}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +111,13 @@ def common_samples(runs: Sequence[Run]) -> int:
     return max(shared, default=0)
 
 
-def mean_arrival_s(runs: Sequence[Run], target: float = TARGET) -> float:
+def mean_arrival_s(runs: Sequence[Run]) -> float:
     """Return the mean seconds to the target over seeds; infinite when a seed never reached it."""
-    arrivals = [arrival(run.points, target) for run in runs]
+    arrivals = [arrival(run.points, run.target) for run in runs]
     return fmean(math.inf if each is None else each.seconds for each in arrivals)
 
 
-def best_setting(runs: Sequence[Run], target: float = TARGET) -> str:
+def best_setting(runs: Sequence[Run]) -> str:
     """Return the setting with the least mean seconds to the target; if none reached it, with the least per batch."""
     if not runs:
         raise ValueError("no runs: there is no best setting")
@@ -119,7 +125,7 @@ def best_setting(runs: Sequence[Run], target: float = TARGET) -> str:
     return min(
         settings,
         key=lambda name: (
-            mean_arrival_s(settings[name], target),
+            mean_arrival_s(settings[name]),
             median(run.seconds / run.batches for run in settings[name]),
         ),
     )

@@ -5,68 +5,50 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Any
 
 import psutil
 
 from benchmarks.against_trl.curve import Point, Run
+from benchmarks.against_trl.watch import SAMPLE_S, Watch
 from benchmarks.demo_seeds import served_at
-from benchmarks.random_kills.memory import role_of
 from tests.support.processes.run_process import RunProcess
 
-SAMPLE_S: Final = 1.0
 
+def run_ours(
+    config: Path,
+    directory: Path,
+    overrides: Sequence[str],
+    *,
+    setting: str,
+    seed: int,
+    target: float,
+    until_target: bool,
+    timeout_s: float,
+) -> Run:
+    """Run to the end of ``run.num_batches``, or to the target.
 
-@dataclass
-class CpuSeconds:
-    """CPU use of the run's processes by role, sampled now and then."""
-
-    looks: list[tuple[int, dict[str, float]]] = field(default_factory=list)
-    """Batches trained and CPU seconds so far; a process that ended keeps what it had when last seen."""
-    _known: dict[psutil.Process, tuple[str, float]] = field(default_factory=dict)
-
-    def look(self, root: psutil.Process, batches: int) -> None:
-        for process in [root, *root.children(recursive=True)]:
-            try:
-                name, times = role_of(" ".join(process.cmdline())), process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            # A process that has just ended has no command line any more: its last values stay.
-            if name:
-                self._known[process] = (name, times.user + times.system)
-        used: dict[str, float] = {}
-        for name, seconds in self._known.values():
-            used[name] = used.get(name, 0.0) + seconds
-        self.looks.append((batches, used))
-
-    def of_a_batch(self) -> dict[str, float]:
-        """Return CPU seconds per batch, from the first batch's end to the last one's; empty without two samples."""
-        trained = [look for look in self.looks if look[0] >= 1]
-        if not trained or trained[-1][0] == trained[0][0]:
-            return {}
-        first, before = trained[0]
-        # Not the last sample: by then processes write reports and end.
-        last, after = next(look for look in trained if look[0] == trained[-1][0])
-        return {name: (after[name] - before.get(name, 0.0)) / (last - first) for name in sorted(after)}
-
-
-def run_ours(config: Path, directory: Path, overrides: Sequence[str], *, setting: str, seed: int, timeout_s: float) -> Run:
-    """Run to the end of ``run.num_batches``. Raises: AssertionError, with the end of its output, when the run fails."""
-    cpu = CpuSeconds()
+    Raises: AssertionError, with the end of its output, when the run fails.
+    """
+    watch = Watch()
     command_at = datetime.now().timestamp()
     with RunProcess(config, directory, *overrides) as run:
         root = psutil.Process(run.process.pid)
         deadline = time.monotonic() + timeout_s
         while run.process.poll() is None:
             assert time.monotonic() < deadline, f"the run did not end within {timeout_s:.0f} s:\n{run.tail()}"
-            cpu.look(root, len(run.rows("batch")))
+            watch.look(root, len(run.rows("batch")))
+            if until_target and any(row["eval/reward"] >= target for row in run.rows("eval")):
+                break
             time.sleep(SAMPLE_S)
-        assert run.process.returncode == 0, f"the run ended with status {run.process.returncode}:\n{run.tail()}"
-    return read_ours(directory, cpu.of_a_batch(), setting=setting, seed=seed, command_at=command_at)
+        else:
+            assert run.process.returncode == 0, f"the run ended with status {run.process.returncode}:\n{run.tail()}"
+    found = read_ours(directory, watch.cpu_s_of_a_batch(), setting=setting, seed=seed, command_at=command_at)
+    return replace(found, target=target, peak_mib=watch.peak_mib, others_cores=watch.others_cores())
 
 
 def read_ours(directory: Path, cpu_s: dict[str, float], *, setting: str, seed: int, command_at: float) -> Run:

@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import Any, Final
 
 from benchmarks.against_trl.curve import (
-    TARGET,
     Run,
     System,
     arrival,
@@ -19,9 +18,12 @@ from benchmarks.against_trl.curve import (
     mean_arrival_s,
     mean_reward,
 )
+from benchmarks.against_trl.watch import BUSY_CORES
 
 GOAL: Final = 0.7
 """The goal: this project reaches the target in at most this share of TRL's seconds."""
+MEMORY_GOAL: Final = 1.2
+"""Of all processes together, at most so many times TRL's."""
 NAMES: Final[dict[System, str]] = {"gspo": "this project", "trl": "TRL"}
 
 
@@ -49,6 +51,21 @@ class Comparison:
         )
 
     @property
+    def target(self) -> float:
+        """The held-out reward that every run was to reach."""
+        return self.ours[0].target
+
+    @property
+    def others_cores(self) -> float:
+        """Cores that others used during the runs, on average."""
+        return fmean(run.others_cores for run in [*self.ours, *self.theirs])
+
+    @property
+    def memory_ratio(self) -> float:
+        """Our peak of memory over TRL's."""
+        return _ratio(*(fmean(run.peak_mib for run in runs) for runs in (self.ours, self.theirs)))
+
+    @property
     def ratio(self) -> float:
         """Our mean seconds to the target over TRL's; NaN where either never reached it."""
         ours, theirs = mean_arrival_s(self.ours), mean_arrival_s(self.theirs)
@@ -69,30 +86,31 @@ def chosen_setting(runs: Sequence[Run]) -> str:
 def table(comparison: Comparison) -> str:
     """Markdown."""
     ours, theirs = comparison.ours, comparison.theirs
-    common = comparison.equal_samples
+    common, target = comparison.equal_samples, comparison.target
+    busy = comparison.others_cores >= BUSY_CORES
 
     def to_target(runs: Sequence[Run], value: Callable[[Run], float | None]) -> float:
         values = [value(run) for run in runs]
         return fmean(math.inf if each is None else each for each in values)
 
     def seconds(run: Run) -> float | None:
-        reached = arrival(run.points)
+        reached = arrival(run.points, run.target)
         return None if reached is None else reached.seconds
 
     def samples(run: Run) -> float | None:
-        reached = arrival(run.points)
+        reached = arrival(run.points, run.target)
         return None if reached is None else float(reached.samples)
 
     def evaluations(run: Run) -> float | None:
-        reached = arrival(run.points)
+        reached = arrival(run.points, run.target)
         return None if reached is None else reached.seconds - reached.seconds_without_evaluation
 
     steps = comparison.mini_batches / comparison.samples_per_batch
     rows = [
-        (f"seconds to {TARGET}", to_target(ours, seconds), to_target(theirs, seconds), 1),
+        (f"seconds to {target}", to_target(ours, seconds), to_target(theirs, seconds), 1),
         ("of them in evaluations alone", to_target(ours, evaluations), to_target(theirs, evaluations), 1),
-        (f"samples to {TARGET}", to_target(ours, samples), to_target(theirs, samples), 0),
-        (f"optimizer steps to {TARGET}", to_target(ours, samples) * steps, to_target(theirs, samples) * steps, 0),
+        (f"samples to {target}", to_target(ours, samples), to_target(theirs, samples), 0),
+        (f"optimizer steps to {target}", to_target(ours, samples) * steps, to_target(theirs, samples) * steps, 0),
         *(
             [(f"mean reward over the first {common} samples", *(_mean_rewards(runs, common) for runs in (ours, theirs)), 3)]
             if common
@@ -101,6 +119,7 @@ def table(comparison: Comparison) -> str:
         ("seconds a batch", *(fmean(run.seconds / run.batches for run in runs) for runs in (ours, theirs)), 2),
         ("CPU seconds a batch", *(fmean(sum(run.cpu_s.values()) for run in runs) for runs in (ours, theirs)), 2),
         ("seconds until the first sample (not counted above)", *(fmean(r.start_s for r in x) for x in (ours, theirs)), 0),
+        ("peak of memory, MiB", *(fmean(r.peak_mib for r in x) for x in (ours, theirs)), 0),
     ]
     seeds = ", ".join(str(run.seed) for run in ours)
     lines = [
@@ -108,7 +127,9 @@ def table(comparison: Comparison) -> str:
         "|---|---|---|---|",
     ]
     for name, mine, its, digits in rows:
-        lines.append(f"| {name} | {_number(mine, digits)} | {_number(its, digits)} | {_number(_ratio(mine, its), 2)} |")
+        times = busy and "seconds" in name
+        values = ["-", "-"] if times else [_number(mine, digits), _number(its, digits)]
+        lines.append(f"| {name} | {' | '.join(values)} | {_number(_ratio(mine, its), 2)} |")
     return "\n".join(lines)
 
 
@@ -116,12 +137,13 @@ def parts_table(comparison: Comparison) -> str:
     """Return Markdown: where the time of a batch goes, and tokens per second, for every system and setting."""
     lines = ["| run | seconds of a batch | CPU seconds of a batch | tokens/s | tokens |", "|---|---|---|---|---|"]
     every = [*comparison.ours, *comparison.theirs, *comparison.others]
+    target = comparison.target
     for system, setting in dict.fromkeys((run.system, run.setting) for run in every):
         runs = [run for run in every if (run.system, run.setting) == (system, setting)]
         cells = [_means([run.batch_parts for run in runs], 2), _means([run.cpu_s for run in runs], 2)]
         cells += [_means([run.rates for run in runs], 0), _means([run.tokens for run in runs], 2)]
         reached = _number(mean_arrival_s(runs), 1)
-        lines.append(f"| {NAMES[system]}, {setting} ({reached} s to {TARGET}) | " + " | ".join(cells) + " |")
+        lines.append(f"| {NAMES[system]}, {setting} ({reached} s to {target}) | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -136,17 +158,30 @@ def learner_table(comparison: Comparison) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return the result as one sentence."""
+    """Return the result in a few sentences, with what is wrong with it."""
     if math.isnan(comparison.ratio):
-        return f"No ratio: a run did not reach {TARGET}; run more batches."
-    met = "met" if comparison.ratio <= GOAL else "missed"
-    return f"Seconds to {TARGET}: {comparison.ratio:.2f} of TRL's; the goal of {GOAL} is {met}."
+        return f"No ratio: a run did not reach {comparison.target}; run more batches."
+    ratio = comparison.ratio
+    said = [f"Seconds to {comparison.target}: {ratio:.2f} of TRL's; the goal of {GOAL} is {_met(ratio, GOAL)}."]
+    memory = comparison.memory_ratio
+    if not math.isnan(memory):
+        said.append(f"Memory: {memory:.2f} of TRL's; the goal of {MEMORY_GOAL} is {_met(memory, MEMORY_GOAL)}.")
+    if comparison.others_cores >= BUSY_CORES:
+        said.append(
+            f"The machine was busy: others used {comparison.others_cores:.1f} of its cores, so only ratios are shown. "
+            "Run it with nothing else for seconds."
+        )
+    return " ".join(said)
+
+
+def _met(ratio: float, goal: float) -> str:
+    return "met" if ratio <= goal else "missed"
 
 
 def as_data(comparison: Comparison) -> dict[str, Any]:
     """Return values for JSON: every run with its curve. Ratios that do not exist are null."""
     return {
-        "target": TARGET,
+        "target": comparison.target,
         "goal": GOAL,
         "ratio": None if math.isnan(comparison.ratio) else comparison.ratio,
         "equal_samples": comparison.equal_samples,
@@ -172,7 +207,7 @@ def plot(comparison: Comparison, path: Path) -> None:
             over_time.plot([point.seconds for point in run.points], rewards, ".-", color=colour, linewidth=1, label=name)
             over_samples.plot([point.samples for point in run.points], rewards, ".-", color=colour, linewidth=1, label=name)
     for axes, label in ((over_time, "seconds since the first sample"), (over_samples, "samples trained on")):
-        axes.axhline(TARGET, color="grey", linewidth=1, linestyle="--")
+        axes.axhline(comparison.target, color="grey", linewidth=1, linestyle="--")
         axes.set(xlabel=label, ylim=(0, 1.02))
         axes.set_xlim(left=0)
     over_time.set_ylabel("held-out reward")

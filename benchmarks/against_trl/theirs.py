@@ -6,13 +6,18 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from benchmarks.against_trl.curve import Point, Run
 from benchmarks.against_trl.settings import Theirs
+from benchmarks.against_trl.watch import SAMPLE_S, Watch
 from gspo_services.shared.runtime.lifecycle import die_with_parent
 
 PARTS: Final = ("generation", "old log-probs", "evaluation")
@@ -28,16 +33,23 @@ def run_theirs(
     trl: Theirs,
     seed: int,
     samples_per_batch: int,
+    target: float,
+    until_target: bool,
     timeout_s: float,
 ) -> Run:
-    """Run to the end of ``run.num_batches``. Raises: RuntimeError, with the end of its output, when the run fails."""
+    """Run to the end of ``run.num_batches``, or to the target.
+
+    Raises: RuntimeError, with the end of its output, when the run fails.
+    """
     directory.mkdir(parents=True)
     record, output = directory / "record.jsonl", directory / "output.log"
     command = [sys.executable, "-m", "benchmarks.against_trl.trl_run", str(config), "--threads", str(trl.threads)]
     command += ["--record", str(record), "--scratch", str(directory / "scratch")]
+    if until_target:
+        command += ["--until", str(target)]
     if trl.micro_batch is not None:
         command += ["--micro-batch", str(trl.micro_batch)]
-    for override in overrides:
+    for override in [*overrides, *trl.overrides]:
         command += ["--set", override]
     environment = {
         **os.environ,
@@ -46,21 +58,27 @@ def run_theirs(
         "TOKENIZERS_PARALLELISM": "false",
         "CUDA_VISIBLE_DEVICES": "",
     }
+    watch, deadline = Watch(), time.monotonic() + timeout_s
     with output.open("wb") as log:
-        finished = subprocess.run(
-            command,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            timeout=timeout_s,
-            check=False,
-            preexec_fn=partial(die_with_parent, parent_pid=os.getpid()),
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env=environment, preexec_fn=partial(die_with_parent, parent_pid=os.getpid())
         )
-    if finished.returncode != 0:
+        try:
+            root = psutil.Process(process.pid)
+            while process.poll() is None and time.monotonic() < deadline:
+                watch.look(root, 0)
+                time.sleep(SAMPLE_S)
+        finally:
+            in_time = process.poll() is not None
+            process.kill()
+            process.wait()
+    if not in_time or process.returncode != 0:
         end = "\n".join(output.read_text(errors="replace").splitlines()[-25:])
-        raise RuntimeError(f"TRL ended with status {finished.returncode}:\n{end}")
+        how = f"ended with status {process.returncode}" if in_time else f"did not end within {timeout_s:.0f} s"
+        raise RuntimeError(f"TRL {how}:\n{end}")
     rows = [json.loads(line) for line in record.read_text().splitlines()]
-    return read_theirs(rows, setting=setting, seed=seed, samples_per_batch=samples_per_batch)
+    run = read_theirs(rows, setting=setting, seed=seed, samples_per_batch=samples_per_batch)
+    return replace(run, target=target, peak_mib=watch.peak_mib, others_cores=watch.others_cores())
 
 
 def read_theirs(rows: Sequence[dict[str, Any]], *, setting: str, seed: int, samples_per_batch: int) -> Run:

@@ -13,11 +13,12 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 # transformers' tokenizers load it where it is installed. It is not needed here, and sentencepiece 0.2.1 crashes an
@@ -124,6 +125,8 @@ class Evaluation(TrainerCallback):  # type: ignore[misc]
     environment: Environment
     tokenizer: PreTrainedTokenizerBase
     record: Record
+    until: float | None = None
+    """Training ends with the first evaluation that has this reward; None: after all batches."""
     batch: int = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -138,13 +141,15 @@ class Evaluation(TrainerCallback):  # type: ignore[misc]
             self.record.write("batch", batch=self.batch)
             every = self.settings.evaluation.every_batches
             if every and self.batch % every == 0:
-                self._evaluate(kwargs["model"])
+                reward = self._evaluate(kwargs["model"])
+                control.should_training_stop |= self.until is not None and reward >= self.until
 
-    def _evaluate(self, model: Any) -> None:
+    def _evaluate(self, model: Any) -> float:
         with self.record.phases.at("evaluation"):
             reward = held_out_reward(model, self.tokenizer, self.environment, self.settings)
         evaluation_s = self.record.phases.seconds["evaluation"]
         self.record.write("eval", batch=self.batch, reward=reward, evaluation_s=evaluation_s)
+        return reward
 
 
 @torch.no_grad()
@@ -174,18 +179,31 @@ def held_out_reward(model: Any, tokenizer: PreTrainedTokenizerBase, environment:
 
 
 def task_rows(environment: Environment, split: Split, num_tasks: int) -> list[dict[str, Any]]:
-    """Return the first tasks of the split as rows of TRL's data set: an episode's first messages, and its state."""
+    """Return the first tasks of the split as rows of TRL's data set: an episode's first messages, and its state.
+
+    Where the split has fewer, they come again.
+    """
     source = environment.tasks(split)
-    starts = [environment.start(source.task(index), seed=0) for index in range(num_tasks)]
+    places = (index % (source.num_tasks or num_tasks) for index in range(num_tasks))
+    starts = [environment.start(source.task(place), seed=0) for place in places]
     return [{"prompt": list(start.messages), "state": json.dumps(start.state)} for start in starts]
 
 
 def reward_of(environment: Environment, state: Any, answer: str) -> float:
-    """Return the environment's reward of one turn. Raises: ValueError for an environment that needs a process for it."""
+    """Return the environment's reward of one turn: of a job, in this process, as a TRL reward function is called.
+
+    Raises: ValueError for a job that is no plain function, or a task that it wants.
+    """
     reward = environment.step(state, answer).reward
-    if isinstance(reward, RewardJob):
-        raise ValueError(f"the environment answers with a reward job ({reward.function}): compare one that rewards at once")
-    return reward
+    if not isinstance(reward, RewardJob):
+        return reward
+    if not reward.function or reward.form or reward.with_task:
+        raise ValueError(f"the environment answers with {reward}: compare one whose reward is a plain function")
+    found = resolve_name(reward.function)(**reward.arguments)
+    if not isinstance(found, Mapping):
+        return float(found)
+    weights = dict.fromkeys(found, 1.0) if reward.weights is None else reward.weights
+    return sum(weight * found[name] for name, weight in weights.items())
 
 
 def grpo_config(settings: Settings, directory: Path, micro_batch: int | None = None) -> GRPOConfig:
@@ -240,7 +258,9 @@ def grpo_config(settings: Settings, directory: Path, micro_batch: int | None = N
     )
 
 
-def train(settings: Settings, record: Record, scratch: Path, micro_batch: int | None = None) -> None:
+def train(
+    settings: Settings, record: Record, scratch: Path, micro_batch: int | None = None, until: float | None = None
+) -> None:
     """Make the whole run. Raises: ValueError for an environment of several turns or with slow rewards."""
     environment = create_environment(settings.environment.name, settings.environment.options)
     tokenizer = AutoTokenizer.from_pretrained(settings.model.path)
@@ -257,7 +277,7 @@ def train(settings: Settings, record: Record, scratch: Path, micro_batch: int | 
         args=grpo_config(settings, scratch, micro_batch),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        callbacks=[Evaluation(settings, environment, tokenizer, record)],
+        callbacks=[Evaluation(settings, environment, tokenizer, record, until)],
     )
     trainer.record = record
     trainer.train()
@@ -271,12 +291,13 @@ def main() -> None:
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--micro-batch", type=int, help="samples in one forward and backward pass (default: all of a step)")
+    parser.add_argument("--until", type=float, help="end at this held-out reward (default: after all batches)")
     parser.add_argument("--record", type=Path, required=True, help="the JSONL file to write")
     parser.add_argument("--scratch", type=Path, required=True, help="TRL's output directory")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     settings = load_settings(arguments.config, arguments.overrides)
-    train(settings, Record(arguments.record), arguments.scratch, arguments.micro_batch)
+    train(settings, Record(arguments.record), arguments.scratch, arguments.micro_batch, arguments.until)
 
 
 if __name__ == "__main__":

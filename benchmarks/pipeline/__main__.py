@@ -1,12 +1,14 @@
 """The throughput of the whole pipeline, compared with each half alone, and with taking turns.
 
     python -m benchmarks.pipeline --plot docs/evidence/images/pipeline.png --json pipeline.json
+    python -m benchmarks.pipeline --config examples/smollm2.toml
 
-A short run comes first, and sets the length of prompts so that generating a batch takes about as long as training it. Then
-one run of everything that ``gspo run`` starts, with real SGLang, broker and DeepSpeed learner: SGLang and its agent on half
-of the cores, the learner on the other half. Then, each on the same cores as before, SGLang alone with the run's own prompts,
-sampling and concurrency, the learner alone on the run's own batches (``gspo replay``), and both at the same time. Last, the
-run once more with max_lag 0, where generation and training take turns. All figures are tokens of the policy per second.
+A short run comes first, and sets the length of prompts so that generating a batch takes about as long as training it; a
+configuration is measured as it is, without evaluations. Then one run of everything that ``gspo run`` starts, with real
+SGLang, broker and DeepSpeed learner: SGLang and its agent on half of the cores, the learner on the other half. Then, each on
+the same cores as before, SGLang alone with the run's own prompts, sampling and concurrency, the learner alone on the run's
+own batches (``gspo replay``), and both at the same time. Last, the run once more with max_lag 0, where generation and
+training take turns. All figures are tokens of the policy per second.
 """
 
 import argparse
@@ -44,15 +46,18 @@ async def compare(arguments: argparse.Namespace, directory: Path, stop: asyncio.
 
     Raises: the error of a failed run; ValueError for too few batches; TimeoutError.
     """
-    workload, max_lag, limit_s = workload_of(arguments), arguments.max_lag, arguments.limit_s
+    max_lag, limit_s = arguments.max_lag, arguments.limit_s
     cores = choose_cores(arguments.rollout_cores, arguments.learner_cores)
-    model, config = directory / "model", directory / "config.toml"
-    await asyncio.to_thread(_make_model, model, workload)
-    if not arguments.prompt_letters:
-        log.info("part", what="the balance")
-        workload = await balanced(workload, model, cores, directory / "pilot", stop, limit_s)
-        _go_on(stop)
-    write_config(config, workload, model)
+    config, workload = arguments.config, None
+    if config is None:
+        workload = workload_of(arguments)
+        model, config = directory / "model", directory / "config.toml"
+        await asyncio.to_thread(_make_model, model, workload)
+        if not arguments.prompt_letters:
+            log.info("part", what="the balance")
+            workload = await balanced(workload, model, cores, directory / "pilot", stop, limit_s)
+            _go_on(stop)
+        write_config(config, workload, model)
 
     log.info("part", what="the whole", max_lag=max_lag, batches=arguments.batches)
     files = run_files(config, directory / "whole", num_batches=arguments.batches, max_lag=max_lag)
@@ -78,7 +83,7 @@ async def compare(arguments: argparse.Namespace, directory: Path, stop: asyncio.
         **halves_alone,
         whole=run_figures(whole, max_lag),
         synchronous=run_figures(synchronous, 0),
-        workload=workload,
+        workload=workload or str(config),
         max_lag=max_lag,
         same_weights=halves.learner.same_weights and halves.learner_at_once.same_weights,
     )
@@ -125,6 +130,7 @@ def plot(lanes: list[Lanes], max_lag: int, path: Path) -> None:
 def parser() -> argparse.ArgumentParser:
     """Return the command line: a run's sizes and lengths."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--config", type=Path, help="measure this configuration (default: a model and a task made for it)")
     made.add_argument("--batches", type=int, default=14, help="of the asynchronous run")
     made.add_argument("--turns", type=int, default=7, help="batches of the synchronous run")
     made.add_argument("--replayed", type=int, default=9, help="batches that the learner alone trains, twice")

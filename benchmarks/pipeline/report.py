@@ -26,7 +26,7 @@ from benchmarks.pipeline.timeline import Span, learner_spans, rollout_spans, sha
 from benchmarks.pipeline.workload import Workload
 
 SGLANG: Final = (SCHEDULER, SERVER)
-GOAL_OF_HALVES: Final = 0.85
+GOAL_OF_HALVES: Final = 0.93
 GOAL_OF_SYNCHRONOUS: Final = 1.5
 LEFT_OUT_ALONE: Final = 2
 """Batches left out at the beginning of the learner alone, and of any run; with lag, queues must fill too."""
@@ -170,7 +170,8 @@ class Comparison:
     learner_at_once: HalfFigures
     whole: RunFigures
     synchronous: RunFigures
-    workload: Workload
+    workload: Workload | str
+    """What was run: sizes, or a configuration."""
     max_lag: int
     same_weights: bool
     """Whether the learner alone made the run's weights bit for bit, and so did the same work."""

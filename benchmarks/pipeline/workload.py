@@ -136,6 +136,7 @@ def run_files(config: Path, directory: Path, *, num_batches: int, max_lag: int) 
     overrides = [
         f"run.directory={directory}",
         f"run.num_batches={num_batches}",
+        "evaluation.every_batches=0",
         f"batch.max_lag={max_lag}",
         f"broker.work_endpoint=tcp://127.0.0.1:{work}",
         f"broker.batch_endpoint=tcp://127.0.0.1:{batch}",

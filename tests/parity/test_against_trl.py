@@ -103,9 +103,30 @@ def test_a_run_of_trl_trains_every_batch_and_evaluates_at_the_start_and_when_it_
     assert rows[-1]["packed_tokens"] < rows[-1]["padded_tokens"] <= 2 * 64 * (9 + 8)
 
 
+def test_a_run_of_trl_may_end_at_the_target(settings: Settings, tmp_path: Path) -> None:
+    from benchmarks.against_trl.trl_run import Record, train
+
+    every = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"every_batches": 1})})
+    train(every, Record(tmp_path / "record.jsonl"), tmp_path / "scratch", until=0.0)
+    rows = [json.loads(line) for line in (tmp_path / "record.jsonl").read_text().splitlines()]
+    assert [row["event"] for row in rows] == ["begin", "eval", "batch", "eval", "end"]
+
+
 def test_the_reward_of_an_answer_is_that_of_the_environment() -> None:
     from benchmarks.against_trl.trl_run import reward_of
 
     environment = create_environment("arithmetic", {})
     assert reward_of(environment, {"problem": "12+7"}, "19") == 1.0
     assert reward_of(environment, {"problem": "12+7"}, "18") == 0.0
+
+
+def test_the_reward_of_rows_is_that_of_their_grader_as_a_run_weighs_it(tmp_path: Path) -> None:
+    from benchmarks.against_trl.trl_run import reward_of
+
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"question": "2 + 3", "answer": "5"}) + "\n")
+    columns = {"train_path": str(rows), "eval_path": str(rows), "prompt_column": "question", "answer_column": "answer"}
+    environment = create_environment("dataset", {**columns, "answer_marker": "", "kind": "number"})
+    state = environment.start(environment.tasks("eval").task(0), seed=0).state
+    # The grader also counts answers without a number, which are worth nothing.
+    assert [reward_of(environment, state, said) for said in ("It is 5.", "It is 6.", "No.")] == [1.0, 0.0, 0.0]
