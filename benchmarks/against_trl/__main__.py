@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--again", action="store_true", help="make runs that are finished and kept again")
     parser.add_argument("--json", type=Path, help="(default: runs/against-trl-TASK.json)")
-    parser.add_argument("--plot", type=Path, help="(default: runs/against-trl.png, and for counting the picture in docs)")
+    parser.add_argument("--plot", type=Path, help="(default: below runs, and for sums the picture in docs)")
     arguments = parser.parse_args()
     task = TASKS[arguments.task]
     for tried, known in ((arguments.ours, task.ours), (arguments.theirs, task.theirs)):

@@ -66,7 +66,7 @@ TASKS: Final[dict[TaskName, Task]] = {
             "2 threads": Theirs(threads=2),
             "2 threads, micro-batches of 16": Theirs(threads=2, micro_batch=16),
         },
-        plot=Path("docs/evidence/images/against-trl-counting.png"),
+        plot=Path("runs/against-trl-counting.png"),
     ),
     "sums": Task(
         config=Path("examples/smollm2.toml"),
