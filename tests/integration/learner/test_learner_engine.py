@@ -65,7 +65,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def everything(work: Path) -> Results:
     """Runs of one rank and of two, side by side."""
-    scenarios = {1: ("stages", "bfloat16", "reference", "leaving", "alone"), 2: ("stages", "replay", "faults")}
+    scenarios = {
+        1: ("stages", "bfloat16", "reference", "leaving", "alone", "prompts"),
+        2: ("stages", "replay", "faults", "prompts"),
+    }
     with contextlib.ExitStack() as stack:
         started = [
             stack.enter_context(
@@ -316,6 +319,19 @@ def test_the_reference_is_the_start_model_whatever_was_trained(everything: Resul
     assert results["1"]["before"]["reference"] == results["1"]["before"]["own"]
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("experts", ["free", "replayed"])
+def test_a_prompt_that_is_computed_once_for_its_group_changes_nothing(
+    everything: Results, num_ranks: int, experts: str
+) -> None:
+    for results in everything["prompts"][num_ranks]:
+        whole, shared = (dict(results[f"{experts}, {shares}"]) for shares in (False, True))
+        assert whole.pop("computed_tokens") == whole["packed_tokens"]
+        # Two ranks have parts of the same groups.
+        assert shared.pop("computed_tokens") < (0.8 if num_ranks == 1 else 0.95) * shared["packed_tokens"]
+        assert shared == pytest.approx(whole, rel=1e-3, abs=1e-5)
+
+
 def test_a_teacher_of_another_shape_scores_the_policys_tokens_and_stays_as_it_is(everything: Results, work: Path) -> None:
     from transformers import Qwen3ForCausalLM
 
@@ -331,9 +347,11 @@ def test_a_teacher_of_another_shape_scores_the_policys_tokens_and_stays_as_it_is
     (results,) = everything["reference"][1]
     for stage in ("1", "3"):
         before, after = results[stage]["before"], results[stage]["after"]
-        # The last index of a packed sequence has no target.
+        # The last index of a packed sequence has no target, and only actions are scored.
         parts = torch.tensor(before["teacher"]).split([sequence.num_tokens for sequence in sequences])
-        assert torch.cat([part[:-1] for part in parts]).tolist() == pytest.approx(torch.cat(expected).tolist(), abs=1e-5)
+        scored = torch.cat([part[:-1] for part in parts])
+        mask = torch.cat([torch.from_numpy(sequence.action_mask[1:]) for sequence in sequences])
+        assert scored.tolist() == pytest.approx(torch.where(mask, torch.cat(expected), 0.0).tolist(), abs=1e-5)
         assert after["teacher"] == before["teacher"]
         assert results[stage]["metrics"]["teacher_kl/all"] == pytest.approx(np.mean(kls), rel=1e-4)
 

@@ -41,7 +41,7 @@ from gspo_services.learner.trainer import train_batch
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.lifecycle import leave
 from gspo_services.shared.settings.sections import Learner, LoraSection
-from tests.support.loss.sequences import load_groups
+from tests.support.loss.sequences import after_prompt, load_groups
 
 SETTINGS: dict[str, Any] = {
     "learning_rate": 0.02,
@@ -234,6 +234,29 @@ def replay(work: Path) -> dict[str, Any]:
         LearnerEngine.from_model(Qwen3ForCausalLM(config), settings(zero_stage=1, routing_replay=True))
     except ValueError as error:
         results["dense"] = str(error)
+    return results
+
+
+def prompts(work: Path) -> dict[str, Any]:
+    """A batch of groups that begin alike, with and without computing that once, and with replayed experts."""
+    groups = [
+        replace(group, sequences=tuple(after_prompt(np.arange(place, place + 12), each) for each in group.sequences))
+        for place, group in enumerate(load_groups(work / "groups.npz"))
+    ]
+    results: dict[str, Any] = {}
+    for name, changes in (("free", {}), ("replayed", {"routing_replay": True, "activation_checkpointing": True})):
+        for shares in (False, True):
+            engine = LearnerEngine.create(
+                work / "model", settings(zero_stage=1, share_prompts=shares, max_tokens_per_micro_batch=300, **changes)
+            )
+            results[f"{name}, {shares}"] = train_batch(
+                engine,
+                groups,
+                objective=Objective(eps_low=0.15, eps_high=0.19, anchor="proximal"),
+                policy_version=1,
+                num_mini_batches=NUM_MINI_BATCHES,
+                mismatch=MismatchTracker(),
+            ).metrics
     return results
 
 
@@ -431,7 +454,7 @@ def _message(action: Callable[[], object]) -> str:
 
 SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "stages": stages, "bfloat16": bfloat16, "replay": replay, "reference": reference, "faults": faults,
-    "leaving": leaving, "alone": alone,
+    "leaving": leaving, "alone": alone, "prompts": prompts,
 }  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -33,7 +32,7 @@ from gspo_services.learner.export import export_model
 from gspo_services.learner.trainer import train_batch
 from gspo_services.shared.runtime.lifecycle import leave
 from tests.support.learner.learner_worker import OBJECTIVE, settings
-from tests.support.loss.sequences import load_groups
+from tests.support.loss.sequences import every_token_an_action, load_groups
 
 WIDE = replace(OBJECTIVE, eps_low=0.19, eps_high=0.19)
 PENALISED = replace(WIDE, anchor="proximal", kl_coefficient=0.1, kl_in="loss", entropy_coefficient=0.01)
@@ -160,11 +159,7 @@ def _counting(engine: LearnerEngine, saved: list[int]) -> Iterator[None]:
 
 def score(engine: LearnerEngine, groups: list[TrainGroup]) -> list[tuple[list[int], list[float]]]:
     """The token ids of every sequence, and this learner's log-probs of all but the first at temperature 1."""
-    members = [
-        sequence.with_advantages(np.zeros(sequence.num_tokens, dtype=np.float32))
-        for group in groups
-        for sequence in group.sequences
-    ]
+    members = [every_token_an_action(sequence) for group in groups for sequence in group.sequences]
     assert {member.temperature for member in members} == {1.0}
     packed = pack(members, policy_version=1)
     logprobs = engine.logprobs(packed).logprobs_T.tolist()

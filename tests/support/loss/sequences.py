@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,35 @@ def random_sequence(
         versions=np.where(mask, generator.integers(versions[0], versions[1] + 1, length), -1),
         turn_ids=np.where(mask, turns, -1).astype(np.int32),
         temperature=temperature,
+    )
+
+
+def after_prompt(prompt: NDArray[np.int64], sequence: TrainSequence) -> TrainSequence:
+    """The same sequence behind a prompt."""
+
+    def longer(values: NDArray[Any], off: float) -> NDArray[Any]:
+        return np.concatenate([np.full(len(prompt), off, values.dtype), values])
+
+    return replace(
+        sequence,
+        token_ids=np.concatenate([prompt, sequence.token_ids]),
+        action_mask=longer(sequence.action_mask, False),
+        behaviour_logprobs=longer(sequence.behaviour_logprobs, 0.0),
+        versions=longer(sequence.versions, -1),
+        turn_ids=longer(sequence.turn_ids, -1),
+    )
+
+
+def every_token_an_action(sequence: TrainSequence) -> TrainSequence:
+    """The same tokens, so that a learner computes the log-probs of all but the first; without advantages to speak of."""
+    actions = np.arange(sequence.num_tokens) > 0
+    return replace(
+        sequence,
+        action_mask=actions,
+        versions=np.where(actions, 0, -1),
+        turn_ids=np.where(actions, 0, -1).astype(np.int32),
+        behaviour_logprobs=np.zeros(sequence.num_tokens, dtype=np.float32),
+        advantages=np.zeros(sequence.num_tokens, dtype=np.float32),
     )
 
 

@@ -19,7 +19,7 @@ from gspo.model.packing import PackedBatch, TrainSequence, pack
 from gspo.model.policy import prepare_policy
 from gspo_services.learner.engine.forward import model_inputs
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe, tiny_tied_model
-from tests.support.loss.sequences import random_sequence
+from tests.support.loss.sequences import after_prompt, random_sequence
 
 FAMILIES = (0, 0, 0, 1, 2, 2, 2, 2)
 
@@ -28,26 +28,12 @@ def members() -> list[TrainSequence]:
     """Three answers to one prompt, one of them empty; one alone; four to another, two of which are the same."""
     made = [random_sequence(length, seed, vocab_size=TINY_VOCAB_SIZE) for seed, length in enumerate((12, 9, 20, 15))]
     first, second = (np.arange(prompt, 3 * prompt, 2) % TINY_VOCAB_SIZE for prompt in (9, 14))
-    sequences = [_after(first, each) for each in made[:3]]
-    sequences += [made[3], *(_after(second, made[index]) for index in (0, 1, 0, 2))]
+    sequences = [after_prompt(first, each) for each in made[:3]]
+    sequences += [made[3], *(after_prompt(second, made[index]) for index in (0, 1, 0, 2))]
     return [
         each.with_advantages(np.zeros(each.num_tokens, np.float32))
         for each in [*sequences[:1], _cut(sequences[1], 9), *sequences[2:]]
     ]
-
-
-def _after(prompt: np.ndarray[Any, Any], sequence: TrainSequence) -> TrainSequence:
-    def longer(values: np.ndarray[Any, Any], off: float) -> np.ndarray[Any, Any]:
-        return np.concatenate([np.full(len(prompt), off, values.dtype), values])
-
-    return replace(
-        sequence,
-        token_ids=np.concatenate([prompt.astype(np.int64), sequence.token_ids]),
-        action_mask=longer(sequence.action_mask, False),
-        behaviour_logprobs=longer(sequence.behaviour_logprobs, 0.0),
-        versions=longer(sequence.versions, -1),
-        turn_ids=longer(sequence.turn_ids, -1),
-    )
 
 
 def _cut(sequence: TrainSequence, length: int) -> TrainSequence:

@@ -222,6 +222,7 @@ def test_sequences_of_one_group_stay_together_where_beginnings_are_shared() -> N
         [8, 9],
         [5, 6, 7],
     ]
+    assert own_micro_batches(alone, [15] * 4, [0] * 4) == [[0, 1], [2, 3]]
     own, num_still = own_step(alone, [10] * 10, [False, True] * 5, families)
     assert (own, num_still) == ([[1, 3, 9], [5, 7], [0, 2, 8], [4, 6]], 2)
 
