@@ -60,11 +60,11 @@ def restarts(run: RunProcess) -> dict[str, float]:
         killed_at = datetime.now(UTC).timestamp()
         run.kill(module)
 
-        def goes_on(process: str = process, event: str = event, since: float = killed_at) -> bool:
-            return any(time_of(each) > since for each in run.events(process, event))
+        def seconds(process: str = process, event: str = event, since: float = killed_at) -> list[float]:
+            return [time_of(each) - since for each in run.events(process, event) if time_of(each) > since]
 
-        run.wait_until(f"{event} after the end of the {name}", goes_on, TIMEOUT_S)
-        found[name] = next(at for each in run.events(process, event) if (at := time_of(each)) > killed_at) - killed_at
+        run.wait_until(f"{event} after the end of the {name}", lambda: bool(seconds()), TIMEOUT_S)
+        found[name] = seconds()[0]
     return found
 
 

@@ -134,13 +134,9 @@ def all_runs(
     ``kept_in``: where finished runs are and stay.
     """
     runs: list[Run] = []
-    goal: dict[str, Any] = {"target": task.target, "until_target": task.until_target, "timeout_s": TIMEOUT_S}
-    made_of = {
-        "config": config.read_text(),
-        "overrides": [*overrides],
-        "target": task.target,
-        "until_target": task.until_target,
-    }
+    until: dict[str, Any] = {"target": task.target, "until_target": task.until_target}
+    goal = until | {"timeout_s": TIMEOUT_S}
+    made_of = until | {"config": config.read_text(), "overrides": [*overrides]}
     for index, seed in enumerate(seeds):
         best: dict[System, str] = {}
         if index > 0:

@@ -17,7 +17,7 @@ from gspo.model.packing import BatchGroup, PackedBatch, episode_ids, pack
 from gspo.options.penalties import sequence_kl
 from gspo.settings import Objective
 from gspo_services.learner.engine import NonFiniteLossError
-from gspo_services.learner.plan import SummingRank, gathered_over_sequences, group_of_rows, own_micro_batches
+from gspo_services.learner.plan import SummingRank, gathered_over_sequences, group_of_rows, own_micro_batches, shared_by
 
 
 class ReferenceEngine(SummingRank, Protocol):
@@ -40,7 +40,7 @@ def with_kl_rewards(
     families = group_of_rows(groups)
     for indices in own_micro_batches(engine, [sequence.num_tokens for sequence in members], families):
         unweighted = [members[index].loaded().with_advantages(_zeros(members[index].num_tokens)) for index in indices]
-        shared = [families[index] for index in indices] if engine.shares_beginnings else None
+        shared = shared_by(engine, [families[index] for index in indices])
         packed = pack(unweighted, policy_version=policy_version, sequence_indices=indices, families=shared)
         logprobs_T = engine.logprobs(packed).logprobs_T
         if packed.is_empty:

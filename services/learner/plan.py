@@ -126,6 +126,11 @@ def group_of_rows(groups: Sequence[BatchGroup]) -> list[int]:
     return [index for index, group in enumerate(groups) for _ in group.sequences]
 
 
+def shared_by(engine: RankBudget, families: Sequence[int]) -> Sequence[int] | None:
+    """Return the groups of a micro-batch's sequences for ``pack``; None where beginnings are not shared."""
+    return families if engine.shares_beginnings else None
+
+
 def own_micro_batches(engine: RankBudget, lengths: Sequence[int], families: Sequence[int]) -> list[list[int]]:
     """This rank's micro-batches of sequences of these lengths, as indices.
 
@@ -271,7 +276,7 @@ def planned_mini_batches(
 
         def pack_own(indices: Sequence[int], rows: Sequence[int] = rows) -> PackedBatch:
             own = [credit.with_advantages(rows[index]) for index in indices]
-            shared = [families[rows[index]] for index in indices] if engine.shares_beginnings else None
+            shared = shared_by(engine, [families[rows[index]] for index in indices])
             return pack(own, policy_version=policy_version, sequence_indices=indices, families=shared)
 
         without = still[rows].tolist()
