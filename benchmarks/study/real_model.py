@@ -1,0 +1,194 @@
+"""Question k: the clip ranges on a model that somebody else made: SmolLM2-135M learns sums, ``examples/smollm2.toml``.
+
+    python -m benchmarks.study.real_model                # every run that is missing, then the table
+    python -m benchmarks.study.real_model --table        # the table of the kept results, in a second
+
+Fixed on 2026-11-27, before the first run. The other questions have a made model, one process and a forced lag. Here every
+part is real, and the lag is what ``max_lag = 2`` makes of it.
+
+**Runs.** Each arm on seeds 0, 1 and 2, 20 batches at the example's learning rate; 64 held-out tasks after every fourth
+batch. Nothing is tuned: what each arm is worth as it comes out of the box. *constant* is the paper's form with the width
+that calibration found on this model before (eps 0.033 / 0.034). A run's score is the mean of its evaluations after the
+start.
+
+**Rule**, on differences of the score between runs of one seed, with Student's 95 % interval over three seeds. *Ahead* is
+above 0 in each seed, with an interval above 0.
+
+1. *The default is not behind on a real model* (primary): refuted if an arm is ahead of calibrated. That arm is then the
+   default, unless question i has it behind as shipped.
+2. *The paper's width is too narrow at lag 2*: shown if calibrated is ahead of fixed. Refuted if the mean is not above 0.
+3. *What calibration gives is the width, without tuning*: refuted if calibrated and constant are apart. Shown if neither is
+   ahead, and their mean difference is below 0.05. Open otherwise.
+
+Runs are on disk under ``--directory``: the command can be stopped and repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from math import isnan
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from benchmarks.study.reporting.summary import Interval, interval
+from benchmarks.study.run_record import RESULTS
+
+RESULTS_FILE: Final = RESULTS / "real_model.jsonl"
+NUM_BATCHES: Final = 20
+EVERY_BATCHES: Final = 4
+SEEDS: Final = (0, 1, 2)
+DEFAULT: Final = "calibrated"
+_GIVEN: Final = ("objective.clip_calibration=off", "objective.noise_z=0")
+_EVEN: Final = (*_GIVEN, "objective.clip_range_growth=0")
+ARMS: Final[dict[str, tuple[str, ...]]] = {
+    DEFAULT: (),
+    "fixed": _EVEN,
+    "c = 1": (*_GIVEN, "objective.clip_range_growth=1"),
+    "constant": (*_EVEN, "objective.eps_low=0.033", "objective.eps_high=0.034"),
+    "proximal": ("objective.anchor=proximal", "objective.tis_cap=2"),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run."""
+
+    arm: str
+    seed: int
+    start: float
+    """Held-out reward of the start model."""
+    rewards: list[float]
+    """Held-out reward after every fourth batch."""
+    clipped: float
+    """Share of the sequences, mean over batches."""
+    width: float
+    """Upper end of the clip range as a log ratio, mean over batches."""
+    mean_lag: float
+
+    @property
+    def score(self) -> float:
+        return fmean(self.rewards)
+
+
+def main() -> None:
+    """Make what is missing, keep it, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--directory", type=Path, default=Path("runs/real-model"), help="where runs are kept")
+    parser.add_argument("--table", action="store_true", help="only print the table of the kept results")
+    arguments = parser.parse_args()
+    outcomes = kept(RESULTS_FILE)
+    for seed in SEEDS:
+        for arm in ARMS:
+            if arguments.table or any((each.arm, each.seed) == (arm, seed) for each in outcomes):
+                continue
+            outcomes.append(made(arm, seed, arguments.directory))
+            keep(RESULTS_FILE, outcomes)
+    print(table(outcomes))
+
+
+def kept(path: Path) -> list[Outcome]:
+    """Return the outcomes in ``path``; none where there is no such file."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return [Outcome(**json.loads(line)) for line in lines]
+
+
+def keep(path: Path, outcomes: list[Outcome]) -> None:
+    """Write ``outcomes``; a reader sees all of them or the file before."""
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text("".join(json.dumps(asdict(each)) + "\n" for each in outcomes))
+    unfinished.rename(path)
+
+
+def made(arm: str, seed: int, root: Path) -> Outcome:
+    """Make a run, or go on with one that was stopped. Raises: CalledProcessError if it fails."""
+    directory = root / f"{list(ARMS).index(arm)}-{seed}"
+    own = (
+        f"run.seed={seed}",
+        f"run.directory={directory}",
+        f"run.num_batches={NUM_BATCHES}",
+        "batch.max_lag=2",
+        f"evaluation.every_batches={EVERY_BATCHES}",
+    )
+    flags = [word for setting in (*own, *ARMS[arm]) for word in ("--set", setting)]
+    command = [sys.executable, "-m", "gspo_services.cli.main", "run", "examples/smollm2.toml", "--plain", *flags]
+    print(f"{arm}, seed {seed}: {' '.join(command)}", flush=True)
+    subprocess.run(command, check=True)
+    return outcome(arm, seed, [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()])
+
+
+def outcome(arm: str, seed: int, rows: list[dict[str, Any]]) -> Outcome:
+    """Return what a run's metrics.jsonl says. Raises: ValueError for another number of batches or evaluations."""
+    trained = [row for row in rows if row["event"] == "batch"]
+    held_out = [row["eval/reward"] for row in rows if row["event"] == "eval"]
+    if (len(trained), len(held_out)) != (NUM_BATCHES, 1 + NUM_BATCHES // EVERY_BATCHES):
+        raise ValueError(f"{arm}, seed {seed}: {len(trained)} batches and {len(held_out)} evaluations are in metrics.jsonl")
+    return Outcome(
+        arm=arm,
+        seed=seed,
+        start=held_out[0],
+        rewards=held_out[1:],
+        clipped=fmean(row["clip_fraction/all"] for row in trained),
+        width=fmean(row["clip_range_high/all"] for row in trained),
+        mean_lag=fmean(row["lag/all"] for row in trained),
+    )
+
+
+def less(outcomes: list[Outcome], arm: str, other: str) -> tuple[list[float], Interval]:
+    """Return the differences of the score, ``arm`` less ``other``, by seed, and their interval."""
+    scores = {(each.arm, each.seed): each.score for each in outcomes}
+    seeds = [seed for seed in SEEDS if (arm, seed) in scores and (other, seed) in scores]
+    differences = [scores[arm, seed] - scores[other, seed] for seed in seeds]
+    return differences, interval(differences)
+
+
+def is_ahead(outcomes: list[Outcome], arm: str, other: str) -> bool:
+    """Whether ``arm`` is ahead of ``other`` by the rule: in each seed, and with an interval above 0."""
+    differences, mean = less(outcomes, arm, other)
+    return len(differences) == len(SEEDS) and min(differences) > 0 and mean.mean - mean.half_width > 0
+
+
+def verdicts(outcomes: list[Outcome]) -> list[str]:
+    """Apply the rule, which is done once every run is there."""
+    missing = len(ARMS) * len(SEEDS) - len(outcomes)
+    if missing:
+        return [f"{missing} runs are missing: no verdict."]
+    better = [arm for arm in ARMS if is_ahead(outcomes, arm, DEFAULT)]
+    first = f"refuted by {', '.join(better)}" if better else "not refuted"
+    _, to_fixed = less(outcomes, DEFAULT, "fixed")
+    second = "shown" if is_ahead(outcomes, DEFAULT, "fixed") else "refuted" if to_fixed.mean <= 0 else "open"
+    _, to_constant = less(outcomes, DEFAULT, "constant")
+    apart = is_ahead(outcomes, DEFAULT, "constant") or is_ahead(outcomes, "constant", DEFAULT)
+    third = "refuted" if apart else "shown" if abs(to_constant.mean) < 0.05 else "open"
+    return [
+        f"1. The default is not behind on a real model: {first}.",
+        f"2. The paper's width is too narrow at lag 2: {second}.",
+        f"3. What calibration gives is the width, without tuning: {third}.",
+    ]
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """Return Markdown: a line per arm, and the verdicts."""
+    lines = [
+        "| arm | held-out reward, seeds 0, 1, 2 | less *calibrated* | at the end | clipped | width | mean lag |",
+        "|" + "---|" * 7,
+    ]
+    for arm in ARMS:
+        own = sorted((each for each in outcomes if each.arm == arm), key=lambda each: each.seed)
+        if not own:
+            continue
+        _, mean = less(outcomes, arm, DEFAULT)
+        by_seed = ", ".join(f"{each.score:.3f}" for each in own)
+        apart = "-" if arm == DEFAULT or isnan(mean.mean) else mean.text(3)
+        ends = ", ".join(f"{each.rewards[-1]:.2f}" for each in own)
+        clipped, width, lag = (fmean(getattr(each, name) for each in own) for name in ("clipped", "width", "mean_lag"))
+        lines.append(f"| {arm} | {by_seed} | {apart} | {ends} | {clipped:.0%} | {width:.4f} | {lag:.2f} |")
+    return "\n".join([*lines, "", *verdicts(outcomes)])
+
+
+if __name__ == "__main__":
+    main()
