@@ -35,6 +35,8 @@ class Batches:
     def __init__(self, contents: LedgerContents) -> None:
         self._batches: dict[int, BatchRow] = {row.index: row for row in contents.batches}
         self._versions: dict[int, VersionRow] = {row.policy_version: row for row in contents.versions}
+        self.newest_version = max(self._versions, default=0)
+        """0 before the first publication."""
         self._trained: list[TrainedRow] = list(contents.trained)
         self.num_assembled = max(self._batches, default=-1) + 1
         self.checkpointed = contents.next_batch_checkpointed
@@ -42,12 +44,7 @@ class Batches:
     @property
     def newest(self) -> VersionRow | None:
         """The newest publication; None before the first."""
-        return self._versions[max(self._versions)] if self._versions else None
-
-    @property
-    def newest_version(self) -> int:
-        """0 before the first publication."""
-        return max(self._versions, default=0)
+        return self._versions.get(self.newest_version)
 
     @property
     def num_trained(self) -> int:
@@ -143,6 +140,7 @@ class Batches:
                 f"{self.num_trained}: train the batches between again first (Welcome.trained_batches)"
             )
         self._versions[row.policy_version] = row
+        self.newest_version = row.policy_version
         if len(self._versions) > REMEMBERED:
             del self._versions[min(self._versions)]
         return [row]

@@ -341,9 +341,16 @@ class Groups:
         self._trajectories[row.trajectory_id] = row
         if row.status != former.status:
             self._index(row, former)
-        if (row.min_version, row.lease_version) != (former.min_version, former.lease_version):
+        if self._may_turn_oldest(row, former):
             self._refresh_oldest_version(row.group_id)
         return row
+
+    def _may_turn_oldest(self, row: TrajectoryRow, former: TrajectoryRow) -> bool:
+        """Whether the change of one member can change its group's oldest version, which reads all members."""
+        was, now = _bounds(former), _bounds(row)
+        oldest_version = self._oldest_versions[row.group_id]
+        lower = any(version < oldest_version or not oldest_version for version in now)
+        return lower or (oldest_version in was and oldest_version not in now)
 
     def _index(self, row: TrajectoryRow, former: TrajectoryRow | None) -> None:
         self._no_longer_free(row.trajectory_id)
@@ -374,7 +381,7 @@ class Groups:
             self._complete.add(group.group_id)
 
     def _refresh_oldest_version(self, group_id: int) -> None:
-        bounds = [version for row in self.members(group_id) for version in (row.min_version, row.lease_version) if version]
+        bounds = [version for row in self.members(group_id) for version in _bounds(row)]
         self._no_longer_counted(group_id)
         self._oldest_versions[group_id] = oldest_version = min(bounds, default=0)
         for trajectory_id in self._members[group_id]:
@@ -413,3 +420,8 @@ class Groups:
         order = self._orders.pop(trajectory_id, None)
         if order is not None:
             del self._free[bisect_left(self._free, order)]
+
+
+def _bounds(row: TrajectoryRow) -> list[int]:
+    """The versions that may have written the trajectory's oldest token."""
+    return [version for version in (row.min_version, row.lease_version) if version]
