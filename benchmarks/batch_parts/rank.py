@@ -151,7 +151,7 @@ def main() -> None:
             assert broker.wait_welcome(60.0) is not None
             broker.tell(Resume(next_batch=0))
             broker.publish(1, copy_weights([("w", torch.zeros(1))]), 0, MAX_VOCABULARY, lambda _: None)
-            broker.wait_announced()
+            broker.wait_for_room()
             broker.flush(60.0)
         sys.stdout.write("published\n")
         sys.stdout.flush()

@@ -288,7 +288,7 @@ class LearnerService:
             return
         # Before the copy: at most one copy exists besides the served weights.
         with self._profile.phase("publish"):
-            self._broker.wait_announced()
+            self._broker.wait_for_room()
         with self._profile.phase("export"):
             copied = self._copies.copy()
         with self._profile.phase("publish"):

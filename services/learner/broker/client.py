@@ -72,9 +72,9 @@ class BrokerClient(BrokerPort):
             publication = self._loop.publish(policy_version, weights, trained_batches, vocabulary, note_digest)
             self._call(publication, CALL_TIMEOUT_S)
 
-    def wait_announced(self) -> None:
+    def wait_for_room(self) -> None:
         with self._needs_acknowledgement():
-            self._wait_for(self._loop.announced, CALL_TIMEOUT_S)
+            self._wait_for(self._loop.has_room, CALL_TIMEOUT_S)
 
     def acknowledged(self, next_batch: int) -> bool:
         return self._call(self._loop.acknowledged(next_batch), CALL_TIMEOUT_S)

@@ -186,6 +186,11 @@ class BrokerLoop:
         """Wait until everything that was handed over has been sent: then no copy of weights is kept any more."""
         await self._announcements.join()
 
+    async def has_room(self) -> None:
+        """See ``BrokerPort.wait_for_room``."""
+        await self.announced()
+        self._store.make_room()
+
     async def acknowledged(self, next_batch: int) -> bool:
         """See ``BrokerPort``."""
         return self._connections.acknowledged(next_batch)

@@ -32,7 +32,7 @@ class NoBroker(BrokerPort):
     ) -> None:
         raise AssertionError("only rank 0 has copies of the weights, and only it can publish them")
 
-    def wait_announced(self) -> None:
+    def wait_for_room(self) -> None:
         """Return at once: this rank publishes nothing."""
 
     def acknowledged(self, next_batch: int) -> bool:

@@ -69,8 +69,9 @@ class BrokerPort(ABC):
         """
 
     @abstractmethod
-    def wait_announced(self) -> None:
-        """Wait until no publication is running: then there is room for another copy of the weights."""
+    def wait_for_room(self) -> None:
+        """Wait until no publication is running, and let go of the oldest version that is served: there is room for a copy
+        of the weights then."""
 
     @abstractmethod
     def acknowledged(self, next_batch: int) -> bool:

@@ -60,6 +60,7 @@ class WeightServer(ChunkServer):
         if manifest is None or manifest.policy_version <= request.have_version:
             return manifest
         source = Source(request.endpoint, incoming.key.decode()) if request.endpoint else None
+        self._store.fetches(first_identity(incoming.peer), manifest.policy_version)
         item = (manifest.policy_version, manifest.base_version)
         sources = self._fan_out.join(item, first_identity(incoming.peer), source, direct=request.direct)
         self._count_failed()
@@ -76,6 +77,7 @@ class WeightServer(ChunkServer):
 
     def on_loaded(self, incoming: Incoming, loaded: Loaded) -> None:
         name = shown_identity(incoming.peer)
+        self._store.has_fetched(first_identity(incoming.peer))
         if loaded.error:
             self._metrics.weight_loads_failed.inc()
             log.error("weights_not_loaded", peer=name, policy_version=loaded.policy_version, error=loaded.error)

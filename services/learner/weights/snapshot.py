@@ -83,8 +83,9 @@ def _pieces(data: Bytes, tensors: list[CopiedTensor]) -> Iterator[tuple[Bytes, B
 class SnapshotStore:
     """The learner's served versions: the newest snapshots, and the deltas that form a chain to the newest version.
 
-    Holds ``keep`` snapshots, so that a fetch under way survives one publication, and at most ``max_deltas`` deltas that
-    together are no larger than ``delta_share`` of the newest snapshot. During a publication there is one snapshot more.
+    Holds the newest snapshot, and an older one while somebody fetches it: ``keep`` in all, so that a fetch under way
+    survives one publication. Holds at most ``max_deltas`` deltas that together are no larger than ``delta_share`` of the
+    newest snapshot.
     """
 
     def __init__(self, keep: int = 2, *, max_deltas: int = 64, delta_share: float = 0.5) -> None:
@@ -92,6 +93,8 @@ class SnapshotStore:
         self._max_deltas = max_deltas
         self._delta_share = delta_share
         self._snapshots: OrderedDict[int, Snapshot] = OrderedDict()
+        self._fetched: dict[bytes, int] = {}
+        """The version that each peer is fetching."""
         # By base, oldest first; each delta's base is the version of the one before.
         self._deltas: OrderedDict[int, Delta] = OrderedDict()
 
@@ -149,11 +152,36 @@ class SnapshotStore:
                 )
             self._deltas[base_version] = delta
         self._snapshots[snapshot.policy_version] = snapshot
-        while len(self._snapshots) > self._keep:
-            self._snapshots.popitem(last=False)
+        self._drop_to(self._keep)
+        self._let_go()
         budget = self._delta_share * snapshot.manifest.num_bytes
         while len(self._deltas) > 1 and (len(self._deltas) > self._max_deltas or self._delta_bytes > budget):
             self._deltas.popitem(last=False)
+
+    def fetches(self, peer: bytes, policy_version: int) -> None:
+        """``peer`` begins to fetch a version, whose snapshot stays for it, and no other."""
+        self._fetched[peer] = policy_version
+        self._let_go()
+
+    def has_fetched(self, peer: bytes) -> None:
+        """``peer`` needs no more of what it fetched."""
+        if self._fetched.pop(peer, None) is not None:
+            self._let_go()
+
+    def make_room(self) -> None:
+        """Let go of the snapshot that the next publication will push out: so there is never one more than ``keep``."""
+        self._drop_to(self._keep - 1)
+
+    def _drop_to(self, number: int) -> None:
+        while len(self._snapshots) > number:
+            self._snapshots.popitem(last=False)
+        # A peer that has ended says nothing: what it fetched is forgotten with the version.
+        self._fetched = {peer: version for peer, version in self._fetched.items() if version in self._snapshots}
+
+    def _let_go(self) -> None:
+        wanted = {next(reversed(self._snapshots), 0), *self._fetched.values()}
+        for version in [version for version in self._snapshots if version not in wanted]:
+            del self._snapshots[version]
 
     @property
     def _delta_bytes(self) -> int:

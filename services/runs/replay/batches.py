@@ -227,7 +227,7 @@ class RecordedBroker(BrokerPort):
         self._comparison = UNKNOWN if not expected else SAME if self._digest in expected else DIFFERENT
         self.comparisons[trained_batches] = self._comparison
 
-    def wait_announced(self) -> None:
+    def wait_for_room(self) -> None:
         """Nothing is left for later."""
 
     def acknowledged(self, next_batch: int) -> bool:

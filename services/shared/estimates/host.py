@@ -41,7 +41,8 @@ class HostMemory:
 def learner_host(shape: ModelShape, settings: Settings, memory: LearnerMemory) -> HostMemory:
     """Estimate the machine of rank 0, which serves the weights.
 
-    Snapshots: 2.5 times the model's bytes at rest, and one more while it publishes (docs/guide/weights.md). With adapters as
+    Snapshots: once the model's bytes at rest, 2.5 times with the copy of the next version, and with a GPU a pinned copy
+    beside them (docs/guide/weights.md). With adapters as
     versions: the model below them once, and as much again while it is copied (docs/guide/lora.md).
     Checkpoint: 12 bytes a trained parameter over all ranks, or learner.checkpoint_copy_gib (docs/guide/learner.md, "In the
     background").
@@ -51,7 +52,7 @@ def learner_host(shape: ModelShape, settings: Settings, memory: LearnerMemory) -
     trained = trained_parameters(shape, settings)
     in_background = learner.checkpoint_in_background
     return HostMemory(
-        snapshots=Span(version, 2 * version) if _has_adapters(settings) else Span(2 * version, 3.5 * version),
+        snapshots=Span(version, 2 * version) if _has_adapters(settings) else Span(version, 3.5 * version),
         copies=min(12.0 * trained / learner.num_nodes, learner.checkpoint_copy_gib * GIB) if in_background else 0.0,
         digests=min(float(BYTES[learner.dtype] * trained), DIGEST_BYTES),
         offloaded=memory.on_host * learner.num_ranks + (states_on_host(memory) if settings.run.colocate else 0.0),

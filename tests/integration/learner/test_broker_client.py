@@ -278,12 +278,24 @@ async def test_batches_are_acknowledged_with_the_report_of_the_last_of_them() ->
         assert not await asyncio.to_thread(client.acknowledged, 2)
 
 
+async def test_no_more_than_two_versions_are_held_while_a_third_is_copied() -> None:
+    async with connected() as (_, client, _):
+        store = client._loop._store
+        for version in (8, 9):
+            await asyncio.to_thread(client.publish, version, a_copy(float(version)), 0, VOCABULARY, no_note)
+            await asyncio.to_thread(client._call, client._loop.announced(), 20.0)
+            store.fetches(b"slow", 8)
+        assert [store.snapshot(version) is not None for version in (8, 9)] == [True, True]
+        await asyncio.to_thread(client.wait_for_room)
+        assert [store.snapshot(version) is not None for version in (8, 9)] == [False, True]
+
+
 async def test_a_failed_publication_is_raised_in_the_training_thread() -> None:
     async with connected() as (_, client, _):
         await asyncio.to_thread(client.publish, 8, a_copy(), 0, VOCABULARY, no_note)
         await asyncio.to_thread(client.publish, 8, a_copy(1.0), 1, VOCABULARY, no_note)
         with pytest.raises(ExceptionGroup) as caught:
-            await asyncio.to_thread(client.wait_announced)
+            await asyncio.to_thread(client.wait_for_room)
         (error,) = flatten(caught.value)
         assert "policy version 8 after 8: versions grow and are never reused" in str(error)
 

@@ -135,7 +135,7 @@ class DeafBroker(ScriptedBroker):
             case Checkpointed():
                 self._say(f"checkpointed {message.next_batch}")
 
-    def wait_announced(self) -> None:
+    def wait_for_room(self) -> None:
         self._say("nothing is being announced")
 
     def publish(

@@ -244,9 +244,12 @@ async def test_garbage_and_messages_of_other_channels_are_refused_and_counted() 
 
 async def test_a_request_for_a_version_that_is_gone_is_answered_with_the_newest() -> None:
     async with served() as (server, client):
+        await client.inbox.get()
         for version in (1, 2, 3):
             server.store.add(a_snapshot(version))
-        await client.inbox.get()
+            if version == 2:
+                await client.send(ManifestRequest(have_version=0))
+                assert isinstance((await client.inbox.get()).message, Manifest)
         await client.send(WeightRequest(policy_version=1, first_chunk=0, num_chunks=1))
         assert (await client.inbox.get()).message == WeightGone(policy_version=1, newest_version=3)
         await client.send(WeightRequest(policy_version=2, first_chunk=0, num_chunks=64))

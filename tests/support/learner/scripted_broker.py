@@ -86,7 +86,7 @@ class ScriptedBroker(BrokerPort):
     ) -> None:
         note_digest(weights.digest())
 
-    def wait_announced(self) -> None: ...
+    def wait_for_room(self) -> None: ...
 
     def acknowledged(self, next_batch: int) -> bool:
         return True

@@ -23,7 +23,7 @@ class StuckLoop:
         self._num_busy -= 1
         return self._num_busy >= 0
 
-    async def announced(self) -> None: ...
+    async def has_room(self) -> None: ...
     async def flushed(self) -> None: ...
     async def tell(self, message: Trained) -> None: ...
 
@@ -53,7 +53,7 @@ def test_flush_gives_the_broker_its_time_again_while_digests_are_computed() -> N
 def test_a_broker_that_acknowledges_nothing_is_named_when_a_publication_waits_for_it() -> None:
     client = Waiting(num_busy=1)
     with pytest.raises(ServiceError, match="the broker at tcp://broker:7002 has acknowledged nothing for 600 s"):
-        client.wait_announced()
+        client.wait_for_room()
     assert client.waited == [CALL_TIMEOUT_S, CALL_TIMEOUT_S]
 
 

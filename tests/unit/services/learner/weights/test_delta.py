@@ -179,6 +179,36 @@ def test_a_chain_that_is_larger_than_the_snapshot_is_not_offered() -> None:
     assert offered(store, 2) == ("delta", 2, 3, 0)
 
 
+def test_before_the_next_version_is_copied_the_older_snapshot_goes_and_its_delta_stays() -> None:
+    store = a_store(3)
+    store.fetches(b"slow", 3)
+    store.add(a_snapshot(4, 10), a_delta(a_snapshot(3, 10), a_snapshot(4, 10)))
+    assert store.snapshot(3) is not None, "a fetch under way survives one publication"
+    store.make_room()
+    assert (store.snapshot(3), store.snapshot(4)) == (None, store.newest)
+    assert offered(store, 3) == ("delta", 3, 4, 0)
+    store.make_room()
+    assert store.newest is not None, "what is served stays"
+
+
+def test_an_older_snapshot_stays_for_those_that_fetch_it_and_no_longer() -> None:
+    store = a_store(3)
+    assert a_store(3, 4).snapshot(3) is None, "nobody fetches it"
+    for peer in (b"a", b"b", b"c"):
+        store.fetches(peer, 3)
+    store.add(a_snapshot(4, 10))
+    store.has_fetched(b"a")
+    store.fetches(b"b", 4)
+    store.has_fetched(b"unknown")
+    assert store.snapshot(3) is not None
+    store.has_fetched(b"c")
+    assert (store.snapshot(3), store.snapshot(4)) == (None, store.newest)
+    store.fetches(b"gone", 4)
+    for version in (5, 6):
+        store.add(a_snapshot(version, 10))
+    assert (store.snapshot(4), store.snapshot(5)) == (None, None), "a peer that has ended holds nothing for good"
+
+
 def test_a_publication_without_a_delta_breaks_the_chain() -> None:
     store = a_store(3, 4, 5, 6, without=5)
     assert offered(store, 3) == ("snapshot", 0, 6, 0)

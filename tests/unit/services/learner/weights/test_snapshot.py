@@ -104,11 +104,12 @@ def a_snapshot(version: int) -> Snapshot:
     return snapshot_of(version, [("w", torch.full((2,), float(version)))])
 
 
-def test_the_store_keeps_the_newest_versions_so_that_a_fetch_survives_a_publication() -> None:
+def test_of_versions_that_are_fetched_the_store_keeps_the_newest_two() -> None:
     store = SnapshotStore(keep=2)
     assert store.newest is None
     for version in (1, 2, 4):
         store.add(a_snapshot(version))
+        store.fetches(b"a rollout of %d" % version, version)
     assert store.newest is not None
     assert store.newest.policy_version == 4
     assert store.get(1) is None

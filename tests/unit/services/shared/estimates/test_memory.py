@@ -188,11 +188,11 @@ def test_machines_hold_versions_and_the_copy_of_a_checkpoint() -> None:
     memory = learner_memory(shape, given, cuda=True)
     host = learner_host(shape, given, memory)
     version = 2 * shape.parameters
-    assert (host.snapshots.low, host.snapshots.high) == (2 * version, 3.5 * version)
+    assert (host.snapshots.low, host.snapshots.high) == (version, 3.5 * version)
     assert host.checkpoint == 12 * shape.parameters / 2 + GIB / 2
     assert rollout_host(shape, given).total.high == version + version / 3
     foreground = given.model_copy(update={"learner": given.learner.model_copy(update={"checkpoint_in_background": False})})
-    assert learner_host(shape, foreground, replace(memory, optimizer_on_host=1e9)).total.low == 2 * version + GIB / 2 + 8e9
+    assert learner_host(shape, foreground, replace(memory, optimizer_on_host=1e9)).total.low == version + GIB / 2 + 8e9
 
 
 @pytest.mark.parametrize(

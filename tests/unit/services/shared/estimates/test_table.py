@@ -29,7 +29,7 @@ def test_each_rank_has_its_share_and_rank_0_what_it_serves() -> None:
     assert found["masters and moments"].device == exactly(12 * number / 8)
     assert found["checkpoint"].host == exactly(12 * number / 8)
     assert found["checkpoint"].host_of_rank_0 == exactly(GIB / 2)
-    assert found["versions"].host_of_rank_0 == Span(4 * number, 7 * number)
+    assert found["versions"].host_of_rank_0 == Span(2 * number, 7 * number)
     assert found["export"].host_of_rank_0 == exactly(2 * GIB)
     assert "reference" not in found
     assert found["together"].host == found["checkpoint"].host
