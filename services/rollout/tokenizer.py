@@ -33,6 +33,8 @@ __all__ = ["SENTINEL", "ChatTokenizer", "Messages", "TokenizerError", "TooManyTo
 
 
 PIECE_CHARS: Final = 4096
+MOST_PROMPTS: Final = 32
+"""Prompts whose tokens are remembered: a group's samples begin at about the same time, each with the same one."""
 
 
 class TooManyTokens(TokenizerError):
@@ -60,6 +62,7 @@ class ChatTokenizer:
         except TokenizerError as error:
             raise TokenizerError(f"model.template_arguments: {error}") from error
         self.template_arguments = dict(template_arguments)
+        self._remembered: dict[str, list[int]] = {}
         self._shows_special_tokens = show_special_tokens
         self.vocab_size = _token_count(
             directory, model_config.get("vocab_size", self._tokenizer.get_vocab_size(with_added_tokens=True))
@@ -76,8 +79,18 @@ class ChatTokenizer:
         self.stop_ids = self._stop_ids(directory, model_config, specials.get("eos_token"))
 
     def prompt_ids(self, messages: Messages) -> list[int]:
-        """Token ids of a new conversation, ready for the assistant's first turn."""
-        return self.encode(self.render(messages))
+        """Token ids of a new conversation, ready for the assistant's first turn. Those of a few newest are remembered."""
+        try:
+            key = json.dumps(messages)
+        except (TypeError, ValueError, RecursionError):  # Whatever it is, the template is to say so.
+            return self.encode(self.render(messages))
+        ids = self._remembered.get(key)
+        if ids is None:
+            ids = self.encode(self.render(messages))
+            if len(self._remembered) >= MOST_PROMPTS:
+                self._remembered.clear()
+            self._remembered[key] = ids
+        return list(ids)
 
     def observation_ids(self, messages: Messages) -> list[int]:
         """Token ids between an assistant turn that ended with a sampled stop token and the next turn.

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError
+from gspo_services.rollout.tokenizer import MOST_PROMPTS, ChatTokenizer, TokenizerError
 from tests.support.engines.chat_models import (
     ALTERNATING_TEMPLATE,
     QWEN_TEMPLATE,
@@ -95,6 +95,31 @@ def test_prompt_action_and_observation_are_the_whole_conversation(name: str, mod
     assert list(chain(*pieces, *again)) == model.rendered(
         [QUESTION, {"role": "assistant", "content": answer}, observation, second, QUESTION]
     )
+
+
+def test_a_group_s_prompt_is_rendered_and_encoded_once(models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = ChatTokenizer(models["tiny"].ours.directory)
+    rendered: list[str] = []
+    render = tokenizer.render
+
+    def counted(messages: Messages) -> str:
+        rendered.append(render(messages))
+        return rendered[-1]
+
+    monkeypatch.setattr(tokenizer, "render", counted)
+    first = tokenizer.prompt_ids([{"role": "user", "content": "7+9="}])
+    expected = list(first)
+    first.append(-1)
+    assert tokenizer.prompt_ids([{"role": "user", "content": "7+9="}]) == expected, "nobody else's list"
+    assert len(rendered) == 1
+    assert tokenizer.prompt_ids([{"role": "user", "content": "7+8="}]) != expected
+    for number in range(MOST_PROMPTS):
+        tokenizer.prompt_ids([{"role": "user", "content": f"{number}+1="}])
+    assert len(tokenizer._remembered) <= MOST_PROMPTS
+    with pytest.raises(TokenizerError):
+        tokenizer.prompt_ids([{"role": "user", "content": object()}])
+    with pytest.raises(TokenizerError):
+        tokenizer.prompt_ids([{"role": "user", "content": object()}])
 
 
 @pytest.mark.parametrize("name", SAYS_TOOLS)
