@@ -43,7 +43,7 @@ from gspo_services.rollout.weights import (
 )
 from gspo_services.shared.colocate import LOCK_FILE, DeviceLock
 from gspo_services.shared.net import Security
-from gspo_services.shared.placement import require_driver, this_machine
+from gspo_services.shared.placement import require_driver, require_kernels, this_machine
 from gspo_services.shared.runtime.clock import Clock, MonotonicClock
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError, UnprovenError, exit_status
 from gspo_services.shared.runtime.lifecycle import run_until_stopped, until_stopped
@@ -337,6 +337,7 @@ async def _engine(
         except SpreadError as error:
             raise ConfigurationError(str(error)) from error
     require_driver()
+    require_kernels()
     async with EngineServer(server_options(settings, name, lock)) as server:
         registry.register(EngineMetrics(server.url))
         async with client(server.url) as engine, _watched(fail_when_dead(server), fail_when_deaf(server.url)):

@@ -15,7 +15,7 @@ from gspo_services.prepare.check.situation import ReadModel, Situation
 from gspo_services.prepare.ports import can_bind, port_ranges
 from gspo_services.shared.estimates import gib, trained_parameters
 from gspo_services.shared.net import Security
-from gspo_services.shared.placement import require_bfloat16, require_driver
+from gspo_services.shared.placement import require_bfloat16, require_driver, require_kernels
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.plain_text import one_line
 from gspo_services.shared.runtime.private_files import open_to_all
@@ -37,7 +37,7 @@ TOKEN_BYTES: Final = 24
 
 def machine_findings(situation: Situation, model: ReadModel) -> Iterator[Finding]:
     """Everything that must be free, writable or there when the run starts."""
-    yield from _driver(situation)
+    yield from _builds(situation)
     yield from _bfloat16(situation)
     yield from _ports(situation)
     yield from _keys(situation)
@@ -47,15 +47,20 @@ def machine_findings(situation: Situation, model: ReadModel) -> Iterator[Finding
         yield from _room(situation, model)
 
 
-def _driver(situation: Situation) -> Iterator[Finding]:
-    """A driver that is too old for this Python's torch; nothing about any other."""
+def _builds(situation: Situation) -> Iterator[Finding]:
+    """A driver that is too old for this Python's torch, and kernels of SGLang for another CUDA; nothing about any other."""
     if situation.elsewhere or situation.hardware.is_named:
         return
-    try:
-        require_driver()
-    except ConfigurationError as error:
-        text, _, way_out = str(error).partition("; ")
-        yield Finding(check="driver", status="fail", text=text, way_out=way_out)
+    rollout = situation.settings.rollout
+    has_server_elsewhere = bool(rollout.python or rollout.server_url)
+    for name, require in (("driver", require_driver), ("kernels", require_kernels)):
+        if name == "kernels" and has_server_elsewhere:
+            continue
+        try:
+            require()
+        except ConfigurationError as error:
+            text, _, way_out = str(error).partition("; ")
+            yield Finding(check=name, status="fail", text=text, way_out=way_out)
 
 
 def _bfloat16(situation: Situation) -> Iterator[Finding]:

@@ -46,6 +46,7 @@ def objective_findings(situation: Situation, model: ReadModel) -> Iterator[Findi
         yield Finding(check="objective", status="ok", text=text)
     yield from _caps(situation)
     yield from _types(situation)
+    yield from _experts(situation, model)
     yield from _rate(situation, model)
 
 
@@ -103,6 +104,20 @@ def _types(situation: Situation) -> Iterator[Finding]:
         )
     if situation.hardware.device is not None and trained == "float32":
         yield Finding(check="types", status="note", text="learner.dtype float32 leaves a GPU's tensor cores idle")
+
+
+def _experts(situation: Situation, model: ReadModel) -> Iterator[Finding]:
+    """The bytes of the engine's choices of experts, which otherwise nobody sees before the ledger has grown."""
+    settings, shape = situation.settings, model.shape
+    if settings.objective.routing_replay_from != "engine" or shape is None or not shape.experts:
+        return
+    each = shape.mixed_layers * shape.experts_per_token * (2 if shape.experts >= 256 else 1)
+    tokens = settings.batch.groups_per_batch * settings.batch.group_size * settings.sampling.max_tokens
+    yield Finding(
+        check="experts", status="note", basis="estimated",
+        text=f"objective.routing_replay_from is engine: {each} bytes a sampled token on the wire and in the ledger, "
+        f"{each * tokens / 2**20:,.3g} MiB a batch at most, where ids and log-probs take 8 a token",
+    )  # fmt: skip
 
 
 def _rate(situation: Situation, model: ReadModel) -> Iterator[Finding]:

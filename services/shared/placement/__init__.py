@@ -2,6 +2,7 @@
 
 from gspo_services.shared.placement.bfloat16 import require_bfloat16
 from gspo_services.shared.placement.driver import require_driver
+from gspo_services.shared.placement.kernels import require_kernels
 from gspo_services.shared.placement.placement import (
     Placement,
     ProcessPlace,
@@ -22,6 +23,7 @@ __all__ = [
     "placement_of",
     "require_bfloat16",
     "require_driver",
+    "require_kernels",
     "require_pythons",
     "this_machine",
     "torch_is_for_cuda",

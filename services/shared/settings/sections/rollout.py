@@ -16,6 +16,8 @@ RANK_OPTIONS: Final = {
         ("--pp", "--pp-size", "--pipeline-parallel-size"),
         "a server whose layers are spread cannot be verified; use rollout.tensor_parallel",
     ),
+    "--nnodes": "its other machines would not find the weights, which lie in this one's memory, and could not be verified; "
+    "use rollout.tensor_parallel within a machine, and more rollouts",
 }
 UNVERIFIED_OPTIONS: Final = ("--enable-dp-attention", "--enable-eplb", "--ep-num-redundant-experts", "--moe-dense-tp-size")
 DRAFTING_OPTIONS: Final = "--speculative-"

@@ -282,3 +282,26 @@ def test_a_driver_that_is_too_old_is_a_failure(project: Project, monkeypatch: py
     assert found.text.endswith("needs 580 or newer")
     assert found.way_out == "update the driver"
     assert "driver" not in by_check(project.findings(gpus("H100", 8), code=False), "fail"), "of another machine"
+
+
+def test_the_bytes_of_replayed_experts_are_named(project: Project) -> None:
+    assert "experts" not in by_check(project.findings(code=False), "note")
+    project.keys |= {"objective.routing_replay": True, "objective.routing_replay_from": "engine", "batch.group_size": 8}
+    text = by_check(project.findings(code=False), "note")["experts"].text
+    assert "4 bytes a sampled token on the wire and in the ledger, 0.0156 MiB a batch at most" in text  # 64 answers of 64
+    project.configure_model(num_experts=256, num_experts_per_tok=4)
+    assert "16 bytes a sampled token" in by_check(project.findings(code=False), "note")["experts"].text
+
+
+def test_kernels_for_another_cuda_are_a_failure_of_this_python_s_servers(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def another() -> None:
+        raise ConfigurationError(
+            "sglang-kernel 0.4.10 is built for CUDA 12, and torch for CUDA 13.0; install both for one CUDA"
+        )
+
+    monkeypatch.setattr(machine, "require_kernels", another)
+    assert by_check(project.findings(LAPTOP, code=False), "fail")["kernels"].way_out == "install both for one CUDA"
+    project.keys["rollout.server_url"] = "http://127.0.0.1:30000"
+    assert "kernels" not in by_check(project.findings(LAPTOP, code=False), "fail"), "of another Python"

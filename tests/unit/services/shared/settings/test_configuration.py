@@ -177,6 +177,7 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
         ("[rollout]\nserver_args = ['--tp-size', '2']\n", ["--tp-size 2", "use rollout.tensor_parallel"]),
         ("[rollout]\nserver_args = ['--ep=2']\n", ["--ep 2", "use rollout.expert_parallel"]),
         ("[rollout]\nserver_args = ['--pp-size', '2']\n", ["--pp-size 2", "cannot be verified"]),
+        ("[rollout]\nserver_args = ['--nnodes=2']\n", ["--nnodes 2", "in this one's memory", "rollout.tensor_parallel"]),
         ("[rollout]\nserver_args = ['--enable-dp-attention']\n", ["--enable-dp-attention", "remove it"]),
         (
             "[rollout]\nserver_args = ['--speculative-algorithm', 'EAGLE']\n",
