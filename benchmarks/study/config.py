@@ -21,6 +21,7 @@ Aggregation = Literal["sequence", "length", "sum"]
 Lag = Literal["fixed", "uniform"]
 Credit = Literal["answer", "number"]
 Order = Literal["drawn", "dealt", "oldest_first"]
+ReplayFrom = Literal["learner", "engine"]
 ClipForm = Literal["given", "widen", "recentre", "matched", "shuffled"]
 
 GENERATION = 1
@@ -60,7 +61,10 @@ class RunConfig:
     clip_cap: float | None = None
     """The product's ``clip_calibration_cap``: the most that "widen" widens a side for one token, in nats. None: no limit."""
     routing_replay: bool = False
-    """Training passes use the experts chosen by the weights of the batch's start."""
+    """Training passes use the experts chosen by the weights of the batch's start (R2), or what ``replay_from`` says."""
+    replay_from: ReplayFrom = "learner"
+    """engine: the experts of the pass that the token was sampled from, in the sampler's precision and with its weights
+    (R3); tokens that were not sampled choose theirs."""
     surrogate: Surrogate = "clip"
     """What stands in the place of the clip, with the numbers of its authors; gmpo clips at eps_low and eps_high."""
     rate_by_ess: bool = False
@@ -99,6 +103,7 @@ class RunConfig:
             ("lag_kind", self.lag_kind, get_args(Lag)),
             ("clip_form", self.clip_form, get_args(ClipForm)),
             ("order", self.order, get_args(Order)),
+            ("replay_from", self.replay_from, get_args(ReplayFrom)),
         ):
             if value not in choices:
                 raise ValueError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
@@ -118,6 +123,8 @@ class RunConfig:
                 f'credit is "number" with task {self.task!r}, aggregation {self.aggregation!r}; give a chain of numbers '
                 "(countdown, long-countdown), and sequence"
             )
+        if self.replay_from == "engine" and not self.routing_replay:
+            raise ValueError("replay_from is 'engine' with routing_replay False, which replays nothing; give True")
         if self.clip_cap is not None and not (self.clip_cap > 0 and self.clip_form == "widen"):
             raise ValueError(f"clip_cap is {self.clip_cap} with clip_form {self.clip_form!r}; give one above 0, with widen")
         if self.clip_form != "given" and (self.anchor != "behaviour" or self.clip != "range"):

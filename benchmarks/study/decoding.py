@@ -13,10 +13,12 @@ vocabulary, N rows or tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import silu
 from transformers import Qwen3MoeConfig
@@ -33,6 +35,8 @@ class Answer:
 
     ids: list[int]
     logprobs: list[float]
+    experts: list[NDArray[np.int16]] = field(default_factory=list)
+    """[layers, k] for each token: the experts of the pass that it was drawn from, as an engine reports them (R3)."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ class _Decoding:
             [torch.zeros(*shape[:2], *heads) for _ in ("keys", "values")] for _ in range(config.num_hidden_layers)
         ]
         self._alive_KR = torch.ones(shape[:2], dtype=torch.bool)
+        self._chosen_KRK: list[Tensor] = []
+        """Of each layer, the experts of the last pass's newest tokens."""
         self._frequencies_D = config.rope_parameters["rope_theta"] ** -(
             torch.arange(0, config.head_dim, 2, dtype=torch.float) / config.head_dim
         )
@@ -119,6 +125,7 @@ class _Decoding:
     def _sample(self, logprobs_KRV: Tensor) -> Tensor:
         """Draw each living row's next token, with its order's randomness; rows that have ended get the end marker."""
         next_KR = torch.full(self._alive_KR.shape, self._end_id)
+        chosen_KRLK = torch.stack(self._chosen_KRK, dim=2).to(torch.int16)
         for number, generator in enumerate(self._generators):
             chosen_KR = self._alive_KR & (self._order_K == number)[:, None]
             if not chosen_KR.any():
@@ -127,12 +134,14 @@ class _Decoding:
             next_N1 = torch.multinomial(logprobs_NV.exp(), 1, generator=generator)
             next_KR[chosen_KR] = next_N1[:, 0]
             places, tokens = chosen_KR.nonzero().tolist(), next_N1[:, 0].tolist()
-            for (block, row), token, logprob in zip(
-                places, tokens, logprobs_NV.gather(1, next_N1)[:, 0].tolist(), strict=True
+            experts_NLK = chosen_KRLK[chosen_KR].numpy()
+            for (block, row), token, logprob, experts_LK in zip(
+                places, tokens, logprobs_NV.gather(1, next_N1)[:, 0].tolist(), experts_NLK, strict=True
             ):
                 answer = self._answers[number][self._blocks[block][1] + row]
                 answer.ids.append(token)
                 answer.logprobs.append(logprob)
+                answer.experts.append(experts_LK)
         return next_KR
 
     def _compact(self) -> None:
@@ -151,6 +160,7 @@ class _Decoding:
     def _forward(self) -> Tensor:
         """The log-probs of each row's next token, float32 [K, R, V]. The cache grows by the new tokens."""
         num_blocks = len(self._blocks)
+        self._chosen_KRK = []
         embedding_KVH = self._weights["model.embed_tokens.weight"]
         x_KRTH = embedding_KVH[torch.arange(num_blocks)[:, None, None], self._ids_KRT]
         angles_KRTD = self._positions_KRT[..., None].float() * self._frequencies_D
@@ -198,6 +208,7 @@ class _Decoding:
         config = self._config
         shares = self._linear(x_KRTH, prefix + "mlp.gate.weight").softmax(dim=-1)
         top, chosen = shares.topk(config.num_experts_per_tok, dim=-1)
+        self._chosen_KRK.append(chosen[:, :, -1])
         shares_KRTE = torch.zeros_like(shares).scatter(-1, chosen, self._round(top / top.sum(dim=-1, keepdim=True)))
         gate_up_KEIH = self._weights[prefix + "mlp.experts.gate_up_proj"]
         num_blocks, num_experts = gate_up_KEIH.shape[:2]

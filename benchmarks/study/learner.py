@@ -128,7 +128,8 @@ class Learner:
         mini_batches = self._mini_batches(sequences, rewards, version, grades)
         record: dict[str, float] = {}
         began = time.process_time()
-        needs_start = self._config.anchor == "proximal" or self._config.routing_replay
+        replays_own = self._config.routing_replay and self._config.replay_from == "learner"
+        needs_start = self._config.anchor == "proximal" or replays_own
         if needs_start or diagnose:
             self._measure_start(mini_batches, version)
         measured = time.process_time()
@@ -171,7 +172,9 @@ class Learner:
 
     def logprobs(self, packed: PackedBatch, picks: ExpertPicks | None = None) -> TokenLogProbs:
         """Return log-probs with entropy and the chosen experts; ``picks``, if given, are replayed."""
-        with self._replay.replaying(picks) if picks is not None else nullcontext(), self._recorder.recording():
+        partial = self._config.replay_from == "engine"
+        replay = nullcontext() if picks is None else self._replay.replaying(picks, partial=partial)
+        with replay, self._recorder.recording():
             result: TokenLogProbs = self._model(
                 input_ids=packed.input_ids,
                 position_ids=packed.position_ids,
@@ -181,6 +184,13 @@ class Learner:
                 with_entropy=True,
             )
         return result._replace(experts=self._recorder.take())
+
+    def _picks_of_engine(self, packed: PackedBatch) -> ExpertPicks | None:
+        """Return the experts that the sampler reported, if this run replays them."""
+        if self._config.replay_from != "engine":
+            return None
+        assert packed.experts_TLK is not None, "a sampler reports the experts of every token"
+        return ExpertPicks(packed.experts_TLK.transpose(0, 1), self._model.config.num_experts)
 
     def _order(self, sequences: Sequence[TrainSequence], version: int) -> list[int]:
         """Return the places of the sequences in the order in which they are trained: mini-batches are consecutive."""
@@ -225,7 +235,7 @@ class Learner:
     def _measure_start(self, mini_batches: Sequence[Sequence[MicroBatch]], version: int) -> None:
         moments = MismatchMoments(0.0, 0.0, 0.0)
         for micro in (micro for mini_batch in mini_batches for micro in mini_batch):
-            result = self.logprobs(micro.packed)
+            result = self.logprobs(micro.packed, self._picks_of_engine(micro.packed))
             micro.start_logprobs_T = result.logprobs_T
             micro.start_picks = result.experts
             packed = micro.packed
@@ -236,7 +246,8 @@ class Learner:
     def _step_half(self, micro: MicroBatch, version: int, index: int) -> tuple[SequenceStats, Tensor, float | None]:
         """Add one half's gradient; return its statistics, log-ratios at action tokens, and share of changed experts."""
         config, packed = self._config, micro.packed
-        result = self.logprobs(packed, micro.start_picks if config.routing_replay else None)
+        picks = self._picks_of_engine(packed)
+        result = self.logprobs(packed, micro.start_picks if config.routing_replay and picks is None else picks)
         anchor_T, weights = packed.behaviour_T, None
         terms = config.terms
         if config.anchor == "proximal":

@@ -7,7 +7,7 @@ engine. A run trains against the difference between these numbers and the learne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ class Episode:
             versions=np.where(mask, version, -1).astype(np.int64),
             turn_ids=np.where(mask, 0, -1).astype(np.int32),
             temperature=1.0,
+            experts=np.stack(self.answer.experts) if self.answer.experts else None,
         )
 
 
@@ -127,5 +128,6 @@ class Sampler:
         for answer in answers:
             noise = self._noise_sigma * torch.randn(len(answer.logprobs), generator=generator)
             # A log-prob is at most 0; for a nearly certain token this halves the noise.
-            noisy.append(Answer(answer.ids, (torch.tensor(answer.logprobs) + noise).clamp(max=0.0).tolist()))
+            logprobs = (torch.tensor(answer.logprobs) + noise).clamp(max=0.0).tolist()
+            noisy.append(replace(answer, logprobs=logprobs))
         return noisy

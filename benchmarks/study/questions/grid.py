@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.study.config import RunConfig
 from benchmarks.study.questions import default, margin, paper, rivals, settled
 
-ON_REQUEST = ("h", "i-tune", "i", "i-order", "i-rates", "j", "j-between")
+ON_REQUEST = ("g-engine", "h", "i-tune", "i", "i-order", "i-rates", "j", "j-between")
 """Questions without a verdict, which are made on request only."""
 SEEDS = (0, 1, 2)
 MORE_SEEDS = (0, 1, 2, 3, 4, 5)
@@ -101,6 +101,7 @@ def cells() -> list[Cell]:
         *(Cell("i", *each) for each in default.comparison()),
         *(Cell("i-order", *each) for each in default.orders()),
         *(Cell("i-rates", *each) for each in default.rates()),
+        *(Cell("g-engine", *each) for each in paper.engine_replays()),
         *(Cell("j", *each) for each in margin.comparison()),
         *(Cell("j-between", *each) for each in margin.between()),
     ]

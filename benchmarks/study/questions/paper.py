@@ -36,6 +36,14 @@ ARMS: Final[dict[str, dict[str, Any]]] = {
     "GRPO + Routing Replay": {**TOKEN_RATIO, "routing_replay": True},
     "GSPO-token, per number": {"credit": "number"},
 }
+REPLAY_OF_ENGINE: Final[dict[str, Any]] = {"routing_replay": True, "replay_from": "engine"}
+ENGINE_ARMS: Final[dict[str, dict[str, Any]]] = {
+    "GRPO + R3": {**TOKEN_RATIO, **REPLAY_OF_ENGINE},
+    "GSPO + R3": REPLAY_OF_ENGINE,
+}
+"""Question g-engine, fixed on 2026-11-27 before its first run: the experts of the engine's own pass, replayed in every pass,
+beside those of the learner's first pass (R2) in g. At lag 0 the two differ by the engine's bfloat16 alone. Described, beside
+g's arms: it has no rule."""
 SEEDS: Final = (0, 1, 2)
 COLUMN: Final = "200 batches"
 
@@ -43,3 +51,8 @@ COLUMN: Final = "200 batches"
 def comparison() -> list[tuple[str, str, RunConfig]]:
     """Row, column and configuration of every run; all arms of a seed before the next seed."""
     return [(arm, COLUMN, replace(REGIME, seed=seed, **values)) for seed in SEEDS for arm, values in ARMS.items()]
+
+
+def engine_replays() -> list[tuple[str, str, RunConfig]]:
+    """The same of question g-engine."""
+    return [(arm, COLUMN, replace(REGIME, seed=seed, **values)) for seed in SEEDS for arm, values in ENGINE_ARMS.items()]

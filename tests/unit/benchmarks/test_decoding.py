@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
 from benchmarks.study.decoding import Answer, Decoder, Order
+from gspo.moe.experts import ExpertRecorder
 from gspo_services.prepare.tiny_models.tiny import build_model
 from gspo_services.prepare.tiny_models.tokenizer import build_tokenizer
 
@@ -76,6 +78,21 @@ def test_all_orders_at_once_give_what_each_row_gives_alone(models: list[Qwen3Moe
             assert answer.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
             lengths.add(len(answer.ids))
     assert len(lengths) > 2, "rows ended at different times, and blocks left"
+
+
+def test_the_experts_of_each_token_are_those_of_the_pass_that_it_was_drawn_from(
+    models: list[Qwen3MoeForCausalLM], end_id: int
+) -> None:
+    found = Decoder(config=models[0].config, pad_id=0, end_id=end_id).decode(orders_of(models), MOST)
+    for model, prompts, answers in zip(models, PROMPTS, found, strict=True):
+        recorder = ExpertRecorder(model)
+        for prompt, answer in zip(prompts, answers, strict=True):
+            with torch.no_grad(), recorder.recording():
+                model(input_ids=torch.tensor([prompt + answer.ids]), use_cache=False)
+            picks = recorder.take()
+            assert picks is not None
+            own_TLK = picks.indices_LTK.transpose(0, 1)[len(prompt) - 1 : -1].long().sort(dim=-1).values
+            assert torch.tensor(np.stack(answer.experts)).long().sort(dim=-1).values.equal(own_TLK)
 
 
 def test_an_order_does_not_depend_on_the_others(models: list[Qwen3MoeForCausalLM]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +16,7 @@ from benchmarks.study.__main__ import main
 from benchmarks.study.clip_forms import study_clip_range
 from benchmarks.study.config import RunConfig
 from benchmarks.study.decoding import Answer
-from benchmarks.study.learner import DivergedError, Learner, length_weights
+from benchmarks.study.learner import HALVES, DivergedError, Learner, length_weights
 from benchmarks.study.measures import GradientNoise
 from benchmarks.study.questions import rivals, settled
 from benchmarks.study.questions.grid import CLIP_RANGES, Cell, cells, questions, runs
@@ -30,6 +31,9 @@ from benchmarks.study.start_model import load_start_model
 from benchmarks.study.tasks.countdown import Countdown, CountdownOptions, right_chain
 from benchmarks.study.volatility import probe
 from gspo.calibration import Calibration
+from gspo.model.logprobs import TokenLogProbs
+from gspo.model.packing import PackedBatch
+from gspo.moe.experts import ExpertPicks
 from gspo_services.tasks.environments.generated import split_of
 
 MICRO = RunConfig(
@@ -106,6 +110,33 @@ def test_training_is_the_same_to_the_last_bit_every_time(studio: Path) -> None:
     assert all(torch.equal(weights[name], same[name]) for name in weights)
     assert first["grad_norm"] > 0
     assert first["changed_1"] > 0
+
+
+def test_the_engine_s_experts_are_replayed_at_sampled_tokens_in_every_pass(studio: Path) -> None:
+    config = replace(MICRO, routing_replay=True, replay_from="engine", anchor="proximal")
+    learner = Learner(load_start_model(studio / "start", config.task, 0, num_steps=START_STEPS), config)
+    seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    plainly = learner.logprobs
+
+    def watched(packed: PackedBatch, picks: ExpertPicks | None = None) -> TokenLogProbs:
+        result = plainly(packed, picks)
+        assert packed.experts_TLK is not None
+        assert result.experts is not None
+        seen.append((packed.mask_T, packed.experts_TLK, result.experts.indices_LTK.transpose(0, 1)))
+        return result
+
+    learner.logprobs = watched  # type: ignore[method-assign]
+    chosen = np.tile(np.array([3, 5], dtype=np.int16), (2, 1))
+    episodes = [Episode([1, 2], Answer([7, 9 + index], [-5.0] * 2, [chosen] * 2), float(index % 2)) for index in range(16)]
+    learner.train(
+        [each.train_sequence(0) for each in episodes], [each.reward for each in episodes], version=0, diagnose=False
+    )
+    assert len(seen) == 2 * HALVES * config.num_mini_batches, "one pass before the steps, and one in each"
+    for mask_T, given_TLK, used_TLK in seen:
+        assert used_TLK[mask_T].long().sort(dim=-1).values.equal(given_TLK[mask_T].long())
+        assert not used_TLK[~mask_T].long().sort(dim=-1).values.eq(torch.tensor([3, 5])).all(), "others choose freely"
+    with pytest.raises(ValueError, match="replay_from is 'engine' with routing_replay False"):
+        replace(MICRO, replay_from="engine")
 
 
 def test_length_weighting_is_nothing_for_equal_lengths_and_something_for_others(studio: Path) -> None:
