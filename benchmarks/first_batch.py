@@ -14,14 +14,13 @@ import argparse
 import json
 import os
 import tempfile
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from benchmarks.against_trl.watch import BUSY_CORES, busy_s
+from benchmarks.watch import said_of, watched
 from tests.support.processes.run_process import RunProcess
 
 TIMEOUT_S: Final = 600.0
@@ -86,13 +85,23 @@ def drop_page_cache() -> None:
         raise SystemExit(f"--cold needs root: {error}") from error
 
 
-def table(rows: Sequence[dict[str, float]], heading: str) -> str:
-    """Markdown: medians, and ranges where there are several."""
-    lines = [f"| {heading} | seconds |", "|---|---|"]
+def report(starts: Sequence[dict[str, float]], back: dict[str, float], others_cores: float) -> str:
+    """Return Markdown: seconds; on a busy machine shares of the time to the first trained batch."""
+    said = said_of(others_cores)
+    unit_s = median(start[MOMENTS[-1][0]] for start in starts) if said else 1.0
+    tables = [table(starts, "since the command", unit_s)]
+    tables += [table([back], "killed, until its work goes on", unit_s)] if back else []
+    return "\n\n".join([*tables, *([said] if said else [])])
+
+
+def table(rows: Sequence[dict[str, float]], heading: str, unit_s: float = 1.0) -> str:
+    """Markdown: medians, and ranges where there are several. ``unit_s``: the time of which shares are shown; 1: seconds."""
+    digits, unit = (1, "seconds") if unit_s == 1.0 else (2, "share of the time to the first trained batch")
+    lines = [f"| {heading} | {unit} |", "|---|---|"]
     for name in rows[0]:
-        values = sorted(row[name] for row in rows)
-        spread = f" ({values[0]:.1f} to {values[-1]:.1f})" if len(values) > 1 else ""
-        lines.append(f"| {name} | {median(values):.1f}{spread} |")
+        values = sorted(row[name] / unit_s for row in rows)
+        spread = f" ({values[0]:.{digits}f} to {values[-1]:.{digits}f})" if len(values) > 1 else ""
+        lines.append(f"| {name} | {median(values):.{digits}f}{spread} |")
     return "\n".join(lines)
 
 
@@ -106,22 +115,17 @@ def main() -> None:
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--json", type=Path, default=Path("runs/first_batch.json"), help="(default: %(default)s)")
     arguments = parser.parse_args()
-    before, at = busy_s(), time.monotonic()
-    time.sleep(1)
-    others = (busy_s() - before) / (time.monotonic() - at)
     starts, back = [], {}
-    for index in range(arguments.repeat):
-        if arguments.cold:
-            drop_page_cache()
-        is_last = index == arguments.repeat - 1
-        found, back = measured(arguments.config, arguments.overrides, with_restarts=arguments.restarts and is_last)
-        starts.append(found)
+    with watched() as watch:
+        for index in range(arguments.repeat):
+            if arguments.cold:
+                drop_page_cache()
+            is_last = index == arguments.repeat - 1
+            found, back = measured(arguments.config, arguments.overrides, with_restarts=arguments.restarts and is_last)
+            starts.append(found)
+        others = watch.others_cores()
     print(f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {arguments.config}{', cold' if arguments.cold else ''}\n")
-    print(table(starts, "since the command"))
-    if back:
-        print("\n" + table([back], "killed, until its work goes on"))
-    if others >= BUSY_CORES:
-        print(f"\nThe machine was busy before: others used {others:.1f} of its cores. These seconds say little.")
+    print(report(starts, back, others))
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps({"starts": starts, "restarts": back, "others_cores": others}, indent=1) + "\n")
 

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 
 from benchmarks.against_trl.curve import Point, Run
-from benchmarks.against_trl.watch import SAMPLE_S, Watch
 from benchmarks.demo_seeds import served_at
+from benchmarks.watch import SAMPLE_S, Watch
 from tests.support.processes.run_process import RunProcess
 
 

@@ -18,7 +18,7 @@ from benchmarks.against_trl.curve import (
     mean_arrival_s,
     mean_reward,
 )
-from benchmarks.against_trl.watch import BUSY_CORES
+from benchmarks.watch import BUSY_CORES, said_of
 
 GOAL: Final = 0.7
 """The goal: this project reaches the target in at most this share of TRL's seconds."""
@@ -134,21 +134,31 @@ def table(comparison: Comparison) -> str:
 
 
 def parts_table(comparison: Comparison) -> str:
-    """Return Markdown: where the time of a batch goes, and tokens per second, for every system and setting."""
-    lines = ["| run | seconds of a batch | CPU seconds of a batch | tokens/s | tokens |", "|---|---|---|---|---|"]
-    every = [*comparison.ours, *comparison.theirs, *comparison.others]
-    target = comparison.target
+    """Return Markdown: where the time of a batch goes, and tokens per second, for every system and setting.
+
+    On a busy machine times are shares of TRL's, and rates are left out.
+    """
+    busy, theirs, target = comparison.others_cores >= BUSY_CORES, comparison.theirs, comparison.target
+    unit_s = fmean(run.seconds / run.batches for run in theirs) if busy else 1.0
+    unit_cpu_s = fmean(sum(run.cpu_s.values()) for run in theirs) if busy else 1.0
+    of, its = (" / TRL's", " of TRL's seconds") if busy else ("", " s")
+    lines = [f"| run | seconds of a batch{of} | CPU seconds of a batch{of} | tokens/s | tokens |", "|---|---|---|---|---|"]
+    every = [*comparison.ours, *theirs, *comparison.others]
     for system, setting in dict.fromkeys((run.system, run.setting) for run in every):
         runs = [run for run in every if (run.system, run.setting) == (system, setting)]
-        cells = [_means([run.batch_parts for run in runs], 2), _means([run.cpu_s for run in runs], 2)]
-        cells += [_means([run.rates for run in runs], 0), _means([run.tokens for run in runs], 2)]
-        reached = _number(mean_arrival_s(runs), 1)
-        lines.append(f"| {NAMES[system]}, {setting} ({reached} s to {target}) | " + " | ".join(cells) + " |")
+        cells = [_means([run.batch_parts for run in runs], 2, unit_s), _means([run.cpu_s for run in runs], 2, unit_cpu_s)]
+        cells += ["-" if busy else _means([run.rates for run in runs], 0), _means([run.tokens for run in runs], 2)]
+        reached = _ratio(mean_arrival_s(runs), mean_arrival_s(theirs)) if busy else mean_arrival_s(runs)
+        lines.append(
+            f"| {NAMES[system]}, {setting} ({_number(reached, 2 if busy else 1)}{its} to {target}) | {' | '.join(cells)} |"
+        )
     return "\n".join(lines)
 
 
 def learner_table(comparison: Comparison) -> str:
-    """Return Markdown: this project's learner by its own profile; empty where no run made one."""
+    """Return Markdown: this project's learner by its own profile; empty where no run made one, or the machine was busy."""
+    if comparison.others_cores >= BUSY_CORES:
+        return ""
     profiled = [run for run in [*comparison.ours, *comparison.others] if run.learner_parts]
     lines = ["| the learner of | seconds of a batch |", "|---|---|"] if profiled else []
     for setting in dict.fromkeys(run.setting for run in profiled):
@@ -166,12 +176,7 @@ def verdict(comparison: Comparison) -> str:
     memory = comparison.memory_ratio
     if not math.isnan(memory):
         said.append(f"Memory: {memory:.2f} of TRL's; the goal of {MEMORY_GOAL} is {_met(memory, MEMORY_GOAL)}.")
-    if comparison.others_cores >= BUSY_CORES:
-        said.append(
-            f"The machine was busy: others used {comparison.others_cores:.1f} of its cores, so only ratios are shown. "
-            "Run it with nothing else for seconds."
-        )
-    return " ".join(said)
+    return " ".join([*said, *filter(None, [said_of(comparison.others_cores)])])
 
 
 def _met(ratio: float, goal: float) -> str:
@@ -231,6 +236,6 @@ def _number(value: float, digits: int) -> str:
     return "never" if math.isinf(value) else f"{value:.{digits}f}"
 
 
-def _means(rows: Sequence[dict[str, float]], digits: int) -> str:
+def _means(rows: Sequence[dict[str, float]], digits: int, unit: float = 1.0) -> str:
     names = dict.fromkeys(name for row in rows for name in row)
-    return ", ".join(f"{name} {fmean(row.get(name, 0.0) for row in rows):.{digits}f}" for name in names)
+    return ", ".join(f"{name} {fmean(row.get(name, 0.0) for row in rows) / unit:.{digits}f}" for name in names)

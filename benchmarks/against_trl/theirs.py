@@ -17,7 +17,7 @@ import psutil
 
 from benchmarks.against_trl.curve import Point, Run
 from benchmarks.against_trl.settings import Theirs
-from benchmarks.against_trl.watch import SAMPLE_S, Watch
+from benchmarks.watch import SAMPLE_S, Watch
 from gspo_services.shared.runtime.lifecycle import die_with_parent
 
 PARTS: Final = ("generation", "old log-probs", "evaluation")

@@ -7,8 +7,8 @@ A short run comes first, and sets the length of prompts so that generating a bat
 configuration is measured as it is, without evaluations. Then one run of everything that ``gspo run`` starts, with real
 SGLang, broker and DeepSpeed learner: SGLang and its agent on half of the cores, the learner on the other half. Then, each on
 the same cores as before, SGLang alone with the run's own prompts, sampling and concurrency, the learner alone on the run's
-own batches (``gspo replay``), and both at the same time. Last, the run once more with max_lag 0, where generation and
-training take turns. All figures are tokens of the policy per second.
+own batches (``gspo replay``; those that count for the run), and both at the same time. Last, the run once more with max_lag
+0, where generation and training take turns. All figures are tokens of the policy per second.
 """
 
 import argparse
@@ -28,10 +28,11 @@ import structlog
 from benchmarks.pipeline.balance import balanced
 from benchmarks.pipeline.halves import measure_halves, recorded_questions
 from benchmarks.pipeline.measures import trained_batches
-from benchmarks.pipeline.report import Comparison, Lanes, half_figures, lanes_of, run_figures, tables
+from benchmarks.pipeline.report import Comparison, Lanes, half_figures, lanes_of, run_figures, steady_batches, tables
 from benchmarks.pipeline.run import run_pinned
 from benchmarks.pipeline.timeline import draw
 from benchmarks.pipeline.workload import Workload, choose_cores, run_files, write_config
+from benchmarks.watch import watched
 from gspo_services.shared.runtime.lifecycle import run_process
 from gspo_services.shared.runtime.logs import configure_logging
 
@@ -68,11 +69,12 @@ async def compare(arguments: argparse.Namespace, directory: Path, stop: asyncio.
     asked = range(max(0, len(trained) - arguments.sglang_batches), len(trained))
     questions = await asyncio.to_thread(recorded_questions, files.settings.run.directory, asked)
 
-    log.info("part", what="the halves", requests=len(questions), batches=arguments.replayed)
+    # Those batches alone that count for the whole: a batch with fewer action tokens costs more for each of them.
+    counted = [batch.index for batch in steady_batches(whole, max_lag)]
+    log.info("part", what="the halves", requests=len(questions), batches=counted[-1] + 1)
     async with asyncio.timeout(limit_s):
-        halves = await measure_halves(files.settings, tokens, questions, arguments.replayed, cores, directory)
-    # At once, so that a run that is too short fails before more time is spent.
-    halves_alone = half_figures(halves)
+        halves = await measure_halves(files.settings, tokens, questions, counted[-1] + 1, cores, directory)
+    halves_alone = half_figures(halves, counted)
     _go_on(stop)
 
     log.info("part", what="taking turns", max_lag=0, batches=arguments.turns)
@@ -133,7 +135,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--config", type=Path, help="measure this configuration (default: a model and a task made for it)")
     made.add_argument("--batches", type=int, default=14, help="of the asynchronous run")
     made.add_argument("--turns", type=int, default=7, help="batches of the synchronous run")
-    made.add_argument("--replayed", type=int, default=9, help="batches that the learner alone trains, twice")
     made.add_argument("--sglang-batches", type=int, default=3, help="batches of the run that SGLang alone generates")
     made.add_argument("--max-lag", type=int, default=2, help="of the asynchronous run")
     made.add_argument(
@@ -160,7 +161,9 @@ def main() -> int:
     found: list[tuple[Comparison, list[Lanes]]] = []
 
     async def measure(stop: asyncio.Event) -> None:
-        found.append(await compare(arguments, directory, stop))
+        with watched() as watch:
+            comparison, lanes = await compare(arguments, directory, stop)
+        found.append((replace(comparison, others_cores=watch.others_cores()), lanes))
 
     try:
         status = run_process(measure)

@@ -24,12 +24,13 @@ from benchmarks.pipeline.processes import SCHEDULER, SERVER
 from benchmarks.pipeline.run import RunRecord
 from benchmarks.pipeline.timeline import Span, learner_spans, rollout_spans, share
 from benchmarks.pipeline.workload import Workload
+from benchmarks.watch import said_of
 
 SGLANG: Final = (SCHEDULER, SERVER)
 GOAL_OF_HALVES: Final = 0.93
 GOAL_OF_SYNCHRONOUS: Final = 1.5
-LEFT_OUT_ALONE: Final = 2
-"""Batches left out at the beginning of the learner alone, and of any run; with lag, queues must fill too."""
+LEFT_OUT: Final = 2
+"""Batches left out at the beginning of any run; with lag, queues must fill too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ def steady_batches(record: RunRecord, max_lag: int) -> list[TrainedBatch]:
 
     Raises: ValueError for a run that is too short.
     """
-    return steady(trained_batches(record.rows), first=LEFT_OUT_ALONE + max_lag, last=max_lag)
+    return steady(trained_batches(record.rows), first=LEFT_OUT + max_lag, last=max_lag)
 
 
 def run_figures(record: RunRecord, max_lag: int) -> RunFigures:
@@ -117,14 +118,17 @@ def run_figures(record: RunRecord, max_lag: int) -> RunFigures:
     )
 
 
-def half_figures(halves: Halves) -> dict[str, HalfFigures]:
-    """Measure SGLang and the learner, each alone and both at once. Raises: ValueError for too few requests or batches."""
-    at_once = steady(halves.learner_at_once.batches, first=LEFT_OUT_ALONE, last=0)
+def half_figures(halves: Halves, counted: Sequence[int]) -> dict[str, HalfFigures]:
+    """Measure SGLang and the learner, each alone and both at once; the learner on the batches ``counted``.
+
+    Raises: ValueError for too few requests.
+    """
+    at_once = [batch for batch in halves.learner_at_once.batches if batch.index in counted]
     return {
         "sglang": sglang_figures(halves.sglang, halves.samples, 0.0, halves.sglang.end),
-        "learner": learner_figures(halves.learner, halves.samples),
+        "learner": learner_figures(halves.learner, counted, halves.samples),
         "sglang_at_once": sglang_figures(halves.sglang_at_once, halves.samples, at_once[0].time, at_once[-1].time),
-        "learner_at_once": learner_figures(halves.learner_at_once, halves.samples),
+        "learner_at_once": learner_figures(halves.learner_at_once, counted, halves.samples),
     }
 
 
@@ -144,9 +148,9 @@ def sglang_figures(generated: Generated, samples: Sequence[CpuSample], begin: fl
     )
 
 
-def learner_figures(replayed: Replayed, samples: Sequence[CpuSample]) -> HalfFigures:
-    """Measure without the first batches. Raises: ValueError for too few batches."""
-    kept = steady(replayed.batches, first=LEFT_OUT_ALONE, last=0)
+def learner_figures(replayed: Replayed, counted: Sequence[int], samples: Sequence[CpuSample]) -> HalfFigures:
+    """Measure on the batches ``counted``, of which the first is only the starting line."""
+    kept = [batch for batch in replayed.batches if batch.index in counted]
     rate = overall_rate(kept)
     used = cpu_shares(samples, kept[0].time, kept[-1].time)
     return HalfFigures(
@@ -175,6 +179,8 @@ class Comparison:
     max_lag: int
     same_weights: bool
     """Whether the learner alone made the run's weights bit for bit, and so did the same work."""
+    others_cores: float = 0.0
+    """Cores that others used meanwhile, on average."""
 
     @property
     def of_slower_half(self) -> float:
@@ -212,7 +218,9 @@ class Comparison:
 
 
 def tables(found: Comparison) -> str:
-    """Return two Markdown tables: the results, and where the time goes."""
+    """Return Markdown tables: the results, and where the time goes; on a busy machine as ratios alone."""
+    said = said_of(found.others_cores)
+    unit = found.learner.tokens_per_s.median if said else 1.0
     measured: list[tuple[str, HalfFigures | RunFigures]] = [
         ("1. SGLang alone", found.sglang),
         ("2. learner alone, with publication", found.learner),
@@ -228,11 +236,18 @@ def tables(found: Comparison) -> str:
         ("seconds of generation to one of training", found.balance, ""),
         ("so 3 of 4 can be at most", found.most_gain, ""),
     ]
-    lines = ["| action tokens per second | median (quartiles) | all together |", "|---|---|---|"]
-    lines += [f"| {name} | {_spread(of.tokens_per_s)} | {of.overall_tokens_per_s:,.0f} |" for name, of in measured]
+    digits = 2 if said else 0
+    lines = [
+        f"| action tokens per second{' / those of 2' if said else ''} | median (quartiles) | all together |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {_spread(of.tokens_per_s, unit, digits)} | {of.overall_tokens_per_s / unit:,.{digits}f} |"
+        for name, of in measured
+    ]
     lines += ["", "| ratio of medians | | goal |", "|---|---|---|"]
     lines += [f"| {name} | {value:.2f} | {goal} |" for name, value, goal in ratios]
-    return "\n".join([*lines, "", *_where(found)])
+    return "\n".join([*lines, "", *_where(found), *(["", said] if said else [])])
 
 
 def goal_word(value: float, goal: float) -> str:
@@ -241,15 +256,21 @@ def goal_word(value: float, goal: float) -> str:
 
 
 def _where(found: Comparison) -> list[str]:
-    runs = (found.whole, found.synchronous)
+    runs, busy = (found.whole, found.synchronous), bool(said_of(found.others_cores))
     roles = sorted({role for run in runs for role in run.cpu})
     cells: list[tuple[str, list[str]]] = [
         ("learner trains", [f"{run.learner_trains:.0%}" for run in runs]),
         ("learner publishes", [f"{run.learner_publishes:.0%}" for run in runs]),
         ("learner waits for a batch, or saves a checkpoint", [f"{run.learner_waits:.0%}" for run in runs]),
         ("generation is paused for weights", [f"{run.rollout_paused:.0%}" for run in runs]),
-        ("a pause (s)", [f"{run.pause_s.median:.2f}" for run in runs]),
-        ("a batch (s)", [f"{run.seconds_per_batch.median:.1f}" for run in runs]),
+        *(
+            []
+            if busy
+            else [
+                ("a pause (s)", [f"{run.pause_s.median:.2f}" for run in runs]),
+                ("a batch (s)", [f"{run.seconds_per_batch.median:.1f}" for run in runs]),
+            ]
+        ),
         ("lag: mean, most", [f"{run.mean_lag:.2f}, {run.max_lag:.0f}" for run in runs]),
         *((f"cores used: {role}", [f"{run.cpu.get(role, 0.0):.2f}" for run in runs]) for role in roles),
     ]
@@ -257,16 +278,21 @@ def _where(found: Comparison) -> list[str]:
         (name, half.cpu_us, [cpu_us_per_token(run.cpu, roles_of, run.overall_tokens_per_s) for run in runs])
         for name, half, roles_of in (("SGLang", found.sglang, SGLANG), ("learner", found.learner, ("learner",)))
     ]
+    unit = "time" if busy else "microseconds"
     return [
         f"| share of the time | max_lag {found.max_lag} | max_lag 0 |",
         "|---|---|---|",
         *(f"| {name} | {' | '.join(values)} |" for name, values in cells),
         "",
-        f"| processor microseconds for an action token | alone | max_lag {found.max_lag} | max_lag 0 |",
+        f"| processor {unit} for an action token | alone | max_lag {found.max_lag} | max_lag 0 |",
         "|---|---|---|---|",
-        *(f"| {name} | {alone:,.0f} | {' | '.join(f'{each:,.0f}' for each in whole)} |" for name, alone, whole in costs),
+        *(
+            f"| {name} | {' | '.join(f'{each / alone:.2f}' if busy else f'{each:,.0f}' for each in (alone, *whole))} |"
+            for name, alone, whole in costs
+        ),
     ]
 
 
-def _spread(value: Spread) -> str:
-    return f"{value.median:,.0f} ({value.low:,.0f} to {value.high:,.0f})"
+def _spread(value: Spread, unit: float, digits: int) -> str:
+    median, low, high = (f"{each / unit:,.{digits}f}" for each in (value.median, value.low, value.high))
+    return f"{median} ({low} to {high})"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -40,7 +41,9 @@ from benchmarks.against_trl.report import (
 )
 from benchmarks.against_trl.settings import TASKS
 from benchmarks.against_trl.theirs import read_theirs
-from benchmarks.against_trl.watch import Watch
+from benchmarks.first_batch import MOMENTS
+from benchmarks.first_batch import report as first_batch_report
+from benchmarks.watch import Watch, said_of, watched
 from gspo_services.shared.settings.configuration import load_settings
 from gspo_services.tasks.environments.registry import create_environment
 
@@ -188,6 +191,30 @@ def test_a_busy_machine_is_told_and_its_seconds_are_not() -> None:
     assert "Memory: 1.50 of TRL's; the goal of 1.2 is missed." in said
     assert "The machine was busy: others used 0.4 of its cores, so only ratios are shown." in said
     assert "busy" not in verdict(compared(a_run(), a_run("trl")))
+    assert learner_table(compared(*runs)) == ""
+    parts = parts_table(compared(*runs)).splitlines()
+    assert parts[0] == "| run | seconds of a batch / TRL's | CPU seconds of a batch / TRL's | tokens/s | tokens |"
+    assert parts[2].startswith("| this project, plain (1.00 of TRL's seconds to 0.85) | ")
+    assert " | - | " in parts[2]
+
+
+def test_what_a_benchmark_starts_is_not_other_work() -> None:
+    busy = "import time; begin = time.process_time()\nwhile time.process_time() < begin + 0.5: pass"
+    with watched(0.05) as watch:
+        subprocess.run([sys.executable, "-c", busy], check=True)
+    assert watch.looks[-1][1]["other"] > 0.2
+    assert said_of(0.05) == ""
+    assert said_of(0.14).startswith("The machine was busy: others used 0.1 of its cores")
+
+
+def test_the_moments_of_a_start_on_a_busy_machine_are_shares_of_the_first_trained_batch() -> None:
+    start = {name: 4.0 * (index + 1) for index, (name, _, _) in enumerate(MOMENTS)}
+    assert "| the first batch is trained | 28.0 |" in first_batch_report([start], {}, 0.0).splitlines()
+    lines = first_batch_report([start], {"broker": 7.0}, 0.4).splitlines()
+    assert "| since the command | share of the time to the first trained batch |" in lines
+    assert "| the broker listens | 0.14 |" in lines
+    assert "| broker | 0.25 |" in lines
+    assert lines[-1].startswith("The machine was busy: others used 0.4")
 
 
 def test_a_task_has_a_target_of_its_own() -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,18 @@ def test_the_tables_say_figures_ratios_and_whether_a_goal_is_met() -> None:
     assert goal_word(1.5, 1.5) == "at least 1.5: met"
 
 
+def test_on_a_busy_machine_the_tables_have_ratios_alone() -> None:
+    found = a_comparison(sglang=1000.0, learner=800.0, whole=720.0, synchronous=600.0)
+    said = tables(replace(found, others_cores=0.4))
+    lines = said.splitlines()
+    assert "| action tokens per second / those of 2 | median (quartiles) | all together |" in lines
+    assert "| 3. the whole, max_lag 2 | 0.90 (0.90 to 0.90) | 0.90 |" in lines
+    assert "| SGLang | 1.00 | 1.11 | 1.33 |" in lines
+    assert lines[-1].startswith("The machine was busy: others used 0.4 of its cores, so only ratios are shown.")
+    assert "(s)" not in said
+    assert "busy" not in tables(found)
+
+
 def test_sglang_beside_the_learner_counts_only_while_the_learner_trains() -> None:
     # A thousand tokens a second until the learner is steady, ten until its last batch, then a hundred.
     arrivals = [(float(time), 1000 if time <= 10 else 10 if time <= 18 else 100) for time in range(1, 40)]
@@ -220,7 +233,7 @@ def test_sglang_beside_the_learner_counts_only_while_the_learner_trains() -> Non
     samples = [
         CpuSample(time=float(time), seconds={role: share * time for role, share in used.items()}) for time in range(40)
     ]
-    figures = half_figures(a_measurement(generated, learner, samples))
+    figures = half_figures(a_measurement(generated, learner, samples), [1, 2, 3])
     assert figures["sglang_at_once"].cpu_us == pytest.approx(1e6 / 10)
     assert figures["learner"].cpu_us == pytest.approx(1e6 * 0.5 / 2)
     assert figures["sglang_at_once"].overall_tokens_per_s == pytest.approx(10.0)
@@ -229,11 +242,21 @@ def test_sglang_beside_the_learner_counts_only_while_the_learner_trains() -> Non
     assert figures["learner"].overall_tokens_per_s == pytest.approx(2.0)
 
 
+def test_the_learner_alone_counts_the_batches_that_count_for_the_whole() -> None:
+    # Later batches have fewer action tokens and take as long: the whole trains no others in its steady part.
+    trained = [TrainedBatch(index=index, time=4.0 * index, action_tokens=90 - 10 * index) for index in range(6)]
+    generated = Generated(arrivals=[(float(time), 1) for time in range(1, 30)], answered=[*range(1, 30)], end=29.0)
+    samples = [CpuSample(time=float(time), seconds={"learner": time}) for time in range(30)]
+    halves = a_measurement(generated, Replayed(batches=trained, same_weights=True), samples)
+    assert half_figures(halves, [2, 3, 4])["learner"].overall_tokens_per_s == pytest.approx((60 + 50) / 8)
+    assert half_figures(halves, [3, 4, 5])["learner"].overall_tokens_per_s == pytest.approx((50 + 40) / 8)
+
+
 def test_requests_that_never_fill_sglang_are_no_measurement() -> None:
     learner = Replayed(batches=BATCHES, same_weights=True)
     idle = Generated(arrivals=[(1.0, 5)], answered=[1.0, 2.0, 3.0], end=2.5, at_a_time=2)
     with pytest.raises(ValueError, match="3 requests were answered, 2 at a time"):
-        half_figures(a_measurement(idle, learner, []))
+        half_figures(a_measurement(idle, learner, []), [1, 2, 3])
 
 
 def test_a_run_has_the_workload_s_sizes_and_its_halves_their_cores(tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,13 +37,15 @@ class Watch:
     _begin: tuple[float, float] = field(default_factory=lambda: (time.monotonic(), busy_s()))
     _used_s: float = 0.0
 
-    def look(self, root: psutil.Process, batches: int) -> None:
-        """Sample the process and those that it started."""
+    def look(self, root: psutil.Process, batches: int, *, memory: bool = True) -> None:
+        """Sample the process and those that it started. ``memory``: which takes some time."""
         mib = 0.0
         for process in [root, *root.children(recursive=True)]:
+            if process.pid == os.getpid():
+                continue  # ``busy_s`` has nothing of it either.
             try:
                 name, times = role_of(" ".join(process.cmdline())), process.cpu_times()
-                mib += process.memory_full_info().pss / 2**20
+                mib += process.memory_full_info().pss / 2**20 if memory else 0.0
             except psutil.Error:
                 continue
             # A process that has just ended has no command line any more: its last values stay.
@@ -65,3 +71,31 @@ class Watch:
         # Not the last sample: by then processes write reports and end.
         last, after = next(look for look in trained if look[0] == trained[-1][0])
         return {name: (after[name] - before.get(name, 0.0)) / (last - first) for name in sorted(after)}
+
+
+@contextmanager
+def watched(every_s: float = SAMPLE_S) -> Iterator[Watch]:
+    """Sample what this process starts while the block is at work; afterwards ``others_cores`` is what others used."""
+    watch, ended = Watch(), threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(every_s):
+            watch.look(psutil.Process(), 0, memory=False)
+
+    thread = threading.Thread(target=sample, name="watch", daemon=True)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        ended.set()
+        thread.join()
+
+
+def said_of(others_cores: float) -> str:
+    """Return what a report says of a busy machine; nothing of one that is not."""
+    if others_cores < BUSY_CORES:
+        return ""
+    return (
+        f"The machine was busy: others used {others_cores:.1f} of its cores, so only ratios are shown. "
+        "Run it with nothing else for seconds."
+    )
