@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from gspo_protocol.channels import WEIGHTS
 from gspo_protocol.digests import version_digest
-from gspo_protocol.messages import Manifest, ManifestRequest, Pulse, Refused, WeightChunk, WeightGone, WeightRequest
+from gspo_protocol.messages import Loaded, Manifest, ManifestRequest, Pulse, Refused, WeightChunk, WeightGone, WeightRequest
 from gspo_services.learner.weights.snapshot import Snapshot
 from gspo_services.rollout.weights.fetch import MAX_STALLS, FetchError, fetch_newest
 from gspo_services.rollout.weights.replica import Replica
@@ -240,6 +240,20 @@ async def test_garbage_and_messages_of_other_channels_are_refused_and_counted() 
         assert isinstance(garbage, Refused)
         assert garbage.reason.startswith("header is not msgpack")
         assert server.count("messages_refused", channel="weights") == 1
+
+
+async def test_an_older_version_is_served_until_the_rollout_that_fetches_it_serves_it() -> None:
+    async with served() as (server, client):
+        await client.inbox.get()
+        server.store.add(a_snapshot(1))
+        await client.send(ManifestRequest(have_version=0))
+        assert isinstance((await client.inbox.get()).message, Manifest)
+        server.store.add(a_snapshot(2))
+        await client.send(WeightRequest(policy_version=1, first_chunk=0, num_chunks=64))
+        assert (await client.inbox.get()).message == WeightChunk(policy_version=1, chunk=0)
+        await client.send(Loaded(policy_version=1, digest="ab" * 32))
+        await client.send(WeightRequest(policy_version=1, first_chunk=0, num_chunks=1))
+        assert (await client.inbox.get()).message == WeightGone(policy_version=1, newest_version=2)
 
 
 async def test_a_request_for_a_version_that_is_gone_is_answered_with_the_newest() -> None:

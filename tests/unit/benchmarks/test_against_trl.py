@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -203,6 +204,9 @@ def test_what_a_benchmark_starts_is_not_other_work() -> None:
     with watched(0.05) as watch:
         subprocess.run([sys.executable, "-c", busy], check=True)
     assert watch.looks[-1][1]["other"] > 0.2
+    itself = Watch()
+    itself.look(psutil.Process(), 0, memory=False)
+    assert sum(itself.looks[-1][1].values()) < time.process_time() / 2, "this process is in neither sum"
     assert said_of(0.05) == ""
     assert said_of(0.14).startswith("The machine was busy: others used 0.1 of its cores")
 
