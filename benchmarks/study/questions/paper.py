@@ -6,6 +6,7 @@ of the paper's claims.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -48,11 +49,6 @@ SEEDS: Final = (0, 1, 2)
 COLUMN: Final = "200 batches"
 
 
-def comparison() -> list[tuple[str, str, RunConfig]]:
+def comparison(arms: Mapping[str, dict[str, Any]] = ARMS) -> list[tuple[str, str, RunConfig]]:
     """Row, column and configuration of every run; all arms of a seed before the next seed."""
-    return [(arm, COLUMN, replace(REGIME, seed=seed, **values)) for seed in SEEDS for arm, values in ARMS.items()]
-
-
-def engine_replays() -> list[tuple[str, str, RunConfig]]:
-    """The same of question g-engine."""
-    return [(arm, COLUMN, replace(REGIME, seed=seed, **values)) for seed in SEEDS for arm, values in ENGINE_ARMS.items()]
+    return [(arm, COLUMN, replace(REGIME, seed=seed, **values)) for seed in SEEDS for arm, values in arms.items()]

@@ -59,8 +59,7 @@ def _builds(situation: Situation) -> Iterator[Finding]:
         try:
             require()
         except ConfigurationError as error:
-            text, _, way_out = str(error).partition("; ")
-            yield Finding(check=name, status="fail", text=text, way_out=way_out)
+            yield _refused(name, error)
 
 
 def _bfloat16(situation: Situation) -> Iterator[Finding]:
@@ -71,8 +70,13 @@ def _bfloat16(situation: Situation) -> Iterator[Finding]:
     try:
         require_bfloat16(situation.settings, device.name, device.capability)
     except ConfigurationError as error:
-        text, _, way_out = str(error).partition("; ")
-        yield Finding(check="bfloat16", status="fail", text=text, way_out=way_out)
+        yield _refused("bfloat16", error)
+
+
+def _refused(check: str, error: ConfigurationError) -> Finding:
+    """What a process would say as it starts, with the way out."""
+    text, _, way_out = str(error).partition("; ")
+    return Finding(check=check, status="fail", text=text, way_out=way_out)
 
 
 def _sandboxes(situation: Situation) -> Iterator[Finding]:
