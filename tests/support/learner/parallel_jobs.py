@@ -28,6 +28,7 @@ JOB_FIELDS = (
     "export",
     "unwritable_on",
     "replay",
+    "reported",
     "model",
     "groups",
     "penalties",

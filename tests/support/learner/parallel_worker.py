@@ -16,7 +16,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -59,6 +61,8 @@ class Job:
     """Save a checkpoint below NAME after this many steps; 0: never."""
     replay: bool = False
     """Instead of ``steps``: one step on a plain loss, with the experts of ``given_picks`` instead of the routers' own."""
+    reported: bool = False
+    """Every other sequence has experts that an engine reported, see ``with_reported``."""
     unwritable_on: int = -1
     """This rank can write no file of more than 4 KiB."""
     in_background: bool = False
@@ -76,6 +80,8 @@ def _save(engine: LearnerEngine, root: Path, state: CheckpointState, in_backgrou
 
 def run(job: Job, work: Path) -> dict[str, Any]:
     groups = load_groups(work / job.groups)
+    if job.reported:
+        groups = with_reported(groups)
     chosen = settings(**(SLOW | job.settings))
     if job.penalties:
         chosen = replace(chosen, keeps_reference=True, entropy_gradient=True)
@@ -173,6 +179,25 @@ def given_picks(packed: PackedBatch) -> ExpertPicks:
     """Two of the tiny model's four experts for each token and layer, not the routers' choice; the same in every layout."""
     first_LT = packed.input_ids + torch.arange(2)[:, None]
     return ExpertPicks(torch.stack([first_LT % 4, (first_LT + 1) % 4], dim=-1).to(torch.int8), 4)
+
+
+def with_reported(groups: list[TrainGroup]) -> list[TrainGroup]:
+    """The groups with two experts for each action token of every other sequence, not the routers' choice."""
+    return [
+        replace(
+            group,
+            sequences=tuple(
+                sequence if index % 2 else replace(sequence, experts=_reported(sequence.token_ids[sequence.action_mask]))
+                for index, sequence in enumerate(group.sequences, start=place)
+            ),
+        )
+        for place, group in enumerate(groups)
+    ]
+
+
+def _reported(ids_A: NDArray[np.int64]) -> NDArray[np.int16]:
+    first_AL = ids_A[:, None] + np.arange(2)
+    return np.stack([first_AL % 4, (first_AL + 1) % 4], axis=-1).astype(np.int16)
 
 
 def replay_step(engine: LearnerEngine, groups: list[TrainGroup]) -> float:
