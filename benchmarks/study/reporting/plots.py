@@ -13,6 +13,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
+from benchmarks.study import real_model
 from benchmarks.study.questions.settled import CALIBRATED, MATCHED, RECENTRED, SHUFFLED
 from benchmarks.study.reporting.summary import Interval, RunSummary, interval
 from benchmarks.study.results import Results
@@ -24,8 +25,10 @@ FIXED = "fixed (c=0)"
 LAGS = ("0", "0..2", "1", "4", "16", "64")
 
 
-def draw_all(results: Results, probes: Sequence[dict[str, Any]], directory: Path) -> list[Path]:
-    """Draw every plot that has runs; return the files."""
+def draw_all(
+    results: Results, probes: Sequence[dict[str, Any]], directory: Path, outcomes: Sequence[real_model.Outcome] = ()
+) -> list[Path]:
+    """Draw every plot that has runs; return the files. ``outcomes``: of question k."""
     directory.mkdir(parents=True, exist_ok=True)
     drawn = []
     choices: list[tuple[str, Callable[[], Any], bool]] = [
@@ -33,6 +36,7 @@ def draw_all(results: Results, probes: Sequence[dict[str, Any]], directory: Path
         ("staleness", lambda: _staleness(results), bool(results.rows("d-short"))),
         ("settled", lambda: _settled(results), bool(results.rows("f"))),
         ("paper", lambda: _paper(results), bool(results.rows("g"))),
+        ("real_model", lambda: _real_model(outcomes), bool(outcomes)),
     ]
     for name, draw, present in choices:
         if present:
@@ -184,4 +188,18 @@ def _paper(results: Results) -> Any:
     clips.set(xlabel="batch", ylabel="clipped share of tokens", yscale="log")
     rewards.legend(fontsize=8, loc="lower right")
     figure.suptitle("Six layers of 64 experts, answers of 100 to 160 tokens, lag 0", fontsize=11)
+    return figure
+
+
+def _real_model(outcomes: Sequence[real_model.Outcome]) -> Any:
+    """Held-out reward by batch: the arms' means over seeds, and a thin line for each run."""
+    figure, (rewards,) = _figure(1, 7.0)
+    for index, arm in enumerate(dict.fromkeys(each.arm for each in outcomes)):
+        curves = [[each.start, *each.rewards] for each in outcomes if each.arm == arm]
+        places = [real_model.EVERY_BATCHES * at for at in range(len(curves[0]))]
+        for curve in curves:
+            rewards.plot(places, curve, color=COLOURS[index], linewidth=0.7, alpha=0.35)
+        rewards.plot(places, [interval(values).mean for values in zip(*curves, strict=True)], label=arm, **_style(index))
+    rewards.set(xlabel="batches trained", ylabel="held-out reward", ylim=(0, 1), title="SmolLM2-135M learns sums, max_lag 2")
+    rewards.legend(fontsize=8, loc="lower right")
     return figure

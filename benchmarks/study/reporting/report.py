@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.study import real_model
 from benchmarks.study.reporting import default, settled, tables
 from benchmarks.study.reporting.paper import paper
 from benchmarks.study.reporting.plots import draw_all
@@ -29,7 +30,7 @@ def write_report() -> None:
     """Draw the plots, write all tables, and fill those of the page. Raises: ValueError for a place without a table."""
     results, probes = Results(load_summaries()), load_probes()
     made = tables_of(results, probes)
-    drawn = draw_all(results, probes, IMAGES)
+    drawn = draw_all(results, probes, IMAGES, real_model.kept(real_model.RESULTS_FILE))
     ALL_TABLES.write_text(one_below_the_other(made))
     DOCUMENT.write_text(fill(DOCUMENT.read_text(), made))
     print(f"{len(made)} tables in {ALL_TABLES}, {len(drawn)} plots in {IMAGES}")
@@ -65,6 +66,7 @@ def tables_of(results: Results, probes: Sequence[dict[str, Any]]) -> dict[str, C
         "settled-by-lag": lambda: settled.by_lag(results),
         "paper": lambda: paper(results),
         "default": lambda: default.comparison(results),
+        "real-model": lambda: real_model.table(real_model.kept(real_model.RESULTS_FILE)),
     }
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks.study import real_model
 from benchmarks.study.real_model import ARMS, DEFAULT, SEEDS, Outcome, is_ahead, keep, kept, outcome, table, verdicts
+from benchmarks.study.reporting.plots import draw_all
+from benchmarks.study.results import Results
 from gspo_services.shared.settings import load_settings
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "smollm2.toml"
@@ -51,6 +53,10 @@ def test_ahead_needs_every_seed_and_an_interval_above_nothing() -> None:
     assert not is_ahead(outcomes(constant=(0.41, 0.9, 0.45)), "constant", DEFAULT)  # wide
     assert not is_ahead(outcomes(constant=(0.5, 0.51, 0.4)), "constant", DEFAULT)  # even in one seed
     assert not is_ahead(outcomes(constant=(0.5, 0.51, 0.49))[:-4], "constant", DEFAULT)  # a seed is missing
+
+
+def test_the_curves_of_all_arms_are_drawn(tmp_path: Path) -> None:
+    assert [path.name for path in draw_all(Results({}, []), [], tmp_path, outcomes())] == ["real_model.png"]
 
 
 def test_without_every_run_there_is_no_verdict() -> None:
