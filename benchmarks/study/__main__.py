@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -130,7 +131,13 @@ def _repeat(directory: Path, run_id: str) -> int:
 def _workers(jobs: int) -> ProcessPoolExecutor:
     # For the workers' import of torch: kernels and its thread pool are chosen once.
     os.environ.update(ARITHMETIC)
-    return ProcessPoolExecutor(max_workers=jobs, mp_context=multiprocessing.get_context("spawn"))
+    # A pool's worker takes an interrupt for the end of its job, and goes on with the next one.
+    return ProcessPoolExecutor(
+        max_workers=jobs,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def _tell_of_starts(others: list[str]) -> None:

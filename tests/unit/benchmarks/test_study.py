@@ -3,7 +3,12 @@
 import itertools
 import json
 import math
+import os
 import random
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +83,31 @@ def test_without_lag_every_growth_of_the_clip_range_is_one_run() -> None:
 def test_an_unknown_question_is_refused_with_those_that_exist() -> None:
     with pytest.raises(ValueError, match=f'no question "z": choose of {", ".join(questions())}'):
         runs(["z"])
+
+
+def test_an_interrupt_ends_the_workers_with_their_jobs() -> None:
+    waits = """
+import os, signal
+from benchmarks.study.__main__ import _workers
+with _workers(1) as pool:
+    pool.submit(os.getpid).result()
+    jobs = [pool.submit(signal.pause) for _ in range(3)]
+    print("they work", flush=True)
+    jobs[-1].result()
+"""
+    root = Path(__file__).parents[3]
+    with subprocess.Popen(
+        [sys.executable, "-c", waits], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"they work\n"
+            os.killpg(process.pid, signal.SIGINT)
+            _, error = process.communicate(timeout=30)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert b"KeyboardInterrupt" in error
 
 
 def test_two_batches_are_the_same_numbers_every_time(studio: Path) -> None:
