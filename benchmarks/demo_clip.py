@@ -1,18 +1,19 @@
 """How much the demo clips, synchronous against asynchronous, and at which lag, with each anchor and clip range.
 
-make demo-clip             # or: python benchmarks/demo_clip.py --seeds 0 1 --batches 40
+make demo-clip             # or: python -m benchmarks.demo_clip --seeds 0 1 --batches 40
 """
 
 import argparse
 import json
 import platform
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from math import nan
 from pathlib import Path
 from statistics import fmean
+
+from benchmarks.command import run, tiny_model
+from gspo_services.runs.metrics import read_metrics
 
 BEHAVIOUR = ("objective.clip_calibration=off", "objective.noise_z=0")
 CALIBRATED = ("objective.clip_calibration=widen", "batch.max_lag=2")
@@ -60,7 +61,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path("runs/clip"))
     arguments = parser.parse_args()
     outcomes = [
-        run(arguments.config, arguments.directory, variant, seed, arguments.batches)
+        outcome(arguments.config, arguments.directory, variant, seed, arguments.batches)
         for seed in arguments.seeds
         for variant in VARIANTS
     ]
@@ -72,27 +73,24 @@ def main() -> None:
     record.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
 
 
-def run(config: Path, root: Path, variant: str, seed: int, batches: int) -> Outcome:
+def outcome(config: Path, root: Path, variant: str, seed: int, batches: int) -> Outcome:
     """Make the seed's model, run, measure. A finished run in its directory is measured again, an unfinished one resumed."""
     model, directory = root / f"model-{seed}", root / f"{seed}-{list(VARIANTS).index(variant)}"
-    gspo = [sys.executable, "-m", "gspo_services.cli.main"]
-    subprocess.run([*gspo, "model", "tiny", str(model), "--seed", str(seed), "--if-missing"], check=True)
-    own = (f"run.seed={seed}", f"run.directory={directory}", f"run.num_batches={batches}", f"model.path={model}")
-    flags = [word for setting in (*own, *VARIANTS[variant]) for word in ("--set", setting)]
-    subprocess.run([*gspo, "run", str(config), "--plain", *flags], check=True)
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    trained = [row for row in rows if row["event"] == "batch"]
-    evals = [row for row in rows if row["event"] == "eval"]
+    tiny_model(model, seed)
+    own = (f"run.seed={seed}", f"run.num_batches={batches}", f"model.path={model}")
+    run(config, directory, *own, *VARIANTS[variant])
+    metrics = read_metrics(directory)
+    trained, evals = metrics.batches, metrics.evaluations
     return Outcome(
-        mean_reward=fmean(row["eval/reward"] for row in evals[1:]),
+        mean_reward=fmean(each.reward for each in evals[1:]),
         clipped_by_lag=[clipped_in_same_batches(trained, *pair) for pair in LAG_PAIRS],
         variant=variant,
         seed=seed,
         clip_fractions=[row["clip_fraction/all"] for row in trained],
         mean_lag=fmean(row["lag/all"] for row in trained),
-        batches_to_target=next((row["batch"] for row in evals if row["eval/reward"] >= TARGET), None),
-        last_reward=evals[-1]["eval/reward"],
-        dropped=sum(row["event"] == "dropped" for row in rows),
+        batches_to_target=next((each.batch for each in evals if each.reward >= TARGET), None),
+        last_reward=evals[-1].reward,
+        dropped=sum(row["event"] == "dropped" for _, row in metrics.events),
     )
 
 

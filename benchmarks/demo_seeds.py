@@ -1,17 +1,17 @@
 """Run the demo on several seeds (each sets model, tasks and sampling) and print the table of docs/evidence/results.md.
 
-make demo-seeds            # or: python benchmarks/demo_seeds.py --config examples/calculator.toml --seeds 0 1 2
+make demo-seeds            # or: python -m benchmarks.demo_seeds --config examples/calculator.toml --seeds 0 1 2
 """
 
 import argparse
 import json
 import platform
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from benchmarks.command import run, tiny_model
 
 TARGET = 0.85
 
@@ -52,11 +52,8 @@ def run_seed(config: Path, root: Path, seed: int, overrides: list[str]) -> Outco
     """Make the seed's model, run, measure. A directory that holds a run of this seed is resumed."""
     directory = root / f"{config.stem}-{seed}"
     model = root / f"model-{seed}"
-    gspo = [sys.executable, "-m", "gspo_services.cli.main"]
-    subprocess.run([*gspo, "model", "tiny", str(model), "--seed", str(seed), "--if-missing"], check=True)
-    settings = [f"run.seed={seed}", f"run.directory={directory}", f"model.path={model}", *overrides]
-    flags = [word for setting in settings for word in ("--set", setting)]
-    subprocess.run([*gspo, "run", str(config), "--plain", *flags], check=True)
+    tiny_model(model, seed)
+    run(config, directory, f"run.seed={seed}", f"model.path={model}", *overrides)
     return measure(directory, seed)
 
 

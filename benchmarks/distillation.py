@@ -14,17 +14,17 @@ every seed. Refuted if a mean is not lower.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Final
+
+from benchmarks.command import run, tiny_model
+from gspo_services.runs.metrics import read_metrics
 
 CONFIG: Final = Path("examples/arithmetic.toml")
 NUM_BATCHES: Final = 30
@@ -57,38 +57,32 @@ def main() -> None:
         "--plot", type=Path, default=Path("runs/distillation/distillation.png"), help="(default: %(default)s)"
     )
     arguments = parser.parse_args()
-    curves = [run(arm, seed, arguments.directory) for seed in arguments.seeds for arm in ARMS]
+    curves = [curve(arm, seed, arguments.directory) for seed in arguments.seeds for arm in ARMS]
     print(f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {platform.machine()}\n\n{table(curves)}")
     plot(curves, arguments.plot)
 
 
-def run(arm: str, seed: int, root: Path) -> Curve:
+def curve(arm: str, seed: int, root: Path) -> Curve:
     """Make what is missing: the pupil, its teacher, the run. A finished run is measured again, an unfinished one goes on."""
     pupil, taught = root / f"model-{seed}", root / f"taught-{seed}"
-    gspo("model", "tiny", str(pupil), "--seed", str(seed), "--if-missing")
+    tiny_model(pupil, seed)
     if not (taught / "export" / "config.json").is_file():
         train(seed, taught, pupil, "evaluation.every_batches=0")
     directory = root / f"{list(ARMS).index(arm)}-{seed}"
     teacher = f"distillation.teacher={(taught / 'export').absolute()}"
     train(seed, directory, pupil, f"run.num_batches={NUM_BATCHES}", teacher, *ARMS[arm])
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    metrics = read_metrics(directory)
     return Curve(
         arm=arm,
         seed=seed,
-        kl=[row["teacher_kl/all"] for row in rows if row["event"] == "batch"],
-        rewards=[(row["batch"], row["eval/reward"]) for row in rows if row["event"] == "eval"],
+        kl=[row["teacher_kl/all"] for row in metrics.batches],
+        rewards=[(each.batch, each.reward) for each in metrics.evaluations],
     )
 
 
 def train(seed: int, directory: Path, model: Path, *settings: str) -> None:
     """Run the demo with these settings. Raises: CalledProcessError."""
-    own = (f"run.seed={seed}", f"run.directory={directory.absolute()}", f"model.path={model.absolute()}")
-    gspo("run", str(CONFIG), "--plain", *(word for setting in (*own, *settings) for word in ("--set", setting)))
-
-
-def gspo(*arguments: str) -> None:
-    """Raises: CalledProcessError."""
-    subprocess.run([sys.executable, "-m", "gspo_services.cli.main", *arguments], check=True)
+    run(CONFIG, directory.absolute(), f"run.seed={seed}", f"model.path={model.absolute()}", *settings)
 
 
 def table(curves: Sequence[Curve]) -> str:

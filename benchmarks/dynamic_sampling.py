@@ -7,12 +7,12 @@ A directory that holds a finished run is only measured. Batches and tokens do no
 
 import argparse
 import json
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from benchmarks.command import run, tiny_model
+from gspo_services.runs.metrics import read_metrics
 from gspo_services.runs.opening import audit_run
 
 TARGET: Final = 0.85
@@ -54,7 +54,7 @@ def main() -> None:
         for dynamic in (False, True):
             directory = arguments.directory / f"{'dynamic' if dynamic else 'plain'}-{seed}"
             if not finished(directory, arguments.batches):
-                run(arguments, seed, directory, dynamic=dynamic)
+                train(arguments, seed, directory, dynamic=dynamic)
             outcomes.append(measure(directory, seed, dynamic=dynamic))
             print(table(outcomes), flush=True)
     (arguments.directory / "outcomes.json").write_text(json.dumps([asdict(each) for each in outcomes], indent=1) + "\n")
@@ -62,37 +62,28 @@ def main() -> None:
 
 def finished(directory: Path, num_batches: int) -> bool:
     """Whether the run in ``directory`` has trained all its batches."""
-    path = directory / "metrics.jsonl"
-    return path.is_file() and sum(row["event"] == "batch" for row in lines(directory)) >= num_batches
+    return (directory / "metrics.jsonl").is_file() and len(read_metrics(directory).batches) >= num_batches
 
 
-def run(arguments: argparse.Namespace, seed: int, directory: Path, *, dynamic: bool) -> None:
+def train(arguments: argparse.Namespace, seed: int, directory: Path, *, dynamic: bool) -> None:
     """One run of the demo. A directory that holds a part of it is resumed."""
-    gspo = [sys.executable, "-m", "gspo_services.cli.main"]
     model = arguments.model
     if model is None:
         model = arguments.directory / f"model-{seed}"
-        subprocess.run([*gspo, "model", "tiny", str(model), "--seed", str(seed), "--if-missing"], check=True)
+        tiny_model(model, seed)
     settings = [
-        f"run.seed={seed}", f"run.directory={directory}", f"run.num_batches={arguments.batches}", f"model.path={model}",
+        f"run.seed={seed}", f"run.num_batches={arguments.batches}", f"model.path={model}",
         "evaluation.every_batches=2", f"data.dynamic_sampling={str(dynamic).lower()}", *arguments.overrides,
     ]  # fmt: skip
-    flags = [word for setting in settings for word in ("--set", setting)]
-    subprocess.run([*gspo, "run", str(arguments.config), "--plain", *flags], check=True)
-
-
-def lines(directory: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl."""
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    run(arguments.config, directory, *settings)
 
 
 def measure(directory: Path, seed: int, *, dynamic: bool) -> Outcome:
     """Read what a finished run recorded."""
-    rows = lines(directory)
-    batches = [row for row in rows if row["event"] == "batch"]
-    filtered = [row for row in rows if row["event"] == "filtered"]
-    evals = [row for row in rows if row["event"] == "eval"]
-    reached = next((row["batch"] for row in evals if row["eval/reward"] >= TARGET), None)
+    metrics = read_metrics(directory)
+    batches, evals = metrics.batches, metrics.evaluations
+    filtered = [row for _, row in metrics.events if row["event"] == "filtered"]
+    reached = next((each.batch for each in evals if each.reward >= TARGET), None)
     tokens = None
     if reached is not None:
         tokens = sum(row["num_action_tokens"] for row in batches if row["batch"] < reached)
@@ -106,7 +97,7 @@ def measure(directory: Path, seed: int, *, dynamic: bool) -> Outcome:
         dynamic=dynamic,
         batches_to_target=reached,
         tokens_to_target=tokens,
-        best_reward=max(row["eval/reward"] for row in evals),
+        best_reward=max(each.reward for each in evals),
         zero_advantage_share=zero_advantage / num_trained,
         late_zero_advantage_share=late_zero_advantage * len(batches) / num_trained / len(late),
         filtered_share=len(filtered) / (num_trained + len(filtered)),

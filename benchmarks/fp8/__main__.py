@@ -11,8 +11,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from math import sqrt
@@ -22,7 +20,9 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.command import gspo, run
 from benchmarks.fp8.emulation import MODULES
+from gspo_services.runs.metrics import read_metrics
 from gspo_services.shared.token_dump import read_parts, recorded_batches
 
 ROOT = Path(__file__).parents[2]
@@ -86,17 +86,13 @@ def main() -> None:
 def train(directory: Path, arm: str, seed: int, batches: int, lag: int) -> None:
     """Run the demo in ``directory``, from one start model for all. Raises: CalledProcessError; ValueError for an engine that
     computed something else than the arm says."""
-    gspo = [sys.executable, "-m", "gspo_services.cli.main"]
     model = ROOT / "models" / "tiny"
     # The engine's processes find this package by it, wherever they start.
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([*gspo, "model", "tiny", str(model), "--if-missing"], check=True, env=environment)
-    own = (f"run.seed={seed}", f"run.directory={directory}", f"run.num_batches={batches}", f"model.path={model}")
+    gspo("model", "tiny", str(model), "--if-missing", environment=environment)
+    own = (f"run.seed={seed}", f"run.num_batches={batches}", f"model.path={model}")
     settings = (*own, f"batch.max_lag={lag}", "rollout.num_servers=1", "learner.dump_tokens=true", *ARMS[arm])
-    flags = [word for setting in settings for word in ("--set", setting)]
-    subprocess.run(
-        [*gspo, "run", str(ROOT / "examples" / "arithmetic.toml"), "--plain", *flags], check=True, env=environment
-    )
+    run(ROOT / "examples" / "arithmetic.toml", directory, *settings, environment=environment)
     hooked = all("Registered forward hook 'fp8'" in log.read_text() for log in directory.glob("logs/*-sglang.log"))
     if hooked != arm.startswith("FP8"):
         raise ValueError(f"{directory}: the engines' logs say {hooked} of FP8, the arm is {arm}; remove the directory")
@@ -104,9 +100,9 @@ def train(directory: Path, arm: str, seed: int, batches: int, lag: int) -> None:
 
 def measured(directory: Path, arm: str, seed: int, limit: int) -> Outcome:
     """Read what a run recorded of its first ``limit`` batches."""
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    batches = [row for row in rows if row["event"] == "batch"][:limit]
-    rewards = [row["eval/reward"] for row in rows if row["event"] == "eval" and row["batch"] <= limit]
+    metrics = read_metrics(directory)
+    batches = metrics.batches[:limit]
+    rewards = [each.reward for each in metrics.evaluations if each.batch <= limit]
     return Outcome(
         arm=arm,
         seed=seed,

@@ -27,16 +27,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from math import isnan
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
+from benchmarks.command import run
 from benchmarks.study.reporting.summary import Interval, interval
 from benchmarks.study.run_record import RESULTS
+from gspo_services.runs.metrics import RunMetrics, read_metrics
 
 RESULTS_FILE: Final = RESULTS / "real_model.jsonl"
 NUM_BATCHES: Final = 20
@@ -109,24 +109,20 @@ def made(arm: str, seed: int, root: Path) -> Outcome:
     directory = root / f"{list(ARMS).index(arm)}-{seed}"
     own = (
         f"run.seed={seed}",
-        f"run.directory={directory}",
         f"run.num_batches={NUM_BATCHES}",
         "batch.max_lag=2",
         f"evaluation.every_batches={EVERY_BATCHES}",
     )
-    flags = [word for setting in (*own, *ARMS[arm]) for word in ("--set", setting)]
-    command = [sys.executable, "-m", "gspo_services.cli.main", "run", "examples/smollm2.toml", "--plain", *flags]
-    print(f"{arm}, seed {seed}: {' '.join(command)}", flush=True)
-    subprocess.run(command, check=True)
-    return outcome(arm, seed, [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()])
+    print(f"{arm}, seed {seed}, in {directory}", flush=True)
+    run(Path("examples/smollm2.toml"), directory, *own, *ARMS[arm])
+    return outcome(arm, seed, read_metrics(directory))
 
 
-def outcome(arm: str, seed: int, rows: list[dict[str, Any]]) -> Outcome:
-    """Return what a run's metrics.jsonl says. Raises: ValueError for another number of batches or evaluations."""
-    trained = [row for row in rows if row["event"] == "batch"]
-    held_out = [row["eval/reward"] for row in rows if row["event"] == "eval"]
+def outcome(arm: str, seed: int, metrics: RunMetrics) -> Outcome:
+    """Return what a run recorded. Raises: ValueError for another number of batches or evaluations."""
+    trained, held_out = metrics.batches, [each.reward for each in metrics.evaluations]
     if (len(trained), len(held_out)) != (NUM_BATCHES, 1 + NUM_BATCHES // EVERY_BATCHES):
-        raise ValueError(f"{arm}, seed {seed}: {len(trained)} batches and {len(held_out)} evaluations are in metrics.jsonl")
+        raise ValueError(f"{arm}, seed {seed}: {len(trained)} batches and {len(held_out)} evaluations are in {metrics.path}")
     return Outcome(
         arm=arm,
         seed=seed,

@@ -1,13 +1,14 @@
 """Question k of the study: its arms are settings that a run takes, and its rule says what was fixed beforehand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.study import real_model
 from benchmarks.study.real_model import ARMS, DEFAULT, SEEDS, Outcome, is_ahead, keep, kept, outcome, table, verdicts
 from benchmarks.study.reporting.plots import draw_all
 from benchmarks.study.results import Results
+from gspo_services.runs.metrics import HeldOut, RunMetrics
 from gspo_services.shared.settings import load_settings
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "smollm2.toml"
@@ -65,13 +66,21 @@ def test_without_every_run_there_is_no_verdict() -> None:
 
 
 def test_a_run_that_ended_early_is_no_outcome(tmp_path: Path) -> None:
-    batch = {"event": "batch", "clip_fraction/all": 0.2, "clip_range_high/all": 0.03, "lag/all": 2.0}
-    trained = [batch] * real_model.NUM_BATCHES
-    held_out = [{"event": "eval", "eval/reward": 0.1 * index} for index in range(6)]
-    whole = outcome("fixed", 1, [*trained, *held_out])
+    batch = {"clip_fraction/all": 0.2, "clip_range_high/all": 0.03, "lag/all": 2.0}
+    held_out = [
+        HeldOut(
+            policy_version=4 * index, batch=4 * index, reward=0.1 * index, num_finished=64, num_failed=0, time_s=0.0,
+            score=0.1 * index,
+        )
+        for index in range(6)
+    ]  # fmt: skip
+    metrics = RunMetrics(
+        path=tmp_path / "metrics.jsonl", batches=[batch] * 20, evaluations=held_out, sets=[], events=[], damage=()
+    )
+    whole = outcome("fixed", 1, metrics)
     assert (whole.start, whole.rewards, whole.mean_lag) == (0.0, [0.1 * index for index in range(1, 6)], 2.0)
     with pytest.raises(ValueError, match="fixed, seed 1: 19 batches and 6 evaluations"):
-        outcome("fixed", 1, [*trained[1:], *held_out])
+        outcome("fixed", 1, replace(metrics, batches=metrics.batches[1:]))
     keep(tmp_path / "kept.jsonl", [whole])
     assert kept(tmp_path / "kept.jsonl") == [whole]
     assert kept(tmp_path / "none.jsonl") == []
