@@ -101,7 +101,7 @@ def cells() -> list[Cell]:
         *(Cell("i", *each) for each in default.comparison()),
         *(Cell("i-order", *each) for each in default.orders()),
         *(Cell("i-rates", *each) for each in default.rates()),
-        *(Cell("g-engine", *each) for each in paper.comparison(paper.ENGINE_ARMS)),
+        *(Cell("g-engine", *each) for each in paper.engine_comparison()),
         *(Cell("j", *each) for each in margin.comparison()),
         *(Cell("j-between", *each) for each in margin.between()),
     ]

@@ -2,8 +2,9 @@
 
 Fixed on 2026-11-26, before the first run. Question g saw no collapse, so it did not test the paper's claim of stability.
 
-**Regime.** That of question g (volatile experts, long answers), with 16 updates a batch: 128 answers in 16 groups, 100
-batches, as many answers as in g. Start models 400 to 403. A run has collapsed as study.md defines it: it diverged, or
+**Regime.** That of question g (volatile experts, long answers), with 16 updates a batch: 128 answers in 16 groups, and 50
+batches, so that there are as many updates as in g. (100 were planned. Before the first run it was clear that 80 such runs
+take 26 CPU hours.) Start models 400 to 403. A run has collapsed as study.md defines it: it diverged, or
 ended below half of its best or below its start.
 
 **Runs.** Seed by seed: j has every arm at 5e-5, 2e-4 and 8e-4 (48 runs). j-between has 1e-4 and 4e-4 (32 runs): needed
@@ -33,7 +34,7 @@ from benchmarks.study.config import RunConfig
 from benchmarks.study.questions.paper import REGIME as OF_THE_PAPER
 from benchmarks.study.questions.paper import TOKEN_RATIO
 
-REGIME: Final = replace(OF_THE_PAPER, num_batches=100, num_sequences=128, num_mini_batches=16, eval_every=5)
+REGIME: Final = replace(OF_THE_PAPER, num_batches=50, num_sequences=128, num_mini_batches=16, eval_every=5)
 REPLAY: Final[dict[str, Any]] = {"routing_replay": True}
 ARMS: Final[dict[str, dict[str, Any]]] = {
     "GSPO": {},

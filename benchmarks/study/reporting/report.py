@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.study import real_model
 from benchmarks.study.reporting import default, settled, tables
-from benchmarks.study.reporting.paper import paper
+from benchmarks.study.reporting.paper import engine, paper
 from benchmarks.study.reporting.plots import draw_all
 from benchmarks.study.results import RESULTS, Results, load_probes, load_summaries
 
@@ -65,6 +65,7 @@ def tables_of(results: Results, probes: Sequence[dict[str, Any]]) -> dict[str, C
         "settled": lambda: settled.comparison(results),
         "settled-by-lag": lambda: settled.by_lag(results),
         "paper": lambda: paper(results),
+        "engine": lambda: engine(results),
         "default": lambda: default.comparison(results),
         "real-model": lambda: real_model.table(real_model.kept(real_model.RESULTS_FILE)),
     }

@@ -15,6 +15,7 @@ from benchmarks.study.decoding import Answer, Decoder, Order
 from benchmarks.study.learner import ROUTER_PULL, Learner
 from benchmarks.study.questions import paper
 from benchmarks.study.questions.grid import Cell, cells
+from benchmarks.study.reporting.paper import engine as engine_table
 from benchmarks.study.reporting.paper import paper as paper_table
 from benchmarks.study.reporting.plots import draw_all
 from benchmarks.study.reporting.summary import RunSummary, summarise_run
@@ -226,6 +227,7 @@ def test_the_table_has_a_row_for_each_arm_before_any_run_is_there() -> None:
     head, _, *rows = paper_table(Results({}, [])).splitlines()
     assert head.startswith("| objective | n |")
     assert rows == [f"| {arm} | 0 |" + " - |" * 8 for arm in paper.ARMS]
+    assert len(engine_table(Results({}, [])).splitlines()) == 2 + len(paper.ENGINE_ARMS)
 
 
 def test_the_table_and_the_plot_show_the_runs_that_are_there(tmp_path: Path) -> None:
@@ -262,6 +264,17 @@ def test_the_arms_differ_in_the_objective_alone_and_no_seed_was_used_to_find_the
     }
     assert EXPLORATORY_SEED % paper.REGIME.start_models not in {seed % paper.REGIME.start_models for seed in paper.SEEDS}
     assert {cell.config.run_id for cell in cells() if cell.question == "g"} == {config.run_id for config in runs}
+
+
+def test_replayed_experts_are_compared_on_start_models_of_their_own_by_arms_that_differ_in_replay_and_ratio() -> None:
+    runs = {(row, config.seed): config for row, _, config in paper.engine_comparison()}
+    assert not {config.start_number for config in runs.values()} & {*paper.SEEDS, EXPLORATORY_SEED}
+    for seed in paper.ENGINE_SEEDS:
+        gspo, grpo = (runs[row, seed] for row in ("GSPO", "GRPO"))
+        assert grpo == replace(gspo, **paper.TOKEN_RATIO)
+        assert runs["GSPO + R3", seed] == replace(gspo, routing_replay=True, replay_from="engine")
+        assert runs["GRPO + R3", seed] == replace(runs["GRPO + R2", seed], replay_from="engine")
+        assert runs["GRPO + R2", seed] == replace(grpo, routing_replay=True)
 
 
 def test_a_run_is_long_in_batches_and_fits_a_quarter_of_an_hour() -> None:
