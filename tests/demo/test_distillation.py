@@ -1,6 +1,7 @@
-"""A whole run whose teacher is a real SGLang server that goes away and comes back. ``make test-demo``."""
+"""Whole runs with dense credit: of a teacher, a real SGLang server that goes away, and of turns. ``make test-demo``."""
 
 import asyncio
+import json
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,11 +10,13 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from gspo_services.broker.store import reading
 from gspo_services.rollout.sglang import server as server_module
 from gspo_services.rollout.sglang.server import EngineServer, ServerOptions, server_command
 from tests.support.broker.ledger_audit import audit
 from tests.support.processes.ports import free_ports
 from tests.support.processes.run_process import REPOSITORY, RunProcess, gspo
+from tests.support.runs.multi_turn import multi_turn_run
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(3600)]
 NUM_BATCHES = 12
@@ -77,3 +80,24 @@ async def test_a_served_teacher_may_go_away_and_come_back_and_a_replay_needs_non
     assert len(trained) == NUM_BATCHES, "a batch that was trained again had the same numbers"
     assert run.rows("quarantined") == []
     await asyncio.to_thread(is_replayed, directory)
+
+
+def test_rewards_by_turn_beside_a_teacher_survive_the_end_of_each_process(teacher: Path, tmp_path: Path) -> None:
+    given = (
+        *SMALL, f"distillation.teacher={teacher}", "objective.advantage=turn", "objective.normalise_by_std=false",
+        "environment.options.call_reward=0.25",
+    )  # fmt: skip
+    with multi_turn_run(tmp_path, *given) as run:
+        for number, process in enumerate(("rollout", "learner", "broker"), 1):
+            run.wait_until(f"batch {2 * number}", lambda: len(run.rows("batch")) >= 2 * number, 600)  # noqa: B023 - at once
+            run.kill(f"gspo_services.{process}")
+        assert run.wait_finished(900) == 0, run.tail()
+    report = audit(tmp_path)
+    assert report.problems == []
+    assert report.num_batches == NUM_BATCHES
+    with reading(tmp_path) as connection:
+        rewards = [json.loads(row[0]) for row in connection.execute("SELECT turn_rewards FROM trajectories")]
+    assert [0.25, 1.0] in rewards, "a call was paid, and then the answer"
+    assert [0.25, 0.0] in rewards, "or not the answer"
+    assert all(row["teacher_kl/all"] > 0 for row in run.rows("batch"))
+    is_replayed(tmp_path)
