@@ -80,7 +80,9 @@ async def test_kill_9_in_mid_stream_loses_nothing_that_was_acknowledged(
         assert [batch.index for batch, _ in learner.batches] == list(range(8))
         assert await broker.terminate() == 0
     assert broker.count("attempt_failed") == 0, "a lost chunk leaves a gap, and a gap is a failed attempt"
-    assert broker.count("lease_expired") == 0
+    given = {(lease.trajectory_id, lease.epoch) for rollout in rollouts for lease in rollout.seen_leases}
+    expired = {(line["trajectory_id"], line["epoch"]) for line in broker.events if line["event"] == "lease_expired"}
+    assert not expired & given, "a lease may expire if a kill kept it from its rollout"
     batches = rows_of_batches(broker, 8)
     trained = [row.trajectory_id for rows in batches for row in rows]
     assert len(set(trained)) == len(trained) == 8 * 4

@@ -294,7 +294,12 @@ class Leases:
         unused: dict[SessionKey, None] = {}
         actions: list[Action] = []
         for row in self._leased(self._deadlines.past(now)):
-            fields = {"trajectory_id": row.trajectory_id, "peer": row.holder_peer, "num_tokens": row.num_tokens}
+            fields = {
+                "trajectory_id": row.trajectory_id,
+                "epoch": row.epoch,
+                "peer": row.holder_peer,
+                "num_tokens": row.num_tokens,
+            }
             actions.append(Note(event="lease_expired", fields=fields, level="warning"))
             actions += self._take_back(row, "it was not renewed in time", unused, now)
         if learner_waits:
