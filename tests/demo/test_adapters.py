@@ -37,9 +37,7 @@ def test_a_run_of_adapters_survives_the_end_of_each_process(tmp_path: Path) -> N
         'lora.target_modules=["attention"]',
         "lora.publish=adapter",
     ) as run:
-        for number, process in enumerate(("rollout", "learner", "broker"), 1):
-            run.wait_until(f"batch {number}", lambda: len(run.rows("batch")) >= number, 600)  # noqa: B023 - called at once
-            run.kill(f"gspo_services.{process}")
+        run.kill_each()
         assert run.wait_finished(900) == 0, run.tail()
         assert run.leftovers() == []
     report = audit(directory)
@@ -103,9 +101,7 @@ def test_two_adapters_of_one_run_learn_opposite_tasks_with_the_same_prompts(tmp_
         'lora.adapters=["even", "odd"]',
         "lora.adapter_field=kind",
     ) as run:
-        for number, process in enumerate(("rollout", "learner", "broker"), 1):
-            run.wait_until(f"batch {2 * number}", lambda: len(run.rows("batch")) >= 2 * number, 600)  # noqa: B023 - at once
-            run.kill(f"gspo_services.{process}")
+        run.kill_each(every_batches=2)
         assert run.wait_finished(900) == 0, run.tail()
     report = audit(directory)
     assert report.problems == []

@@ -15,8 +15,9 @@ from gspo_services.rollout.sglang import server as server_module
 from gspo_services.rollout.sglang.server import EngineServer, ServerOptions, server_command
 from tests.support.broker.ledger_audit import audit
 from tests.support.processes.ports import free_ports
-from tests.support.processes.run_process import REPOSITORY, RunProcess, gspo
+from tests.support.processes.run_process import REPOSITORY, RunProcess
 from tests.support.runs.multi_turn import multi_turn_run
+from tests.support.runs.replayed import assert_replayed_whole
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(3600)]
 NUM_BATCHES = 12
@@ -52,11 +53,6 @@ async def serving(model: Path, port: int, log_path: Path) -> AsyncIterator[Engin
             yield server
 
 
-def is_replayed(directory: Path) -> None:
-    said = gspo("replay", str(directory))
-    assert f"bit for bit the same as published by the run, after each of {NUM_BATCHES} of" in said
-
-
 async def test_a_served_teacher_may_go_away_and_come_back_and_a_replay_needs_none(teacher: Path, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     log_path = tmp_path / "teacher.log"
@@ -79,7 +75,7 @@ async def test_a_served_teacher_may_go_away_and_come_back_and_a_replay_needs_non
     assert audit(directory).problems == []
     assert len(trained) == NUM_BATCHES, "a batch that was trained again had the same numbers"
     assert run.rows("quarantined") == []
-    await asyncio.to_thread(is_replayed, directory)
+    await asyncio.to_thread(assert_replayed_whole, directory, NUM_BATCHES)
 
 
 def test_rewards_by_turn_beside_a_teacher_survive_the_end_of_each_process(teacher: Path, tmp_path: Path) -> None:
@@ -88,9 +84,7 @@ def test_rewards_by_turn_beside_a_teacher_survive_the_end_of_each_process(teache
         "environment.options.call_reward=0.25",
     )  # fmt: skip
     with multi_turn_run(tmp_path, *given) as run:
-        for number, process in enumerate(("rollout", "learner", "broker"), 1):
-            run.wait_until(f"batch {2 * number}", lambda: len(run.rows("batch")) >= 2 * number, 600)  # noqa: B023 - at once
-            run.kill(f"gspo_services.{process}")
+        run.kill_each(every_batches=2)
         assert run.wait_finished(900) == 0, run.tail()
     report = audit(tmp_path)
     assert report.problems == []
@@ -100,4 +94,4 @@ def test_rewards_by_turn_beside_a_teacher_survive_the_end_of_each_process(teache
     assert [0.25, 1.0] in rewards, "a call was paid, and then the answer"
     assert [0.25, 0.0] in rewards, "or not the answer"
     assert all(row["teacher_kl/all"] > 0 for row in run.rows("batch"))
-    is_replayed(tmp_path)
+    assert_replayed_whole(tmp_path, NUM_BATCHES)

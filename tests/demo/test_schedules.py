@@ -10,6 +10,7 @@ from gspo_services.broker.rows import BatchRow
 from gspo_services.broker.store import LEDGER_FILE, Reader, reading
 from tests.support.broker.ledger_audit import audit
 from tests.support.processes.run_process import REPOSITORY, RunProcess, gspo
+from tests.support.runs.replayed import assert_replayed_whole
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(3600)]
 NUM_BATCHES = 24
@@ -73,7 +74,7 @@ def test_a_run_that_is_refreshed_and_doubles_its_length_survives_every_kill_and_
     assert rates[4:] == sorted(rates[4:], reverse=True), "the cosine"
     for line in run.rows("batch"):
         assert line["learning_rate"] == pytest.approx(rates[line["batch"]], rel=1e-12)
-    _is_replayed(directory)
+    assert_replayed_whole(directory, NUM_BATCHES)
 
 
 def written(path: Path, numbers: range) -> str:
@@ -97,8 +98,3 @@ def _lengths_double(rows: list[BatchRow]) -> None:
     assert all(each == {64} for each in lengths[DOUBLES_AT + 1 :]), lengths
     temperatures = [sum(sampling.temperature for sampling in row.samplings) / len(row.samplings) for row in rows]
     assert temperatures[0] > temperatures[10] > temperatures[20]
-
-
-def _is_replayed(directory: Path) -> None:
-    said = gspo("replay", str(directory))
-    assert f"bit for bit the same as published by the run, after each of {NUM_BATCHES} of" in said

@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(7200)]
 
 MODEL = REPOSITORY / "models" / "smollm2"
 NUM_BATCHES, GROUPS, GROUP_SIZE = 4, 4, 4
-KILLED = ("rollout", "learner", "broker")
 SETTINGS = (
     f"run.num_batches={NUM_BATCHES}", f"batch.groups_per_batch={GROUPS}", f"batch.group_size={GROUP_SIZE}",
     "evaluation.num_tasks=8", "learner.checkpoint_every_batches=2", "lora.rank=8", "learner.learning_rate=1e-3",
@@ -27,9 +26,7 @@ SETTINGS = (
 def test_an_adapter_is_trained_amid_kills_and_answers_elsewhere(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with RunProcess(REPOSITORY / "examples/smollm2.toml", directory, *SETTINGS) as run:
-        for number, process in enumerate(KILLED, 1):
-            run.wait_until(f"batch {number}", lambda: len(run.rows("batch")) >= number, 1200)  # noqa: B023 - called at once
-            run.kill(f"gspo_services.{process}")
+        run.kill_each(timeout_s=1200)
         assert run.wait_finished(2400) == 0, run.tail()
         assert run.leftovers() == []
     report = audit(directory)

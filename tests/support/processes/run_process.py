@@ -128,6 +128,13 @@ class RunProcess:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def kill_each(self, every_batches: int = 1, timeout_s: float = 600) -> None:
+        """SIGKILL to a rollout, the learner and a broker, each after so many batches more."""
+        for number, process in enumerate(("rollout", "learner", "broker"), 1):
+            least = every_batches * number
+            self.wait_until(f"batch {least}", lambda least=least: len(self.rows("batch")) >= least, timeout_s)  # type: ignore[misc]
+            self.kill(f"gspo_services.{process}")
+
     def leftovers(self) -> list[psutil.Process]:
         """Processes that the run started and that still exist."""
         return [process for process in self._tree if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.processes.run_process import gspo
+
 
 def assert_replayed_bit_for_bit(directory: Path, again: Path, begin: int = 2, end: int = 4) -> None:
     """From the checkpoint after ``begin`` batches, the others give the weights that the run of ``end`` batches published,
@@ -34,3 +36,9 @@ def assert_replayed_bit_for_bit(directory: Path, again: Path, begin: int = 2, en
 
 def last_checkpoint(root: Path) -> str:
     return "checkpoints/" + (root / "checkpoints" / "latest").read_text().strip()
+
+
+def assert_replayed_whole(directory: Path, num_batches: int) -> None:
+    """``gspo replay`` finds each version of the run again."""
+    said = gspo("replay", str(directory))
+    assert f"bit for bit the same as published by the run, after each of {num_batches} of" in said
