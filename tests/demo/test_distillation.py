@@ -93,5 +93,6 @@ def test_rewards_by_turn_beside_a_teacher_survive_the_end_of_each_process(teache
         rewards = [json.loads(row[0]) for row in connection.execute("SELECT turn_rewards FROM trajectories")]
     assert [0.25, 1.0] in rewards, "a call was paid, and then the answer"
     assert [0.25, 0.0] in rewards, "or not the answer"
-    assert all(row["teacher_kl/all"] > 0 for row in run.rows("batch"))
+    # An estimate from sampled tokens: in one batch it may be below 0.
+    assert all(row["teacher_kl/all"] != 0 for row in run.rows("batch"))
     assert_replayed_whole(tmp_path, NUM_BATCHES)
