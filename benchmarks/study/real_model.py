@@ -2,6 +2,7 @@
 
     python -m benchmarks.study.real_model                # every run that is missing, then the table
     python -m benchmarks.study.real_model --table        # the table of the kept results, in a second
+    python -m benchmarks.study.real_model --gpu          # the same, where engine and learner share a GPU in bfloat16
 
 Fixed on 2026-11-27, before the first run. The other questions have a made model, one process and a forced lag. Here every
 part is real, and the lag is what ``max_lag = 2`` makes of it.
@@ -20,6 +21,10 @@ above 0 in each seed, with an interval above 0.
 3. *What calibration gives is the width, without tuning*: refuted if calibrated and constant are apart. Shown if neither is
    ahead, and their mean difference is below 0.05. Open otherwise.
 
+**On a GPU**, fixed on 2026-11-27 before its first run: the same arms, seeds, batches and rule. Engine and learner compute
+in bfloat16, each with kernels of its own, so that their log-probs differ under the same weights too. Each run is a run of
+its own, several at a time. The rule is applied to these runs alone. The aim is missed if the mean lag is below 1.
+
 Runs are on disk under ``--directory``: the command can be stopped and repeated.
 """
 
@@ -27,6 +32,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from math import isnan
 from pathlib import Path
@@ -39,6 +45,8 @@ from benchmarks.study.run_record import RESULTS
 from gspo_services.runs.metrics import RunMetrics, read_metrics
 
 RESULTS_FILE: Final = RESULTS / "real_model.jsonl"
+GPU_FILE: Final = RESULTS / "real_model_gpu.jsonl"
+GPU: Final = ("model.dtype=bfloat16", "learner.dtype=bfloat16")
 NUM_BATCHES: Final = 20
 EVERY_BATCHES: Final = 4
 SEEDS: Final = (0, 1, 2)
@@ -80,14 +88,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, default=Path("runs/real-model"), help="where runs are kept")
     parser.add_argument("--table", action="store_true", help="only print the table of the kept results")
+    parser.add_argument("--gpu", action="store_true", help="the runs on a GPU, with results of their own")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="what this machine's servers need"
+    )
     arguments = parser.parse_args()
-    outcomes = kept(RESULTS_FILE)
-    for seed in SEEDS:
-        for arm in ARMS:
-            if arguments.table or any((each.arm, each.seed) == (arm, seed) for each in outcomes):
-                continue
-            outcomes.append(made(arm, seed, arguments.directory))
-            keep(RESULTS_FILE, outcomes)
+    path = GPU_FILE if arguments.gpu else RESULTS_FILE
+    settings = (*(GPU if arguments.gpu else ()), *arguments.set)
+    outcomes = kept(path)
+    finished = {(each.arm, each.seed) for each in outcomes}
+    missing = [] if arguments.table else [(arm, seed) for seed in SEEDS for arm in ARMS if (arm, seed) not in finished]
+    with ThreadPoolExecutor(max_workers=arguments.jobs) as pool:
+        for future in as_completed(pool.submit(made, *each, arguments.directory, settings) for each in missing):
+            outcomes.append(future.result())
+            keep(path, outcomes)
     print(table(outcomes))
 
 
@@ -104,8 +119,8 @@ def keep(path: Path, outcomes: list[Outcome]) -> None:
     unfinished.rename(path)
 
 
-def made(arm: str, seed: int, root: Path) -> Outcome:
-    """Make a run, or go on with one that was stopped. Raises: CalledProcessError if it fails."""
+def made(arm: str, seed: int, root: Path, settings: tuple[str, ...] = ()) -> Outcome:
+    """Make a run, or go on with one that was stopped; ``settings`` are the machine's. Raises: CalledProcessError."""
     directory = root / f"{list(ARMS).index(arm)}-{seed}"
     own = (
         f"run.seed={seed}",
@@ -114,7 +129,7 @@ def made(arm: str, seed: int, root: Path) -> Outcome:
         f"evaluation.every_batches={EVERY_BATCHES}",
     )
     print(f"{arm}, seed {seed}, in {directory}", flush=True)
-    run(Path("examples/smollm2.toml"), directory, *own, *ARMS[arm])
+    run(Path("examples/smollm2.toml"), directory, *own, *settings, *ARMS[arm])
     return outcome(arm, seed, read_metrics(directory))
 
 

@@ -39,7 +39,8 @@ def train(config: Path, directory: Path, settings: list[str]) -> dict[str, Any]:
         subprocess.run(command, check=True)
     seconds = time.monotonic() - begin
     audit = subprocess.run([sys.executable, "-m", "gspo_services.cli.main", "audit", str(directory)], check=False)
-    return {"seconds": round(seconds, 1), "audit": audit.returncode} | summary(directory) | {"mib": memory.found()}
+    said = {"seconds": round(seconds, 1), "audit": audit.returncode, "mib": memory.found()}
+    return said | summary(directory) | publications(directory)
 
 
 def released(mib: dict[str, list[int]]) -> bool:
@@ -49,6 +50,14 @@ def released(mib: dict[str, list[int]]) -> bool:
         ("server, while rollout-0", "server, while learner"),
     )
     return all(mib[away][1] < 0.1 * mib[here][1] for here, away in (learner, server))
+
+
+def publications(directory: Path) -> dict[str, float]:
+    """Of the learner's versions after the first, the median seconds of each part of a publication."""
+    events = [json.loads(line) for line in (directory / "logs" / "learner.log").read_text().splitlines() if line[:1] == "{"]
+    published = [event for event in events if event.get("event") == "published"][1:]
+    names = [name for name in (published or [{}])[0] if name.endswith("_s")]
+    return {name: median(event[name] for event in published) for name in names}
 
 
 def summary(directory: Path) -> dict[str, Any]:
