@@ -29,6 +29,7 @@ from gspo_services.learner.weights import (
     WeightServer,
     build_snapshot,
     encode_delta,
+    hashing_device,
     likely_hash,
 )
 from gspo_services.shared.net import Authenticator, PeerClient, RouterChannel, Security
@@ -97,7 +98,7 @@ class BrokerLoop:
         self._authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
         channel = RouterChannel(context, WEIGHTS, settings.learner.weights_endpoint, self._authenticator)
         self._weights_endpoint = settings.learner.advertised_weights_endpoint or channel.endpoint
-        self._checksums = PublishedChecksums([likely_hash()])
+        self._checksums = PublishedChecksums([likely_hash()], device=hashing_device(shared=settings.run.colocate))
         self._server = WeightServer(channel, self._store, metrics, checksums=self._checksums)
         open_client = partial(_open_client, context, settings, session=session, clock=clock, security=security, known=known)
         self._connections = connections(

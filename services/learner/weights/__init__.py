@@ -1,7 +1,7 @@
 """The learner's end of a weight update: snapshots, deltas and the server that sends them."""
 
 from gspo_services.learner.weights.adapters import AdapterCopy, PublishedBase, copy_adapter
-from gspo_services.learner.weights.checksums import PublishedChecksums, likely_hash
+from gspo_services.learner.weights.checksums import PublishedChecksums, hashing_device, likely_hash
 from gspo_services.learner.weights.delta import encode_delta
 from gspo_services.learner.weights.server import WeightServer
 from gspo_services.learner.weights.snapshot import SnapshotStore, build_snapshot
@@ -25,5 +25,6 @@ __all__ = [
     "copy_parameters",
     "copy_weights",
     "encode_delta",
+    "hashing_device",
     "likely_hash",
 ]

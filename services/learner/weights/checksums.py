@@ -10,12 +10,16 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
+import structlog
 import torch
 
 from gspo_protocol.messages import Manifest
 from gspo_services.learner.weights.adapters import PublishedBase
+from gspo_services.learner.weights.device_checksums import DeviceChecksums
 from gspo_services.learner.weights.snapshot import Snapshot
 from gspo_services.shared.weights import WORD_BYTES, Hash, Layout, TileSums, Work, hash_function, layouts, parts_of
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -28,12 +32,19 @@ def likely_hash() -> Hash:
     return "cuda" if torch.cuda.is_available() else "xxh3"
 
 
+def hashing_device(*, shared: bool) -> torch.device | None:
+    """Return the device that computes SGLang's hash on CUDA; None: the host does. ``shared``: the learner leaves it."""
+    return torch.device("cuda") if torch.cuda.is_available() and not shared else None
+
+
 class PublishedChecksums:
     """By the engine's names, for the newest versions; parameters that lack a part have none."""
 
-    def __init__(self, wanted: Iterable[Hash] = ()) -> None:
-        """``wanted``: the hashes that are computed before anybody has asked for them."""
+    def __init__(self, wanted: Iterable[Hash] = (), *, device: torch.device | None = None) -> None:
+        """``wanted``: the hashes that are computed before anybody has asked for them. ``device``: computes SGLang's hash on
+        CUDA, where the learner has one for itself."""
         self._wanted: set[Hash] = set(wanted)
+        self._device = device
         # By the version's digest and the hash, oldest first.
         self._found: dict[tuple[str, Hash], dict[str, str]] = {}
         self._lock = threading.Lock()
@@ -69,13 +80,26 @@ class PublishedChecksums:
             stale = [each for each in complete if each.name not in before or not changed.isdisjoint(each.indices)]
             with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
                 if name == "cuda":
-                    fresh = self._tiled(pool, base, snapshot, stale, changed)
+                    fresh = self._on_device(snapshot, stale) or self._tiled(pool, base, snapshot, stale, changed)
                 else:
                     checksum, data = hash_function(name), snapshot.tensor_data()
                     fresh = _by_name(stale, pool.map(lambda each: checksum(parts_of(each, data)), stale))
             found = {each.name: fresh.get(each.name) or before[each.name] for each in complete}
             self._keep(snapshot.manifest.digest, name, found)
         return found
+
+    def _on_device(self, snapshot: Snapshot, stale: list[Layout]) -> dict[str, str]:
+        """Checksums of the stale parameters by the device, all of whose bytes it reads; none where it cannot."""
+        if self._device is None:
+            return {}
+        data = snapshot.tensor_data()
+        try:
+            hashes = DeviceChecksums(self._device)
+            return {each.name: hashes.checksum(parts_of(each, data)) for each in stale}
+        except torch.OutOfMemoryError as error:
+            log.warning("checksums_on_host", reason=str(error))
+            self._device = None
+            return {}
 
     def _tiled(
         self, pool: ThreadPoolExecutor, base: Snapshot | None, snapshot: Snapshot, stale: list[Layout], changed: set[int]

@@ -101,7 +101,7 @@ def merge(tensors: Iterable[tuple[TensorInfo, Buffer]]) -> dict[str, Parameter]:
 def parts_of(layout: Layout, data: Sequence[Buffer]) -> list[Buffer]:
     """Return the bytes of a parameter, in pieces, from those of all sent tensors."""
     parts = [data[index] for index in layout.indices]
-    return [*parts, bytes(layout.padding_bytes)] if layout.padding_bytes else parts
+    return [*parts, bytearray(layout.padding_bytes)] if layout.padding_bytes else parts
 
 
 def _place(name: str) -> tuple[str, tuple[int, ...]]:

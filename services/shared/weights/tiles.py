@@ -27,17 +27,19 @@ def serially(work: Iterable[Work]) -> None:
 
 
 WORD_BYTES: Final = 4
-_TILE_WORDS: Final = 8192
-_STEP_WORDS: Final = 16 * _TILE_WORDS
+TILE_WORDS: Final = 8192
+_STEP_WORDS: Final = 16 * TILE_WORDS
 """A few arrays of this size stay in the cache; smaller ones would make threads wait for the interpreter's lock."""
 _PIECE_BYTES: Final = 4 * _STEP_WORDS * WORD_BYTES
 """2 MiB: the smallest work of a thread."""
 _DENSE_SHARE: Final = 1 / 4
 """Where more of the words have changed, it takes less time to hash all of them."""
 _SEED: Final = 0x243F6A88
-_SEEDS: Final = (_SEED, ((_SEED * 0x9E3779B1) ^ 0xDEADBEEF) & 0xFFFFFFFF)
-_POSITION_FACTORS: Final = (0x27D4EB2D, 0x165667B1)
-_POSITION_ROTATIONS: Final = (15, 13)
+SEEDS: Final = (_SEED, ((_SEED * 0x9E3779B1) ^ 0xDEADBEEF) & 0xFFFFFFFF)
+POSITION_FACTORS: Final = (0x27D4EB2D, 0x165667B1)
+POSITION_ROTATIONS: Final = (15, 13)
+MIX_STEPS: Final = ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1))
+"""Shifts to the right, and the factors after them."""
 _MASK_32: Final = 2**32 - 1
 _MASK_64: Final = 2**64 - 1
 
@@ -50,7 +52,7 @@ class TileSums:
         that work for later."""
         self.num_bytes = sum(memoryview(part).nbytes for part in parts)
         num_words = -(-self.num_bytes // WORD_BYTES)
-        self._sums = np.zeros((2, -(-num_words // _TILE_WORDS)), dtype=np.uint32)
+        self._sums = np.zeros((2, -(-num_words // TILE_WORDS)), dtype=np.uint32)
         # Two changes may end and begin within one tile.
         self._lock = Lock()
         do(partial(self._hash, begin, pieces) for begin, pieces in _cut(parts))
@@ -77,11 +79,7 @@ class TileSums:
 
     def checksum(self) -> str:
         """Return the hash of the whole parameter: 16 hexadecimal digits."""
-        if not self._sums.shape[1]:
-            return f"{0:016x}"
-        length = np.uint32(-(-self.num_bytes // WORD_BYTES) * WORD_BYTES & _MASK_32)
-        high, low = (_mix32(sums ^ length).astype(np.uint64) for sums in self._sums)
-        return f"{_splitmix64(int(((high << np.uint64(32)) | low).sum(dtype=np.uint64))):016x}"
+        return sums_checksum(self._sums, self.num_bytes)
 
     def _hash(self, begin: int, pieces: Sequence[memoryview]) -> None:
         """Set the sums of whole tiles, or of those at the end, from the byte ``begin`` on."""
@@ -92,23 +90,23 @@ class TileSums:
             self._set(first + start, words[start:end], scratch)
 
     def _set(self, start: int, words: Words, scratch: Words) -> None:
-        first = start // _TILE_WORDS
+        first = start // TILE_WORDS
         mixed, spare = scratch[:, : len(words)]
-        whole = len(words) // _TILE_WORDS
+        whole = len(words) // TILE_WORDS
         for half in range(2):
             _mix_all(words, start, half, mixed, spare)
-            sums = self._sums[half, first : first + -(-len(words) // _TILE_WORDS)]
-            tiles = mixed[: whole * _TILE_WORDS].reshape(whole, _TILE_WORDS)
+            sums = self._sums[half, first : first + -(-len(words) // TILE_WORDS)]
+            tiles = mixed[: whole * TILE_WORDS].reshape(whole, TILE_WORDS)
             np.add.reduce(tiles, axis=1, dtype=np.uint32, out=sums[:whole])
             if whole < len(sums):
-                sums[whole] = np.add.reduce(mixed[whole * _TILE_WORDS :], dtype=np.uint32)
+                sums[whole] = np.add.reduce(mixed[whole * TILE_WORDS :], dtype=np.uint32)
 
     def _renew(self, begin: int, old: memoryview, new: memoryview) -> None:
         """Replace words from the byte ``begin`` on: one by one where few of them differ, otherwise hash all."""
         before, after, first = _words(old), _words(new), begin // WORD_BYTES
         differs = before != after
         last = first + len(after)
-        whole = not first % _TILE_WORDS and (not last % _TILE_WORDS or last * WORD_BYTES >= self.num_bytes)
+        whole = not first % TILE_WORDS and (not last % TILE_WORDS or last * WORD_BYTES >= self.num_bytes)
         if whole and np.count_nonzero(differs) > _DENSE_SHARE * len(after):
             self._hash(begin, [new])
         else:
@@ -119,16 +117,16 @@ class TileSums:
         """Replace words at the places ``found``, ascending, after ``first``."""
         if not len(found):
             return
-        tiles = np.arange(first // _TILE_WORDS, (first + int(found[-1])) // _TILE_WORDS + 1)
-        bounds = np.append(np.searchsorted(found, tiles * _TILE_WORDS - first), len(found))
+        tiles = np.arange(first // TILE_WORDS, (first + int(found[-1])) // TILE_WORDS + 1)
+        bounds = np.append(np.searchsorted(found, tiles * TILE_WORDS - first), len(found))
         touched = bounds[1:] > bounds[:-1]
         tiles, bounds = tiles[touched], bounds[:-1][touched]
         index = (found + (first & _MASK_32)).astype(np.uint32)
         spare = np.empty_like(index)
         for half in range(2):
-            was = index * np.uint32(_POSITION_FACTORS[half])
-            was += np.uint32(_SEEDS[half])
-            was ^= _rotate_left(index, _POSITION_ROTATIONS[half])
+            was = index * np.uint32(POSITION_FACTORS[half])
+            was += np.uint32(SEEDS[half])
+            was ^= _rotate_left(index, POSITION_ROTATIONS[half])
             now = was ^ after
             was ^= before
             _mix32_in_place(was, spare)
@@ -136,6 +134,15 @@ class TileSums:
             now -= was
             with self._lock:
                 self._sums[half, tiles] += np.add.reduceat(now, bounds, dtype=np.uint32)
+
+
+def sums_checksum(sums: Words, num_bytes: int) -> str:
+    """Return the hash of a parameter of ``num_bytes`` from the sums of its tiles, [2, tiles]."""
+    if not sums.shape[1]:
+        return f"{0:016x}"
+    length = np.uint32(-(-num_bytes // WORD_BYTES) * WORD_BYTES & _MASK_32)
+    high, low = (_mix32(half ^ length).astype(np.uint64) for half in sums)
+    return f"{_splitmix64(int(((high << np.uint64(32)) | low).sum(dtype=np.uint64))):016x}"
 
 
 def tiled_checksum(parts: Sequence[_Piece]) -> str:
@@ -168,9 +175,7 @@ def _words(data: bytearray | memoryview) -> Words:
 def _position_tables(half: int) -> tuple[Words, Words]:
     """The two terms of the hash of each position in the first step: of a later one they differ by a constant each."""
     index = np.arange(_STEP_WORDS, dtype=np.uint32)
-    return index * np.uint32(_POSITION_FACTORS[half]) + np.uint32(_SEEDS[half]), _rotate_left(
-        index, _POSITION_ROTATIONS[half]
-    )
+    return index * np.uint32(POSITION_FACTORS[half]) + np.uint32(SEEDS[half]), _rotate_left(index, POSITION_ROTATIONS[half])
 
 
 def _mix_all(words: Words, start: int, half: int, mixed: Words, spare: Words) -> None:
@@ -179,9 +184,9 @@ def _mix_all(words: Words, start: int, half: int, mixed: Words, spare: Words) ->
     products, rotations = (table[place : place + len(words)] for table in _position_tables(half))
     base = (start - place) & _MASK_32
     # The bits of the base are above those of a place in a step, so that they rotate apart.
-    np.add(products, np.uint32(base * _POSITION_FACTORS[half] & _MASK_32), out=mixed)
+    np.add(products, np.uint32(base * POSITION_FACTORS[half] & _MASK_32), out=mixed)
     mixed ^= rotations
-    mixed ^= _rotate_left(np.uint32(base), _POSITION_ROTATIONS[half])
+    mixed ^= _rotate_left(np.uint32(base), POSITION_ROTATIONS[half])
     mixed ^= words
     _mix32_in_place(mixed, spare)
 
@@ -193,7 +198,7 @@ def _mix32(value: Words) -> Words:
 
 
 def _mix32_in_place(value: Words, spare: Words) -> None:
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+    for shift, factor in MIX_STEPS:
         np.right_shift(value, np.uint32(shift), out=spare)
         value ^= spare
         if factor != 1:

@@ -82,5 +82,6 @@ def steps(tiny: Path, real: Path, work: Path, *, on_cpu: bool = False) -> list[S
         Step("layers-2-larger-chunks", 4, ["layers", "2", "logprob_chunk_tokens=8192"], 90),
         Step("layers-2-no-checkpointing", 4, ["layers", "2", "activation_checkpointing=false"], 90),
         Step("export", 4, ["export"], 40),
+        Step("publication", 4, ["publication"], 90),
         Step("speed", 4, [*PYTEST, "-s", "-k", "uses_the_gpu"], 200),
     ]  # fmt: skip

@@ -41,16 +41,18 @@ def expected(snapshot: Snapshot, name: Hash) -> dict[str, str]:
     return checksums_of(parameters, hash_function(name))
 
 
-@pytest.mark.parametrize("name", HASHES)
+@pytest.mark.parametrize(("name", "device"), [*((name, None) for name in HASHES), ("cuda", torch.device("cpu"))])
 # An odd number of bfloat16 values: parts of a merged parameter begin within a word.
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_each_version_has_the_checksums_that_its_bytes_have(name: Hash, dtype: torch.dtype) -> None:
+def test_each_version_has_the_checksums_that_its_bytes_have(
+    name: Hash, device: torch.device | None, dtype: torch.dtype
+) -> None:
     weights = tensors(dtype)
     versions = [snapshot_of(1, weights.items())]
     for number, changed in enumerate(([NAMES[1]], [NAMES[5], NAMES[6], NAMES[-2]], [], NAMES), start=2):
         weights = stepped(weights, *changed)
         versions.append(snapshot_of(number, weights.items()))
-    known = PublishedChecksums([name])
+    known = PublishedChecksums([name], device=device)
     base = None
     for snapshot in versions:
         known.renew(base, snapshot)
@@ -84,6 +86,24 @@ def test_only_what_changed_is_hashed_again(monkeypatch: pytest.MonkeyPatch) -> N
     known.renew(first, second)
     assert hashed == []
     assert changed == [70 * 256 * 2] * 2
+
+
+def test_a_device_without_room_leaves_the_hash_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(checksums.DeviceChecksums):
+        asked = 0
+
+        def checksum(self, parts: Any) -> str:
+            Full.asked += 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(checksums, "DeviceChecksums", Full)
+    known, base = PublishedChecksums(["cuda"], device=torch.device("cpu")), None
+    for number in (1, 2):
+        snapshot = snapshot_of(number, stepped(tensors(), NAMES[number]).items())
+        known.renew(base, snapshot)
+        assert known.known(snapshot.manifest.digest, "cuda") == expected(snapshot, "cuda")
+        base = snapshot
+    assert Full.asked == 1
 
 
 def test_a_hash_is_computed_for_the_versions_after_the_first_request() -> None:

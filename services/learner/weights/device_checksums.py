@@ -1,0 +1,94 @@
+"""SGLang's hash of a parameter, computed by the device that trains, which does so as fast as the bytes arrive.
+
+They go there in steps, and none stays. The formula is that of ``shared.weights.tiles``. PyTorch knows few operations on
+unsigned integers: here they are signed ones, whose sums and products wrap alike, and whose shifts are masked.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gspo_services.shared.weights.tiles import (
+    MIX_STEPS,
+    POSITION_FACTORS,
+    POSITION_ROTATIONS,
+    SEEDS,
+    TILE_WORDS,
+    WORD_BYTES,
+    sums_checksum,
+)
+
+STEP_WORDS: Final = 512 * TILE_WORDS
+"""16 MiB; four arrays of this size are all that the device has to have room for."""
+
+
+class DeviceChecksums:
+    """Hashes on a stream of its own, so that training goes on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def checksum(self, parts: Sequence[bytes | bytearray | memoryview]) -> str:
+        """Compute the hash of a parameter's bytes, in pieces: ``shared.weights.tiles.tiled_checksum``.
+
+        Raises: OutOfMemoryError where training has left the device no room.
+        """
+        pieces = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
+        num_bytes = sum(map(len, pieces))
+        num_words = -(-num_bytes // WORD_BYTES)
+        sums = torch.zeros((2, -(-num_words // TILE_WORDS)), dtype=torch.int32, device=self._device)
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            rest = pieces
+            for first in range(0, num_words, STEP_WORDS):
+                words, rest = self._step(rest, min(STEP_WORDS, num_words - first))
+                tiles = sums[:, first // TILE_WORDS :][:, : len(words) // TILE_WORDS]
+                for half in range(2):
+                    tiles[half] = _mixed(words, first, half).view(-1, TILE_WORDS).sum(dim=1, dtype=torch.int32)
+                if num_words - first <= STEP_WORDS:
+                    self._drop_padding(tiles, num_words, first + len(words))
+            found = sums.cpu().numpy().view(np.uint32)
+        return sums_checksum(found, num_bytes)
+
+    def _step(self, rest: list[memoryview], num_words: int) -> tuple[Tensor, list[memoryview]]:
+        """The next words on the device, with zeros up to a whole tile; and what is left of the pieces."""
+        padded = -(-num_words // TILE_WORDS) * TILE_WORDS
+        words = torch.zeros(padded, dtype=torch.int32, device=self._device)
+        target, place = words.view(torch.uint8), 0
+        while rest and place < num_words * WORD_BYTES:
+            piece = rest[0][: num_words * WORD_BYTES - place]
+            target[place : place + len(piece)].copy_(torch.frombuffer(piece, dtype=torch.uint8))
+            place += len(piece)
+            rest = [rest[0][len(piece) :], *rest[1:]] if len(piece) < len(rest[0]) else rest[1:]
+        return words, rest
+
+    def _drop_padding(self, tiles: Tensor, num_words: int, end: int) -> None:
+        """Take what the zeros after the last word have added out of the last tile."""
+        if num_words < end:
+            zeros = torch.zeros(end - num_words, dtype=torch.int32, device=self._device)
+            for half in range(2):
+                tiles[half, -1] -= _mixed(zeros, num_words, half).sum(dtype=torch.int32)
+
+
+def _mixed(words: Tensor, first: int, half: int) -> Tensor:
+    """Mix words, the first of which is the parameter's ``first``, with their places."""
+    places = torch.arange(first, first + len(words), dtype=torch.int64, device=words.device).to(torch.int32)
+    bits = POSITION_ROTATIONS[half]
+    mixed = places * _signed(POSITION_FACTORS[half])
+    mixed += _signed(SEEDS[half])
+    mixed ^= (places << bits) | ((places >> (32 - bits)) & ((1 << bits) - 1))
+    mixed ^= words
+    for shift, factor in MIX_STEPS:
+        mixed ^= (mixed >> shift) & ((1 << (32 - shift)) - 1)
+        if factor != 1:
+            mixed *= _signed(factor)
+    return mixed
+
+
+def _signed(value: int) -> int:
+    """The signed integer of 32 bits with these bits."""
+    return value - (1 << 32) if value >= 1 << 31 else value
