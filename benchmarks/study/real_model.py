@@ -3,6 +3,7 @@
     python -m benchmarks.study.real_model                # every run that is missing, then the table
     python -m benchmarks.study.real_model --table        # the table of the kept results, in a second
     python -m benchmarks.study.real_model --gpu          # the same, where engine and learner share a GPU in bfloat16
+    python -m benchmarks.study.real_model --bfloat16     # question l
 
 Fixed on 2026-11-27, before the first run. The other questions have a made model, one process and a forced lag. Here every
 part is real, and the lag is what ``max_lag = 2`` makes of it.
@@ -25,6 +26,13 @@ above 0 in each seed, with an interval above 0.
 in bfloat16, each with kernels of its own, so that their log-probs differ under the same weights too. Each run is a run of
 its own, several at a time. The rule is applied to these runs alone. The aim is missed if the mean lag is below 1.
 
+**Question l**, fixed on 2026-11-27 before its first run, because the runs on a GPU learned at half the pace of those in
+float32, and moved the policy less: is it that a bfloat16 model's masters all begin in the middle of what rounds to its
+weights? Two arms, on the seeds, batches and example of question k: engine and learner in bfloat16 on a CPU, with
+``learner.spread_masters`` and without. *Spread masters learn faster*: shown if spread less middle is above 0 in each seed,
+with an interval above 0; refuted if the mean is not above 0; open otherwise. Question k's *calibrated* is described beside
+them: it is the same in float32.
+
 Runs are on disk under ``--directory``: the command can be stopped and repeated.
 """
 
@@ -33,7 +41,7 @@ from __future__ import annotations
 import argparse
 import json
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isnan
 from pathlib import Path
 from statistics import fmean
@@ -46,7 +54,10 @@ from gspo_services.runs.metrics import RunMetrics, read_metrics
 
 RESULTS_FILE: Final = RESULTS / "real_model.jsonl"
 GPU_FILE: Final = RESULTS / "real_model_gpu.jsonl"
-GPU: Final = ("model.dtype=bfloat16", "learner.dtype=bfloat16")
+BFLOAT16_FILE: Final = RESULTS / "real_model_bfloat16.jsonl"
+BFLOAT16: Final = ("model.dtype=bfloat16", "learner.dtype=bfloat16")
+SPREAD, MIDDLE = "spread", "middle"
+MASTERS: Final[dict[str, tuple[str, ...]]] = {SPREAD: (), MIDDLE: ("learner.spread_masters=false",)}
 NUM_BATCHES: Final = 20
 EVERY_BATCHES: Final = 4
 SEEDS: Final = (0, 1, 2)
@@ -89,21 +100,25 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path("runs/real-model"), help="where runs are kept")
     parser.add_argument("--table", action="store_true", help="only print the table of the kept results")
     parser.add_argument("--gpu", action="store_true", help="the runs on a GPU, with results of their own")
+    parser.add_argument("--bfloat16", action="store_true", help="the runs of question l")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="what this machine's servers need"
     )
     arguments = parser.parse_args()
-    path = GPU_FILE if arguments.gpu else RESULTS_FILE
-    settings = (*(GPU if arguments.gpu else ()), *arguments.set)
+    arms = MASTERS if arguments.bfloat16 else ARMS
+    path = GPU_FILE if arguments.gpu else BFLOAT16_FILE if arguments.bfloat16 else RESULTS_FILE
+    settings = (*(BFLOAT16 if arguments.gpu or arguments.bfloat16 else ()), *arguments.set)
     outcomes = kept(path)
     finished = {(each.arm, each.seed) for each in outcomes}
-    missing = [] if arguments.table else [(arm, seed) for seed in SEEDS for arm in ARMS if (arm, seed) not in finished]
+    missing = [] if arguments.table else [(arm, seed) for seed in SEEDS for arm in arms if (arm, seed) not in finished]
     with ThreadPoolExecutor(max_workers=arguments.jobs) as pool:
-        for future in as_completed(pool.submit(made, *each, arguments.directory, settings) for each in missing):
+        for future in as_completed(
+            pool.submit(made, arm, seed, arguments.directory, (*settings, *arms[arm])) for arm, seed in missing
+        ):
             outcomes.append(future.result())
             keep(path, outcomes)
-    print(table(outcomes))
+    print(masters_table(outcomes, kept(RESULTS_FILE)) if arguments.bfloat16 else table(outcomes))
 
 
 def kept(path: Path) -> list[Outcome]:
@@ -119,9 +134,9 @@ def keep(path: Path, outcomes: list[Outcome]) -> None:
     unfinished.rename(path)
 
 
-def made(arm: str, seed: int, root: Path, settings: tuple[str, ...] = ()) -> Outcome:
-    """Make a run, or go on with one that was stopped; ``settings`` are the machine's. Raises: CalledProcessError."""
-    directory = root / f"{list(ARMS).index(arm)}-{seed}"
+def made(arm: str, seed: int, root: Path, settings: tuple[str, ...]) -> Outcome:
+    """Make a run, or go on with one that was stopped. Raises: CalledProcessError if it fails."""
+    directory = root / f"{arm.replace(' ', '')}-{seed}"
     own = (
         f"run.seed={seed}",
         f"run.num_batches={NUM_BATCHES}",
@@ -129,7 +144,7 @@ def made(arm: str, seed: int, root: Path, settings: tuple[str, ...] = ()) -> Out
         f"evaluation.every_batches={EVERY_BATCHES}",
     )
     print(f"{arm}, seed {seed}, in {directory}", flush=True)
-    run(Path("examples/smollm2.toml"), directory, *own, *settings, *ARMS[arm])
+    run(Path("examples/smollm2.toml"), directory, *own, *settings)
     return outcome(arm, seed, read_metrics(directory))
 
 
@@ -182,23 +197,44 @@ def verdicts(outcomes: list[Outcome]) -> list[str]:
     ]
 
 
+def masters_verdict(outcomes: list[Outcome]) -> str:
+    """Apply the rule of question l, which is done once every run is there."""
+    missing = len(MASTERS) * len(SEEDS) - len(outcomes)
+    if missing:
+        return f"{missing} runs are missing: no verdict."
+    _, mean = less(outcomes, SPREAD, MIDDLE)
+    verdict = "shown" if is_ahead(outcomes, SPREAD, MIDDLE) else "refuted" if mean.mean <= 0 else "open"
+    return f"Spread masters learn faster: {verdict}."
+
+
+def masters_table(outcomes: list[Outcome], float32: list[Outcome]) -> str:
+    """Return Markdown of question l, with ``float32``, question k's runs, beside it; differences are to *middle*."""
+    beside = [replace(each, arm="float32") for each in float32 if each.arm == DEFAULT]
+    lines = _lines([*outcomes, *beside], [*MASTERS, "float32"], MIDDLE)
+    return "\n".join([*lines, "", masters_verdict(outcomes)])
+
+
 def table(outcomes: list[Outcome]) -> str:
     """Return Markdown: a line per arm, and the verdicts."""
+    return "\n".join([*_lines(outcomes, list(ARMS), DEFAULT), "", *verdicts(outcomes)])
+
+
+def _lines(outcomes: list[Outcome], arms: list[str], baseline: str) -> list[str]:
     lines = [
-        "| arm | held-out reward, seeds 0, 1, 2 | less *calibrated* | at the end | clipped | width | mean lag |",
+        f"| arm | held-out reward, seeds 0, 1, 2 | less *{baseline}* | at the end | clipped | width | mean lag |",
         "|" + "---|" * 7,
     ]
-    for arm in ARMS:
+    for arm in arms:
         own = sorted((each for each in outcomes if each.arm == arm), key=lambda each: each.seed)
         if not own:
             continue
-        _, mean = less(outcomes, arm, DEFAULT)
+        _, mean = less(outcomes, arm, baseline)
         by_seed = ", ".join(f"{each.score:.3f}" for each in own)
-        apart = "-" if arm == DEFAULT or isnan(mean.mean) else mean.text(3)
+        apart = "-" if arm == baseline or isnan(mean.mean) else mean.text(3)
         ends = ", ".join(f"{each.rewards[-1]:.2f}" for each in own)
         clipped, width, lag = (fmean(getattr(each, name) for each in own) for name in ("clipped", "width", "mean_lag"))
         lines.append(f"| {arm} | {by_seed} | {apart} | {ends} | {clipped:.0%} | {width:.4f} | {lag:.2f} |")
-    return "\n".join([*lines, "", *verdicts(outcomes)])
+    return lines
 
 
 if __name__ == "__main__":

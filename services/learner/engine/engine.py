@@ -159,7 +159,10 @@ class LearnerEngine:
         if plan is not None:
             # DeepSpeed creates new experts where ranks share them.
             freeze_all_but_lora(engine.module)
-        return cls(engine, settings, reference, model_dir, teacher)
+        made = cls(engine, settings, reference, model_dir, teacher)
+        if settings.learner.dtype == "bfloat16" and settings.learner.spread_masters:
+            made._state.spread(settings.seed)
+        return made
 
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
         """Log-probs of one micro-batch under the current weights, without gradient. Collective."""

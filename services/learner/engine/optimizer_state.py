@@ -25,11 +25,24 @@ from gspo.model.serving import is_partitioned
 from gspo.moe.expert_layout import pieces
 from gspo_services.learner.checkpoints import TensorDirectory, TensorFile, read_steps, write_steps
 from gspo_services.learner.engine.expert_parallel import WHOLE, ExpertShare
+from gspo_services.learner.engine.spread import spread
 
 OPTIMIZER: Final = "AdamW"
 _WEIGHT: Final = "weight"
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 _KINDS: Final = (_WEIGHT, *_MOMENTS)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where this rank's part of one parameter is."""
+
+    master: Tensor
+    offset: int
+    """The part's offset in the flattened master."""
+    start: int
+    """Its offset in the flattened parameter."""
+    length: int
 
 
 @dataclass(frozen=True)
@@ -145,6 +158,13 @@ class OptimizerState:
             state["step"] = self._step_count(master, steps)
         self._weights_from_masters()
 
+    def spread(self, seed: int) -> None:
+        """Spread the masters of a bfloat16 model: see ``spread``. Only before the first step, for a new run."""
+        for name, parameter in self._parameters():
+            place = self._place(parameter)
+            if place is not None:
+                spread(place.master.detach().view(-1).narrow(0, place.offset, place.length), name, place.start, seed)
+
     def _parameters(self) -> list[tuple[str, nn.Parameter]]:
         return list(self._engine.module.named_parameters() if self._trained is None else self._trained)
 
@@ -189,27 +209,32 @@ class OptimizerState:
 
     def _fragment(self, parameter: Any) -> _Fragment | None:
         """Return this rank's fragment; None when all of the parameter's state is on other ranks."""
+        place = self._place(parameter)
+        if place is None:
+            return None
+        state = self._adam().state[place.master]
+        tensors = {_WEIGHT: place.master.detach(), **{kind: state[kind] for kind in _MOMENTS}}
+        views = {kind: tensor.view(-1).narrow(0, place.offset, place.length) for kind, tensor in tensors.items()}
+        return _Fragment(place.start, views)
+
+    def _place(self, parameter: Any) -> _Place | None:
+        """Return where this rank's part of a parameter is; None when all of it is on other ranks."""
         if self._zero_stage == 0:
-            return self._views(parameter, 0, 0, parameter.numel())
+            return _Place(parameter, 0, 0, parameter.numel())
         optimizer = self._engine.optimizer
         if self._zero_stage == 3:
             group, offset, length = optimizer.grad_position[optimizer.get_param_id(parameter)]
             start = length * torch.distributed.get_rank(parameter.ds_process_group)
             # The last partitions are padded.
             length = min(length, parameter.ds_numel - start)
-            return None if length <= 0 else self._views(self._masters()[group], offset, start, length)
+            return None if length <= 0 else _Place(self._masters()[group], offset, start, length)
         mapping = parameter._hp_mapping
         if mapping is None:
             return None
         master = self._masters()[mapping.param_group_index]
-        return self._views(
+        return _Place(
             master, mapping.hp_fragment_address.start, mapping.lp_fragment_address.start, mapping.hp_fragment_address.numel
         )
-
-    def _views(self, master: Tensor, offset: int, start: int, length: int) -> _Fragment:
-        state = self._adam().state[master]
-        tensors = {_WEIGHT: master.detach(), **{kind: state[kind] for kind in _MOMENTS}}
-        return _Fragment(start, {kind: tensor.view(-1).narrow(0, offset, length) for kind, tensor in tensors.items()})
 
     def _collect(self, parameter: Any, kind: str, share: ExpertShare, writer: int) -> Tensor | None:
         """One kind of this rank's share, whole, float32, on ``writer``. Collective among the share's replicas."""

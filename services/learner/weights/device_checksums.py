@@ -1,7 +1,6 @@
 """SGLang's hash of a parameter, computed by the device that trains, which does so as fast as the bytes arrive.
 
-They go there in steps, and none stays. The formula is that of ``shared.weights.tiles``. PyTorch knows few operations on
-unsigned integers: here they are signed ones, whose sums and products wrap alike, and whose shifts are masked.
+They go there in steps, and none stays. The formula is that of ``shared.weights.tiles``.
 """
 
 from collections.abc import Sequence
@@ -12,15 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gspo_services.shared.weights.tiles import (
-    MIX_STEPS,
-    POSITION_FACTORS,
-    POSITION_ROTATIONS,
-    SEEDS,
-    TILE_WORDS,
-    WORD_BYTES,
-    sums_checksum,
-)
+from gspo_services.learner.weights.mixing import mixed
+from gspo_services.shared.weights.tiles import TILE_WORDS, WORD_BYTES, sums_checksum
 
 STEP_WORDS: Final = 512 * TILE_WORDS
 """16 MiB; four arrays of this size are all that the device has to have room for."""
@@ -48,7 +40,11 @@ class DeviceChecksums:
                 words, rest = self._step(rest, min(STEP_WORDS, num_words - first))
                 tiles = sums[:, first // TILE_WORDS :][:, : len(words) // TILE_WORDS]
                 for half in range(2):
-                    tiles[half] = _mixed(words, first, half).view(-1, TILE_WORDS).sum(dim=1, dtype=torch.int32)
+                    tiles[half] = (
+                        mixed(words, first, len(words), half, self._device)
+                        .view(-1, TILE_WORDS)
+                        .sum(dim=1, dtype=torch.int32)
+                    )
                 if num_words - first <= STEP_WORDS:
                     self._drop_padding(tiles, num_words, first + len(words))
             found = sums.cpu().numpy().view(np.uint32)
@@ -69,26 +65,5 @@ class DeviceChecksums:
     def _drop_padding(self, tiles: Tensor, num_words: int, end: int) -> None:
         """Take what the zeros after the last word have added out of the last tile."""
         if num_words < end:
-            zeros = torch.zeros(end - num_words, dtype=torch.int32, device=self._device)
             for half in range(2):
-                tiles[half, -1] -= _mixed(zeros, num_words, half).sum(dtype=torch.int32)
-
-
-def _mixed(words: Tensor, first: int, half: int) -> Tensor:
-    """Mix words, the first of which is the parameter's ``first``, with their places."""
-    places = torch.arange(first, first + len(words), dtype=torch.int64, device=words.device).to(torch.int32)
-    bits = POSITION_ROTATIONS[half]
-    mixed = places * _signed(POSITION_FACTORS[half])
-    mixed += _signed(SEEDS[half])
-    mixed ^= (places << bits) | ((places >> (32 - bits)) & ((1 << bits) - 1))
-    mixed ^= words
-    for shift, factor in MIX_STEPS:
-        mixed ^= (mixed >> shift) & ((1 << (32 - shift)) - 1)
-        if factor != 1:
-            mixed *= _signed(factor)
-    return mixed
-
-
-def _signed(value: int) -> int:
-    """The signed integer of 32 bits with these bits."""
-    return value - (1 << 32) if value >= 1 << 31 else value
+                tiles[half, -1] -= mixed(0, num_words, end - num_words, half, self._device).sum(dtype=torch.int32)

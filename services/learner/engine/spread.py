@@ -1,0 +1,50 @@
+"""Masters that begin anywhere in what rounds to a bfloat16 weight, and not all in its middle.
+
+A bfloat16 model's float32 masters begin as its weights: each in the middle of the values that round to it. A step that is
+small beside bfloat16's spacing then changes no weight, nor do the next ones, until they add up to half the spacing. At a
+learning rate of 1e-5 that takes tens of steps for a weight of 0.05. Spread evenly over these values, a step carries as many
+masters over a border as its size says (dithering, known from audio), and the start model is the same to the bit.
+docs/evidence/results.md has what it makes of a run.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gspo_services.learner.weights.mixing import mixed, signed
+
+STEP: Final = 1 << 24
+"""Elements at a time: temporary tensors take 20 bytes for each."""
+SPACING_EXPONENT: Final = 8
+"""A bfloat16 value m 2^e with m in [1/2, 1) lies 2^(e - 8) from the next one."""
+INSIDE: Final = 0.999
+"""A value just on a border would round by the rule for ties."""
+
+
+@torch.no_grad()
+def spread(masters: Tensor, name: str, first: int, seed: int) -> None:
+    """Move masters within what rounds to the same bfloat16 value; a 0 stays one.
+
+    The same numbers come out however ranks share a parameter.
+
+    Args:
+        masters: float32 [n], bfloat16 values; changed in place.
+        name: of the parameter.
+        first: the place of the first of them in the flattened parameter.
+    """
+    word = signed(int.from_bytes(blake2b(f"{seed}:{name}".encode(), digest_size=4).digest(), "big"))
+    for begin in range(0, masters.numel(), STEP):
+        part = masters[begin : begin + STEP]
+        bits = mixed(word, first + begin, part.numel(), 0, part.device)
+        shift = torch.ldexp(bits.float() * (INSIDE * 2.0**-32), torch.frexp(part).exponent - SPACING_EXPONENT)
+        # Below a power of two the spacing is half as wide.
+        moved = torch.where(_round_alike(part + shift, part), part + shift, part + shift / 2)
+        part.copy_(torch.where(_round_alike(moved, part) & (part != 0), moved, part))
+
+
+def _round_alike(left: Tensor, right: Tensor) -> Tensor:
+    return left.bfloat16() == right.bfloat16()
