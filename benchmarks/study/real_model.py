@@ -207,10 +207,14 @@ def masters_verdict(outcomes: list[Outcome]) -> str:
     return f"Spread masters learn faster: {verdict}."
 
 
+def beside_float32(outcomes: list[Outcome], float32: list[Outcome]) -> list[Outcome]:
+    """Return the outcomes of question l, and of question k's those that are the same in float32."""
+    return [*outcomes, *(replace(each, arm="float32") for each in float32 if each.arm == DEFAULT)]
+
+
 def masters_table(outcomes: list[Outcome], float32: list[Outcome]) -> str:
-    """Return Markdown of question l, with ``float32``, question k's runs, beside it; differences are to *middle*."""
-    beside = [replace(each, arm="float32") for each in float32 if each.arm == DEFAULT]
-    lines = _lines([*outcomes, *beside], [*MASTERS, "float32"], MIDDLE)
+    """Return Markdown of question l; differences are to *middle*."""
+    lines = _lines(beside_float32(outcomes, float32), [*MASTERS, "float32"], MIDDLE)
     return "\n".join([*lines, "", masters_verdict(outcomes)])
 
 

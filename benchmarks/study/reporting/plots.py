@@ -26,9 +26,13 @@ LAGS = ("0", "0..2", "1", "4", "16", "64")
 
 
 def draw_all(
-    results: Results, probes: Sequence[dict[str, Any]], directory: Path, outcomes: Sequence[real_model.Outcome] = ()
+    results: Results,
+    probes: Sequence[dict[str, Any]],
+    directory: Path,
+    outcomes: Sequence[real_model.Outcome] = (),
+    masters: Sequence[real_model.Outcome] = (),
 ) -> list[Path]:
-    """Draw every plot that has runs; return the files. ``outcomes``: of question k."""
+    """Draw every plot that has runs; return the files. ``outcomes``: of question k. ``masters``: of question l."""
     directory.mkdir(parents=True, exist_ok=True)
     drawn = []
     choices: list[tuple[str, Callable[[], Any], bool]] = [
@@ -37,6 +41,7 @@ def draw_all(
         ("settled", lambda: _settled(results), bool(results.rows("f"))),
         ("paper", lambda: _paper(results), bool(results.rows("g"))),
         ("real_model", lambda: _real_model(outcomes), bool(outcomes)),
+        ("masters", lambda: _real_model(masters), bool(masters)),
     ]
     for name, draw, present in choices:
         if present:

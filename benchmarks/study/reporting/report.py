@@ -30,7 +30,9 @@ def write_report() -> None:
     """Draw the plots, write all tables, and fill those of the page. Raises: ValueError for a place without a table."""
     results, probes = Results(load_summaries()), load_probes()
     made = tables_of(results, probes)
-    drawn = draw_all(results, probes, IMAGES, real_model.kept(real_model.RESULTS_FILE))
+    float32 = real_model.kept(real_model.RESULTS_FILE)
+    masters = real_model.kept(real_model.BFLOAT16_FILE)
+    drawn = draw_all(results, probes, IMAGES, float32, real_model.beside_float32(masters, float32) if masters else ())
     ALL_TABLES.write_text(one_below_the_other(made))
     DOCUMENT.write_text(fill(DOCUMENT.read_text(), made))
     print(f"{len(made)} tables in {ALL_TABLES}, {len(drawn)} plots in {IMAGES}")
@@ -68,6 +70,10 @@ def tables_of(results: Results, probes: Sequence[dict[str, Any]]) -> dict[str, C
         "engine": lambda: engine(results),
         "default": lambda: default.comparison(results),
         "real-model": lambda: real_model.table(real_model.kept(real_model.RESULTS_FILE)),
+        "real-model-gpu": lambda: real_model.table(real_model.kept(real_model.GPU_FILE)),
+        "masters": lambda: real_model.masters_table(
+            *map(real_model.kept, (real_model.BFLOAT16_FILE, real_model.RESULTS_FILE))
+        ),
     }
 
 

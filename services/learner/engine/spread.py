@@ -17,8 +17,8 @@ from torch import Tensor
 
 from gspo_services.learner.weights.mixing import mixed, signed
 
-STEP: Final = 1 << 24
-"""Elements at a time: temporary tensors take 20 bytes for each."""
+STEP: Final = 1 << 22
+"""Elements at a time: temporary tensors take some 40 bytes for each."""
 SPACING_EXPONENT: Final = 8
 """A bfloat16 value m 2^e with m in [1/2, 1) lies 2^(e - 8) from the next one."""
 INSIDE: Final = 0.999

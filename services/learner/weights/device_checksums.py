@@ -33,8 +33,9 @@ class DeviceChecksums:
         pieces = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
         num_bytes = sum(map(len, pieces))
         num_words = -(-num_bytes // WORD_BYTES)
-        sums = torch.zeros((2, -(-num_words // TILE_WORDS)), dtype=torch.int32, device=self._device)
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            # On this stream, like all that follows: another may be behind.
+            sums = torch.zeros((2, -(-num_words // TILE_WORDS)), dtype=torch.int32, device=self._device)
             rest = pieces
             for first in range(0, num_words, STEP_WORDS):
                 words, rest = self._step(rest, min(STEP_WORDS, num_words - first))

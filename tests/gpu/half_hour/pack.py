@@ -45,6 +45,14 @@ def _requirements(there: Iterable[str]) -> list[str]:
     return [line for line in pinned if line.split("==")[0].lower() not in missing]
 
 
+def _builder(python: Path, work: Path) -> Path:
+    """A Python of that version with what DeepSpeed's own build needs, which a new Python lacks from 3.12 on."""
+    subprocess.run([python, "-m", "venv", work / "python"], check=True)
+    builder = work / "python" / "bin" / "python"
+    subprocess.run([builder, "-m", "pip", "install", "-q", "setuptools==80.9.0", "wheel==0.45.1"], check=True)
+    return builder
+
+
 def _install(python: Path, site: Path, words: list[str]) -> None:
     command = [python, "-m", "pip", "install", "-q", "--no-deps", "--no-compile", "--target", site, *words]
     subprocess.run(command, check=True)
@@ -100,6 +108,7 @@ def pack(archive: Path, python: Path, there: Iterable[str]) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         site = work / "site"
+        python = _builder(python, work)
         _install(python, site, _requirements(there))
         _install(python, site, ["--no-build-isolation", "deepspeed==0.19.8"])
         _install(python, site, ["torch-memory-saver==0.0.10"])

@@ -5,7 +5,25 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.study.real_model import ARMS, DEFAULT, SEEDS, Outcome, is_ahead, keep, kept, outcome, table, verdicts
+from benchmarks.study.real_model import (
+    ARMS,
+    BFLOAT16,
+    DEFAULT,
+    MASTERS,
+    MIDDLE,
+    SEEDS,
+    SPREAD,
+    Outcome,
+    beside_float32,
+    is_ahead,
+    keep,
+    kept,
+    masters_table,
+    masters_verdict,
+    outcome,
+    table,
+    verdicts,
+)
 from benchmarks.study.reporting.plots import draw_all
 from benchmarks.study.results import Results
 from gspo_services.runs.metrics import HeldOut, RunMetrics
@@ -21,6 +39,31 @@ def outcomes(**scores: tuple[float, float, float]) -> list[Outcome]:
         for arm in ARMS
         for seed in SEEDS
     ]
+
+
+def masters(spread: float, middle: float = 0.1) -> list[Outcome]:
+    """One outcome per arm of question l and seed."""
+    found = {SPREAD: spread, MIDDLE: middle}
+    return [
+        Outcome(arm, seed, 0.1, [value + 0.01 * seed] * 5, 0.2, 0.03, 2.0) for arm, value in found.items() for seed in SEEDS
+    ]
+
+
+def test_the_arms_of_question_l_differ_in_the_masters_alone() -> None:
+    spread, middle = (load_settings(EXAMPLE, overrides=[*BFLOAT16, *settings]) for settings in MASTERS.values())
+    assert (spread.learner.spread_masters, middle.learner.spread_masters) == (True, False)
+    assert spread.learner.dtype == middle.learner.dtype == spread.model.dtype == "bfloat16"
+
+
+def test_the_verdict_on_masters_follows_the_rule() -> None:
+    said = {masters_verdict(masters(spread)).split(": ")[1] for spread in (0.3, 0.1, 0.05)}
+    assert said == {"shown.", "refuted."}
+    uneven = [*masters(0.3)[:2], Outcome(SPREAD, 2, 0.1, [0.05] * 5, 0.2, 0.03, 2.0), *masters(0.3)[3:]]
+    assert masters_verdict(uneven) == "Spread masters learn faster: open."
+    assert masters_verdict(masters(0.3)[1:]) == "1 runs are missing: no verdict."
+    text = masters_table(masters(0.3), outcomes(calibrated=(0.31, 0.32, 0.33)))
+    assert "| spread | 0.300, 0.310, 0.320 | 0.200 ± 0.000 |" in text
+    assert "| float32 | 0.310, 0.320, 0.330 | 0.210 ± 0.000 |" in text
 
 
 def test_every_arm_is_a_run_of_the_example_and_differs_in_the_objective_alone() -> None:
@@ -57,7 +100,8 @@ def test_ahead_needs_every_seed_and_an_interval_above_nothing() -> None:
 
 
 def test_the_curves_of_all_arms_are_drawn(tmp_path: Path) -> None:
-    assert [path.name for path in draw_all(Results({}, []), [], tmp_path, outcomes())] == ["real_model.png"]
+    drawn = draw_all(Results({}, []), [], tmp_path, outcomes(), beside_float32(masters(0.2), outcomes()))
+    assert [path.name for path in drawn] == ["real_model.png", "masters.png"]
 
 
 def test_without_every_run_there_is_no_verdict() -> None:
