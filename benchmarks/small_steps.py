@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gspo_services.learner.engine.spread import spread
+from gspo_services.learner.engine.spread_masters import spread
 
 NUM_TASKS: Final = 16
 KINDS: Final = ("float32", "middle", "spread")

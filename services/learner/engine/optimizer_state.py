@@ -25,7 +25,7 @@ from gspo.model.serving import is_partitioned
 from gspo.moe.expert_layout import pieces
 from gspo_services.learner.checkpoints import TensorDirectory, TensorFile, read_steps, write_steps
 from gspo_services.learner.engine.expert_parallel import WHOLE, ExpertShare
-from gspo_services.learner.engine.spread import spread
+from gspo_services.learner.engine.spread_masters import spread
 
 OPTIMIZER: Final = "AdamW"
 _WEIGHT: Final = "weight"

@@ -3,6 +3,7 @@
 from gspo_services.learner.weights.adapters import AdapterCopy, PublishedBase, copy_adapter
 from gspo_services.learner.weights.checksums import PublishedChecksums, hashing_device, likely_hash
 from gspo_services.learner.weights.delta import encode_delta
+from gspo_services.learner.weights.mixing import mixed, signed
 from gspo_services.learner.weights.server import WeightServer
 from gspo_services.learner.weights.snapshot import SnapshotStore, build_snapshot
 from gspo_services.learner.weights.snapshot_memory import SnapshotMemory
@@ -27,4 +28,6 @@ __all__ = [
     "encode_delta",
     "hashing_device",
     "likely_hash",
+    "mixed",
+    "signed",
 ]

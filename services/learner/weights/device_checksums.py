@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gspo_services.learner.weights.mixing import mixed
-from gspo_services.shared.weights.tiles import TILE_WORDS, WORD_BYTES, sums_checksum
+from gspo_services.shared.weights import TILE_WORDS, WORD_BYTES, sums_checksum
 
 STEP_WORDS: Final = 512 * TILE_WORDS
 """16 MiB; four arrays of this size are all that the device has to have room for."""

@@ -7,7 +7,7 @@ shifts are masked.
 import torch
 from torch import Tensor
 
-from gspo_services.shared.weights.tiles import MIX_STEPS, POSITION_FACTORS, POSITION_ROTATIONS, SEEDS
+from gspo_services.shared.weights import MIX_STEPS, POSITION_FACTORS, POSITION_ROTATIONS, SEEDS
 
 
 def mixed(words: Tensor | int, first: int, length: int, half: int, device: torch.device) -> Tensor:

@@ -28,7 +28,17 @@ from gspo_services.shared.weights.served import ServedError, require_servable, r
 from gspo_services.shared.weights.server import ChunkServer, Parts
 from gspo_services.shared.weights.shards import Shard, ShardBytes, ShardChecksums, ShardPiece, shards
 from gspo_services.shared.weights.spread import ONE_RANK, Spread, SpreadError, kv_heads, require_spread, spread_of
-from gspo_services.shared.weights.tiles import WORD_BYTES, TileSums, Work
+from gspo_services.shared.weights.tiles import (
+    MIX_STEPS,
+    POSITION_FACTORS,
+    POSITION_ROTATIONS,
+    SEEDS,
+    TILE_WORDS,
+    WORD_BYTES,
+    TileSums,
+    Work,
+    sums_checksum,
+)
 
 __all__ = [
     "ABILITY",
@@ -36,11 +46,16 @@ __all__ = [
     "HEAD",
     "INDICES",
     "LOAD_FORMAT",
+    "MIX_STEPS",
     "MODULES",
     "ONE_RANK",
     "PEFT_PREFIX",
+    "POSITION_FACTORS",
+    "POSITION_ROTATIONS",
     "REPORTS_SLOTS",
+    "SEEDS",
     "SLOT",
+    "TILE_WORDS",
     "VALUES",
     "WORD_BYTES",
     "Buffer",
@@ -78,5 +93,6 @@ __all__ = [
     "slot_checksums",
     "slot_name",
     "spread_of",
+    "sums_checksum",
     "xxh3_checksum",
 ]

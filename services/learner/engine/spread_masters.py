@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gspo_services.learner.weights.mixing import mixed, signed
+from gspo_services.learner.weights import mixed, signed
 
 STEP: Final = 1 << 22
 """Elements at a time: temporary tensors take some 40 bytes for each."""

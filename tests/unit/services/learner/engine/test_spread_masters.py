@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gspo_services.learner.engine import spread as module
-from gspo_services.learner.engine.spread import spread
+from gspo_services.learner.engine import spread_masters as module
+from gspo_services.learner.engine.spread_masters import spread
 
 NAME = "model.layers.0.mlp.experts.gate_up_proj"
 
