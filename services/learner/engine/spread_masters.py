@@ -43,7 +43,7 @@ def spread(masters: Tensor, name: str, first: int, seed: int) -> None:
         shift = torch.ldexp(bits.float() * (INSIDE * 2.0**-32), torch.frexp(part).exponent - SPACING_EXPONENT)
         # Below a power of two the spacing is half as wide.
         moved = torch.where(_round_alike(part + shift, part), part + shift, part + shift / 2)
-        part.copy_(torch.where(_round_alike(moved, part) & (part != 0), moved, part))
+        part.copy_(torch.where(part == 0, part, moved))
 
 
 def _round_alike(left: Tensor, right: Tensor) -> Tensor:
