@@ -206,7 +206,10 @@ def test_what_a_benchmark_starts_is_not_other_work() -> None:
     assert watch.looks[-1][1]["other"] > 0.2
     itself = Watch()
     itself.look(psutil.Process(), 0, memory=False)
-    assert sum(itself.looks[-1][1].values()) < time.process_time() / 2, "this process is in neither sum"
+    # Other tests may have left this process a server.
+    children_s = sum(sum(child.cpu_times()[:2]) for child in psutil.Process().children(recursive=True))
+    in_sums_s = sum(itself.looks[-1][1].values())
+    assert in_sums_s < children_s + time.process_time() / 2, "this process is in neither sum"
     assert said_of(0.05) == ""
     assert said_of(0.14).startswith("The machine was busy: others used 0.1 of its cores")
 
