@@ -45,6 +45,8 @@ class PublishedChecksums:
         CUDA, where the learner has one for itself."""
         self._wanted: set[Hash] = set(wanted)
         self._device = device
+        # One for all versions: each stream keeps memory of its own.
+        self._hashes: DeviceChecksums | None = None
         # By the version's digest and the hash, oldest first.
         self._found: dict[tuple[str, Hash], dict[str, str]] = {}
         self._lock = threading.Lock()
@@ -93,12 +95,12 @@ class PublishedChecksums:
         if self._device is None:
             return {}
         data = snapshot.tensor_data()
+        self._hashes = hashes = self._hashes or DeviceChecksums(self._device)
         try:
-            hashes = DeviceChecksums(self._device)
             return {each.name: hashes.checksum(parts_of(each, data)) for each in stale}
         except torch.OutOfMemoryError as error:
             log.warning("checksums_on_host", reason=str(error))
-            self._device = None
+            self._device = self._hashes = None
             return {}
 
     def _tiled(

@@ -119,3 +119,18 @@ def test_a_hash_is_computed_for_the_versions_after_the_first_request() -> None:
     known.renew(versions[2], versions[3])
     assert known.known(versions[1].manifest.digest, "xxh3") == {}
     assert known.known(versions[2].manifest.digest, "cpu") == expected(versions[2], "cpu")
+
+
+def test_all_versions_are_hashed_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.device] = []
+
+    class Noted(checksums.DeviceChecksums):
+        def __init__(self, device: torch.device) -> None:
+            super().__init__(device)
+            made.append(device)
+
+    monkeypatch.setattr(checksums, "DeviceChecksums", Noted)
+    known = PublishedChecksums(["cuda"], device=torch.device("cpu"))
+    for number in (1, 2, 3):
+        known.renew(None, snapshot_of(number, stepped(tensors(), NAMES[number]).items()))
+    assert made == [torch.device("cpu")]
