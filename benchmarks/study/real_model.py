@@ -114,7 +114,7 @@ def main() -> None:
     missing = [] if arguments.table else [(arm, seed) for seed in SEEDS for arm in arms if (arm, seed) not in finished]
     with ThreadPoolExecutor(max_workers=arguments.jobs) as pool:
         for future in as_completed(
-            pool.submit(made, arm, seed, arguments.directory, (*settings, *arms[arm])) for arm, seed in missing
+            pool.submit(made, arm, seed, arguments.directory / path.stem, (*settings, *arms[arm])) for arm, seed in missing
         ):
             outcomes.append(future.result())
             keep(path, outcomes)
