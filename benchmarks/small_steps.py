@@ -97,13 +97,15 @@ def main() -> None:
         parser.error(f"{chosen.model} has no model: make models/smollm2/config.json fetches one")
     torch.manual_seed(0)
     start, batch = AutoModelForCausalLM.from_pretrained(chosen.model, dtype=torch.float32), Batch(chosen.model)
+    if chosen.steps < 4:
+        parser.error(f"--steps {chosen.steps}: at least 4, which are shown in quarters")
     shown = sorted({1, chosen.steps // 4, chosen.steps // 2, chosen.steps})
     print("| learning rate | masters | " + " | ".join(f"step {step}" for step in shown) + " | weights changed |")
     print("|" + "---|" * (len(shown) + 3))
     for rate in chosen.rates:
         for kind in KINDS:
             found = moved(start, batch, kind, rate, chosen.steps)
-            ups = " | ".join(f"{found[step - 1][0]:.4f}" for step in shown if step)
+            ups = " | ".join(f"{found[step - 1][0]:.4f}" for step in shown)
             print(f"| {rate:g} | {kind} | {ups} | {found[0][1]:.1%}, {found[-1][1]:.1%} |", flush=True)
 
 

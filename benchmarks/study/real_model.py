@@ -99,8 +99,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, default=Path("runs/real-model"), help="where runs are kept")
     parser.add_argument("--table", action="store_true", help="only print the table of the kept results")
-    parser.add_argument("--gpu", action="store_true", help="the runs on a GPU, with results of their own")
-    parser.add_argument("--bfloat16", action="store_true", help="the runs of question l")
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--gpu", action="store_true", help="the runs on a GPU, with results of their own")
+    other.add_argument("--bfloat16", action="store_true", help="the runs of question l")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="what this machine's servers need"

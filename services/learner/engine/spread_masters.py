@@ -2,9 +2,9 @@
 
 A bfloat16 model's float32 masters begin as its weights: each in the middle of the values that round to it. A step that is
 small beside bfloat16's spacing then changes no weight, nor do the next ones, until they add up to half the spacing. At a
-learning rate of 1e-5 that takes tens of steps for a weight of 0.05. Spread evenly over these values, a step carries as many
+learning rate of 1e-5 that takes twelve steps for a weight of 0.05. Spread evenly over these values, a step carries as many
 masters over a border as its size says (dithering, known from audio), and the start model is the same to the bit.
-docs/evidence/results.md has what it makes of a run.
+docs/evidence/study.md (question l) has what it makes of a run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gspo_services.learner.weights import mixed, signed
+from gspo_services.learner.weights import mixed
 
 STEP: Final = 1 << 22
 """Elements at a time: temporary tensors take some 40 bytes for each."""
@@ -36,7 +36,7 @@ def spread(masters: Tensor, name: str, first: int, seed: int) -> None:
         name: of the parameter.
         first: the place of the first of them in the flattened parameter.
     """
-    word = signed(int.from_bytes(blake2b(f"{seed}:{name}".encode(), digest_size=4).digest(), "big"))
+    word = int.from_bytes(blake2b(f"{seed}:{name}".encode(), digest_size=4).digest(), "big")
     for begin in range(0, masters.numel(), STEP):
         part = masters[begin : begin + STEP]
         bits = mixed(word, first + begin, part.numel(), 0, part.device)

@@ -3,7 +3,7 @@
 from gspo_services.learner.weights.adapters import AdapterCopy, PublishedBase, copy_adapter
 from gspo_services.learner.weights.checksums import PublishedChecksums, hashing_device, likely_hash
 from gspo_services.learner.weights.delta import encode_delta
-from gspo_services.learner.weights.mixing import mixed, signed
+from gspo_services.learner.weights.mixing import mixed
 from gspo_services.learner.weights.server import WeightServer
 from gspo_services.learner.weights.snapshot import SnapshotStore, build_snapshot
 from gspo_services.learner.weights.snapshot_memory import SnapshotMemory
@@ -29,5 +29,4 @@ __all__ = [
     "hashing_device",
     "likely_hash",
     "mixed",
-    "signed",
 ]

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gspo_services.learner.weights.mixing import mixed
 from gspo_services.shared.weights import TILE_WORDS, WORD_BYTES, sums_checksum
@@ -39,22 +40,16 @@ class DeviceChecksums:
             rest = pieces
             for first in range(0, num_words, STEP_WORDS):
                 words, rest = self._step(rest, min(STEP_WORDS, num_words - first))
-                tiles = sums[:, first // TILE_WORDS :][:, : len(words) // TILE_WORDS]
+                place = slice(first // TILE_WORDS, -(-(first + len(words)) // TILE_WORDS))
                 for half in range(2):
-                    tiles[half] = (
-                        mixed(words, first, len(words), half, self._device)
-                        .view(-1, TILE_WORDS)
-                        .sum(dim=1, dtype=torch.int32)
-                    )
-                if num_words - first <= STEP_WORDS:
-                    self._drop_padding(tiles, num_words, first + len(words))
-            found = sums.cpu().numpy().view(np.uint32)
-        return sums_checksum(found, num_bytes)
+                    found = pad(mixed(words, first, len(words), half, self._device), (0, -len(words) % TILE_WORDS))
+                    sums[half, place] = found.view(-1, TILE_WORDS).sum(dim=1, dtype=torch.int32)
+            host = sums.cpu().numpy().view(np.uint32)
+        return sums_checksum(host, num_bytes)
 
     def _step(self, rest: list[memoryview], num_words: int) -> tuple[Tensor, list[memoryview]]:
-        """The next words on the device, with zeros up to a whole tile; and what is left of the pieces."""
-        padded = -(-num_words // TILE_WORDS) * TILE_WORDS
-        words = torch.zeros(padded, dtype=torch.int32, device=self._device)
+        """The next words on the device, the last one with zeros after its bytes; and what is left of the pieces."""
+        words = torch.zeros(num_words, dtype=torch.int32, device=self._device)
         target, place = words.view(torch.uint8), 0
         while rest and place < num_words * WORD_BYTES:
             piece = rest[0][: num_words * WORD_BYTES - place]
@@ -62,9 +57,3 @@ class DeviceChecksums:
             place += len(piece)
             rest = [rest[0][len(piece) :], *rest[1:]] if len(piece) < len(rest[0]) else rest[1:]
         return words, rest
-
-    def _drop_padding(self, tiles: Tensor, num_words: int, end: int) -> None:
-        """Take what the zeros after the last word have added out of the last tile."""
-        if num_words < end:
-            for half in range(2):
-                tiles[half, -1] -= mixed(0, num_words, end - num_words, half, self._device).sum(dtype=torch.int32)
