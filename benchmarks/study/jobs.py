@@ -13,9 +13,10 @@ ARITHMETIC = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "MKL_CBWR": "COMPATIBLE",
 }
-"""Variables of the environment with which one release of torch computes the same bits on different processors, where they
-are set before torch is loaded. Without them torch and MKL choose their kernels, and even the numbers that they draw, by the
-processor; a start model is then another one elsewhere."""
+"""Variables of the environment with which one release of torch computes the same bits in each process of one kind of
+processor, where they are set before torch is loaded. Without them torch and MKL choose their kernels, and even the numbers
+that they draw, by the processor. MKL's roots, exponentials and logarithms heed none of them: a run on an Intel Xeon drew the
+answers and had the first gradient of its twin on an AMD EPYC, but other last bits from the first step of Adam on."""
 
 
 def make_start(directory: Path, config: RunConfig) -> str:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.study.config import RunConfig
 from benchmarks.study.learner import DivergedError, Learner
-from benchmarks.study.run_record import record_path, weights_digest
+from benchmarks.study.run_record import processor, record_path, weights_digest
 from benchmarks.study.sampler import MAX_NEW_TOKENS, Episode, Part, Sampler
 from benchmarks.study.start_model import load_start_model, study_environment
 from benchmarks.study.tasks.credit import NumberGrades
@@ -40,7 +40,8 @@ def execute(directory: Path, config: RunConfig, *, start_steps: int | None = Non
         for record in batches(directory, config, model=model):
             file.write(json.dumps(record) + "\n")
             file.flush()
-        file.write(json.dumps({"start": start, "end": weights_digest(model.state_dict())}) + "\n")
+        ended = {"start": start, "end": weights_digest(model.state_dict()), "on": processor()}
+        file.write(json.dumps(ended) + "\n")
     unfinished.rename(path)
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -24,7 +25,8 @@ class RunRecord:
     config: dict[str, Any]
     batches: list[dict[str, float]]
     digests: dict[str, str] = field(default_factory=dict)
-    """Of the weights at the "start" and the "end"; nothing in records of before 2026-11-26."""
+    """Of the weights at the "start" and the "end", and the processor that they were made "on", of which older records say
+    nothing (an AMD EPYC); no digests in records of before 2026-11-26."""
 
 
 def record_path(directory: Path, config: RunConfig) -> Path:
@@ -48,6 +50,12 @@ def weights_digest(weights: Mapping[str, Any]) -> str:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         digest.update(tensor.detach().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def processor() -> str:
+    """Return the name of this machine's processor: the last bits of roots and exponentials depend on it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def known_starts() -> dict[str, str]:
