@@ -15,6 +15,7 @@ import matplotlib.pyplot as plt
 
 from benchmarks.study import real_model
 from benchmarks.study.questions.settled import CALIBRATED, MATCHED, RECENTRED, SHUFFLED
+from benchmarks.study.reporting import margin
 from benchmarks.study.reporting.summary import Interval, RunSummary, interval
 from benchmarks.study.results import Results
 
@@ -40,6 +41,7 @@ def draw_all(
         ("staleness", lambda: _staleness(results), bool(results.rows("d-short"))),
         ("settled", lambda: _settled(results), bool(results.rows("f"))),
         ("paper", lambda: _paper(results), bool(results.rows("g"))),
+        ("margin", lambda: _margin(results), not margin.missing(results)),
         ("real_model", lambda: _real_model(outcomes), bool(outcomes)),
         ("masters", lambda: _real_model(masters), bool(masters)),
     ]
@@ -193,6 +195,27 @@ def _paper(results: Results) -> Any:
     clips.set(xlabel="batch", ylabel="clipped share of tokens", yscale="log")
     rewards.legend(fontsize=8, loc="lower right")
     figure.suptitle("Six layers of 64 experts, answers of 100 to 160 tokens, lag 0", fontsize=11)
+    return figure
+
+
+def _margin(results: Results) -> Any:
+    """Held-out reward at the end by learning rate: the arms' means, and each run, with a cross if it collapsed."""
+    figure, (rewards,) = _figure(1, 8.0)
+    for index, arm in enumerate(margin.ARMS):
+        by_rate = {rate: list(margin.found(results, arm, rate).values()) for rate in margin.ALL_RATES}
+        whole = {rate: runs for rate, runs in by_rate.items() if len(runs) == len(margin.SEEDS)}
+        means = [interval([run.final for run in runs]).mean for runs in whole.values()]
+        rewards.plot(list(whole), means, label=arm, **_style(index))
+        for rate, runs in by_rate.items():
+            for run in runs:
+                place, marker = rate * 1.05 ** (index - 1.5), "x" if run.collapsed else MARKERS[index]
+                rewards.plot(
+                    place, run.final, marker=marker, color=COLOURS[index], alpha=0.5, markersize=5, linestyle="none"
+                )
+    rewards.set(xscale="log", xlabel="learning rate", ylabel="held-out reward at the end", title="Crosses have collapsed")
+    rewards.set_xticks(margin.ALL_RATES, [f"{rate:g}" for rate in margin.ALL_RATES], minor=False)
+    rewards.set_xticks([], minor=True)
+    rewards.legend(fontsize=8)
     return figure
 
 
