@@ -30,7 +30,9 @@ def fetch(port: int, path: str) -> tuple[int, str]:
 def samples(port: int) -> dict[str, float]:
     """All samples of /metrics by name, summed over their labels."""
     values: dict[str, float] = {}
-    for family in text_string_to_metric_families(fetch(port, "/metrics")[1]):
+    status, page = fetch(port, "/metrics")
+    assert status == 200, page
+    for family in text_string_to_metric_families(page):
         for sample in family.samples:
             values[sample.name] = values.get(sample.name, 0.0) + sample.value
     return values
