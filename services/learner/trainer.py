@@ -343,7 +343,9 @@ class _BatchRun:
         def rate_scale() -> float:
             """By the weights of the whole step's sequences, which every rank then knows."""
             table = self._gathered(num_before)
-            log_weights = (table.mismatch_S * table.num_tokens_S).double()
+            # With the proximal anchor the mismatch is that of the batch's start, and the log-ratio what its steps moved.
+            moved_S = table.log_ratio_S if self._objective.anchor == "proximal" else 0.0
+            log_weights = ((table.mismatch_S + moved_S) * table.num_tokens_S).double()
             scale = ess_rate_scale(log_weights[list(mini_batch.rows)])
             self._rate_scales.append(scale)
             return scale

@@ -4,11 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
+import structlog
 from msgspec.structs import replace
 
 from gspo_protocol.messages import Batch, EndOfRun, SkipBatch
 from gspo_protocol.messages.base import shortened
 from gspo_services.learner.broker import Answer, BatchAnnounced, PartArrived
+
+log = structlog.get_logger()
 
 NUM_TRAJECTORIES: Final = "num_trajectories"
 """The weight of a share in a mean."""
@@ -22,9 +25,10 @@ def merged(shares: Mapping[int, BatchAnnounced]) -> BatchAnnounced:
     A single share is the batch, as it is. ``policy_version`` is the largest: they differ only where a learner came back with
     other weights after some brokers had assembled their shares; then the report says by how much (``versions_apart``).
     The parts of the shares follow in the same order; see ``first_parts`` for their numbers. The last part of each share may
-    be short.
+    be short. The batch has the first share's values of the schedules: shares differ in them where settings were changed
+    after some brokers had assembled theirs, which are durable.
 
-    Raises: ValueError for shares of different batches, with different values of the schedules, or of one group.
+    Raises: ValueError for shares of different batches, or of one group.
     """
     numbers = sorted(shares)
     if len(numbers) == 1:
@@ -33,11 +37,17 @@ def merged(shares: Mapping[int, BatchAnnounced]) -> BatchAnnounced:
     first = batches[0]
     owners: dict[int, int] = {}
     for number, batch in zip(numbers, batches, strict=True):
-        if (batch.index, batch.values) != (first.index, first.values):
+        if batch.index != first.index:
             raise ValueError(
-                f"broker {number} gives a share of batch {batch.index} with {batch.values}, and broker {numbers[0]} one of "
-                f"batch {first.index} with {first.values}: the sections objective and learner must be the same at every "
-                "broker of a run"
+                f"broker {number} gives a share of batch {batch.index}, and broker {numbers[0]} one of batch {first.index}"
+            )
+        if batch.values != first.values:
+            log.warning(
+                "scheduled_values_differ",
+                batch=first.index,
+                **{f"broker_{numbers[0]}": str(first.values), f"broker_{number}": str(batch.values)},
+                trained_with=f"broker {numbers[0]}",
+                hint="expected once after a change of settings; else give every broker of a run the same configuration",
             )
         for group in {item.group_id for item in batch.items}:
             if owners.setdefault(group, number) != number:

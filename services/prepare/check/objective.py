@@ -9,6 +9,7 @@ from gspo.settings import Objective
 from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.model import count
 from gspo_services.prepare.check.situation import ReadModel, Situation
+from gspo_services.shared.settings import Scheduled, critical_batches
 
 BFLOAT16_TOKEN_NOISE: Final = 0.023
 """Mean deviation of a token's log-prob in bfloat16: docs/guide/learner.md, "bfloat16"."""
@@ -121,13 +122,15 @@ def _experts(situation: Situation, model: ReadModel) -> Iterator[Finding]:
 
 
 def _rate(situation: Situation, model: ReadModel) -> Iterator[Finding]:
-    rate, shape = situation.settings.learner.learning_rate, model.shape
+    settings, shape = situation.settings, model.shape
     if shape is None:
         return
-    if situation.settings.lora.is_used:
-        yield _rate_of_adapters(rate)
+    rate, batch = max((Scheduled.of(settings, batch).learning_rate, -batch) for batch in critical_batches(settings))
+    where = f" in batch {-batch}" if settings.schedule.learning_rate is not None else ""
+    if settings.lora.is_used:
+        yield _rate_of_adapters(rate, where)
         return
-    text = f"learner.learning_rate is {rate:g} for {count(shape.parameters)} parameters"
+    text = f"learner.learning_rate is {rate:g}{where} for {count(shape.parameters)} parameters"
     if shape.parameters > LARGE and rate > HIGH_RATE:
         yield Finding(
             check="learning rate", status="warn", text=f"{text}: far above what is usual",
@@ -144,8 +147,8 @@ def _rate(situation: Situation, model: ReadModel) -> Iterator[Finding]:
         yield Finding(check="learning rate", status="ok", text=text)
 
 
-def _rate_of_adapters(rate: float) -> Finding:
-    text = f"learner.learning_rate is {rate:g} for adapters"
+def _rate_of_adapters(rate: float, where: str) -> Finding:
+    text = f"learner.learning_rate is {rate:g}{where} for adapters"
     way_out = "ten times the rate for all weights is usual: 1e-5 to 1e-4 for large models, 2e-3 trains examples/lora.toml"
     if not LOWEST_LORA_RATE <= rate <= HIGHEST_LORA_RATE:
         size = "far above" if rate > HIGHEST_LORA_RATE else "far below"

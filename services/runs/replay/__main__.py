@@ -33,9 +33,9 @@ from gspo_services.shared.settings import (
 )
 
 RESULT_FILE: Final = "replay.json"
-WITHOUT_EFFECT: Final = ("model.path=", "learner.dump_tokens=")
+WITHOUT_EFFECT: Final = ("model.path", "learner.dump_tokens")
 """Settings that change no weight."""
-RESCHEDULES: Final = ("schedule.", "run.num_batches=", *(f"{setting}=" for setting in SCHEDULED.values()))
+RESCHEDULES: Final = ("run.num_batches", *SCHEDULED.values())
 """Settings with which the recorded values of schedules are not those that are asked for."""
 DESCRIPTION: Final = """\
 Train the batches of a run again from its ledger, in their recorded order, without engines and without a broker. With the
@@ -138,6 +138,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def what_changes(overrides: Sequence[str]) -> tuple[bool, bool]:
+    """Whether ``--set`` changes the training, and whether it changes what schedules gave."""
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    rescheduled = any(key in RESCHEDULES or key.startswith("schedule.") for key in keys)
+    return any(key not in WITHOUT_EFFECT for key in keys), rescheduled
+
+
 def _plan(arguments: argparse.Namespace) -> Plan:
     """Raises: ConfigurationError; NoLedger."""
     from gspo_services.runs.replay.batches import RecordedRun
@@ -158,7 +165,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     end = num_batches if arguments.batches is None else min(num_batches, first + arguments.batches)
     if first >= end:
         raise ConfigurationError(f"{source} has {num_batches} batches, and --from-checkpoint is {first}: none is left")
-    changed = any(not override.startswith(WITHOUT_EFFECT) for override in arguments.overrides)
+    changed, rescheduled = what_changes(arguments.overrides)
     others = recorded.trained_in_another_order(first, end)
     if others and not changed:
         raise ConfigurationError(
@@ -166,7 +173,6 @@ def _plan(arguments: argparse.Namespace) -> Plan:
             "took their groups in another order, which gives other weights. Replay them with that release; or train "
             f"on the same data anew: --set learner.learning_rate={settings.learner.learning_rate}, or any other setting"
         )
-    rescheduled = any(override.startswith(RESCHEDULES) for override in arguments.overrides)
     return Plan(source=source, out=out, settings=settings, first=first, end=end, changed=changed, rescheduled=rescheduled)
 
 

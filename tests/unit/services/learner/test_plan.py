@@ -155,6 +155,13 @@ def test_a_group_is_as_old_as_its_oldest_token_and_one_without_actions_is_new() 
     assert rows_of_groups(groups, [3, 0]) == [5, 6, 7, 0]
 
 
+def test_a_batch_with_fewer_groups_than_mini_batches_has_a_step_for_each_group() -> None:
+    groups = [BatchGroup(group_id=name, sequences=(AbsentSequence(5, 2, 3),), rewards=np.zeros(1)) for name in "abc"]
+    dealt = deal_groups(groups, 3, 8)
+    assert sorted(dealt) == [[0], [1], [2]]
+    assert dealt == deal_groups(groups, 3, 3)
+
+
 @pytest.mark.parametrize("version", range(4))
 def test_each_mini_batch_has_groups_of_each_adapter(version: int) -> None:
     groups = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -248,6 +248,30 @@ def test_each_step_has_the_effective_sample_size_of_its_own_sequences() -> None:
     assert abs(first - second) > 0.01
     assert whole["learning_rate_scale"] == pytest.approx((first + second) / 2, rel=1e-5)
     assert whole["learning_rate"] == pytest.approx(1e-12 * second, rel=1e-5)
+
+
+@pytest.mark.parametrize("anchor", ["behaviour", "proximal"])
+def test_the_effective_sample_size_sees_what_the_steps_of_the_batch_moved(anchor: Literal["behaviour", "proximal"]) -> None:
+    """The ratios are to the sampler's policy: what the batch's start differs by, and what its steps add."""
+    groups = own_logprobs(BigramEngine(), random_groups(4, 3, seed=2), noise=0.2)
+    by_ess = replace(WIDE, learning_rate_by_ess=True, anchor=anchor)
+    first, second = [[groups[index] for index in chosen] for chosen in deal_groups(groups, 0, 2)]
+    moved, still = BigramEngine(learning_rate=3.0), BigramEngine(learning_rate=1e-12)
+    scale = train(moved, first, by_ess).metrics["learning_rate_scale"]
+    unmoved = train(still, groups, by_ess, num_mini_batches=2).metrics["learning_rate_scale"]
+    log_weights = [
+        (
+            torch.log_softmax(moved.table.detach(), -1)[each.token_ids[:-1], each.token_ids[1:]].numpy()
+            - each.behaviour_logprobs[1:]
+        )[each.action_mask[1:]].sum()
+        for group in second
+        for each in group.sequences
+    ]
+    w = np.exp(log_weights)
+    expected = (scale + (w.sum() ** 2 / len(w) / (w**2).sum()) ** 0.5) / 2
+    found = train(BigramEngine(learning_rate=3.0), groups, by_ess, num_mini_batches=2).metrics["learning_rate_scale"]
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert abs(found - unmoved) > 1e-3
 
 
 RIVALS = [

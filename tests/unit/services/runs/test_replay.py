@@ -20,7 +20,7 @@ from gspo_services.learner.broker.batches import BatchAnnounced, PartArrived
 from gspo_services.learner.plan import MINI_BATCH_ORDER
 from gspo_services.learner.weights.snapshot import Snapshot
 from gspo_services.learner.weights.weight_copy import copy_weights
-from gspo_services.runs.replay.__main__ import ranks_of, replay_command
+from gspo_services.runs.replay.__main__ import ranks_of, replay_command, what_changes
 from gspo_services.runs.replay.batches import RecordedBroker, RecordedRun, _RecordedLedger
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.schedules import RunSchedules
@@ -221,6 +221,24 @@ def test_a_run_that_cannot_be_replayed_gives_a_line_with_the_reason(
     assert replay_command([str(run), *given, *words]) == 2
     assert said in capsys.readouterr().err
     assert not run.with_name("run-replay").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "changes"),
+    [
+        ("model.path=there", (False, False)),
+        ("learner.dump_tokens = true", (False, False)),
+        ("objective.eps_low=1e-3", (True, True)),
+        ("learner.learning_rate = 1e-3", (True, True)),
+        ("learner.learning_rate=1e-3", (True, True)),
+        (" run.num_batches =9", (True, True)),
+        ("schedule.learning_rate = {shape = 'cosine'}", (True, True)),
+        ("learner.adam_eps = 1e-6", (True, False)),
+    ],
+)
+def test_a_setting_with_spaces_around_it_changes_what_it_does_without(override: str, changes: tuple[bool, bool]) -> None:
+    assert what_changes([override]) == changes
+    assert what_changes(["learner.adam_eps=1", override]) == (True, changes[1])
 
 
 def test_the_batches_that_were_trained_in_another_order_are_known(run: Path) -> None:

@@ -56,9 +56,15 @@ class Schedule(Section):
         foreign |= {"start": "linear or cosine"} if self.shape in ("steps", "constant") else {}
         foreign |= {"decay": "constant"} if self.shape != "constant" else {}
         for name, shape in foreign.items():
-            if getattr(self, name):
+            if getattr(self, name) not in (None, type(self).model_fields[name].default):
                 belongs = f"it belongs to shape {shape}" if shape else "every step has its batch and its value"
                 raise ValueError(f"{name} is {getattr(self, name)} with shape {self.shape!r}: {belongs}; remove it")
+        for name in ("to", "end"):
+            if self.shape == "constant" and self.decay is None and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)} with shape 'constant' and without decay, so nothing changes: give "
+                    "decay, the batches over which it does, or remove it"
+                )
         return self
 
     def bounds(self, num_batches: int) -> tuple[int, int]:

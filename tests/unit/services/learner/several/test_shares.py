@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from gspo.model.packing import BatchGroup
 from gspo_protocol.codec import decode, encode
@@ -102,11 +103,24 @@ def test_the_version_is_the_newest_of_the_shares() -> None:
     assert versions_apart(announced(a_share(0)).batch) == 0
 
 
-def test_shares_of_different_schedules_are_refused_with_both_values() -> None:
-    shares = {0: announced(a_share(0)), 2: announced(a_share(2, values=TrainingValues(learning_rate=0.5)))}
-    with pytest.raises(ValueError, match=r"broker 2 gives .*learning_rate=0.5.*, and broker 0 .*learning_rate=None"):
-        merged(shares)
-    with pytest.raises(ValueError, match=r"broker 1 gives a share of batch 5 .* and broker 0 one of batch 4"):
+def test_shares_assembled_before_and_after_a_change_of_schedules_are_trained_with_the_first_ones_values() -> None:
+    """They are durable at the brokers: refused, they would end every learner of the run."""
+    before, after = TrainingValues(learning_rate=0.25), TrainingValues(learning_rate=0.5)
+    shares = {2: announced(a_share(2, values=after)), 1: announced(a_share(1, values=before))}
+    with capture_logs() as logs:
+        assert merged(shares).batch.values == before
+    (told,) = logs
+    assert (told["event"], told["batch"], told["trained_with"]) == ("scheduled_values_differ", 4, "broker 1")
+    assert "learning_rate=0.25" in told["broker_1"]
+    assert "learning_rate=0.5" in told["broker_2"]
+    streams = [answers_of(a_share(number, values=each)) for number, each in enumerate((after, before))]
+    replayed = next(iter(merged_answers(streams)))
+    assert isinstance(replayed, BatchAnnounced)
+    assert replayed.batch.values == after
+
+
+def test_shares_of_different_batches_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"broker 1 gives a share of batch 5, and broker 0 one of batch 4"):
         merged({0: announced(a_share(0)), 1: announced(a_share(1, index=5))})
 
 

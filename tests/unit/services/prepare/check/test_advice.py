@@ -34,6 +34,11 @@ def by_check(findings: list[Finding], status: str) -> dict[str, Finding]:
         ({"learner.learning_rate": 1e-6}, "learning rate", "2e-4"),
         ({"lora.rank": 8, "learner.learning_rate": 1e-6}, "learning rate", "ten times the rate for all weights is usual"),
         ({"lora.rank": 8, "learner.learning_rate": 0.1}, "learning rate", "ten times the rate for all weights is usual"),
+        (
+            {"schedule.learning_rate": {"steps": [[2, 1e-7], [5, 0.1]]}, "lora.rank": 8},
+            "learning rate",
+            "ten times the rate",
+        ),
         ({"rollout.max_total_tokens": 400}, "KV cache", "raise rollout.max_total_tokens"),
         ({"learner.num_ranks": 16, "batch.mini_batches": 8}, "slow", "raise batch.groups_per_batch"),
         ({"schedule.temperature": {"steps": [[99999, 0.5]]}}, "schedule", "raise run.num_batches, or lower that batch"),

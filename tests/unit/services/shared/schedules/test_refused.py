@@ -35,6 +35,9 @@ HEAD = "[run]\nnum_batches = 10\n[sampling]\nmax_turn_tokens = 16\nmax_tokens = 
         ("max_tokens = {steps = [[4, 70]], to = 9}", ["to is 9.0 with shape 'steps'", "remove it"]),
         ("learning_rate = {shape = 'cosine', decay = 3}", ["decay is 3 with shape 'cosine'", "belongs to shape constant"]),
         ("learning_rate = {shape = 'constant', start = 3}", ["start is 3 with shape 'constant'", "linear or cosine"]),
+        ("max_tokens = {steps = [[4, 70]], to = 0}", ["to is 0.0 with shape 'steps'", "remove it"]),
+        ("learning_rate = {shape = 'constant', to = 1e-7}", ["to is 1e-07 with shape 'constant' and without decay"]),
+        ("learning_rate = {shape = 'constant', warmup = 3, end = 8}", ["end is 8", "give decay, the batches over which"]),
         ("temperature = {shape = 'constant', warmup = 3}", ["schedule.temperature.warmup is 3", "only a learning rate"]),
         (
             "learning_rate = {shape = 'cosine', end = 5}",
