@@ -35,7 +35,7 @@ def by_check(findings: list[Finding], status: str) -> dict[str, Finding]:
         ({"lora.rank": 8, "learner.learning_rate": 1e-6}, "learning rate", "ten times the rate for all weights is usual"),
         ({"lora.rank": 8, "learner.learning_rate": 0.1}, "learning rate", "ten times the rate for all weights is usual"),
         (
-            {"schedule.learning_rate": {"steps": [[2, 1e-7], [5, 0.1]]}, "lora.rank": 8},
+            {"lora.rank": 8, "learner.learning_rate": 1e-4, "schedule.learning_rate": {"steps": [[2, 0.1], [5, 1e-4]]}},
             "learning rate",
             "ten times the rate",
         ),
