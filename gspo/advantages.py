@@ -221,7 +221,11 @@ def _device(rewards: Tensor | npt.ArrayLike) -> torch.device:
 
 def _groups(group_ids: Tensor | Iterable[Hashable], length: int) -> Tensor:
     """Renumber group ids to 0..groups-1, in the order in which they appear."""
-    ids: list[Hashable] = group_ids.tolist() if isinstance(group_ids, Tensor) else list(group_ids)
+    if isinstance(group_ids, Tensor) and group_ids.dim() != 1:
+        raise ValueError(f"group_ids_M has shape {tuple(group_ids.shape)}; give a flat vector")
+    members = group_ids.tolist() if isinstance(group_ids, Tensor) else list(group_ids)
+    # Tensors are equal by identity as keys: of a list of them each would be a group.
+    ids: list[Hashable] = [each.item() if isinstance(each, Tensor) else each for each in members]
     if len(ids) != length:
         raise ValueError(f"group_ids_M has {len(ids)} elements; give one id for each of {length} trajectories")
     numbers: dict[Hashable, int] = {}

@@ -102,8 +102,10 @@ class _ChunkedLogProbs(torch.autograd.Function):
         hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T, softmax_TV, entropies_T = ctx.saved_tensors
         gradient_T = gradients[0] / temperatures_T
         grad_hidden_TH = torch.empty_like(hidden_TH)
-        # float32, because this adds up hundreds of chunks.
-        grad_weight_VH = torch.zeros(weight_VH.shape, dtype=torch.float32, device=weight_VH.device)
+        grad_weight_VH = None
+        if ctx.needs_input_grad[1]:  # not where adapters alone are trained
+            # float32, because this adds up hundreds of chunks.
+            grad_weight_VH = torch.zeros(weight_VH.shape, dtype=torch.float32, device=weight_VH.device)
         for start in range(0, hidden_TH.shape[0], ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
             hidden, gradient, slope = hidden_TH[rows], gradient_T[rows, None], None
@@ -129,12 +131,14 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 grad_logits.mul_(slope)
             cast = grad_logits.to(hidden.dtype)
             grad_hidden_TH[rows] = cast @ weight_VH
-            if hidden.dtype == torch.float32:
+            if grad_weight_VH is None:
+                pass
+            elif hidden.dtype == torch.float32:
                 grad_weight_VH.addmm_(cast.t(), hidden)
             else:
                 grad_weight_VH += cast.t() @ hidden
             del softmax, of_entropy, grad_logits, cast, slope
-        return grad_hidden_TH, grad_weight_VH.to(weight_VH.dtype), *[None] * 8
+        return grad_hidden_TH, None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype), *[None] * 8
 
 
 def _logits(hidden: Tensor, weight_VH: Tensor, softcap: float | None, float32: bool) -> Tensor:

@@ -5,6 +5,7 @@ from itertools import islice
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from gspo_services.runs.reading import OpenRun, RecordedGroup, RecordedTrajectory
 from gspo_services.shared.settings import Settings
@@ -48,7 +49,7 @@ def plain_groups(
 ) -> list[dict[str, Any]]:
     """Groups for the page. Advantages are those that the settings give where the learner recorded none."""
     kept = list(groups)
-    advantages = _advantages(kept, settings)
+    advantages = _advantages(run, kept, settings)
     return [
         {
             "group_id": group.group_id,
@@ -106,7 +107,7 @@ def plain_member(member: RecordedTrajectory, advantage: float | None, learned: M
     return plain
 
 
-def _advantages(groups: list[RecordedGroup], settings: Settings | None) -> dict[int, float]:
+def _advantages(run: OpenRun, groups: list[RecordedGroup], settings: Settings | None) -> dict[int, float]:
     """Advantages of whole episodes by trajectory, for groups of a batch. There are none for turns' credit, overlong
     penalties, a KL in the reward or a teacher, which only the learner knows."""
     objective = None if settings is None or settings.distillation.teacher else settings.objective
@@ -118,13 +119,12 @@ def _advantages(groups: list[RecordedGroup], settings: Settings | None) -> dict[
         or (objective.kl_coefficient > 0 and objective.kl_in == "reward")
     ):
         return {}
-    batched = [group for group in groups if group.batch is not None and group.split == "train"]
-    rewards_of = {group.group_id: [member.reward or 0.0 for member in group.members] for group in batched}
-    together = [each for rewards in rewards_of.values() for each in rewards]
-    batch_std = float(np.std(together, ddof=1)) if len(together) > 1 else 0.0
+    std_of_batch: dict[int, float] = {}
     found: dict[int, float] = {}
-    for group in batched:
-        rewards = np.array(rewards_of[group.group_id], np.float64)
+    for group in groups:
+        if group.batch is None or group.split != "train":
+            continue
+        rewards = _rewards(group)
         centred = rewards - rewards.mean()
         size = len(rewards)
         if size < 2 or rewards.max() == rewards.min():
@@ -132,7 +132,17 @@ def _advantages(groups: list[RecordedGroup], settings: Settings | None) -> dict[
         if objective.advantage_baseline == "leave_one_out" and size > 1:
             centred = centred * size / (size - 1)
         if objective.normalise_by_std:
-            std = batch_std if objective.std_over == "batch" else float(rewards.std(ddof=1)) if size > 1 else 0.0
+            std = float(rewards.std(ddof=1)) if size > 1 else 0.0
+            if objective.std_over == "batch":
+                if group.batch not in std_of_batch:
+                    # The page may have a part of the batch, and others.
+                    together = np.concatenate([_rewards(each) for each in run.groups_of_batch(group.batch)])
+                    std_of_batch[group.batch] = float(together.std(ddof=1)) if len(together) > 1 else 0.0
+                std = std_of_batch[group.batch]
             centred = centred / (std + STD_EPS)
         found |= {member.trajectory_id: float(value) for member, value in zip(group.members, centred, strict=True)}
     return found
+
+
+def _rewards(group: RecordedGroup) -> npt.NDArray[np.float64]:
+    return np.array([member.reward or 0.0 for member in group.members], np.float64)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gspo_services.broker.store import StoreCorrupt
-from gspo_services.runs.reading import OpenRun, RecordedGroup, RecordedTokens, RecordedTrajectory
+from gspo_services.runs.reading import OpenRun, RecordedTokens, RecordedTrajectory
 from gspo_services.runs.view.groups import Learned, plain_groups, roles_of, source_of
 from gspo_services.runs.view.texts import Texts
 from gspo_services.shared.settings import Settings
@@ -29,7 +29,7 @@ def plain_trajectory(
     if trajectory is None or group is None:
         return None
     plain: dict[str, Any] = {
-        "group": plain_groups(run, _with_neighbours(run, group, settings), settings, learned)[0],
+        "group": plain_groups(run, [group], settings, learned)[0],
         "group_id": group.group_id,
         "id": trajectory_id,
         "turn_rewards": trajectory.turn_rewards,
@@ -51,13 +51,6 @@ def plain_trajectory(
 def _named(turn_roles: Sequence[int], names: Sequence[str]) -> list[str]:
     """Return the role of each turn, by its number where the settings that named it are gone."""
     return [names[role] if role < len(names) else f"role {role + 1}" for role in turn_roles]
-
-
-def _with_neighbours(run: OpenRun, group: RecordedGroup, settings: Settings | None) -> list[RecordedGroup]:
-    """Return the group first, then the rest of its batch if advantages are divided by the batch's deviation."""
-    if group.batch is None or settings is None or settings.objective.std_over != "batch":
-        return [group]
-    return [group, *(each for each in run.groups_of_batch(group.batch) if each.group_id != group.group_id)]
 
 
 def _token_columns(tokens: RecordedTokens, texts: Texts) -> dict[str, Any]:

@@ -74,6 +74,18 @@ def test_another_number_of_group_ids_is_refused() -> None:
         group_advantages([0.0, 1.0, 1.0], [0, 0])
 
 
+def test_group_ids_may_be_a_list_of_tensors_or_of_numbers_and_a_tensor_of_another_shape_is_refused() -> None:
+    rewards, ids = [1.0, 0.0, 3.0, 5.0], torch.tensor([0, 0, 1, 1])
+    expected = group_advantages(rewards, [0, 0, 1, 1])
+    for given_ids in (ids, list(ids), list(ids.numpy()), ["a", "a", "b", "b"]):
+        assert torch.equal(group_advantages(rewards, given_ids).advantages_M, expected.advantages_M)
+    turns = [[each] for each in rewards]
+    of_turns, of_tensors = (turn_advantages(turns, each, credit="per_turn") for each in ([0, 0, 1, 1], list(ids)))
+    assert torch.equal(torch.cat(of_tensors.advantages), torch.cat(of_turns.advantages))
+    with pytest.raises(ValueError, match=r"group_ids_M has shape \(4, 1\); give a flat vector"):
+        group_advantages(rewards, ids[:, None])
+
+
 def test_turns_are_compared_with_the_same_turn_of_the_group() -> None:
     result = turn_advantages(
         [[0.0, 1.0], [1.0, 0.0], [5.0], [2.0, 2.0, 9.0]], [0, 0, 1, 0], credit="per_turn", normalise_std=False

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gspo.model.logprobs import CHUNK_BYTES, KEPT_BYTES, chunked_logprobs, rows_at_once
 
@@ -65,6 +68,38 @@ def test_a_float32_head_rounds_no_logit_of_half_precision_and_without_it_log_pro
             assert (found.grad.double() - right.grad).norm() < 0.02 * right.grad.norm()
     assert off[True] < 2e-5
     assert off[False] > 0.02
+
+
+class _Shapes(TorchDispatchMode):
+    """Collects the shapes of all results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        if isinstance(result, torch.Tensor):
+            self.seen.add(tuple(result.shape))
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_frozen_embedding_costs_no_gradient_of_its_size(dtype: torch.dtype) -> None:
+    """It is gigabytes of float32, where adapters are trained because memory is short."""
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(6, 8, generator=generator).to(dtype)
+    weight = torch.randn(23, 8, generator=generator).to(dtype)
+    gradients = []
+    for is_frozen in (False, True):
+        states, head = hidden.clone().requires_grad_(), weight.clone().requires_grad_(not is_frozen)
+        result = chunked_logprobs(states, head, torch.arange(6), torch.ones(6), chunk_tokens=4)
+        with _Shapes() as shapes:
+            result.logprobs_T.sum().backward()
+        assert ((23, 8) in shapes.seen) is not is_frozen
+        assert (head.grad is None) is is_frozen
+        gradients.append(states.grad)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
 
 
 def test_a_softmax_is_kept_for_backward_only_where_it_is_small() -> None:

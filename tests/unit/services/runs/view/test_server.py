@@ -24,7 +24,9 @@ from gspo_services.runs.view import (
     watched_run,
     watched_runs,
 )
+from gspo_services.runs.view.groups import chosen_groups, groups_of_batch, plain_groups
 from gspo_services.shared.runtime.clock import MonotonicClock
+from gspo_services.shared.settings import Settings
 from tests.support.processes.small_run import write_small_run
 from tests.support.view.served import Serve, answer, refused
 from tests.support.view.shown_runs import write_self_play
@@ -76,6 +78,20 @@ async def test_groups_of_a_batch_have_advantages(run: Path, serve: Serve) -> Non
         # Two members: -+ 1 / sqrt(2), as gspo.advantages has it.
         expected = [0.70711 if reward else -0.70711 for reward in rewards]
         assert [member["advantage"] for member in group["members"]] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_part_of_a_batch_is_divided_by_the_deviation_of_the_whole_batch(run: Path) -> None:
+    settings = Settings.model_validate({"objective": {"std_over": "batch"}})
+    with open_run(run) as reading:
+        whole = groups_of_batch(reading, 1, settings, {})
+        assert whole is not None
+        group_ids = [group["group_id"] for group in whole["groups"]]
+        page = chosen_groups(reading, group_ids[-1], settings, {"status": None})["groups"]
+        alone = plain_groups(reading, reading.groups_of_batch(1)[-1:], settings, {})
+    assert [group["batch"] for group in page if group["group_id"] in group_ids] == [1]
+    for shown in (whole["groups"][-1], page[0], alone[0]):
+        # Four rewards, two of them 1: their deviation is 0.57735.
+        assert sorted(member["advantage"] for member in shown["members"]) == pytest.approx([-0.86602, 0.86602], abs=1e-4)
 
 
 async def test_dropped_groups_are_chosen_by_their_reason(run: Path, serve: Serve) -> None:
