@@ -89,6 +89,9 @@ def _rules_of_objective(situation: Situation) -> Iterator[tuple[list[str], str]]
         yield ["objective.kl_estimator", "objective.kl_in"], "objective.kl_coefficient is 0"
     if not settings.distillation.teacher:
         yield ["distillation.coefficient"], "distillation.teacher is not set"
+    if settings.distillation.only:
+        of_rewards = ("advantage", "advantage_baseline", "normalise_by_std", "std_over", "overlong_buffer_tokens")
+        yield [f"objective.{name}" for name in of_rewards], "distillation.only: rewards train nothing"
     if objective.overlong_buffer_tokens is None:
         yield ["objective.overlong_penalty"], "objective.overlong_buffer_tokens is not set"
     if objective.aggregation != "constant":

@@ -203,16 +203,22 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _rewards_are_known_before_a_batch(self) -> "Settings":
-        if self.data.dynamic_sampling and self.objective.kl_coefficient > 0 and self.objective.kl_in == "reward":
+        if self.data.dynamic_sampling:
+            said, consequence, key = "data.dynamic_sampling is true", "none may be filtered out", "dynamic_sampling"
+        elif self.data.rest_after_groups:
+            said, key = f"data.rest_after_groups is {self.data.rest_after_groups}", "rest_after_groups"
+            consequence = "their tasks may not rest"
+        else:
+            return self
+        if self.objective.kl_coefficient > 0 and self.objective.kl_in == "reward":
             raise ValueError(
-                'data.dynamic_sampling is true and objective.kl_in is "reward": the learner then changes every reward, so '
-                "that groups with equal rewards have an advantage too, and none may be filtered out; leave dynamic_sampling "
-                'out, or set kl_in = "loss"'
+                f'{said} and objective.kl_in is "reward": the learner then changes every reward, so that groups with equal '
+                f'rewards have an advantage too, and {consequence}; leave {key} out, or set kl_in = "loss"'
             )
-        if self.data.dynamic_sampling and self.distillation.teacher:
+        if self.distillation.teacher:
             raise ValueError(
-                f"data.dynamic_sampling is true and distillation.teacher is {self.distillation.teacher!r}: groups with "
-                "equal rewards have an advantage, too, and none may be filtered out; leave dynamic_sampling out"
+                f"{said} and distillation.teacher is {self.distillation.teacher!r}: groups with equal rewards have an "
+                f"advantage, too, and {consequence}; leave {key} out"
             )
         return self
 

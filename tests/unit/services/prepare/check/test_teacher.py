@@ -131,9 +131,20 @@ def test_settings_that_contradict_a_teacher_are_refused_and_those_without_one_na
         Settings.model_validate({"distillation": {"only": True}})
     with pytest.raises(ValueError, match=r"dynamic_sampling is true and distillation.teacher is '/t'"):
         Settings.model_validate({"distillation": {"teacher": "/t"}, "data": {"dynamic_sampling": True}})
+    with pytest.raises(
+        ValueError, match=r"rest_after_groups is 2 and distillation.teacher is '/t'.* leave rest_after_groups"
+    ):
+        Settings.model_validate({"distillation": {"teacher": "/t"}, "data": {"rest_after_groups": 2}})
+    with pytest.raises(
+        ValueError, match=r'rest_after_groups is 2 and objective.kl_in is "reward".*their tasks may not rest'
+    ):
+        Settings.model_validate({"objective": {"kl_coefficient": 0.1, "kl_in": "reward"}, "data": {"rest_after_groups": 2}})
     project.keys["distillation.coefficient"] = 0.5
     unused = [finding.text for finding in project.findings(code=False) if finding.check == "unused"]
     assert "distillation.coefficient: distillation.teacher is not set" in unused
+    project.keys |= {"distillation.teacher": "/t", "distillation.only": True, "objective.std_over": "batch"}
+    unused = [finding.text for finding in project.findings(code=False) if finding.check == "unused"]
+    assert unused == ["objective.std_over: distillation.only: rewards train nothing"]
 
 
 def test_only_the_learner_opens_the_teacher() -> None:
