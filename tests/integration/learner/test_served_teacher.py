@@ -25,8 +25,11 @@ async def test_a_served_teacher_scores_many_sequences_as_transformers_does(
     # SGLang misreports the highest id.
     sequences = [random.integers(0, TINY_VOCAB_SIZE - 1, length).tolist() for length in (2, 3, 40, 200, 517)]
     sequences += [sequences[3][:100] + sequences[2], sequences[3], sequences[3][:64]]
-    found = await asyncio.to_thread(teacher.logprobs, sequences)
-    for token_ids, logprobs in zip(sequences, found, strict=True):
+    found: dict[int, np.ndarray] = {}
+    await asyncio.to_thread(teacher.score, dict(enumerate(sequences)), found)
+    assert len(found) == len(sequences)
+    for place, logprobs in found.items():
+        token_ids = sequences[place]
         assert logprobs.shape == (len(token_ids) - 1,)
         assert np.abs(logprobs - reference_logprobs(sglang_server.base_model, token_ids)).max() < TOLERANCE
 
