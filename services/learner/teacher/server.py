@@ -92,6 +92,21 @@ class TeacherServer:
         for future in begun.values():
             future.result()
 
+    def require_length(self, num_tokens: int) -> None:
+        """Have a sequence of so many tokens scored: what SGLang takes depends on its memory, too.
+
+        Raises: ValueError naming the length, what the server said and what to do; TeacherError.
+        """
+        try:
+            self._rows([0] * num_tokens)
+        except _NotTaken as error:
+            raise ValueError(
+                f"distillation.teacher: sequences may have {num_tokens} tokens (sampling.max_tokens, schedule.max_tokens), "
+                f"and the server does not score so many ({error}): start it with --context-length of at least "
+                f"{num_tokens + SPARE_TOKENS} and a cache of as many tokens (--mem-fraction-static), or lower "
+                "sampling.max_tokens"
+            ) from error
+
     def texts(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token by itself. Raises: TeacherError, also for a server without its tokenizer."""
         found: list[str] = []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gspo_services.learner.teacher import TeacherError, TeacherServer, require_same_texts
+from gspo_services.learner.teacher.server import SPARE_TOKENS
 from tests.integration.conftest import SglangServer
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, reference_logprobs
 
@@ -38,3 +39,12 @@ async def test_a_server_without_its_tokenizer_is_no_teacher(teacher: TeacherServ
     """As those are that a rollout starts."""
     with pytest.raises(TeacherError, match="start it with its tokenizer, without --skip-tokenizer-init"):
         await asyncio.to_thread(require_same_texts, teacher, sglang_server.base)
+
+
+async def test_a_sequence_may_be_almost_as_long_as_the_servers_context(
+    teacher: TeacherServer, sglang_server: SglangServer
+) -> None:
+    most = sglang_server.base_model.config.max_position_embeddings - SPARE_TOKENS
+    await asyncio.to_thread(teacher.require_length, most)
+    with pytest.raises(ValueError, match=rf"answered 400 .*--context-length of at least {most + SPARE_TOKENS + 1}"):
+        await asyncio.to_thread(teacher.require_length, most + 1)

@@ -199,6 +199,22 @@ def test_all_ranks_end_and_say_whether_the_batch_is_to_blame(
     assert meetings == [[status != 200, status == 400]]
 
 
+def test_a_server_takes_the_longest_sequence_of_a_run_or_both_lengths_are_named(played: PlayedTeacher) -> None:
+    """SGLang's limit is some tokens below its --context-length. What it says of these tokens does not count."""
+    server = TeacherServer(played.url, timeout_s=10.0, retry_s=0.0)
+    played.answer = altered(2, None)
+    server.require_length(57)
+    (asked,) = played.asked
+    assert len(asked) == 57
+    for answer in (lambda ids: (400, b"exceeds the maximum allowed length (58 tokens)"), lambda ids: sound(ids[:58])):
+        played.answer = answer
+        with pytest.raises(ValueError, match=r"may have 64 tokens .*58.*--context-length of at least 71"):
+            server.require_length(64)
+    played.answer = lambda ids: (500, b"away")
+    with pytest.raises(TeacherError, match="away"):
+        server.require_length(64)
+
+
 def test_a_sequence_that_was_sampled_at_another_temperature_is_refused(played: PlayedTeacher, tmp_path: Path) -> None:
     batch = micro_batches()
     batch[0].temperatures_T[:] = 0.5
