@@ -108,6 +108,7 @@ def _require_trainable(settings: Settings) -> None:
         if settings.distillation.url and not is_rank():
             server = TeacherServer(settings.distillation.url, timeout_s=settings.distillation.timeout_s)
             require_same_texts(server, settings.model.path)
+            server.require_length(settings.largest_sampling.max_tokens)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
 

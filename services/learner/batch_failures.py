@@ -53,7 +53,7 @@ class BatchFailures:
         try:
             yield
         except (MissingGradientError, TeacherError):
-            raise  # A fault of the model, or of the teacher: every batch would show it.
+            raise  # A fault of the model, or of the teacher, which may be away: every batch would show it.
         except Exception as error:
             try:
                 self._report(index, error)

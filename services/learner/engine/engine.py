@@ -53,7 +53,7 @@ from gspo_services.learner.start import (
     require_sequence_parallel,
     require_supported,
 )
-from gspo_services.learner.teacher import ScoreRecord, TeacherError, TeacherServer
+from gspo_services.learner.teacher import ScoreRecord, TeacherServer
 from gspo_services.learner.weights import DTYPES
 
 
@@ -185,17 +185,10 @@ class LearnerEngine:
     def prepare_teacher(self, micro_batches: Iterable[PackedBatch]) -> None:
         """Let a teacher that is a server score this rank's share of a batch, before its first step. Collective with one.
 
-        Raises: on all ranks, TeacherError, and on that of a sequence which no server can score ValueError.
+        Raises: as ``ServerTeacher.prepare_on_all``.
         """
-        if not isinstance(self._teacher, ServerTeacher):
-            return
-        failure: Exception | None = None
-        try:
-            self._teacher.prepare(micro_batches)
-        except (TeacherError, ValueError) as error:
-            failure = error
-        if float(self.sum_over_ranks(torch.tensor(float(failure is not None)))):
-            raise failure or TeacherError("the teacher did not answer another rank (distillation.teacher)")
+        if isinstance(self._teacher, ServerTeacher):
+            self._teacher.prepare_on_all(micro_batches, self.sum_over_ranks)
 
     @property
     def vocabulary(self) -> int:

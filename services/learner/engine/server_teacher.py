@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import structlog
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gspo.model.packing import PackedBatch
-from gspo_services.learner.teacher import ScoreRecord, TeacherServer, key_of
+from gspo_services.learner.teacher import RefusedSequenceError, ScoreRecord, TeacherError, TeacherServer, key_of
 
 log = structlog.get_logger()
 
@@ -24,10 +24,31 @@ class ServerTeacher:
         self._record = record
         self._known: dict[bytes, NDArray[np.float32]] = {}
 
+    def prepare_on_all(self, micro_batches: Iterable[PackedBatch], sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """``prepare`` on each rank, which fails on all of them if it does on one. Collective.
+
+        What a batch is to blame for is raised on all ranks as such: only rank 0 tells the broker.
+        Raises: RefusedSequenceError, or ValueError, as ``prepare``; else TeacherError.
+        """
+        failure: Exception | None = None
+        try:
+            self.prepare(micro_batches)
+        except (TeacherError, RefusedSequenceError, ValueError) as error:
+            failure = error
+        blames_batch = failure is not None and not isinstance(failure, TeacherError)
+        any_failed, any_blames = sum_over_ranks(torch.tensor([float(failure is not None), float(blames_batch)])).tolist()
+        if any_blames and not blames_batch:
+            raise RefusedSequenceError(
+                "the teacher does not score a sequence that another rank has: that rank's log says why"
+            )
+        if any_failed:
+            raise failure or TeacherError("the teacher did not answer another rank (distillation.teacher)")
+
     def prepare(self, micro_batches: Iterable[PackedBatch]) -> None:
         """Score the sequences of this rank's share of a batch, before any of it is trained, and forget those of the last.
 
-        Raises: TeacherError; ValueError for a temperature that servers do not score at.
+        What was scored before another sequence failed is kept.
+        Raises: TeacherError; RefusedSequenceError; ValueError for a temperature that servers do not score at.
         """
         wanted: dict[bytes, list[int]] = {}
         for packed in micro_batches:
@@ -40,8 +61,11 @@ class ServerTeacher:
         self._known = self._record.find(wanted)
         missing = {key: ids for key, ids in wanted.items() if key not in self._known}
         if missing:
-            new = dict(zip(missing, self._server.logprobs(list(missing.values())), strict=True))
-            self._record.add(new)
+            new: dict[bytes, NDArray[np.float32]] = {}
+            try:
+                self._server.score(missing, new)
+            finally:
+                self._record.add(new)
             self._known |= new
             log.debug("teacher_scored", sequences=len(new), known=len(wanted) - len(new))
 

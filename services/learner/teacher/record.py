@@ -28,7 +28,7 @@ class ScoreRecord:
     """One rank's file in the run's directory, and those of the other ranks, which may have had its sequences before."""
 
     def __init__(self, directory: Path, rank: int, earlier: Path | None = None) -> None:
-        """``earlier``: another run's directory, which is only read. Raises: TeacherError when it cannot be opened."""
+        """``earlier``: another run's directory, which is not added to. Raises: TeacherError when it cannot be opened."""
         self._directories = (directory,) if earlier is None else (directory, earlier)
         self._name = NAME.format(rank)
         self._path = directory / self._name
@@ -46,7 +46,10 @@ class ScoreRecord:
             if not missing:
                 break
             try:
-                with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=BUSY_S)) as connection:
+                # Not mode=ro, which cannot roll back what a killed rank left half written.
+                with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=BUSY_S)) as connection:
+                    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'scores'").fetchone():
+                        continue  # Its rank was killed before it had made the table.
                     for key in sorted(missing):
                         row = connection.execute("SELECT logprobs FROM scores WHERE tokens = ?", (key,)).fetchone()
                         if row is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import http.client
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.runtime.plain_text import without_passwords
 
+K = TypeVar("K")
 T = TypeVar("T")
 AT_ONCE: Final = 16
 """Requests of one rank under way."""
@@ -25,6 +26,8 @@ RETRY_S: Final = 30.0
 RETRY_EVERY_S: Final = 0.5
 TEXTS_AT_ONCE: Final = 4096
 SHOWN_CHARS: Final = 300
+SPARE_TOKENS: Final = 7
+"""SGLang takes sequences that are at least so much shorter than its --context-length, and than its cache."""
 
 
 class TeacherError(ServiceError):
@@ -32,8 +35,16 @@ class TeacherError(ServiceError):
     next learner asks again."""
 
 
+class RefusedSequenceError(ServiceError):
+    """The teacher is there, and does not score a sequence of this batch: it would not the next time either."""
+
+
 class _Refused(TeacherError):
     """The server has answered that it will not."""
+
+
+class _NotTaken(_Refused):
+    """For what it was asked, such as a sequence that is too long, and not for what it is."""
 
 
 class _Meta(msgspec.Struct):
@@ -64,14 +75,37 @@ class TeacherServer:
         self.name = without_passwords(url)
         """Its URL, as it may be told."""
 
-    def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+    def score(self, sequences: Mapping[K, Sequence[int]], into: dict[K, NDArray[np.float32]]) -> None:
         """For each sequence of L ids: log-probs of all but the first, at temperature 1, [L - 1]. SGLang misreports those of
         the vocabulary's highest id.
 
-        Raises: TeacherError, also for a log-prob that is not finite.
+        Once one has failed, no other is begun. ``into`` then has all that were scored.
+        Raises: TeacherError, also for a log-prob that is not finite; RefusedSequenceError.
         """
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="teacher") as threads:
-            return list(threads.map(self._scored, sequences))
+            scoring = {key: threads.submit(self._scored, ids) for key, ids in sequences.items()}
+            try:
+                wait(scoring.values(), return_when=FIRST_EXCEPTION)
+            finally:
+                begun = {key: future for key, future in scoring.items() if not future.cancel()}
+        into |= {key: future.result() for key, future in begun.items() if future.exception() is None}
+        for future in begun.values():
+            future.result()
+
+    def require_length(self, num_tokens: int) -> None:
+        """Have a sequence of so many tokens scored: what SGLang takes depends on its memory, too.
+
+        Raises: ValueError naming the length, what the server said and what to do; TeacherError.
+        """
+        try:
+            self._rows([0] * num_tokens)
+        except _NotTaken as error:
+            raise ValueError(
+                f"distillation.teacher: sequences may have {num_tokens} tokens (sampling.max_tokens, schedule.max_tokens), "
+                f"and the server does not score so many ({error}): start it with --context-length of at least "
+                f"{num_tokens + SPARE_TOKENS} and a cache of as many tokens (--mem-fraction-static), or lower "
+                "sampling.max_tokens"
+            ) from error
 
     def texts(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token by itself. Raises: TeacherError, also for a server without its tokenizer."""
@@ -91,15 +125,13 @@ class TeacherServer:
         return found
 
     def _scored(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        body = {
-            "input_ids": list(token_ids),
-            "return_logprob": True,
-            "logprob_start_len": 0,
-            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
-        }
-        found = self._post("/generate", body, _Scored).meta_info.input_token_logprobs
-        if [token_id for _, token_id, _ in found] != list(token_ids):
-            raise TeacherError(f"the teacher at {self.name} was asked for {len(token_ids)} tokens and scored others")
+        try:
+            found = self._rows(token_ids)
+        except _NotTaken as error:
+            raise RefusedSequenceError(
+                f"the teacher does not score a sequence of {len(token_ids)} tokens of this batch ({error}): see its log; "
+                f"for the length it needs --context-length of at least {len(token_ids) + SPARE_TOKENS}"
+            ) from error
         for place, (logprob, token_id, _) in enumerate(found[1:], start=1):
             # JSON has no other number that is not finite.
             if logprob is None:
@@ -108,6 +140,21 @@ class TeacherServer:
                     f"{token_id}): expected a finite number; look at its weights and its dtype"
                 )
         return np.array([logprob for logprob, _, _ in found[1:]], dtype=np.float32)
+
+    def _rows(self, token_ids: Sequence[int]) -> list[tuple[float | None, int, Any]]:
+        body = {
+            "input_ids": list(token_ids),
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
+        }
+        found = self._post("/generate", body, _Scored).meta_info.input_token_logprobs
+        asked = f"the teacher at {self.name} was asked for {len(token_ids)} tokens and scored"
+        if len(found) < len(token_ids):
+            raise _NotTaken(f"{asked} {len(found)}")  # So does --allow-auto-truncate.
+        if [token_id for _, token_id, _ in found] != list(token_ids):
+            raise TeacherError(f"{asked} others")
+        return found
 
     def _post(self, path: str, body: dict[str, Any], kind: type[T]) -> T:
         content = self._asked(path, msgspec.json.encode(body))
@@ -130,7 +177,7 @@ class TeacherServer:
                 shown = content[:SHOWN_CHARS].decode(errors="replace")
                 trouble = f"answered {status} to {path}: {shown}"
                 if status < 500:
-                    raise _Refused(f"the teacher at {self.name} {trouble}")
+                    raise (_NotTaken if status == 400 else _Refused)(f"the teacher at {self.name} {trouble}")
             if time.monotonic() >= until:
                 raise TeacherError(
                     f"the teacher at {self.name} {trouble}. Start it, or name another in distillation.teacher; no step of "

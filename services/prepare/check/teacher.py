@@ -14,8 +14,9 @@ from gspo_services.shared.estimates import ModelShape, ShapeError, shape_of
 from gspo_services.shared.runtime.plain_text import without_passwords
 
 WAY_OUT: Final = "name the directory of a model with the policy's tokenizer in distillation.teacher"
-SERVED_WAY_OUT: Final = "serve a model with the policy's tokenizer there"
+SERVED_WAY_OUT: Final = "serve a model there that has the policy's tokenizer and takes the run's longest sequences"
 ASK_S: Final = 10.0
+"""For its tokens. Log-probs of a long sequence may take a server the whole ``distillation.timeout_s``."""
 
 
 def read_teacher(situation: Situation) -> tuple[ModelShape | None, list[Finding]]:
@@ -54,10 +55,14 @@ def _server(situation: Situation) -> Finding:
     if not (situation.model_path / "tokenizer.json").is_file():
         text = f"{url}: not compared with the policy's tokenizer, which is not here"
         return Finding(check="teacher", status="note", text=text)
+    longest = situation.settings.largest_sampling.max_tokens
     try:
         require_same_texts(TeacherServer(distillation.url, timeout_s=ASK_S, retry_s=0.0), situation.model_path)
+        TeacherServer(distillation.url, timeout_s=distillation.timeout_s, retry_s=0.0).require_length(longest)
     except TeacherError as error:
         return situation.missing("teacher", f"{str(error).partition('. ')[0]}.", "start it, or correct distillation.teacher")
     except ValueError as error:
         return Finding(check="teacher", status="fail", text=str(error), way_out=SERVED_WAY_OUT, basis="tried")
-    return Finding(check="teacher", status="ok", text=f"{url} has the policy's tokens", basis="tried")
+    return Finding(
+        check="teacher", status="ok", text=f"{url} has the policy's tokens and scores {longest} at once", basis="tried"
+    )

@@ -24,8 +24,9 @@ class DistillationSection(Section):
     teacher: Annotated[str, AfterValidator(_place)] = ""
     """The teacher, which has the policy's tokenizer: the directory of a Hugging Face model, of which each rank keeps a whole
     frozen copy, in learner.dtype, and makes one more forward pass; or the URL of an SGLang server, such as
-    http://teacher:30000, which the learner asks before each batch. What a server says is kept in teacher-scores/ in the
-    run's directory: a batch that is trained again, or replayed, needs no server. Empty: there is none."""
+    http://teacher:30000, which the learner asks before each batch. A server needs a --context-length of at least 7 tokens
+    more than sampling.max_tokens. What it says is kept in teacher-scores/ in the run's directory: a batch that is trained
+    again, or replayed, needs no server. Empty: there is none."""
     coefficient: float = Field(1.0, gt=0)
     """What the teacher's log-ratio, in nats, counts beside the advantage that comes from the rewards."""
     only: bool = False

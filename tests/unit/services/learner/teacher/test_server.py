@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from gspo_services.learner.batch_failures import BatchFailures
 from gspo_services.learner.broker import NoBroker
 from gspo_services.learner.engine.server_teacher import ServerTeacher
 from gspo_services.learner.start import engine_settings_of
-from gspo_services.learner.teacher import ScoreRecord, TeacherError, TeacherServer
+from gspo_services.learner.teacher import RefusedSequenceError, ScoreRecord, TeacherError, TeacherServer
 from gspo_services.shared.settings import Settings, called_addresses, opened_paths
 from tests.support.learner.played_teacher import Answer, PlayedTeacher, played_teacher, scores_of, sound
 from tests.support.loss.sequences import random_groups
@@ -48,6 +49,12 @@ def teacher_of(played: PlayedTeacher, directory: Path, rank: int = 0) -> ServerT
     earlier = directory.parent / "scores"
     record = ScoreRecord(directory / "scores", rank, earlier if earlier.is_dir() else None)
     return ServerTeacher(TeacherServer(played.url, timeout_s=10.0, retry_s=0.0), record)
+
+
+def score(played: PlayedTeacher, *sequences: list[int], **options: float) -> list[np.ndarray]:
+    found: dict[int, np.ndarray] = {}
+    TeacherServer(played.url, timeout_s=10.0, **options).score(dict(enumerate(sequences)), found)
+    return [found[place] for place in range(len(sequences))]
 
 
 def test_each_sequence_of_a_run_is_asked_for_once_whoever_trains_it_again(played: PlayedTeacher, tmp_path: Path) -> None:
@@ -87,13 +94,13 @@ BROKEN: dict[str, tuple[Answer, str]] = {
     "no number": (altered(2, None), r"has log-prob None for token 2 of 3 \(id 7\): expected a finite number"),
     "NaN": (lambda ids: (200, json.dumps(altered(1, float("nan"))(ids)[1]).encode()), "did not answer as SGLang"),
     "other tokens": (altered(1, -1.0, 99), "was asked for 3 tokens and scored others"),
-    "too few": (lambda ids: sound(ids[:-1]), "was asked for 3 tokens and scored others"),
+    "too many": (lambda ids: sound([*ids, 9]), "was asked for 3 tokens and scored others"),
     "too large": (
         lambda ids: (200, json.dumps(altered(1, "X")(ids)[1]).replace('"X"', "-1e999").encode()),
         "did not answer as SGLang",
     ),
     "no JSON": (lambda ids: (200, b"\xff"), "/generate did not answer as SGLang"),
-    "refused": (lambda ids: (400, b"the context is 2 tokens"), "answered 400 to /generate: the context is 2 tokens"),
+    "unknown here": (lambda ids: (404, b"Not Found"), "answered 404 to /generate: Not Found"),
 }
 
 
@@ -101,7 +108,7 @@ BROKEN: dict[str, tuple[Answer, str]] = {
 def test_an_answer_that_is_none_is_named_and_nothing_of_it_is_kept(name: str, played: PlayedTeacher, tmp_path: Path) -> None:
     played.answer, message = BROKEN[name]
     with pytest.raises(TeacherError, match=message) as refused:
-        TeacherServer(played.url, timeout_s=10.0, retry_s=0.0).logprobs([[3, 5, 7]])
+        score(played, [3, 5, 7], retry_s=0.0)
     assert played.url in str(refused.value)
     teacher = teacher_of(played, tmp_path)
     with pytest.raises(TeacherError):
@@ -117,14 +124,95 @@ def test_a_teacher_that_comes_back_in_time_is_asked_again_and_one_that_is_away_i
 ) -> None:
     tries = iter([(503, b"starting"), (500, b"starting")])
     played.answer = lambda ids: next(tries, None) or sound(ids)
-    (found,) = TeacherServer(played.url, timeout_s=10.0).logprobs([[3, 5, 7]])
+    (found,) = score(played, [3, 5, 7])
     assert found.tolist() == pytest.approx([-1.05, -2.07])
     assert found.dtype == np.float32
     failures = BatchFailures(NoBroker(), tmp_path, rank=1)
     with pytest.raises(TeacherError, match=r"does not answer \(ConnectionRefusedError.*Start it, or name another"):
         with failures.of(7):
-            TeacherServer("http://127.0.0.1:1", timeout_s=1.0, retry_s=0.0).logprobs([[3, 5]])
+            TeacherServer("http://127.0.0.1:1", timeout_s=1.0, retry_s=0.0).score({0: [3, 5]}, {})
     assert list(tmp_path.glob("batch-failed*")) == []
+
+
+def truncated(ids: list[int]) -> tuple[int, Any]:
+    return sound(ids[:-1])
+
+
+@pytest.mark.parametrize("refusal", [lambda ids: (400, b"too long"), truncated], ids=["400", "truncated"])
+def test_a_refused_sequence_is_the_batchs_fault_and_what_was_scored_beside_it_is_kept(
+    refusal: Answer, played: PlayedTeacher, tmp_path: Path
+) -> None:
+    """The broker quarantines a batch that fails again and again; a restart must not begin at the first sequence."""
+    batch = micro_batches()
+    refused = batch[0].input_ids[0, : batch[0].cu_seqlens[1]].tolist()
+    all_begun = threading.Barrier(6)
+
+    def answer(ids: list[int]) -> tuple[int, Any]:
+        all_begun.wait(10.0)
+        return refusal(ids) if ids == refused else sound(ids)
+
+    played.answer = answer
+    expected = f"a sequence of {len(refused)} tokens of this batch .*--context-length of at least {len(refused) + 7}"
+    for num_asked in (6, 1):
+        with pytest.raises(RefusedSequenceError, match=expected), BatchFailures(NoBroker(), tmp_path, rank=1).of(7):
+            teacher_of(played, tmp_path).prepare(batch)
+        assert len(played.asked) == num_asked
+        played.asked.clear()
+        all_begun = threading.Barrier(1)
+    (note,) = tmp_path.glob("batch-failed*")
+    assert "RefusedSequenceError: the teacher does not score a sequence of" in note.read_text()
+
+
+def test_after_a_failure_no_other_sequence_is_begun(played: PlayedTeacher) -> None:
+    """A teacher that is away is waited for once, and not once for each sequence."""
+    played.answer = lambda ids: (404, b"away")
+    with pytest.raises(TeacherError):
+        score(played, *([3, number] for number in range(2000)))
+    assert len(played.asked) < 1000
+
+
+@pytest.mark.parametrize(
+    ("status", "another", "expected"),
+    [
+        (200, (1, 1), (RefusedSequenceError, "that another rank has")),
+        (404, (1, 1), (RefusedSequenceError, "that another rank has")),
+        (200, (1, 0), (TeacherError, "did not answer another rank")),
+        (404, (0, 0), (TeacherError, "answered 404")),
+        (400, (1, 0), (RefusedSequenceError, "answered 400")),
+    ],
+)
+def test_all_ranks_end_and_say_whether_the_batch_is_to_blame(
+    status: int, another: tuple[int, int], expected: tuple[type[Exception], str], played: PlayedTeacher, tmp_path: Path
+) -> None:
+    """Only rank 0 tells the broker, and the sequence may be another rank's."""
+    meetings: list[list[float]] = []
+
+    def summed(own: torch.Tensor) -> torch.Tensor:
+        meetings.append(own.tolist())
+        return own + torch.tensor(another)
+
+    teacher = teacher_of(played, tmp_path)
+    teacher.prepare_on_all(micro_batches(), lambda own: own)
+    played.answer = lambda ids: sound(ids) if status == 200 else (status, b"no")
+    with pytest.raises(expected[0], match=expected[1]):
+        teacher.prepare_on_all(micro_batches(seed=2), summed)
+    assert meetings == [[status != 200, status == 400]]
+
+
+def test_a_server_takes_the_longest_sequence_of_a_run_or_both_lengths_are_named(played: PlayedTeacher) -> None:
+    """SGLang's limit is some tokens below its --context-length. What it says of these tokens does not count."""
+    server = TeacherServer(played.url, timeout_s=10.0, retry_s=0.0)
+    played.answer = altered(2, None)
+    server.require_length(57)
+    (asked,) = played.asked
+    assert len(asked) == 57
+    for answer in (lambda ids: (400, b"exceeds the maximum allowed length (58 tokens)"), lambda ids: sound(ids[:58])):
+        played.answer = answer
+        with pytest.raises(ValueError, match=r"may have 64 tokens .*58.*--context-length of at least 71"):
+            server.require_length(64)
+    played.answer = lambda ids: (500, b"away")
+    with pytest.raises(TeacherError, match="away"):
+        server.require_length(64)
 
 
 def test_a_sequence_that_was_sampled_at_another_temperature_is_refused(played: PlayedTeacher, tmp_path: Path) -> None:

@@ -10,13 +10,15 @@ import pytest
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
+from gspo_services.learner.__main__ import _require_trainable
 from gspo_services.learner.start import log_expected_memory, require_teacher
 from gspo_services.prepare.check.findings import Finding
 from gspo_services.shared.estimates import shape_of
+from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import Settings, opened_paths
 from tests.support.checking.projects import Project, gpus, write_weights
 from tests.support.checking.shapes import QWEN3_8B, TINY
-from tests.support.learner.played_teacher import played_teacher
+from tests.support.learner.played_teacher import played_teacher, sound
 
 GIB = 2**30
 
@@ -161,7 +163,7 @@ def test_a_served_teacher_is_asked_for_its_tokens_and_one_that_is_away_is_a_fail
         project.keys["distillation.teacher"] = server.url
         server.text = lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False)
         (found,) = [finding for finding in project.findings(code=False) if finding.check == "teacher"]
-        assert (found.status, found.text) == ("ok", f"{server.url} has the policy's tokens")
+        assert (found.status, found.text) == ("ok", f"{server.url} has the policy's tokens and scores 64 at once")
         seven = tokenizer.token_to_id("7")
         server.text = lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False).replace("7", "seven")
         (failure,) = failures(project.findings(code=False))
@@ -169,3 +171,21 @@ def test_a_served_teacher_is_asked_for_its_tokens_and_one_that_is_away_is_a_fail
     (failure,) = failures(project.findings(code=False))
     assert f"the teacher at {server.url} does not answer (ConnectionRefusedError" in failure.text
     assert failures(project.findings(code=False, elsewhere=True)) == []
+
+
+def test_a_served_teacher_must_take_the_longest_sequence_that_the_schedule_gives(project: Project) -> None:
+    tokenizer = Tokenizer.from_file(str(project.model / "tokenizer.json"))
+    with played_teacher() as server:
+        project.keys |= {"distillation.teacher": server.url, "schedule.max_tokens": {"steps": [[3, 96]]}}
+        server.text = lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False)
+        server.answer = lambda ids: sound(ids) if len(ids) < 90 else (400, b"the maximum allowed length is 90 tokens")
+        for elsewhere in (False, True):
+            (failure,) = failures(project.findings(code=False, elsewhere=elsewhere))
+            text = "distillation.teacher: sequences may have 96 tokens"
+            assert failure.text.startswith(text)
+            assert "the maximum allowed length is 90 tokens" in failure.text
+        with pytest.raises(ConfigurationError, match=text):
+            _require_trainable(project.situation().settings)
+        server.answer = sound
+        _require_trainable(project.situation().settings)
+        assert [len(ids) for ids in server.asked] == [96] * 4
