@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 EXPERT_ARRAYS: Final[dict[str, str]] = {"experts": "uint8"}
 UNKNOWN: Final = -1
 MAX_BYTES: Final = limits.MAX_EXPERT_BYTES
-_MOST_EXPERTS: Final = 2**15 - 1
+MOST_EXPERTS: Final = 2**15 - 1
 
 
 class ModelExperts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -29,7 +29,7 @@ class ModelExperts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
 
     num_layers: Annotated[int, Meta(ge=1, le=MAX_BYTES)]
     top_k: Annotated[int, Meta(ge=1, le=MAX_BYTES)]
-    num_experts: Annotated[int, Meta(ge=1, le=_MOST_EXPERTS)]
+    num_experts: Annotated[int, Meta(ge=1, le=MOST_EXPERTS)]
 
     @property
     def row_shape(self) -> tuple[int, int, int]:
@@ -43,7 +43,7 @@ class ModelExperts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
     @property
     def is_encodable(self) -> bool:
         """Whether messages have room for them."""
-        return 1 <= self.num_experts <= _MOST_EXPERTS and self.token_bytes <= MAX_BYTES
+        return 1 <= self.num_experts <= MOST_EXPERTS and 1 <= self.token_bytes <= MAX_BYTES
 
 
 def encode_experts(indices: Array, num_experts: int) -> Array:
@@ -71,6 +71,13 @@ def decode_experts(experts: Array) -> Array:
     indices: Array = np.ascontiguousarray(experts).view(f"<u{size}").reshape(shape).astype(np.int32)
     indices[indices == 2 ** (8 * size) - 1] = UNKNOWN
     return indices.astype(np.int16)
+
+
+def highest_expert(experts: Array) -> int:
+    """Return the highest number that ``decode_experts`` would find; UNKNOWN: it would find none."""
+    numbers = np.ascontiguousarray(experts).view(f"<u{experts.shape[-1]}")
+    # One above each: that of an unknown expert has all bits set, and becomes 0.
+    return int((numbers + numbers.dtype.type(1)).max(initial=0)) - 1
 
 
 def check_experts(arrays: Mapping[str, Array], num_sampled: int) -> None:
