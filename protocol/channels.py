@@ -1,8 +1,11 @@
 """The channels of the system as data: which end binds, the pattern, the direction, the bounds."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from gspo_protocol import limits
+from gspo_protocol.errors import ProtocolError
 
 
 class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +30,19 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of one peer's messages that wait to be handled: its window, and the message that reached its end."""
         return limits.WINDOW_BYTES + self.max_message_bytes_in
 
+    def require_taken(self, message_type: str, sizes: Sequence[int]) -> None:
+        """Check the sizes of a message's frames. Raises: ProtocolError when the binding end does not take them: it would
+        break the connection, and its peer would send the same message over each new one.
+        """
+        for what, found, allowed in (
+            ("a frame has", max(sizes), self.max_frame_bytes_in),
+            ("all frames have", sum(sizes), self.max_message_bytes_in),
+        ):
+            if found > allowed:
+                raise ProtocolError(
+                    f"{message_type}: {what} {found} bytes, the {self.binds} takes {allowed} on the {self.name} channel"
+                )
+
 
 WORK = ChannelSpec(
     name="work",
@@ -36,7 +52,8 @@ WORK = ChannelSpec(
     window=256,
     resend_s=3.0,
     max_frame_bytes_in=limits.MAX_CHUNK_FRAME_BYTES,
-    max_message_bytes_in=limits.MAX_HEADER_BYTES + 2 * limits.MAX_CHUNK_FRAME_BYTES,
+    # Token ids, log-probs and experts.
+    max_message_bytes_in=limits.MAX_HEADER_BYTES + 3 * limits.MAX_CHUNK_FRAME_BYTES,
 )
 BATCH = ChannelSpec(
     name="batch",

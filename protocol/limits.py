@@ -26,7 +26,7 @@ MAX_PLAIN_DEPTH: Final = 64
 """Levels of lists and maps in tasks, environment states, journals and a run's status."""
 MAX_CHUNK_TOKENS: Final = 1_000_000
 MAX_CHUNK_FRAME_BYTES: Final = 4 * MAX_CHUNK_TOKENS
-"""A chunk's token ids or log-probs."""
+"""A chunk's token ids, log-probs or experts."""
 MAX_EXPERT_BYTES: Final = 1024
 """A token's experts over all layers, where an engine reports them (``gspo_protocol.messages.experts``)."""
 MAX_CHUNKS_PER_MESSAGE: Final = 256

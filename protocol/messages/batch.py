@@ -18,7 +18,7 @@ from gspo_protocol.messages.base import (
     Version,
     check_tokens,
 )
-from gspo_protocol.messages.experts import EXPERT_ARRAYS, check_experts, sampled_between
+from gspo_protocol.messages.experts import EXPERT_ARRAYS, ModelExperts, check_experts, sampled_between
 from gspo_protocol.messages.pieces import SPAN_ARRAYS, check_rewards, check_spans
 
 
@@ -216,7 +216,7 @@ class EndOfRun(Message, frozen=True, tag="end_of_run"):
     reason: Reason
 
 
-class Published(Message, frozen=True, tag="published"):
+class Published(Message, frozen=True, tag="published", omit_defaults=True):
     """Learner -> broker: ``policy_version`` can be fetched at ``endpoint`` now. Durable: a version is never given to other
     weights. A learner that restarts publishes the newest version again if it has the same weights.
     """
@@ -229,6 +229,8 @@ class Published(Message, frozen=True, tag="published"):
     """Number of batches that these weights have been trained on."""
     vocabulary: Annotated[int, Meta(ge=1, le=limits.MAX_VOCABULARY)]
     """Token ids that the model has: 0 to vocabulary - 1. The same in every version of a run."""
+    experts: ModelExperts | None = None
+    """What the experts must be like that engines report, also the same; None: none are replayed, or it is not known."""
 
 
 class Trained(Message, frozen=True, tag="trained"):

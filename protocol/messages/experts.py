@@ -8,9 +8,11 @@ A token whose experts are not known has all bits set: no expert has that number.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from gspo_protocol import limits
 from gspo_protocol.messages.pieces import OBSERVATION
@@ -19,7 +21,29 @@ Array = np.ndarray[Any, Any]
 EXPERT_ARRAYS: Final[dict[str, str]] = {"experts": "uint8"}
 UNKNOWN: Final = -1
 MAX_BYTES: Final = limits.MAX_EXPERT_BYTES
-_MOST_EXPERTS: Final = 2**15 - 1
+MOST_EXPERTS: Final = 2**15 - 1
+
+
+class ModelExperts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """The choices of a model: layers with routers, the experts of a token in each of them, and the experts of a layer."""
+
+    num_layers: Annotated[int, Meta(ge=1, le=MAX_BYTES)]
+    top_k: Annotated[int, Meta(ge=1, le=MAX_BYTES)]
+    num_experts: Annotated[int, Meta(ge=1, le=MOST_EXPERTS)]
+
+    @property
+    def row_shape(self) -> tuple[int, int, int]:
+        """What a token has in the array: layers, experts, bytes of an expert."""
+        return self.num_layers, self.top_k, 1 if self.num_experts < 256 else 2
+
+    @property
+    def token_bytes(self) -> int:
+        return math.prod(self.row_shape)
+
+    @property
+    def is_encodable(self) -> bool:
+        """Whether messages have room for them."""
+        return 1 <= self.num_experts <= MOST_EXPERTS and 1 <= self.token_bytes <= MAX_BYTES
 
 
 def encode_experts(indices: Array, num_experts: int) -> Array:
@@ -27,14 +51,14 @@ def encode_experts(indices: Array, num_experts: int) -> Array:
 
     Raises: ValueError for an index that is no expert, and for experts that no message has room for.
     """
-    size = 1 if num_experts < 256 else 2
-    if not 1 <= num_experts <= _MOST_EXPERTS or indices.ndim != 3 or math.prod(indices.shape[1:]) * size > MAX_BYTES:
+    if indices.ndim != 3 or not (model := ModelExperts(indices.shape[1], indices.shape[2], num_experts)).is_encodable:
         raise ValueError(
             f"{list(indices.shape)} choices among {num_experts} experts: [tokens, layers, experts per token] with at most "
             f'{MAX_BYTES} bytes a token (MAX_EXPERT_BYTES) can be replayed; set objective.routing_replay_from = "learner"'
         )
     if indices.size and not (int(indices.min()) >= UNKNOWN and int(indices.max()) < num_experts):
         raise ValueError(f"experts {int(indices.min())} to {int(indices.max())}: the model has 0 to {num_experts - 1}")
+    size = model.row_shape[-1]
     # Two's complement: -1 has all bits set in either width.
     narrow = np.ascontiguousarray(indices.astype("<i8").astype(f"<u{size}"))
     encoded: Array = narrow.view(np.uint8).reshape(*indices.shape, size)
@@ -47,6 +71,13 @@ def decode_experts(experts: Array) -> Array:
     indices: Array = np.ascontiguousarray(experts).view(f"<u{size}").reshape(shape).astype(np.int32)
     indices[indices == 2 ** (8 * size) - 1] = UNKNOWN
     return indices.astype(np.int16)
+
+
+def highest_expert(experts: Array) -> int:
+    """Return the highest number that ``decode_experts`` would find; UNKNOWN: it would find none."""
+    numbers = np.ascontiguousarray(experts).view(f"<u{experts.shape[-1]}")
+    # One above each: that of an unknown expert has all bits set, and becomes 0.
+    return int((numbers + numbers.dtype.type(1)).max(initial=0)) - 1
 
 
 def check_experts(arrays: Mapping[str, Array], num_sampled: int) -> None:

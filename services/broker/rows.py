@@ -7,6 +7,7 @@ from typing import Final, Literal
 import msgspec
 
 from gspo_protocol.messages import GroupSampling, Split, TrainingValues
+from gspo_protocol.messages.experts import ModelExperts
 
 GroupStatus = Literal[
     "open", "complete", "batched", "dropped", "evaluated", "filtered", "quarantined", "requeued", "resampled"
@@ -357,6 +358,8 @@ class RunRow(Row, frozen=True, kw_only=True):
     """Trained batches in a row in which no answer had an advantage, since the last one that had a signal or stop..."""
     had_signal: bool = False
     """...and whether there ever was one."""
+    experts: ModelExperts | None = None
+    """What a learner has told of the experts that engines report; None: nothing."""
 
 
 class LedgerContents(msgspec.Struct, frozen=True, kw_only=True):

@@ -231,7 +231,7 @@ def token_facts(received: Received) -> TokenFacts | Gathered | None:
         return Gathered(received.arrays)
     if not isinstance(received.message, Chunk):
         return None
-    return TokenFacts(largest_token_id=int(received.arrays["token_ids"].max()))
+    return TokenFacts.of(received.arrays)
 
 
 def _key(arrival: Arrival) -> tuple[str, bytes, bytes]:

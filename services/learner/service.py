@@ -299,7 +299,8 @@ class LearnerService:
             if copied is not None:
                 self._versions.reserve(number, self._next_batch)
                 note_digest = partial(self._versions.note_digest, number)
-                self._broker.publish(number, copied, self._next_batch, self._engine.vocabulary, note_digest)
+                vocabulary, experts = self._engine.vocabulary, self._engine.model_experts
+                self._broker.publish(number, copied, self._next_batch, vocabulary, note_digest, experts)
         self._health.progress()
 
     def _checkpoint(self) -> None:

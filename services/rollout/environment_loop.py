@@ -93,8 +93,7 @@ class EnvironmentLoop:
 
     async def send_chunk(self, trajectory: Trajectory) -> None:
         """Send the tokens that were not sent yet."""
-        following = trajectory.next_chunk()
-        if following is not None:
+        while (following := trajectory.next_chunk()) is not None:
             chunk, arrays = following
             try:
                 await self.broker.send(chunk, arrays)

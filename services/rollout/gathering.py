@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgpack
 
-from gspo_protocol.codec import Array, decode, encode
+from gspo_protocol.codec import Array
 from gspo_protocol.limits import (
     MAX_CHUNKS_PER_MESSAGE,
     MAX_GATHERED_TOKENS,
@@ -110,7 +110,7 @@ class GatheringClient(PeerClient):
             await self._leave(message, arrays, 1)
             return
         assert isinstance(message, Gatherable), message
-        decode(encode(message, arrays))  # The sender of an invalid message gets the error, not the task that gathers.
+        self._deliverable(message, arrays)  # The sender of an invalid message gets the error, not the task that gathers.
         async with self._room:
             await self._room.wait_for(lambda: len(self._waiting) < MAX_WAITING)
             self._waiting.append(Waiting(message=message, arrays=arrays or {}, since=self._clock.now()))

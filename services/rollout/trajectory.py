@@ -1,12 +1,14 @@
 """A trajectory's tokens as they grow: kind, turn, sequence, log-prob and version of each; how many are sent; how they are
 resumed."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgpack
 import numpy as np
 
+from gspo_protocol.limits import MAX_CHUNK_FRAME_BYTES
 from gspo_protocol.messages import Chunk, Journal, Lease, Plain, Segment, VersionRun
 from gspo_protocol.messages.base import SegmentKind
 from gspo_protocol.messages.experts import joined_experts
@@ -20,6 +22,8 @@ OBSERVATION_VERSION: Final = -1
 Arrays = dict[str, np.ndarray[Any, Any]]
 Mark = tuple[SegmentKind, int, int]
 """Kind, turn and sequence of a token."""
+ExpertParts = list[tuple[np.ndarray[Any, Any] | None, int]]
+"""Experts of consecutive sampled tokens, None where they are not known, with the number of these tokens."""
 
 
 class TokenLog:
@@ -42,8 +46,8 @@ class TokenLog:
         for run in pieces.version_runs:
             self._versions.append(run.version, run.num_tokens)
         self._num_sent = len(self._tokens)
-        self._unsent_experts: list[tuple[np.ndarray[Any, Any] | None, int]] = []
-        """Of sampled tokens that are not sent, with their number; none for an evaluation, which is not trained on."""
+        self._unsent_experts: ExpertParts = []
+        """Of sampled tokens that are not sent; none for an evaluation, which is not trained on."""
         self._keeps_experts = lease.split == "train"
         self._num_rewards_sent = len(self.turn_rewards)
         self._sent_state = packed_state(lease.state)
@@ -62,23 +66,29 @@ class TokenLog:
         return self._tokens.token_ids
 
     def next_chunk(self) -> tuple[Chunk, Arrays] | None:
-        """Return all unsent tokens as a chunk; None when there are none. Call ``sent`` once it is sent."""
-        begin, end = self._num_sent, len(self._tokens)
-        if begin == end:
+        """Return the unsent tokens as a chunk, or as many of them as a message takes with their experts; None when there are
+        none. Call ``sent`` once it is sent.
+        """
+        begin = self._num_sent
+        if begin == len(self._tokens):
             return None
+        end = self._end_of_room(begin)
+        is_cut = end < len(self._tokens)
+        segments = [Segment(kind, turn, num, sequence) for (kind, turn, sequence), num in self._marks.between(begin, end)]
+        num_rewards = self._num_complete(end) if is_cut else len(self.turn_rewards)
         chunk = Chunk(
             trajectory_id=self.trajectory_id,
             epoch=self.epoch,
             offset=begin,
             num_tokens=end - begin,
-            segments=[Segment(kind, turn, num, sequence) for (kind, turn, sequence), num in self._marks.between(begin, end)],
+            segments=segments,
             version_runs=[VersionRun(version, num) for version, num in self._versions.between(begin, end)],
             state=self.state if packed_state(self.state) != self._sent_state else None,
-            turn_done=self.turn_done,
-            turn_rewards=self.turn_rewards[self._num_rewards_sent :],
+            turn_done=self.turn_done and not is_cut,
+            turn_rewards=self.turn_rewards[self._num_rewards_sent : num_rewards],
         )
         arrays = {"token_ids": self._tokens.token_ids[begin:end], "logprobs": self._tokens.logprobs[begin:end]}
-        experts = joined_experts(self._unsent_experts)
+        experts = joined_experts(_divided(self._unsent_experts, _num_sampled(segments))[0])
         return chunk, arrays if experts is None else {**arrays, "experts": experts}
 
     def sent(self, chunk: Chunk) -> None:
@@ -86,11 +96,38 @@ class TokenLog:
         self._num_sent = chunk.offset + chunk.num_tokens
         self._num_rewards_sent += len(chunk.turn_rewards)
         # What was appended while the chunk was on its way stays.
-        num_sampled = sum(each.num_tokens for each in chunk.segments if each.kind == "action")
-        while self._unsent_experts and num_sampled > 0:
-            num_sampled -= self._unsent_experts.pop(0)[1]
+        self._unsent_experts = _divided(self._unsent_experts, _num_sampled(chunk.segments))[1]
         if chunk.state is not None:
             self._sent_state = packed_state(chunk.state)
+
+    def _end_of_room(self, begin: int) -> int:
+        """Where a chunk that begins there must end, so that a frame takes its experts: never within an observation, to the
+        end of which the state belongs.
+        """
+        end = len(self._tokens)
+        row = next((experts for experts, _ in self._unsent_experts if experts is not None), None)
+        if row is None:
+            return end
+        room: int = MAX_CHUNK_FRAME_BYTES // math.prod(row.shape[1:])
+        at = begin
+        for (kind, _, _), num in self._marks.between(begin, end):
+            if kind == "action":
+                if num > room:
+                    return at + room
+                room -= num
+            at += num
+        return end
+
+    def _num_complete(self, end: int) -> int:
+        """How many turns the first ``end`` tokens complete: those that other tokens follow in their sequences."""
+        num_turns, last = 0, dict[int, SegmentKind]()
+        for (kind, turn, sequence), begin, _ in self._marks:
+            if begin >= end:
+                break
+            last[sequence] = kind
+            if kind == "action":
+                num_turns = max(num_turns, turn + 1)
+        return num_turns - list(last.values()).count("action")
 
     def _append_observed(self, mark: Mark, token_ids: Sequence[int]) -> tuple[TokenIds, Logprobs]:
         """Append tokens that the policy did not sample. Returns them as arrays, with their log-probs of 0."""
@@ -113,6 +150,24 @@ class TokenLog:
         for run in piece.version_runs:
             self._versions.append(run.version, run.num_tokens)
         self._marks.append(mark, num_tokens)
+
+
+def _num_sampled(segments: Sequence[Segment]) -> int:
+    return sum(each.num_tokens for each in segments if each.kind == "action")
+
+
+def _divided(parts: ExpertParts, number: int) -> tuple[ExpertParts, ExpertParts]:
+    """Those of the first ``number`` sampled tokens, and the rest."""
+    first: ExpertParts = []
+    rest: ExpertParts = []
+    for experts, num in parts:
+        taken = min(num, number)
+        number -= taken
+        if taken:
+            first.append((None if experts is None else experts[:taken], taken))
+        if taken < num:
+            rest.append((None if experts is None else experts[taken:], num - taken))
+    return first, rest
 
 
 def packed_state(state: Plain | None) -> bytes:

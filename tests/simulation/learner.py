@@ -15,6 +15,7 @@ import torch
 from gspo.model.packing import BatchGroup
 from gspo.model.serving_layout import ServedParameter
 from gspo_protocol.messages import Trained
+from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from gspo_services.learner.broker.client import BrokerClient
@@ -141,6 +142,7 @@ class SimBrokerClient(BrokerClient):
         trained_batches: int,
         vocabulary: int,
         note_digest: Callable[[str], None],
+        experts: ModelExperts | None = None,
     ) -> None:
         content = b"".join(tensor.data.tobytes() for tensor in weights.tensors)
 
@@ -149,7 +151,7 @@ class SimBrokerClient(BrokerClient):
             self._audit.serves(policy_version, content)
 
         self._audit.shared.passes("publishing")
-        super().publish(policy_version, weights, trained_batches, vocabulary, note)
+        super().publish(policy_version, weights, trained_batches, vocabulary, note, experts)
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
         async def within() -> T:
@@ -244,6 +246,7 @@ class SimTrainer:
     world_size = 1
     model = _Model()
     vocabulary = VOCABULARY
+    model_experts = None
     max_tokens_per_micro_batch = 4096
     sequence_parallel = 1
     shares_beginnings = False

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from gspo_protocol import limits
 from gspo_protocol.digests import part_digest
 from gspo_protocol.messages import (
     Ack,
@@ -106,6 +107,13 @@ def an_extension(**changes: Any) -> Chunk:
         "turn_rewards": [],
     }
     return a_chunk(**{**fields, **changes})
+
+
+def an_overweight(**changes: Any) -> tuple[Chunk, Arrays]:
+    """A chunk whose tokens each have the most bytes of experts, and all together more than a frame takes."""
+    size, runs = 4000, {"segments": [Segment("action", 0, 4000)], "version_runs": [VersionRun(4, 4000)]}
+    experts = np.zeros((size, limits.MAX_EXPERT_BYTES, 1, 1), np.uint8)
+    return an_extension(num_tokens=size, **runs, **changes), token_arrays(size) | {"experts": experts}
 
 
 def a_lease(**changes: Any) -> Lease:

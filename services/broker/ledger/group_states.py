@@ -36,6 +36,8 @@ class Groups:
         self._trajectories: dict[int, TrajectoryRow] = {row.trajectory_id: row for row in contents.trajectories}
         self._extensions = Extensions()
         """Leased trajectories extended by usual chunks; their rows in ``_trajectories`` lag behind."""
+        self.expert_rows: dict[int, tuple[int, ...]] = {}
+        """By trajectory: what its first experts are like (``TokenFacts.expert_row``), as far as this life has seen any."""
         self._members: dict[int, tuple[int, ...]] = {}
         self._oldest_versions: dict[int, int] = {}
         self._free: list[_GrantOrder] = []
@@ -212,8 +214,10 @@ class Groups:
             )
         )
 
-    def append(self, chunk: Chunk, growth: Growth) -> TrajectoryRow:
-        """Count the chunk's tokens."""
+    def append(self, chunk: Chunk, growth: Growth, expert_row: tuple[int, ...] = ()) -> TrajectoryRow:
+        """Count the chunk's tokens. ``expert_row``: of its experts; empty: it has none."""
+        if expert_row:
+            self.expert_rows.setdefault(chunk.trajectory_id, expert_row)
         return self._put(grown_row(self._row(chunk.trajectory_id), chunk, growth))
 
     def extend(self, sender: SessionKey, stretches: StretchColumns, newest: VersionRow, limits: TrajectoryLimits) -> Taken:
@@ -401,6 +405,7 @@ class Groups:
     def _forget(self, group_id: int) -> GroupRow:
         for trajectory_id in self._members.pop(group_id):
             self._extensions.forget(trajectory_id)
+            self.expert_rows.pop(trajectory_id, None)
             self._suspects.discard(trajectory_id)
             self._no_longer_held(self._trajectories.pop(trajectory_id))
             self._no_longer_free(trajectory_id)

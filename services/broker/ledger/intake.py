@@ -6,16 +6,18 @@ versions a trajectory can have next, and how much of it fits a batch. Behind it 
 of Lease and Batch, packing and loss of the learner, and JSON.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from msgspec.structs import replace
 
+from gspo_protocol.codec import Array
 from gspo_protocol.endpoints import require_endpoint
 from gspo_protocol.limits import MAX_ENTRIES, MAX_JOURNAL_BYTES, MAX_VERSION_STEP, TrajectoryLimits
 from gspo_protocol.messages import Chunk, Finish, Graded, GroupSampling, Journal, Published, Trained
 from gspo_protocol.messages.base import require_rewards
+from gspo_protocol.messages.experts import MOST_EXPERTS, UNKNOWN, ModelExperts, highest_expert
 from gspo_protocol.messages.journal import pack_entry
 from gspo_services.broker.rows import NO_TURN, JournalRow, TrajectoryRow, VersionRow
 
@@ -31,6 +33,17 @@ class TokenFacts:
     """Facts about a chunk's arrays for the ledger, which never sees tokens."""
 
     largest_token_id: int
+    expert_row: tuple[int, ...] = ()
+    """Layers, experts of a token, bytes of an expert; empty: it has no experts."""
+    highest_expert: int = UNKNOWN
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Array]) -> Self:
+        """Those of a chunk's arrays."""
+        largest, experts = int(arrays["token_ids"].max()), arrays.get("experts")
+        if experts is None:
+            return cls(largest_token_id=largest)
+        return cls(largest_token_id=largest, expert_row=experts.shape[1:], highest_expert=highest_expert(experts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +116,26 @@ def growth(
         num_runs=num_runs,
         reward_size=require_rewards("turn_rewards", chunk.turn_rewards, row.reward_size),
     )
+
+
+def require_experts(facts: TokenFacts, model: ModelExperts | None, former: tuple[int, ...]) -> None:
+    """Check what an engine reported. ``model``: what the learner has told, ``former``: the rows of the trajectory's first
+    experts; None and empty: not known.
+
+    Raises: ValueError for experts that could not be trained, alone or beside the others.
+    """
+    if not facts.expert_row:
+        return
+    expected = former if model is None else model.row_shape
+    if expected and facts.expert_row != expected:
+        whose = "those before them" if model is None else "the model's"
+        raise ValueError(
+            f"experts have {list(facts.expert_row)} [layers, experts per token, bytes], {whose} {list(expected)}: serve the "
+            "learner's model"
+        )
+    most = MOST_EXPERTS if model is None else model.num_experts
+    if facts.highest_expert >= most:
+        raise ValueError(f"experts hold {facts.highest_expert}: the model has at most {most} in a layer, from 0 on")
 
 
 def grown_row(row: TrajectoryRow, chunk: Chunk, growth: Growth) -> TrajectoryRow:
@@ -264,6 +297,15 @@ def check_finish(row: TrajectoryRow, finish: Finish) -> None:
             raise ValueError(
                 f"turn_rewards[{turn}] is {finish.turn_rewards[turn]:g}, and turn {turn} is discarded: give it 0"
             )
+
+
+def check_published_experts(published: Published, known: ModelExperts | None) -> None:
+    """Raises: ValueError for a version whose experts are not those that a learner has told before."""
+    if published.experts is not None and known not in (None, published.experts):
+        raise ValueError(
+            f"experts are {published.experts}, those of the versions before are {known}: the model was changed; continue "
+            "with the one that the run began with, or use another run.directory"
+        )
 
 
 def check_published(published: Published, newest: VersionRow | None) -> None:

@@ -34,6 +34,7 @@ from gspo_services.broker.ledger.actions import (
     WriteMetrics,
 )
 from gspo_services.broker.ledger.admission import Choice
+from gspo_services.broker.ledger.intake import check_published_experts
 from gspo_services.broker.ledger.learning import count_signal, data_measures
 from gspo_services.broker.ledger.leases import Leases
 from gspo_services.broker.ledger.lengths import batch_report, pass_rates
@@ -84,17 +85,20 @@ class Training:
     def on_published(self, sender: SessionKey, published: Published) -> list[Action]:
         state = self._state
         try:
+            check_published_experts(published, state.run.experts)
             rows = state.batches.publish(published)
         except ValueError as error:
             return [_refuse(sender, f"published: {error}", "published")]
+        told = [] if published.experts is None else state.change_run(experts=published.experts)
         if not rows:
-            return []
+            return told
         fields = {"policy_version": published.policy_version, "trained_batches": published.trained_batches}
         pulse = Pulse(
             policy_version=published.policy_version, weights_endpoint=published.endpoint, stopping=bool(state.stop_reason)
         )
         return [
             *saves(rows),
+            *told,
             *self._survived(published.trained_batches),
             Note(event="version_published", fields=fields),
             Announce(message=pulse),

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from gspo_protocol.messages import LedgerCommit, Welcome
+from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.broker.batches import Answer, PartArrived
 from gspo_services.learner.broker.loop import BrokerLoop
 from gspo_services.learner.broker.port import BrokerPort, ToBroker
@@ -67,9 +68,10 @@ class BrokerClient(BrokerPort):
         trained_batches: int,
         vocabulary: int,
         note_digest: Callable[[str], None],
+        experts: ModelExperts | None = None,
     ) -> None:
         with self._needs_acknowledgement():
-            publication = self._loop.publish(policy_version, weights, trained_batches, vocabulary, note_digest)
+            publication = self._loop.publish(policy_version, weights, trained_batches, vocabulary, note_digest, experts)
             self._call(publication, CALL_TIMEOUT_S)
 
     def wait_for_room(self) -> None:

@@ -14,6 +14,7 @@ import zmq.asyncio
 
 from gspo_protocol.channels import BATCH, WEIGHTS
 from gspo_protocol.messages import Heartbeat, LedgerCommit, Published, Trained, Welcome
+from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.broker.batches import Answer
 from gspo_services.learner.broker.connection import BrokerConnection, Heard
 from gspo_services.learner.broker.connections import MakeConnections
@@ -54,6 +55,7 @@ class _Publication:
     trained_batches: int
     vocabulary: int
     note_digest: Callable[[str], None]
+    experts: ModelExperts | None
     copied_at: float
 
 
@@ -170,6 +172,7 @@ class BrokerLoop:
         trained_batches: int,
         vocabulary: int,
         note_digest: Callable[[str], None],
+        experts: ModelExperts | None = None,
     ) -> None:
         """See ``BrokerPort``. One publication is under way at a time: a second one waits here for the first."""
         await self.announced()
@@ -179,6 +182,7 @@ class BrokerLoop:
             trained_batches=trained_batches,
             vocabulary=vocabulary,
             note_digest=note_digest,
+            experts=experts,
             copied_at=self._clock.now(),
         )
         await self._announcements.put(publication)
@@ -260,6 +264,7 @@ class BrokerLoop:
             num_bytes=snapshot.manifest.num_bytes,
             trained_batches=publication.trained_batches,
             vocabulary=publication.vocabulary,
+            experts=publication.experts,
         )
 
     # --- received and repeated -----------------------------------------------------------------------------------------

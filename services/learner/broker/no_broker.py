@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from gspo_protocol.messages import Welcome
+from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.broker.batches import Answer
 from gspo_services.learner.broker.port import BrokerPort, ToBroker
 from gspo_services.learner.weights import WeightCopy
@@ -29,6 +30,7 @@ class NoBroker(BrokerPort):
         trained_batches: int,
         vocabulary: int,
         note_digest: Callable[[str], None],
+        experts: ModelExperts | None = None,
     ) -> None:
         raise AssertionError("only rank 0 has copies of the weights, and only it can publish them")
 

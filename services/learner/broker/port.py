@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from gspo_protocol.messages import BatchFailed, BatchRequest, Checkpointed, LedgerCommit, Resume, Trained, Welcome
+from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.broker.batches import Answer
 from gspo_services.learner.weights import WeightCopy
 
@@ -60,9 +61,11 @@ class BrokerPort(ABC):
         trained_batches: int,
         vocabulary: int,
         note_digest: Callable[[str], None],
+        experts: ModelExperts | None = None,
     ) -> None:
         """Serve ``weights`` (and use them up), then announce the version: rollouts can fetch every announced version.
-        ``vocabulary``: how many token ids the model has, so that the broker takes no others.
+        ``vocabulary``: how many token ids the model has, ``experts``: what its engines report if they are asked to, so that
+        the broker takes no others.
 
         ``note_digest`` is called with their digest before anybody can fetch them, perhaps in another thread. Returns before
         all that. A later call raises what goes wrong.

@@ -24,6 +24,7 @@ from gspo.model.packing import PackedBatch
 from gspo.model.policy import load_policy, prepare_policy
 from gspo.model.serving_layout import ServedParameter
 from gspo.moe.experts import ExpertShape
+from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.checkpoints import EngineCopy, canary_batch, require_canary, write_canary
 from gspo_services.learner.engine.configuration import deepspeed_config, parameter_groups, rate_factor, stage_inside
 from gspo_services.learner.engine.expert_parallel import expert_shares
@@ -194,6 +195,15 @@ class LearnerEngine:
     def vocabulary(self) -> int:
         """The number of the model's token ids, from 0."""
         return int(self.model.config.vocab_size)
+
+    @property
+    def model_experts(self) -> ModelExperts | None:
+        """What messages must have of the experts that engines report; None: nothing that they could have."""
+        shape = self.engine_experts
+        if shape is None:
+            return None
+        experts = ModelExperts(shape.num_layers, shape.top_k, shape.num_experts)
+        return experts if experts.is_encodable else None
 
     @property
     def replays_routing(self) -> bool:

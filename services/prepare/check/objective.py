@@ -10,6 +10,7 @@ from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.model import count
 from gspo_services.prepare.check.situation import ReadModel, Situation
 from gspo_services.shared.settings import Scheduled, critical_batches
+from gspo_services.shared.weights import ServedError, reported_experts
 
 BFLOAT16_TOKEN_NOISE: Final = 0.023
 """Mean deviation of a token's log-prob in bfloat16: docs/guide/learner.md, "bfloat16"."""
@@ -108,11 +109,17 @@ def _types(situation: Situation) -> Iterator[Finding]:
 
 
 def _experts(situation: Situation, model: ReadModel) -> Iterator[Finding]:
-    """The bytes of the engine's choices of experts, which otherwise nobody sees before the ledger has grown."""
+    """Whether an engine can report its choices of experts, and their bytes, which otherwise nobody sees before the ledger
+    has grown. Of a model without experts there is another finding."""
     settings, shape = situation.settings, model.shape
-    if settings.objective.routing_replay_from != "engine" or shape is None or not shape.experts:
+    if settings.objective.routing_replay_from != "engine" or not model.config or (shape is not None and not shape.experts):
         return
-    each = shape.mixed_layers * shape.experts_per_token * (2 if shape.experts >= 256 else 1)
+    try:
+        each = reported_experts(model.config).token_bytes
+    except ServedError as error:
+        text, _, way_out = str(error).rpartition("; ")
+        yield Finding(check="experts", status="fail", text=text, way_out=way_out)
+        return
     tokens = settings.batch.groups_per_batch * settings.batch.group_size * settings.sampling.max_tokens
     yield Finding(
         check="experts", status="note", basis="estimated",

@@ -46,8 +46,7 @@ class EpisodeWriter:
 
     async def tokens(self) -> None:
         """Send the tokens that were not sent yet. Raises: EpisodeFailed."""
-        following = self._log.next_chunk()
-        if following is not None:
+        while (following := self._log.next_chunk()) is not None:
             chunk, arrays = following
             try:
                 await self._broker.send(chunk, arrays)

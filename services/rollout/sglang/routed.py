@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from gspo_protocol.messages.experts import UNKNOWN, encode_experts
+from gspo_services.shared.weights import reported_experts
 
 _WAY_OUT = 'serve the model of model.path, or set objective.routing_replay_from = "learner"'
 
@@ -23,21 +24,9 @@ class RoutedExperts:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Return that of a model's config.json. Raises: ValueError for a dense model."""
-        names = ("num_experts", "num_local_experts", "n_routed_experts")
-        num_experts = next((config[name] for name in names if config.get(name)), 0)
-        top_k, num_layers = config.get("num_experts_per_tok"), config.get("num_hidden_layers")
-        if not (num_experts and top_k and num_layers):
-            raise ValueError(
-                f"a {config.get('model_type', 'model of unknown type')} model has no experts for an engine to report: set "
-                "objective.routing_replay = false"
-            )
-        if config.get("mlp_only_layers") or config.get("first_k_dense_replace") or config.get("decoder_sparse_step", 1) != 1:
-            raise ValueError(
-                "some layers of this model are dense, and it is unknown what an engine reports of them: set "
-                'objective.routing_replay_from = "learner"'
-            )
-        return cls(num_layers, top_k, num_experts)
+        """Return that of a model's config.json. Raises: ServedError for one whose engine cannot report its choices."""
+        model = reported_experts(config)
+        return cls(model.num_layers, model.top_k, model.num_experts)
 
     def read(
         self,

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from gspo_protocol.limits import PROTOCOL_VERSION
 from gspo_protocol.messages import BatchRequest, EndOfRun, GroupSampling, SkipBatch, Trained, Welcome
+from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.broker.ledger import batch_stats
 from gspo_services.broker.rows import BatchRow, GroupRow, TrajectoryRow
 from gspo_services.broker.sending import StoredBatch, batch_of_groups, members_of
@@ -220,6 +221,7 @@ class RecordedBroker(BrokerPort):
         trained_batches: int,
         vocabulary: int,
         note_digest: Callable[[str], None],
+        experts: ModelExperts | None = None,
     ) -> None:
         """Compare with what the run published after as many batches."""
         expected = self._run.digests.get(trained_batches, set()) if self._run.num_assembled or not trained_batches else set()

@@ -224,14 +224,22 @@ class PeerClient:
             return
         async with self._room:
             await self._room.wait_for(lambda: self._outbox.has_room)
-            frames = encode(message, arrays, self._outbox.next_seq)
-            decode(frames)
+            frames = self._deliverable(message, arrays, self._outbox.next_seq)
             num_bytes = sum(memoryview(frame).nbytes for frame in frames)
             kept = _Unacknowledged(message_type=message_type(message), frames=frames)
             self._outbox.push(kept, self._clock.now(), num_bytes)
         if self._welcomed.is_set():
             self._liveness.sent()
             await self._channel.send_frames(frames)
+
+    def _deliverable(
+        self, message: Message, arrays: Mapping[str, Array] | None = None, seq: int | None = None
+    ) -> Sequence[Frame]:
+        """Encode a message that the other end can take. Raises: ProtocolError for any other."""
+        frames = encode(message, arrays, seq)
+        decode(frames)
+        self._spec.require_taken(message_type(message), [memoryview(frame).nbytes for frame in frames])
+        return frames
 
     async def flushed(self) -> None:
         """Wait until everything sequenced is acknowledged."""

@@ -24,7 +24,13 @@ from gspo_services.shared.weights.engine_parameters import (
     parts_of,
 )
 from gspo_services.shared.weights.patches import ABILITY, INDICES, LOAD_FORMAT, VALUES, patch_file
-from gspo_services.shared.weights.served import ServedError, require_servable, require_served, require_served_on_cuda
+from gspo_services.shared.weights.served import (
+    ServedError,
+    reported_experts,
+    require_servable,
+    require_served,
+    require_served_on_cuda,
+)
 from gspo_services.shared.weights.server import ChunkServer, Parts
 from gspo_services.shared.weights.shards import Shard, ShardBytes, ShardChecksums, ShardPiece, shards
 from gspo_services.shared.weights.spread import ONE_RANK, Spread, SpreadError, kv_heads, require_spread, spread_of
@@ -84,6 +90,7 @@ __all__ = [
     "parts_of",
     "patch_file",
     "peft_config",
+    "reported_experts",
     "require_matrices",
     "require_servable",
     "require_served",

@@ -16,7 +16,7 @@ from gspo_protocol.limits import BAD_MESSAGES_BURST, CURVE_OVERHEAD_BYTES, PROTO
 from gspo_protocol.messages import Ack, Chunk, Heartbeat, Hello, Message, Pulse, Refused, Release, Welcome
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import broker_process, scraped
-from tests.support.builders import a_chunk, token_arrays
+from tests.support.builders import a_chunk, an_overweight, token_arrays
 from tests.support.wire.secured import without_commit
 from tests.support.wire.zmq_ends import connected
 
@@ -96,6 +96,19 @@ async def test_a_message_that_no_receiver_would_take_is_its_senders_error_and_ta
     async with connected(WORK) as (end, client):
         with pytest.raises(ProtocolError, match=r"chunk: array logprobs\[2\] is nan"):
             await client.send(a_chunk(), arrays)
+        assert client.num_unacknowledged == 0
+        await client.send(a_chunk(), token_arrays(5))
+        assert (await end.expect_received(Chunk)).seq == 0
+
+
+async def test_a_message_with_a_larger_frame_than_the_other_end_takes_never_leaves_and_those_after_it_do() -> None:
+    """It would end the connection, and would be sent again over the next one, for ever."""
+    large, arrays = an_overweight()
+    async with connected(WORK) as (end, client):
+        with pytest.raises(
+            ProtocolError, match="chunk: a frame has 4096000 bytes, the broker takes 4000000 on the work chan"
+        ):
+            await client.send(large, arrays)
         assert client.num_unacknowledged == 0
         await client.send(a_chunk(), token_arrays(5))
         assert (await end.expect_received(Chunk)).seq == 0

@@ -125,6 +125,7 @@ async def test_batches_become_versions_reports_and_checkpoints_in_order(tmp_path
         first = await learner.take(Published)
         assert isinstance(first, Published)
         assert (first.policy_version, first.trained_batches) == (1, 0)
+        assert (first.vocabulary, first.experts) == (learner.engine.vocabulary, learner.engine.model_experts)
         before = learner.engine.table.detach().clone()
 
         await learner.train(0, 1)

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from gspo_protocol.messages import BatchRequest, Checkpointed, Resume, Trained, Welcome
+from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.broker.no_broker import NoBroker
 from gspo_services.learner.broker.port import ToBroker
 from gspo_services.learner.checkpoints.format import CheckpointError
@@ -145,6 +146,7 @@ class DeafBroker(ScriptedBroker):
         trained_batches: int,
         vocabulary: int,
         note_digest: Callable[[str], None],
+        experts: ModelExperts | None = None,
     ) -> None:
         self._say(f"published {trained_batches}")
 

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 import msgpack
 import numpy as np
 
+from gspo_protocol.codec import Array
+from gspo_protocol.messages.experts import UNKNOWN, ModelExperts, encode_experts
 from gspo_services.broker.rows import NO_TURN, TrajectoryRow
 
 T = TypeVar("T")
@@ -18,15 +20,27 @@ VERSIONS = (0, -1, 1, 2, 4, 2**31, 2**32, 2**53)
 COUNTS = (0, -1, 1, 2, 63, 64, 2**31, 2**53, 2**53 + 1, 2**63)
 SEQUENCES = (-1, 0, 1, 2, 255, 256, 2**31)
 TURNS = (0, 1, 2, 5, 4096, 4097, 2**31)
+EXPERTS = (
+    ModelExperts(1, 1, 4),
+    ModelExperts(2, 3, 4),
+    ModelExperts(2, 2, 5),
+    ModelExperts(2, 2, 255),
+    ModelExperts(2, 2, 300),
+)
+"""Models beside one of two layers, two experts a token, and four experts."""
 STATES: Sequence[Any] = (None, {}, {"deep": [[[[]]]]}, {"big": "x" * 300_000}, {"nan": float("nan")}, {"huge": 2**64 - 1})
 
 
 class HostileRollout:
     """Makes the frames of chunks and finishes. ``oddity``: how often a field is not what it should be."""
 
-    def __init__(self, rng: random.Random, vocabulary: int, newest_version: int, oddity: float) -> None:
+    def __init__(
+        self, rng: random.Random, vocabulary: int, newest_version: int, oddity: float, experts: ModelExperts | None = None
+    ) -> None:
+        """``experts``: those of the model, whose choices are sent; None: none are."""
         self._rng = rng
         self._vocabulary = vocabulary
+        self._experts = experts
         self._newest = newest_version
         self._oddity = oddity
         self._branches = rng.choice([0.0, 0.3])
@@ -71,7 +85,18 @@ class HostileRollout:
         }
         ids = [self._or(rng.randrange(self._vocabulary), TOKEN_IDS, 0.2) for _ in range(num_tokens)]
         logprobs = [self._or(-rng.random(), LOGPROBS, 0.2) for _ in range(num_tokens)]
-        return self._frames("chunk", fields, seq, ids, logprobs)
+        num_sampled = sum(num for kind, _, num, _ in segments if kind == "action")
+        return self._frames("chunk", fields, seq, ids, logprobs, self._choices(num_sampled))
+
+    def _choices(self, num_sampled: int) -> Array | None:
+        """The experts of a chunk's sampled tokens, more or less; None: it has none."""
+        if self._experts is None or self._rng.random() < 0.2:
+            return None
+        model = self._or(self._experts, EXPERTS, 3.0)
+        shape = (self._or(num_sampled, (0, 1, num_sampled + 1)), model.num_layers, model.top_k)
+        lowest = UNKNOWN if self._rng.random() < 0.2 else 0
+        chosen = [self._rng.randrange(lowest, model.num_experts) for _ in range(shape[0] * shape[1] * shape[2])]
+        return encode_experts(np.array(chosen, np.int32).reshape(shape), model.num_experts)
 
     def finish(self, row: TrajectoryRow, seq: int) -> list[bytes]:
         """The frames of a Finish, more or less."""
@@ -113,10 +138,16 @@ class HostileRollout:
         return self._rng.choice(wrong) if self._rng.random() < times * self._oddity else right
 
     def _frames(
-        self, kind: str, fields: dict[str, Any], seq: int, ids: Sequence[int] = (), logprobs: Sequence[float] = ()
+        self,
+        kind: str,
+        fields: dict[str, Any],
+        seq: int,
+        ids: Sequence[int] = (),
+        logprobs: Sequence[float] = (),
+        experts: Array | None = None,
     ) -> list[bytes]:
-        arrays = [np.array(ids, np.int32), np.array(logprobs, np.float32)] if ids else []
-        names = ("token_ids", "logprobs") if ids else ()
-        described = [(name, str(array.dtype), array.shape) for name, array in zip(names, arrays, strict=True)]
+        arrays = {"token_ids": np.array(ids, np.int32), "logprobs": np.array(logprobs, np.float32)} if ids else {}
+        arrays |= {} if experts is None else {"experts": experts}
+        described = [(name, str(array.dtype), array.shape) for name, array in arrays.items()]
         header = msgpack.packb({"m": {"type": kind, **fields}, "s": seq, "a": described})
-        return [header, *(array.tobytes() for array in arrays)]
+        return [header, *(array.tobytes() for array in arrays.values())]

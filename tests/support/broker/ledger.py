@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gspo_protocol.codec import decode, encode
+from gspo_protocol.codec import Array, decode, encode
 from gspo_protocol.limits import PROTOCOL_VERSION
 from gspo_protocol.messages import (
     SEQUENCED,
@@ -28,6 +28,7 @@ from gspo_protocol.messages import (
     TrainingValues,
     VersionRun,
 )
+from gspo_protocol.messages.experts import ModelExperts
 from gspo_protocol.messages.gathered import Gathered, gather
 from gspo_services.broker.ledger.actions import (
     Action,
@@ -122,7 +123,9 @@ class LedgerHarness:
         )
         return self._carry_out(self.ledger.on_hello(hello, self.now), {})
 
-    def send(self, sender: SessionKey, message: AnyMessage, seq: int | None = None) -> list[Action]:
+    def send(
+        self, sender: SessionKey, message: AnyMessage, seq: int | None = None, experts: Array | None = None
+    ) -> list[Action]:
         """A message of a session, with the scripted tokens if it is a chunk. A given ``seq`` sends one again.
 
         A rollout that asks for leases first reports that it serves.
@@ -134,8 +137,8 @@ class LedgerHarness:
             self._next_seq[sender] = seq + 1
         arrays: dict[str, Any] = {}
         if isinstance(message, Chunk):
-            arrays = _scripted(message)
-        facts = TokenFacts(largest_token_id=int(arrays["token_ids"].max())) if arrays else None
+            arrays = _scripted(message) | ({} if experts is None else {"experts": experts})
+        facts = TokenFacts.of(arrays) if arrays else None
         return self._carry_out(self.ledger.on_message(sender, message, seq, self.now, facts), arrays)
 
     def send_chunks(
@@ -173,7 +176,9 @@ class LedgerHarness:
                 case Save(row=row):
                     changes.rows.append(row)
                 case AppendChunk(chunk=chunk, peer=peer):
-                    changes.chunks.append(stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"], peer))
+                    changes.chunks.append(
+                        stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"], peer, arrays.get("experts"))
+                    )
                 case AppendChunks(chunks=chunks, stretches=stretches, rows=rows, peer=peer):
                     changes.rows += rows
                     changes.chunks += stored_chunks(chunks, stretches, peer)
@@ -189,7 +194,9 @@ class LedgerHarness:
 
     # --- shorthands -----------------------------------------------------------------------------------------------------
 
-    def publish(self, version: int, trained_batches: int, sender: SessionKey = LEARNER) -> list[Action]:
+    def publish(
+        self, version: int, trained_batches: int, sender: SessionKey = LEARNER, experts: ModelExperts | None = None
+    ) -> list[Action]:
         """The learner publishes."""
         message = Published(
             policy_version=version,
@@ -198,6 +205,7 @@ class LedgerHarness:
             num_bytes=1,
             trained_batches=trained_batches,
             vocabulary=VOCABULARY,
+            experts=experts,
         )
         return self.send(sender, message)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gspo_protocol.messages import BatchRequest, Segment, VersionRun, Welcome
+from gspo_protocol.messages.experts import ModelExperts
 from gspo_protocol.messages.pieces import Pieces
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from gspo_services.learner.broker.port import BrokerPort, ToBroker
@@ -83,6 +84,7 @@ class ScriptedBroker(BrokerPort):
         trained_batches: int,
         vocabulary: int,
         note_digest: Callable[[str], None],
+        experts: ModelExperts | None = None,
     ) -> None:
         note_digest(weights.digest())
 

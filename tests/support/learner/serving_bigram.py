@@ -5,11 +5,14 @@ from collections.abc import Iterator
 import torch
 
 from gspo.model.serving_layout import ServedParameter
+from gspo_protocol.messages.experts import ModelExperts
 from tests.support.engines.bigram_engine import BigramEngine
 
 
 class ServingBigram(BigramEngine):
     """A ``BigramEngine`` with what the learner's service needs besides."""
+
+    model_experts = ModelExperts(2, 2, 4)
 
     @property
     def vocabulary(self) -> int:

@@ -4,12 +4,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gspo_protocol.codec import decode, encode
 from gspo_protocol.errors import ProtocolError
-from gspo_protocol.messages.experts import UNKNOWN, decode_experts, encode_experts, joined_experts, sampled_between
+from gspo_protocol.messages.experts import (
+    UNKNOWN,
+    ModelExperts,
+    decode_experts,
+    encode_experts,
+    highest_expert,
+    joined_experts,
+    sampled_between,
+)
 from gspo_protocol.messages.pieces import KINDS
-from tests.support.builders import a_chunk, token_arrays
+from tests.support.builders import a_chunk, a_publication, token_arrays
 
 
 @pytest.mark.parametrize(("num_experts", "size"), [(8, 1), (255, 1), (256, 2), (512, 2)])
@@ -32,6 +41,24 @@ def test_experts_survive_their_bytes_and_the_largest_is_not_taken_for_an_unknown
 def test_experts_that_no_model_or_message_has_are_refused(indices: np.ndarray, num_experts: int, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         encode_experts(indices.astype(np.int32), num_experts)
+
+
+@pytest.mark.parametrize("num_experts", [8, 255, 256, 512])
+def test_the_highest_expert_is_found_and_an_unknown_one_is_none(num_experts: int) -> None:
+    indices = np.array([[[0, num_experts - 1]], [[UNKNOWN, UNKNOWN]]])
+    assert highest_expert(encode_experts(indices, num_experts)) == num_experts - 1
+    assert highest_expert(encode_experts(indices[1:], num_experts)) == UNKNOWN
+    assert highest_expert(np.full((1, 1, 1, 2), 255, np.uint8) - np.uint8([1, 0])) == 2**16 - 2
+
+
+def test_a_version_says_what_its_experts_are_like_or_is_what_it_was_before_it_could() -> None:
+    """A broker of an older release knows no such field."""
+    told = replace(a_publication(), experts=ModelExperts(48, 8, 128))
+    assert decode(encode(told)).message == told
+    assert b"experts" not in bytes(encode(a_publication())[0])
+    assert decode(encode(a_publication())).message.experts is None  # type: ignore[union-attr]
+    with pytest.raises(ProtocolError, match=r"published: .*experts"):
+        decode(encode(replace(told, experts=ModelExperts(48, 0, 128))))
 
 
 SEGMENTS = st.lists(st.tuples(st.integers(0, len(KINDS) - 1), st.integers(1, 5)), min_size=1, max_size=6)

@@ -9,7 +9,14 @@ from gspo_protocol.messages.base import shortened
 from gspo_protocol.messages.gathered import Chunks, Gathered
 from gspo_protocol.messages.stretches import Stretch, StretchColumns
 from gspo_services.broker.ledger.actions import Action, AppendChunk, AppendChunks, Note, Offence, Reply, Save, SessionKey
-from gspo_services.broker.ledger.intake import TokenFacts, check_finish, check_graded, growth, journal_entry
+from gspo_services.broker.ledger.intake import (
+    TokenFacts,
+    check_finish,
+    check_graded,
+    growth,
+    journal_entry,
+    require_experts,
+)
 from gspo_services.broker.ledger.leases.leases import Leases, told_ended
 from gspo_services.broker.ledger.state import State, saves
 from gspo_services.broker.rows import TrajectoryRow, VersionRow
@@ -139,8 +146,9 @@ class HolderMessages:
         """The row with a chunk that follows. Raises: ValueError when it must not be taken."""
         state = self._state
         sampling = state.groups.group(row.group_id).sampling
+        require_experts(facts, state.run.experts, state.groups.expert_rows.get(row.trajectory_id, ()))
         grown = growth(row, chunk, facts, newest=self._newest, limits=state.trajectory_limits, sampling=sampling)
-        return state.groups.append(chunk, grown)
+        return state.groups.append(chunk, grown, facts.expert_row)
 
     @property
     def _newest(self) -> VersionRow:

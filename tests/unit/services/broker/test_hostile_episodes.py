@@ -7,17 +7,20 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.mismatch import MismatchTracker
+from gspo.moe.experts import ExpertShape
 from gspo.settings import Objective
 from gspo_protocol.codec import decode, encode
 from gspo_protocol.errors import ProtocolError
 from gspo_protocol.messages import Batch, BatchPart, Published, Refused, Status
+from gspo_protocol.messages.experts import ModelExperts, decode_experts
 from gspo_services.broker.ledger import LedgerConfig
-from gspo_services.broker.ledger.actions import SessionKey
+from gspo_services.broker.ledger.actions import AppendChunk, SessionKey
 from gspo_services.broker.outgoing import grade_message, lease_message
 from gspo_services.broker.sending import recorded_batch
 from gspo_services.broker.sessions import token_facts
@@ -30,6 +33,7 @@ from tests.support.broker.made_batches import all_rows
 from tests.support.engines.bigram_engine import BigramEngine
 
 VOCABULARY = 16
+EXPERTS = ModelExperts(num_layers=2, top_k=2, num_experts=4)
 NEWEST = 3
 R = SessionKey("hostile", "s")
 H = SessionKey("honest", "s")
@@ -57,11 +61,11 @@ class Intake:
                 LEARNER,
                 Published(
                     policy_version=version, endpoint="tcp://w:1", digest="d", num_bytes=1, trained_batches=0,
-                    vocabulary=VOCABULARY,
+                    vocabulary=VOCABULARY, experts=EXPERTS,
                 ),
             )  # fmt: skip
-        self.hostile = HostileRollout(rng, VOCABULARY, NEWEST, oddity)
-        self.honest = HostileRollout(rng, VOCABULARY, NEWEST, 0.0)
+        self.hostile = HostileRollout(rng, VOCABULARY, NEWEST, oddity, EXPERTS)
+        self.honest = HostileRollout(rng, VOCABULARY, NEWEST, 0.0, EXPERTS)
         self.seq = Counter[SessionKey]()
 
     def hand_in(self, sender: SessionKey, frames: list[bytes]) -> None:
@@ -77,6 +81,10 @@ class Intake:
         SEEN["refused" if refused else "taken"] += 1
         # A real one would see this before it sends, and give the episode up.
         assert sender != H or all("MAX_REWARD" in each.reason for each in refused), refused
+        if "experts" in received.arrays and any(isinstance(each, AppendChunk) for each in actions):
+            # Many batches would be needed until every kind of them is in one.
+            taken = torch.from_numpy(decode_experts(received.arrays["experts"]))
+            ExpertShape(*msgspec.structs.astuple(EXPERTS)).require(taken)
         self.world._carry_out(actions, received.arrays)
 
     def play(self, sender: SessionKey, steps: int) -> None:
@@ -117,7 +125,8 @@ class Intake:
         if not delivered(self.world.request_batch(0, NEWEST)):
             return False
         _, items = self.world.store.batch(0)
-        recorded = recorded_batch(self.world.store, 0, part_tokens=self.rng.choice([1, 7, 2**18]))
+        part_tokens = self.rng.choice([1, 7, 2**18])
+        recorded = recorded_batch(self.world.store, 0, part_tokens=part_tokens, with_experts=True)
         received = decode(encode(*recorded.announcement()))
         assert isinstance(received.message, Batch)
         chosen = self.rng.choice(OBJECTIVES)
@@ -127,6 +136,8 @@ class Intake:
             assert isinstance(part.message, BatchPart)
             assembly.add(part.message, part.arrays)
         groups = assembly.assembled().groups
+        loaded = [member.loaded().experts for each in groups for member in each.sequences]
+        SEEN["trained with experts"] += sum(experts is not None for experts in loaded)
         for credit in (AdvantageSettings(), AdvantageSettings(advantage="turn", normalise_by_std=False)):
             engine = BigramEngine(VOCABULARY)
             report = train_batch(
@@ -188,4 +199,5 @@ def test_much_was_refused_and_much_was_taken() -> None:
     assert SEEN["graded"] > 5
     assert SEEN["trained"] > 5
     assert SEEN["trained several sequences"] > 2
+    assert SEEN["trained with experts"] > 5
     assert SEEN["trained less than was sampled"] > 2

@@ -20,7 +20,9 @@ from gspo_services.rollout.tokenizer import ChatTokenizer
 from gspo_services.rollout.trajectory import Trajectory
 from gspo_services.rollout.work import EpisodeFailed
 from gspo_services.tasks.environments.reward_results import RewardResult
+from tests.support.builders import an_overweight
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
+from tests.support.engines.pieces import a_piece
 from tests.support.engines.scripted_engine import ScriptedEngine, some_logprob, some_token
 from tests.support.episodes import (
     RecordingBroker,
@@ -284,6 +286,17 @@ async def test_a_chunk_that_got_no_credit_is_still_there_after_the_episode_was_c
     await loop.send_chunk(trajectory)
     assert sum(chunk.num_tokens for chunk, _ in broker.chunks) == trajectory.num_tokens
     assert broker.chunks[1][0].offset == broker.chunks[0][0].num_tokens
+
+
+async def test_all_parts_of_a_chunk_with_too_many_experts_for_one_frame_are_sent(
+    tokenizer: ChatTokenizer, stop_id: int
+) -> None:
+    loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id))
+    trajectory = Trajectory(a_new_lease(), no_tokens())
+    _, arrays = an_overweight()
+    trajectory.act(msgspec.structs.replace(a_piece([1] * 4000, [-1.0] * 4000, (1, 4000)), experts=arrays["experts"]))
+    await loop.send_chunk(trajectory)
+    assert [chunk.num_tokens for chunk, _ in loop.broker.chunks] == [3906, 94]  # type: ignore[attr-defined]
 
 
 async def test_a_turn_that_was_handed_over_after_its_stop_token_is_not_continued(

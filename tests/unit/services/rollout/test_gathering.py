@@ -17,7 +17,7 @@ from gspo_protocol.messages import Ack, Chunk, Finish, Journal, Message, Segment
 from gspo_protocol.messages.gathered import Chunks, Gathered
 from gspo_services.rollout.gathering import MAX_WAITING, GatheringClient, Waiting, gathered_next
 from tests.support.broker.process import eventually
-from tests.support.builders import an_extension, token_arrays
+from tests.support.builders import an_extension, an_overweight, token_arrays
 from tests.support.clocks import VirtualClock
 from tests.support.wire.zmq_ends import ScriptedEnd, in_background, zmq_context
 
@@ -132,6 +132,8 @@ async def test_who_sends_what_is_no_message_hears_it_and_nobody_else() -> None:
         bad["logprobs"][1] = 0.5
         with pytest.raises(ProtocolError, match=r"logprobs\[1\]"):
             await client.send(of(2), bad)
+        with pytest.raises(ProtocolError, match="chunk: a frame has 4096000 bytes, the broker takes 4000000"):
+            await client.send(*an_overweight(trajectory_id=2))
         await send(client, of(3))
         await end.acknowledge(await end.expect_received(Chunk))
         assert (await end.expect_received(Chunk)).message == of(3)

@@ -10,6 +10,7 @@ from gspo_services.prepare.check import machine
 from gspo_services.prepare.check.findings import Finding
 from gspo_services.prepare.check.speed import lag_span
 from gspo_services.prepare.check.unused import evaluated_per_batch
+from gspo_services.rollout.sglang import RoutedExperts
 from gspo_services.rollout.tokenizer import ChatTokenizer
 from gspo_services.shared.estimates import RunPace, Span
 from gspo_services.shared.runtime.errors import ConfigurationError
@@ -296,6 +297,28 @@ def test_the_bytes_of_replayed_experts_are_named(project: Project) -> None:
     assert "4 bytes a sampled token on the wire and in the ledger, 0.0156 MiB a batch at most" in text  # 64 answers of 64
     project.configure_model(num_experts=256, num_experts_per_tok=4)
     assert "16 bytes a sampled token" in by_check(project.findings(code=False), "note")["experts"].text
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"mlp_only_layers": [0]}, "some layers of this model are dense, and it is unknown what an engine reports of them"),
+        (
+            {"num_hidden_layers": 600},
+            "2 of 8 experts in 600 layers take 1200 bytes a token, 1024 allowed (MAX_EXPERT_BYTES)",
+        ),
+    ],
+)
+def test_experts_that_no_rollout_would_take_from_its_engine_are_a_failure(
+    project: Project, changes: dict[str, Any], text: str
+) -> None:
+    project.keys |= {"objective.routing_replay": True, "objective.routing_replay_from": "engine"}
+    project.configure_model(**changes)
+    (found,) = [each for each in project.findings(code=False) if each.check == "experts"]
+    assert (found.status, found.text) == ("fail", text)
+    assert found.way_out == 'set objective.routing_replay_from = "learner"'
+    with pytest.raises(ValueError, match=re.escape(text)):
+        RoutedExperts.of(json.loads((project.model / "config.json").read_text()))
 
 
 def test_kernels_for_another_cuda_are_a_failure_of_this_python_s_servers(

@@ -48,8 +48,19 @@ def test_the_shape_is_that_of_the_models_configuration(config: dict[str, Any], f
 def test_a_dense_model_and_one_with_dense_layers_are_refused() -> None:
     with pytest.raises(ValueError, match="some layers of this model are dense, and it is unknown what an engine reports"):
         RoutedExperts.of({"num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 4, "mlp_only_layers": [0]})
-    with pytest.raises(ValueError, match=r"a qwen3 model has no experts .*: set objective.routing_replay = false"):
+    with pytest.raises(ValueError, match=r"a qwen3 model has no experts .*; set objective.routing_replay = false"):
         RoutedExperts.of({"model_type": "qwen3", "num_hidden_layers": 4})
+
+
+def test_a_model_whose_choices_no_message_has_room_for_is_refused_before_any_answer_is() -> None:
+    large = {"num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 60}
+    with pytest.raises(
+        ValueError,
+        match=r"10 of 512 experts in 60 layers take 1200 bytes a token, 1024 allowed .*; set .*_from = \"learner\"",
+    ):
+        RoutedExperts.of(large)
+    routed = RoutedExperts.of(large | {"num_hidden_layers": 51})
+    assert routed.read(None, [(1, 0, 2)], None, may_lack=True).shape == (2, 51, 10, 2)
 
 
 @pytest.mark.parametrize(
