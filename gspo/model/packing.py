@@ -160,6 +160,8 @@ class SequenceGroup(Generic[S_co]):
     """The rewards of each episode's turns; None where credit goes to whole episodes."""
     turn_roles: tuple[NDArray[np.int64], ...] | None = None
     """The role that the policy played in each of these turns; None: it has one."""
+    turn_discarded: tuple[NDArray[np.bool_], ...] | None = None
+    """Which of these turns an attempt made that began again: they are compared with no others; None: none."""
     sequences_per_episode: tuple[int, ...] | None = None
     """[G]; None: each sequence is an episode of its own."""
     max_tokens: int | None = None

@@ -69,13 +69,14 @@ class Batch(Message, frozen=True, tag="batch"):
     is delivered again after a restart of the learner.
 
     Arrays, end to end over the items: ``turn_rewards`` float64 [turns]; ``sequences`` int32 [sequences, 2]: tokens, and
-    action tokens among them; ``turn_roles`` uint8 [turns], only where the policy has several roles.
+    action tokens among them; ``turn_roles`` uint8 [turns], only where the policy has several roles; ``turn_discarded``
+    uint8 [turns], 1 for a turn of an attempt that began again, only where there is one.
     """
 
     LARGE_HEADER: ClassVar[bool] = True
 
     ARRAYS: ClassVar[dict[str, str]] = {"turn_rewards": "float64", "sequences": "int32"}
-    OPTIONAL_ARRAYS: ClassVar[dict[str, str]] = {"turn_roles": "uint8"}
+    OPTIONAL_ARRAYS: ClassVar[dict[str, str]] = {"turn_roles": "uint8", "turn_discarded": "uint8"}
 
     index: Count
     policy_version: Version
@@ -108,6 +109,9 @@ class Batch(Message, frozen=True, tag="batch"):
         roles = arrays.get("turn_roles")
         if roles is not None and (roles.shape != arrays["turn_rewards"].shape or (roles >= limits.MAX_ROLES).any()):
             raise ValueError(f"array turn_roles is not one role from 0 to {limits.MAX_ROLES - 1} for each of turn_rewards")
+        discarded = arrays.get("turn_discarded")
+        if discarded is not None and (discarded.shape != arrays["turn_rewards"].shape or (discarded > 1).any()):
+            raise ValueError("array turn_discarded is not 0 or 1 for each of turn_rewards")
         sequences = arrays["sequences"]
         if sequences.ndim != 2 or sequences.shape[1] != 2:
             raise ValueError(f"array sequences has shape {sequences.shape}, expected rows of 2")
@@ -130,12 +134,12 @@ class Batch(Message, frozen=True, tag="batch"):
             yield item, rewards, arrays["sequences"][sequence : sequence + item.num_sequences]
             turn, sequence = turn + item.num_turns, sequence + item.num_sequences
 
-    def roles(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]] | None:
-        """The role of each turn, for each item; None where the policy has one."""
-        if "turn_roles" not in arrays:
+    def of_turns(self, name: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]] | None:
+        """An optional array with a value for each turn, for each item; None where it was not sent."""
+        if name not in arrays:
             return None
         ends = np.cumsum([item.num_turns for item in self.items])
-        return np.split(arrays["turn_roles"], ends[:-1])
+        return np.split(arrays[name], ends[:-1])
 
 
 class BatchPartRequest(Message, frozen=True, tag="batch_part_request"):

@@ -100,12 +100,17 @@ class AdvantageTable:
             by_episode = group_advantages(rewards, group_ids, **scaling)
             values = [np.full(1, value, dtype=np.float32) for value in by_episode.advantages_M.tolist()]
         else:
+            kept = [is_kept for group in groups for is_kept in _kept_turns(group)]
             of_turns = [rewards for group in groups for rewards in _turn_rewards(group)]
+            of_turns = [rewards[is_kept] for rewards, is_kept in zip(of_turns, kept, strict=True)]
             of_turns = [_less(*pair) for pair in zip(of_turns, penalties, strict=True)]
             roles = [role for group in groups for role in _turn_roles(group)]
+            roles = [role[is_kept] for role, is_kept in zip(roles, kept, strict=True)]
             credit: TurnCredit = "role" if settings.advantage == "role" else "return_to_go"
             by_turn = turn_advantages(of_turns, group_ids, turn_roles=roles, credit=credit, **scaling)
-            values = [advantages.numpy() for advantages in by_turn.advantages]
+            values = [np.zeros(len(is_kept), dtype=np.float32) for is_kept in kept]
+            for value, is_kept, advantages in zip(values, kept, by_turn.advantages, strict=True):
+                value[is_kept] = advantages.numpy()
         if settings.overlong_filter_tokens is not None:
             # The limit may grow within a run: what only a later batch can reach is valid, and filters nothing before.
             limit = max(int(limits.max()), _require_max_tokens(settings))
@@ -206,6 +211,13 @@ def _turn_rewards(group: BatchGroup) -> Sequence[NDArray[np.float64]]:
     if group.turn_rewards is None:
         raise ValueError(f"group {group.group_id} has no turn_rewards; give them, or set advantage = 'sequence'")
     return group.turn_rewards
+
+
+def _kept_turns(group: BatchGroup) -> Sequence[NDArray[np.bool_]]:
+    """All but those of attempts that began again: these have no reward of their own, and would move the others' places."""
+    if group.turn_discarded is None:
+        return [np.ones(len(rewards), dtype=np.bool_) for rewards in _turn_rewards(group)]
+    return [~discarded for discarded in group.turn_discarded]
 
 
 def _turn_roles(group: BatchGroup) -> Sequence[NDArray[np.int64]]:

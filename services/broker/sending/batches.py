@@ -109,6 +109,13 @@ class StoredBatch:
         if any(trajectory.turn_roles for trajectory in self._trajectories):
             roles = [each.turn_roles or (0,) * len(each.turn_rewards) for each in self._trajectories]
             arrays["turn_roles"] = np.concatenate([np.array(each, np.uint8) for each in roles])
+        if any(trajectory.discarded_turns for trajectory in self._trajectories):
+            arrays["turn_discarded"] = np.concatenate(
+                [
+                    np.isin(np.arange(len(each.turn_rewards)), each.discarded_turns).astype(np.uint8)
+                    for each in self._trajectories
+                ]
+            )
         return message, arrays
 
     def part(self, number: int) -> tuple[BatchPart, dict[str, Array]]:

@@ -172,7 +172,8 @@ class Assembly:
         for item, _, outline in split:
             _require_length(item, outline)
         self._rewards = [rewards.astype(np.float64) for _, rewards, _ in split]
-        self._roles = batch.roles(arrays)
+        self._roles = batch.of_turns("turn_roles", arrays)
+        self._discarded = batch.of_turns("turn_discarded", arrays)
         self._sequences: list[list[BatchSequence]] = [_absent(item, outline) for item, _, outline in split]
         # A group that cannot be trained is refused here, before its tokens come.
         own = rows_of(self._groups(), batch.policy_version)
@@ -246,6 +247,7 @@ class Assembly:
                 rewards=np.asarray([sum(self._rewards[place].tolist()) for place in places], dtype=np.float64),
                 turn_rewards=tuple(self._rewards[place] for place in places),
                 turn_roles=None if self._roles is None else tuple(self._roles[place].astype(np.int64) for place in places),
+                turn_discarded=None if self._discarded is None else tuple(self._discarded[place] == 1 for place in places),
                 sequences_per_episode=tuple(len(self._sequences[place]) for place in places),
                 max_tokens=self._batch.items[places[-1]].max_tokens,
                 adapter=self._adapters[places[-1]],

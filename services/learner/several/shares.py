@@ -68,9 +68,10 @@ def merged(shares: Mapping[int, BatchAnnounced]) -> BatchAnnounced:
         report=report,
     )
     arrays = {name: np.concatenate([shares[number].arrays[name] for number in numbers]) for name in Batch.ARRAYS}
-    if any("turn_roles" in shares[number].arrays for number in numbers):
-        alone = {number: np.zeros(len(shares[number].arrays["turn_rewards"]), np.uint8) for number in numbers}
-        arrays["turn_roles"] = np.concatenate([shares[each].arrays.get("turn_roles", alone[each]) for each in numbers])
+    without = {number: np.zeros(len(shares[number].arrays["turn_rewards"]), np.uint8) for number in numbers}
+    for name in Batch.OPTIONAL_ARRAYS:
+        if any(name in shares[number].arrays for number in numbers):
+            arrays[name] = np.concatenate([shares[each].arrays.get(name, without[each]) for each in numbers])
     whole.check_arrays(arrays)
     return BatchAnnounced(batch=whole, arrays=arrays)
 

@@ -31,6 +31,13 @@ class SamplingRules:
     """For how many batches."""
 
 
+def _kept_turns(row: TrajectoryRow) -> tuple[tuple[float, int], ...]:
+    """Reward and role of each turn but those of attempts that began again, which no turn is compared with."""
+    roles = row.turn_roles or (0,) * len(row.turn_rewards)
+    turns = zip(row.turn_rewards, roles, strict=True)
+    return tuple(turn for place, turn in enumerate(turns) if place not in row.discarded_turns)
+
+
 def has_advantage(members: Sequence[TrajectoryRow], rules: SamplingRules) -> bool:
     """Whether the advantages of a complete group may differ from 0. In doubt they may: a group that could teach something is
     never filtered out.
@@ -39,5 +46,5 @@ def has_advantage(members: Sequence[TrajectoryRow], rules: SamplingRules) -> boo
     if shaped_from is not None and any(row.num_tokens > shaped_from for row in members):
         return True
     if rules.by_turn:
-        return len({row.turn_rewards for row in members}) > 1
+        return len({_kept_turns(row) for row in members}) > 1
     return len({row.reward for row in members}) > 1

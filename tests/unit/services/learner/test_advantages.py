@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from gspo.advantages import group_advantages
 from gspo.model.packing import TrainGroup, TrainSequence
 from gspo.options.overlong import overlong, overlong_penalties
-from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from gspo_services.learner.advantages import AdvantageSettings, AdvantageTable, sequences_with_advantages
 from gspo_services.shared.settings.sections import Settings
 from tests.support.loss.oracle import OracleAdvantages, oracle_advantages
 from tests.support.loss.sequences import random_sequence
@@ -81,6 +82,38 @@ def test_the_penalty_of_a_turn_belongs_to_the_last_and_a_filtered_trajectory_has
     for index in (0, 1):
         assert list(values_of(trained[index])) == pytest.approx([returns[index] - sum(returns) / 3])
     assert values_of(trained[2]) == {0.0}
+
+
+@given(st.data(), st.sampled_from(["turn", "role"]), st.sampled_from(["group", "batch"]))
+def test_turns_of_an_attempt_that_began_again_change_no_advantage(
+    data: st.DataObject, advantage: Literal["turn", "role"], std_over: Literal["group", "batch"]
+) -> None:
+    """Wherever they are, also before and after all others, and whichever role played them."""
+    chosen = AdvantageSettings(advantage=advantage, std_over=std_over, max_tokens=LIMIT, overlong_buffer_tokens=10)
+    plain, disturbed, kept = [], [], []
+    for number in range(2):
+        size = data.draw(st.integers(2, 4))
+        group = group_of(number, [0.0] * size, data.draw(st.lists(st.integers(9, LIMIT), min_size=size, max_size=size)))
+        turns = [
+            data.draw(st.lists(st.booleans(), min_size=1, max_size=4).filter(lambda made: not all(made)))
+            for _ in range(size)
+        ]
+        discarded = [np.array(each) for each in turns]
+        rewards = [np.where(each, 0.0, data.draw(st.sampled_from([0.0, 1.0])) + np.arange(len(each))) for each in discarded]
+        roles = [
+            np.array(data.draw(st.lists(st.integers(0, 1), min_size=len(each), max_size=len(each)))) for each in discarded
+        ]
+        disturbed.append(
+            replace(group, turn_rewards=tuple(rewards), turn_roles=tuple(roles), turn_discarded=tuple(discarded))
+        )
+        alone = [each[~out] for each, out in zip(rewards, discarded, strict=True)]
+        own_roles = [each[~out] for each, out in zip(roles, discarded, strict=True)]
+        plain.append(replace(group, turn_rewards=tuple(alone), turn_roles=tuple(own_roles)))
+        kept += [~each for each in discarded]
+    found, expected = AdvantageTable.of(disturbed, chosen).values, AdvantageTable.of(plain, chosen).values
+    for value, own, is_kept in zip(found, expected, kept, strict=True):
+        assert value[is_kept].tolist() == own.tolist()
+        assert not value[~is_kept].any()
 
 
 def test_dapos_penalty_falls_linearly_over_the_buffer() -> None:

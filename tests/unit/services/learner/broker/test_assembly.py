@@ -105,6 +105,20 @@ def test_a_role_is_compared_with_itself_and_its_sequences_have_its_advantage() -
         assert [set(np.sign(each).tolist()) for each in values] == [{sign} for sign in signs], advantage
 
 
+def test_the_turns_of_an_attempt_that_began_again_are_known_to_the_learner() -> None:
+    made = [replace(a_trajectory(0, 20, ALTERNATING), discarded_turns=(0,)), a_trajectory(1, 20, ALTERNATING)]
+    batch = made_batch(made, part_tokens=4)
+    received = decode([bytes(frame) for frame in encode(batch.batch, batch.arrays)])
+    assert received.arrays["turn_discarded"].tolist() == [1, 0, 0, 0]
+    (group,) = groups_of(batch)
+    assert [turns.tolist() for turns in group.turn_discarded or ()] == [[True, False], [False, False]]
+    (without,) = groups_of(made_batch([a_trajectory(0, 20, ALTERNATING)]))
+    assert without.turn_discarded is None
+    for wrong in (np.array([2, 0, 0, 0], np.uint8), np.array([1], np.uint8)):
+        with pytest.raises(ValueError, match="array turn_discarded is not 0 or 1 for each of turn_rewards"):
+            batch.batch.check_arrays({**batch.arrays, "turn_discarded": wrong})
+
+
 def test_tokens_of_sequences_that_alternate_come_together_under_their_own_context() -> None:
     (group,) = groups_of(made_batch([a_trajectory(0, 20, ALTERNATING), a_trajectory(1, 20)], part_tokens=4))
     sequences = [sequence.loaded() for sequence in group.sequences]

@@ -86,6 +86,10 @@ def test_a_share_without_roles_has_one() -> None:
     shares[1] = replaced(shares[1], arrays={**shares[1].arrays, "turn_roles": roles})
     whole = merged({number: announced(share) for number, share in enumerate(shares)})
     assert whole.arrays["turn_roles"].tolist() == [0, 0, 2, 1, 0, 0]
+    assert "turn_discarded" not in whole.arrays
+    shares[2] = replaced(shares[2], arrays={**shares[2].arrays, "turn_discarded": np.array([1, 0], np.uint8)})
+    whole = merged({number: announced(share) for number, share in enumerate(shares)})
+    assert whole.arrays["turn_discarded"].tolist() == [0, 0, 0, 0, 1, 0]
 
 
 def test_the_only_share_is_the_batch_itself() -> None:

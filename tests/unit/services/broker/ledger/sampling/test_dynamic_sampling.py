@@ -4,6 +4,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gspo_protocol.messages import Release
 from gspo_services.broker.ledger import Note, SamplingRules
@@ -48,6 +49,17 @@ def test_where_turns_get_advantages_rewards_of_equal_sum_are_a_signal() -> None:
     assert not has_advantage(equal_sums, SamplingRules(max_filtered=1))
     assert has_advantage(equal_sums, SamplingRules(max_filtered=1, by_turn=True))
     assert not has_advantage(members((1.0, 0.0), (1.0, 0.0)), SamplingRules(max_filtered=1, by_turn=True))
+
+
+def test_turns_are_judged_with_their_roles_and_without_those_of_an_attempt_that_began_again() -> None:
+    by_turn = SamplingRules(max_filtered=1, by_turn=True)
+    first, second = members((1.0, -1.0), (1.0, -1.0))
+    assert not has_advantage([first, second], by_turn)
+    assert has_advantage([replace(first, turn_roles=(0, 1)), replace(second, turn_roles=(1, 0))], by_turn)
+    restarted, plain = members((0.0, 0.0, 1.0), (0.0, 1.0))
+    assert has_advantage([restarted, plain], by_turn)
+    assert not has_advantage([replace(restarted, discarded_turns=(0,)), plain], by_turn)
+    assert has_advantage([replace(restarted, discarded_turns=(2,)), plain], by_turn)
 
 
 def test_a_group_whose_rewards_the_learner_will_change_is_kept() -> None:
