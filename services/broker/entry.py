@@ -283,12 +283,11 @@ def sources_of(tasks: TaskSource) -> tuple[SourceShare, ...]:
 def sampling_rules(settings: Settings) -> SamplingRules:
     """What becomes of zero-advantage groups, from the settings."""
     data, objective = settings.data, settings.objective
-    buffer_tokens = objective.overlong_buffer_tokens
     most = math.ceil(data.max_filtered * settings.batch.groups_per_batch / settings.broker.num_brokers)
     return SamplingRules(
         max_filtered=most if data.dynamic_sampling else 0,
         by_turn=objective.advantage != "sequence",
-        shaped_from_tokens=None if buffer_tokens is None else settings.sampling.max_tokens - buffer_tokens,
+        overlong_buffer_tokens=objective.overlong_buffer_tokens,
         rest_after_groups=data.rest_after_groups,
         rest_batches=data.rest_batches,
     )

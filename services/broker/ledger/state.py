@@ -196,8 +196,9 @@ class State:
         task may rest.
         """
         rules, members = self.config.sampling, self.groups.members(group_id)
-        may_teach = has_advantage(members, rules)
-        task_index = self.groups.group(group_id).task_index
+        group = self.groups.group(group_id)
+        may_teach = has_advantage(members, rules, group.sampling.max_tokens)
+        task_index = group.task_index
         judged = saves(self.rests.judge(task_index, self.batches.num_assembled, has_advantage=may_teach))
         judged += self._climb(task_index, members)
         if self.run.filtered_groups >= rules.max_filtered or may_teach:

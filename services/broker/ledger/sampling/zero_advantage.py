@@ -23,8 +23,8 @@ class SamplingRules:
     """Groups that may be filtered out while one batch fills; 0: none ever is."""
     by_turn: bool = False
     """Advantages are made of each turn's rewards, and not of their sum."""
-    shaped_from_tokens: int | None = None
-    """The learner changes the rewards of longer trajectories; None: of none."""
+    overlong_buffer_tokens: int | None = None
+    """Of trajectories that reach into so many tokens below their group's limit the learner changes the rewards."""
     rest_after_groups: int = 0
     """A task rests after this many zero-advantage groups in a row; 0: none does."""
     rest_batches: int = 1
@@ -38,12 +38,12 @@ def _kept_turns(row: TrajectoryRow) -> tuple[tuple[float, int], ...]:
     return tuple(turn for place, turn in enumerate(turns) if place not in row.discarded_turns)
 
 
-def has_advantage(members: Sequence[TrajectoryRow], rules: SamplingRules) -> bool:
+def has_advantage(members: Sequence[TrajectoryRow], rules: SamplingRules, max_tokens: int) -> bool:
     """Whether the advantages of a complete group may differ from 0. In doubt they may: a group that could teach something is
-    never filtered out.
+    never filtered out. ``max_tokens``: of a sequence, when the group was sampled; a schedule may have changed it since.
     """
-    shaped_from = rules.shaped_from_tokens
-    if shaped_from is not None and any(row.num_tokens > shaped_from for row in members):
+    buffer = rules.overlong_buffer_tokens
+    if buffer is not None and any(row.num_tokens > max_tokens - buffer for row in members):
         return True
     if rules.by_turn:
         return len({_kept_turns(row) for row in members}) > 1

@@ -1,5 +1,6 @@
 """Zero-advantage groups are filtered out while a batch fills, up to a limit, and nothing about them is lost."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from msgspec.structs import replace
 
 from gspo_protocol.messages import Release
 from gspo_services.broker.ledger import Note, SamplingRules
-from gspo_services.broker.ledger.sampling import has_advantage
+from gspo_services.broker.ledger.sampling import has_advantage as group_has_advantage
 from gspo_services.broker.rows import GroupRow, TrajectoryRow
 from tests.support.broker.ledger import LEARNER, LedgerHarness, delivered
 from tests.support.broker.ledger_training import R1, generate, group_ids, harness, train_one
@@ -38,6 +39,10 @@ def members(*rewards: tuple[float, ...], num_tokens: int = 3) -> list[Trajectory
     ]
 
 
+def has_advantage(rows: Sequence[TrajectoryRow], rules: SamplingRules) -> bool:
+    return group_has_advantage(rows, rules, max_tokens=1024)
+
+
 def test_a_group_has_a_signal_when_its_rewards_differ() -> None:
     rules = SamplingRules(max_filtered=1)
     assert not has_advantage(members((1.0,), (1.0,)), rules)
@@ -63,9 +68,11 @@ def test_turns_are_judged_with_their_roles_and_without_those_of_an_attempt_that_
 
 
 def test_a_group_whose_rewards_the_learner_will_change_is_kept() -> None:
-    rules = SamplingRules(max_filtered=1, shaped_from_tokens=10)
-    assert not has_advantage(members((1.0,), (1.0,), num_tokens=10), rules)
-    assert has_advantage(members((1.0,), (1.0,), num_tokens=11), rules)
+    """The limit is the group's own: a schedule may have made it larger or smaller since."""
+    rules = SamplingRules(max_filtered=1, overlong_buffer_tokens=10)
+    for limit in (20, 40):
+        assert not group_has_advantage(members((1.0,), (1.0,), num_tokens=limit - 10), rules, limit)
+        assert group_has_advantage(members((1.0,), (1.0,), num_tokens=limit - 9), rules, limit)
 
 
 def test_a_batch_is_made_of_groups_with_a_signal_and_counts_the_others() -> None:
@@ -104,6 +111,13 @@ def test_a_batch_takes_groups_without_signal_once_it_has_filtered_out_as_many_as
 def group_ids_of_next(world: LedgerHarness) -> tuple[int, ...]:
     assert delivered(world.request_batch(0, 1)) == [0]
     return group_ids(world, 0)
+
+
+def test_the_buffer_ends_at_the_limit_that_the_group_was_sampled_with() -> None:
+    """64 tokens; its trajectories have 3."""
+    for buffer, status in ((61, "filtered"), (62, "complete")):
+        world = harness(sampling=SamplingRules(max_filtered=1, overlong_buffer_tokens=buffer))
+        assert status_of(world, sampled(world, 1.0, 1.0)) == status
 
 
 def test_the_limit_is_said_as_a_warning() -> None:
