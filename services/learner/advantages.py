@@ -75,6 +75,8 @@ class AdvantageTable:
     values: Sequence[NDArray[np.float32]]
     """For each episode: [1], its advantage, or that of each of its turns."""
     by_turn: bool
+    filtered: NDArray[np.bool_]
+    """[M]; sequences that are too long to count (``overlong_filter_tokens``): a teacher's judgement is not added either."""
 
     @classmethod
     def of(cls, groups: Sequence[BatchGroup], settings: AdvantageSettings) -> AdvantageTable:
@@ -111,6 +113,7 @@ class AdvantageTable:
             values = [np.zeros(len(is_kept), dtype=np.float32) for is_kept in kept]
             for value, is_kept, advantages in zip(values, kept, by_turn.advantages, strict=True):
                 value[is_kept] = advantages.numpy()
+        filtered = np.zeros(len(values), dtype=np.bool_)
         if settings.overlong_filter_tokens is not None:
             # The limit may grow within a run: what only a later batch can reach is valid, and filters nothing before.
             limit = max(int(limits.max()), _require_max_tokens(settings))
@@ -122,6 +125,7 @@ class AdvantageTable:
             episodes=episode_of,
             values=values,
             by_turn=settings.advantage != "sequence",
+            filtered=filtered[episode_of],
         )
 
     @property

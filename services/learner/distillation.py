@@ -7,9 +7,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from gspo.advantages import sequence_values_to_tokens
 from gspo.diagnostics import SequenceStats
 from gspo.inputs.validation import trusted_values
 from gspo.model.packing import PackedBatch
@@ -29,10 +32,14 @@ class TeacherEngine(SummingRank, Protocol):
 class Distillation:
     """The teacher's part in the loss of one batch on one rank."""
 
-    def __init__(self, engine: TeacherEngine, settings: AdvantageSettings, *, clamp: float) -> None:
+    def __init__(
+        self, engine: TeacherEngine, settings: AdvantageSettings, *, clamp: float, filtered_M: NDArray[np.bool_]
+    ) -> None:
+        """``filtered_M``: the batch's sequences whose tokens get no advantage."""
         self._engine = engine
         self._settings = settings
         self._clamp = clamp
+        self._counts_M = None if not filtered_M.any() else torch.from_numpy(~filtered_M).float()
         self._num_unsound: Tensor | None = None
         """Of the teacher's log-probs, on the engine's device: to read it, the host would wait."""
 
@@ -41,9 +48,9 @@ class Distillation:
         if self._settings.teacher_coefficient:
             self._engine.prepare_teacher(micro_batches)
 
-    def credited(self, packed: PackedBatch) -> tuple[PackedBatch, Tensor | None]:
+    def credited(self, packed: PackedBatch, rows_S: Tensor) -> tuple[PackedBatch, Tensor | None]:
         """Return the micro-batch with the advantages to train it with, and the teacher's log-probs, [T]; without a teacher
-        the same batch, and None."""
+        the same batch, and None. rows_S: int64; the places of its sequences in the batch."""
         coefficient = self._settings.teacher_coefficient
         if coefficient == 0:
             return packed, None
@@ -52,6 +59,11 @@ class Distillation:
             d_T = teacher_advantages(teacher_T, packed.behaviour_T, packed.mask_T, clamp=self._clamp)
         unsound = d_T.isnan().sum().double()
         self._num_unsound = unsound if self._num_unsound is None else self._num_unsound + unsound
+        if self._counts_M is not None:
+            counts_S = self._counts_M[rows_S].to(d_T.device, non_blocking=True)
+            with trusted_values():
+                counts_T = sequence_values_to_tokens(counts_S, packed.sequence_ids_T, packed.mask_T)
+            d_T = torch.where(counts_T > 0, d_T, 0.0)
         of_rewards_T = torch.zeros_like(d_T) if self._settings.teacher_only else packed.advantages_T
         return replace(packed, advantages_T=of_rewards_T + coefficient * d_T), teacher_T
 

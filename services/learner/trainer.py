@@ -151,7 +151,7 @@ def train_batch(
     clip_scale = 1.0 if adaptive_clip is None else adaptive_clip.scale
     calibration = LagCalibration() if calibration is None else calibration
     episodes = _episodes(groups, sequences)
-    teacher = Distillation(engine, advantages, clamp=objective.log_ratio_clamp)
+    teacher = Distillation(engine, advantages, clamp=objective.log_ratio_clamp, filtered_M=credit.filtered)
     with profile.phase("first_pass"):
         teacher.begin(chain.from_iterable(mini_batch.micro_batches for mini_batch in mini_batches))
     run = _BatchRun(
@@ -385,7 +385,7 @@ class _BatchRun:
     ) -> Tensor:
         rows = _rows(mini_batch, packed)
         chosen = torch.tensor(rows)
-        packed, teacher_T = self._teacher.credited(packed)
+        packed, teacher_T = self._teacher.credited(packed, chosen)
         several = self._episodes.have_several
 
         def uploaded(values_M: Tensor) -> Tensor:

@@ -28,23 +28,30 @@ def logprobs_of(table: Tensor, sequence: TrainSequence) -> Tensor:
 
 @pytest.mark.parametrize("max_tokens_per_micro_batch", [50, 10_000])
 @pytest.mark.parametrize("only", [False, True])
+@pytest.mark.parametrize("filters", [False, True])
 def test_each_token_of_an_on_policy_step_counts_as_reward_and_teacher_say(
-    only: bool, max_tokens_per_micro_batch: int
+    only: bool, max_tokens_per_micro_batch: int, filters: bool
 ) -> None:
+    """But for what the overlong filter takes out: there the teacher's judgement does not count either."""
     groups = own_logprobs(BigramEngine(), random_groups(3, 4, seed=1))
     engine = BigramEngine(max_tokens_per_micro_batch=max_tokens_per_micro_batch)
     table = engine.table.detach().clone().requires_grad_()
-    sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
+    lengths = sorted({sequence.num_tokens for group in groups for sequence in group.sequences})
+    limit = lengths[len(lengths) // 2] if filters else None
+    sequences, _ = sequences_with_advantages(groups, AdvantageSettings(max_tokens=lengths[-1], overlong_filter_tokens=limit))
     loss, kls = torch.zeros(()), []
     for sequence in sequences:
         assert sequence.advantages is not None
         own, teacher = logprobs_of(table, sequence), logprobs_of(engine.teacher_table, sequence)
         d = teacher - own.detach()
+        kls.append(-d.mean().item())
+        if limit is not None and sequence.num_tokens >= limit:
+            continue
         of_rewards = torch.from_numpy(sequence.advantages[sequence.action_mask])
         loss = loss - (own * (0.7 * d if only else of_rewards + 0.7 * d)).mean() / len(sequences)
-        kls.append(-d.mean().item())
     (expected,) = torch.autograd.grad(loss, table)
-    report = train(engine, groups, advantages=replace(MIXED, teacher_only=only))
+    chosen = replace(MIXED, teacher_only=only, max_tokens=lengths[-1], overlong_filter_tokens=limit)
+    report = train(engine, groups, advantages=chosen)
     torch.testing.assert_close(engine.gradients[0], expected, rtol=1e-4, atol=1e-6)
     assert report.metrics["teacher_kl/all"] == pytest.approx(np.mean(kls), rel=1e-4)
     assert "teacher_kl/all" not in train(BigramEngine(), groups).metrics
