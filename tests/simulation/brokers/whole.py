@@ -152,14 +152,19 @@ class WholeAudit:
         if len(self.brokers) == 1 or batch.index not in broker.shares:
             return batch, dict(arrays)
         items, *rows = zip(*(each for place, each in enumerate(batch.split(arrays)) if place in places), strict=True)
-        sent, _ = broker.shares[batch.index]
+        sent, sent_arrays = broker.shares[batch.index]
         self.require(
             batch.values == sent.values,
             WHOLE,
             lambda: f"batch {batch.index} is trained with {batch.values}, broker {broker.number} recorded {sent.values}",
         )
         turn_rewards, sequences = (np.concatenate(each) for each in rows)
-        return replace(sent, items=list(items)), {"turn_rewards": turn_rewards, "sequences": sequences}
+        own = {"turn_rewards": turn_rewards, "sequences": sequences}
+        for name in ("turn_roles", "turn_discarded"):
+            of_turns = batch.of_turns(name, arrays)
+            if of_turns is not None and (name in sent_arrays or any(of_turns[place].any() for place in places)):
+                own[name] = np.concatenate([of_turns[place] for place in places])
+        return replace(sent, items=list(items)), own
 
     def checkpoints(self, history: Sequence[tuple[int, ...]], next_batch: int) -> None:
         """A learner saves a checkpoint: its history is that of the committed batches, in order."""
