@@ -131,11 +131,9 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 grad_logits.mul_(slope)
             cast = grad_logits.to(hidden.dtype)
             grad_hidden_TH[rows] = cast @ weight_VH
-            if grad_weight_VH is None:
-                pass
-            elif hidden.dtype == torch.float32:
+            if grad_weight_VH is not None and hidden.dtype == torch.float32:
                 grad_weight_VH.addmm_(cast.t(), hidden)
-            else:
+            elif grad_weight_VH is not None:
                 grad_weight_VH += cast.t() @ hidden
             del softmax, of_entropy, grad_logits, cast, slope
         return grad_hidden_TH, None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype), *[None] * 8

@@ -3,30 +3,24 @@
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+from msgspec.structs import astuple
 
-from gspo_protocol.messages.experts import UNKNOWN, encode_experts
+from gspo_protocol.messages.experts import UNKNOWN, ModelExperts, encode_experts
 from gspo_services.shared.weights import reported_experts
 
 _WAY_OUT = 'serve the model of model.path, or set objective.routing_replay_from = "learner"'
 
 
-@dataclass(frozen=True)
-class RoutedExperts:
+class RoutedExperts(ModelExperts, frozen=True):
     """The shape of a model's choices, which an engine's answers must have."""
-
-    num_layers: int
-    top_k: int
-    num_experts: int
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
         """Return that of a model's config.json. Raises: ServedError for one whose engine cannot report its choices."""
-        model = reported_experts(config)
-        return cls(model.num_layers, model.top_k, model.num_experts)
+        return cls(*astuple(reported_experts(config)))
 
     def read(
         self,

@@ -1,6 +1,7 @@
 """Groups as the page lists them: rewards, advantages, lengths, lag, and outcome."""
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from itertools import islice
 from typing import Any, Final
 
@@ -119,7 +120,12 @@ def _advantages(run: OpenRun, groups: list[RecordedGroup], settings: Settings | 
         or (objective.kl_coefficient > 0 and objective.kl_in == "reward")
     ):
         return {}
-    std_of_batch: dict[int, float] = {}
+
+    @cache
+    def std_of_batch(batch: int) -> float:
+        """Of the whole batch: the page may have a part of it, and others."""
+        return _std(np.concatenate([_rewards(each) for each in run.groups_of_batch(batch)]))
+
     found: dict[int, float] = {}
     for group in groups:
         if group.batch is None or group.split != "train":
@@ -132,13 +138,7 @@ def _advantages(run: OpenRun, groups: list[RecordedGroup], settings: Settings | 
         if objective.advantage_baseline == "leave_one_out" and size > 1:
             centred = centred * size / (size - 1)
         if objective.normalise_by_std:
-            std = float(rewards.std(ddof=1)) if size > 1 else 0.0
-            if objective.std_over == "batch":
-                if group.batch not in std_of_batch:
-                    # The page may have a part of the batch, and others.
-                    together = np.concatenate([_rewards(each) for each in run.groups_of_batch(group.batch)])
-                    std_of_batch[group.batch] = float(together.std(ddof=1)) if len(together) > 1 else 0.0
-                std = std_of_batch[group.batch]
+            std = std_of_batch(group.batch) if objective.std_over == "batch" else _std(rewards)
             centred = centred / (std + STD_EPS)
         found |= {member.trajectory_id: float(value) for member, value in zip(group.members, centred, strict=True)}
     return found
@@ -146,3 +146,7 @@ def _advantages(run: OpenRun, groups: list[RecordedGroup], settings: Settings | 
 
 def _rewards(group: RecordedGroup) -> npt.NDArray[np.float64]:
     return np.array([member.reward or 0.0 for member in group.members], np.float64)
+
+
+def _std(rewards: npt.NDArray[np.float64]) -> float:
+    return float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0

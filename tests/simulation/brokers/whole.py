@@ -160,7 +160,7 @@ class WholeAudit:
         )
         turn_rewards, sequences = (np.concatenate(each) for each in rows)
         own = {"turn_rewards": turn_rewards, "sequences": sequences}
-        for name in ("turn_roles", "turn_discarded"):
+        for name in Batch.OPTIONAL_ARRAYS:
             of_turns = batch.of_turns(name, arrays)
             if of_turns is not None and (name in sent_arrays or any(of_turns[place].any() for place in places)):
                 own[name] = np.concatenate([of_turns[place] for place in places])
