@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from typing import Final
 
 from torch import Tensor
@@ -60,6 +61,42 @@ def pieces(name: str, shape: Sequence[int]) -> list[Piece]:
         bounds = (0, shape[1] // 2, shape[1])
         return [Piece(f"{fused[1]}.{half}", *rows) for half, rows in zip(_HALVES, pairwise(bounds), strict=True)]
     return [Piece(name)]
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Elements side by side in a flattened part of a parameter, and in a flattened piece."""
+
+    begin: int
+    """The first of them in the part; ``end`` is the place after the last."""
+    end: int
+    piece: str
+    first: int
+    """The place of the first of them in the piece, whose rows are those of all experts."""
+
+
+def stretches(name: str, shape: Sequence[int], start: int, length: int, *, first_row: int = 0) -> Iterator[Neighbours]:
+    """Yield a flattened part of the parameter ``name`` of ``shape`` in stretches, in order: they cover it.
+
+    Args:
+        shape: of the rows that one rank holds.
+        start: of the part in these rows, flattened; it has ``length`` elements.
+        first_row: the place of these rows among those of all ranks.
+    """
+    found = pieces(name, shape)
+    if len(found) == 1:
+        yield Neighbours(0, length, found[0].name, first_row * prod(shape[1:]) + start)
+        return
+    row, column = prod(shape[1:]), prod(shape[2:])
+    for place in range(start // row, -(-(start + length) // row)):
+        for piece in found:
+            assert piece.start is not None
+            assert piece.end is not None
+            low, high = piece.start * column, piece.end * column
+            begin, end = max(start, place * row + low), min(start + length, place * row + high)
+            if begin < end:
+                first = (first_row + place) * (high - low) + begin - place * row - low
+                yield Neighbours(begin - start, end - start, piece.name, first)
 
 
 def checkpoint_tensors(name: str, whole: Tensor) -> Iterator[tuple[str, Tensor]] | None:

@@ -22,7 +22,7 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import Tensor, nn
 
 from gspo.model.serving import is_partitioned
-from gspo.moe.expert_layout import pieces
+from gspo.moe.expert_layout import pieces, stretches
 from gspo_services.learner.checkpoints import TensorDirectory, TensorFile, read_steps, write_steps
 from gspo_services.learner.engine.expert_parallel import WHOLE, ExpertShare
 from gspo_services.learner.engine.spread_masters import spread
@@ -159,11 +159,18 @@ class OptimizerState:
         self._weights_from_masters()
 
     def spread(self, seed: int) -> None:
-        """Spread the masters of a bfloat16 model: see ``spread``. Only before the first step, for a new run."""
+        """Spread the masters of a bfloat16 model, alike in every layout: see ``spread``. Only before the first step, for a
+        new run."""
         for name, parameter in self._parameters():
             place = self._place(parameter)
-            if place is not None:
-                spread(place.master.detach().view(-1).narrow(0, place.offset, place.length), name, place.start, seed)
+            if place is None:
+                continue
+            share, shape = self._share(parameter), _local_shape(parameter)
+            masters = place.master.detach().view(-1).narrow(0, place.offset, place.length)
+            for stretch in stretches(
+                name, shape, place.start, place.length, first_row=share.index * shape[0] if shape else 0
+            ):
+                spread(masters[stretch.begin : stretch.end], stretch.piece, stretch.first, seed)
 
     def _parameters(self) -> list[tuple[str, nn.Parameter]]:
         return list(self._engine.module.named_parameters() if self._trained is None else self._trained)

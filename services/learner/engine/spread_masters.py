@@ -33,8 +33,8 @@ def spread(masters: Tensor, name: str, first: int, seed: int) -> None:
 
     Args:
         masters: float32 [n], bfloat16 values; changed in place.
-        name: of the parameter.
-        first: the place of the first of them in the flattened parameter.
+        name: of the parameter, or of its piece (``gspo.moe.expert_layout``).
+        first: the place of the first of them in it, flattened, with the rows of all ranks.
     """
     word = int.from_bytes(blake2b(f"{seed}:{name}".encode(), digest_size=4).digest(), "big")
     for begin in range(0, masters.numel(), STEP):

@@ -1,9 +1,11 @@
 """One layer's experts under the names of three layouts."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
-from gspo.moe.expert_layout import Piece, checkpoint_tensors, pieces
+from gspo.moe.expert_layout import Piece, checkpoint_tensors, pieces, stretches
 
 LAYER = "model.layers.3.mlp"
 
@@ -19,6 +21,31 @@ def test_a_fused_slab_and_the_slabs_of_autoep_consist_of_the_same_pieces() -> No
     assert pieces(f"{LAYER}.experts.w3", (2, 3, 5)) == [Piece(up.name)]
     down = pieces(f"{LAYER}.experts.down_proj", (4, 5, 3))
     assert pieces(f"{LAYER}.experts.w2", (2, 5, 3)) == down == [Piece(f"{LAYER}.experts.down_proj")]
+
+
+def numbered(name: str, shape: tuple[int, ...], bounds: list[int], first_row: int = 0) -> list[tuple[str, int]]:
+    """The piece and the place of each element of a parameter that is cut at ``bounds``."""
+    found = []
+    for start, end in pairwise(bounds):
+        told = [(each.piece, each.first + place) for each in stretches(name, shape, start, end - start, first_row=first_row)
+                for place in range(each.end - each.begin)]  # fmt: skip
+        assert len(told) == end - start
+        found += told
+    return found
+
+
+@pytest.mark.parametrize("bounds", [[0, 120], [0, 1, 16, 17, 29, 30, 31, 44, 45, 60, 75, 119, 120], [0, 120, 120]])
+def test_each_weight_of_an_expert_has_one_place_in_every_layout(bounds: list[int]) -> None:
+    shape = (4, 6, 5)
+    fused = numbered(f"{LAYER}.experts.gate_up_proj", shape, bounds)
+    halves = {}
+    for slab in ("w1", "w3"):
+        ranks = [numbered(f"{LAYER}.experts.{slab}", (2, 3, 5), [0, 7, 30], first_row=row) for row in (0, 2)]
+        halves[slab] = torch.arange(60).view(4, 3, 5), [*ranks[0], *ranks[1]]
+    whole = [[halves[slab][1][place] for place in halves[slab][0][expert].flatten().tolist()]
+             for expert in range(4) for slab in ("w1", "w3")]  # fmt: skip
+    assert fused == [each for part in whole for each in part]
+    assert len({*fused}) == 120
 
 
 def test_the_router_has_one_name_and_other_parameters_keep_theirs() -> None:
