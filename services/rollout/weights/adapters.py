@@ -226,6 +226,8 @@ class AdapterLoader:
         self._base = ""
         await self._require_server()
         if not checksums:
+            # Without a hash that this engine reports, the learner would be asked for ever.
+            await self._verifier.hash()
             raise BaseUnknownError(f"the learner computes the checksums of the model {info.base_digest}")
         reported = (await self._verifier.checksums())[0].checksums
         wrong = _differing(checksums, reported)

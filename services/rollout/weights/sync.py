@@ -183,7 +183,7 @@ class WeightSync:
             if self._engine_hash is None:
                 self._engine_hash = await self._verifier.hash()
             return self._engine_hash if (await self._verifier.spread()).is_whole else None
-        except (EngineError, ValueError) as error:
+        except EngineError as error:
             # The load, which needs it, says so and counts it.
             log.info("engine_hash_unknown", error=str(error))
             return None
@@ -297,7 +297,7 @@ class WeightSync:
                     await self._verifier.hash()
                 await self._engine.pause("retract")
                 await self._device.give_back()
-            except (EngineError, ValueError) as error:
+            except EngineError as error:
                 self._on_not_released(error)
             else:
                 self._failed_releases = 0

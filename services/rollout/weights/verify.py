@@ -18,6 +18,7 @@ import structlog
 
 from gspo_protocol.messages import TensorInfo
 from gspo_services.rollout.sglang import Engine, RankChecksums
+from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.weights import (
     EMBEDDING,
     HEAD,
@@ -85,12 +86,15 @@ class Verifier:
     async def hash(self) -> Hash:
         """Return the engine's checksum hash; the first call asks the engine for checksums.
 
-        Raises: EngineError when the engine cannot report checksums; ValueError for an engine on an unknown device.
+        Raises: EngineError when the engine cannot report checksums; ServiceError for an engine on an unknown device.
         """
         info = await self._engine.server_info()
         self._spread = info.spread
         reported = self._reported or await self.checksums()
-        return engine_hash(info.device, (checksum for rank in reported for checksum in rank.checksums.values()))
+        try:
+            return engine_hash(info.device, (checksum for rank in reported for checksum in rank.checksums.values()))
+        except ValueError as error:
+            raise ServiceError(f"the engine's weights cannot be verified: {error}") from error
 
     async def spread(self) -> Spread:
         """Return the engine's ranks as last reported with its hash. Raises: the same as ``hash``."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -214,6 +215,17 @@ async def test_nothing_is_loaded_before_the_learner_has_said_what_its_model_is(e
     await adapters.load(replica_of(published(4)))
     assert not adapters.wants_checksums
     await adapters.load(replica_of(published(5), checksums={}))
+
+
+async def test_an_engine_that_reports_no_checksums_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ServiceError, match="cannot be verified: no checksum is known for an engine on 'xpu'"):
+        await loader(Engine(device="xpu"), tmp_path).load(replica_of(published(4), checksums={}))
+    silent = Engine()
+    monkeypatch.setattr(silent, "weights_checksums", AsyncMock(side_effect=EngineError("404: no such endpoint")))
+    with pytest.raises(EngineError, match="no such endpoint"):
+        await loader(silent, tmp_path).load(replica_of(published(4), checksums={}))
 
 
 async def test_a_learner_that_goes_on_with_another_model_is_asked_what_it_is(engine: Engine, tmp_path: Path) -> None:
