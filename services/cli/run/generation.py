@@ -49,6 +49,8 @@ def generation_settings(config: Path, overrides: Sequence[str], out: Path, num_g
         "evaluation.every_batches=0",
         # Nobody trains an adapter: what is published is the model.
         "lora.publish=merged",
+        "lora.adapters=[]",
+        'lora.adapter_field=""',
     ]
     return load_settings(config, [*overrides, *own]), own
 

@@ -24,10 +24,11 @@ def test_all_generated_groups_may_be_of_one_version(tmp_path: Path) -> None:
     assert (one.run.num_batches, one.batch.max_lag) == (1, 0)
 
 
-def test_generating_publishes_the_model_and_no_adapter(tmp_path: Path) -> None:
-    overrides = ["lora.rank=8", "lora.publish=adapter"]
+@pytest.mark.parametrize("several", [[], ['lora.adapters=["a", "b"]', "lora.adapter_field=generator"]])
+def test_generating_publishes_the_model_and_no_adapter(several: list[str], tmp_path: Path) -> None:
+    overrides = ["lora.rank=8", "lora.publish=adapter", *several]
     settings, own = generation_settings(CONFIG, overrides, tmp_path, 8)
-    assert settings.lora.publish == "merged"
+    assert (settings.lora.publish, settings.lora.adapters, settings.lora.adapter_field) == ("merged", [], "")
     assert load_settings(CONFIG, [*overrides, *own]) == settings
 
 
