@@ -38,6 +38,9 @@ RENAMED: Final[Mapping[str, str]] = {
 }
 """Keys that a release has renamed, section.old to section.new. An old name is an error that says the new one."""
 
+FORMERLY: Final[Mapping[str, Any]] = {"learner.spread_masters": False}
+"""New keys whose default is not what a run did before: what it did, for a settings.json without them."""
+
 _NAMES: Final[dict[Any, str]] = {
     bool: "true or false", int: "integer", float: "number", str: "text", Path: "path", SecretStr: "secret text",
 }  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any, Final
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings.configuration import found_on_hub, require_plain, validated
 from gspo_services.shared.settings.folder import is_relative, placed, with_paths
+from gspo_services.shared.settings.keys import FORMERLY
 from gspo_services.shared.settings.sections import Settings
 from gspo_services.shared.settings.told import told_settings
 
@@ -50,8 +51,18 @@ def read_run_settings(directory: Path) -> Settings:
     folder = _folder(plain, directory)
     plain, told_paths = placed(plain, Path(folder)) if folder else (plain, {})
     if isinstance(plain, dict):
+        _fill_in_former(plain)
         plain = found_on_hub(plain, str(path), told_paths, fetch=False)
     return validated(plain, str(path)).read_in(folder, told_paths)
+
+
+def _fill_in_former(plain: dict[str, Any]) -> None:
+    """Set the keys that an older release, which wrote all of its own, did not have to what it did without them."""
+    for key, value in FORMERLY.items():
+        section, _, name = key.partition(".")
+        values = plain.get(section)
+        if isinstance(values, dict):
+            values.setdefault(name, value)
 
 
 def _folder(plain: Any, directory: Path) -> str:

@@ -10,7 +10,8 @@ from gspo_services.shared.settings.sections.section import Number, OptionalPath,
 
 LoraTarget = Literal["attention", "mlp", "experts"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
-LEAST_EPS: Final = 1e-30
+LEAST_EPS: Final = 1e-20
+"""A gradient below some 1e-21 has a mean in float32, but its square is 0 there: Adam's step is then mean / eps."""
 ADAPTER: Final = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_.-]{{0,{MAX_ADAPTER_NAME - 1}}}", re.ASCII)
 
 
@@ -143,8 +144,8 @@ class Learner(Section):
     def _has_a_float32(cls, value: float) -> float:
         if value < LEAST_EPS:
             raise ValueError(
-                f"learner.adam_eps is {value:g}, which float32 may hold as 0: a weight without a gradient would become "
-                f"0 / 0; use {LEAST_EPS:g} or more, such as 1e-15"
+                f"learner.adam_eps is {value:g}: the square of a gradient below 1e-21 is 0 in float32, so that Adam would "
+                f"divide it by this number alone, and the weight be lost; use {LEAST_EPS:g} or more, such as 1e-15"
             )
         return value
 

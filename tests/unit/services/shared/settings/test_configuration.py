@@ -1,5 +1,6 @@
 """Configuration: what is wrong is named with its key, its value and the way out."""
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -148,7 +149,8 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
         ("[model]\nfloat32_head = 'some'\n", ["model.float32_head is 'some'"]),
         ("[learner]\nadam_eps = 0\n", ["learner.adam_eps is 0", "greater than 0"]),
         ("[learner]\nadam_eps = -1e-8\n", ["learner.adam_eps is -1e-08", "greater than 0"]),
-        ("[learner]\nadam_eps = 1e-46\n", ["learner.adam_eps is 1e-46", "0 / 0; use 1e-30 or more"]),
+        ("[learner]\nadam_eps = 1e-46\n", ["learner.adam_eps is 1e-46", "the weight be lost; use 1e-20 or more"]),
+        ("[learner]\nadam_eps = 9e-21\n", ["learner.adam_eps is 9e-21", "use 1e-20 or more"]),
         ("[run]\nseed = {a = 1}\n", ["run.seed is {'a': 1}", "valid integer"]),
         ("[run]\nseed = 1.5\n", ["run.seed is 1.5", "valid integer"]),
         ("run = 3\n", ["run is 3", "Run"]),
@@ -508,6 +510,16 @@ def test_a_damaged_settings_file_is_refused_by_its_key(plain: str, part: str, tm
         read_run_settings(tmp_path)
     assert str(caught.value).startswith(str(tmp_path / "settings.json"))
     assert part in str(caught.value)
+
+
+def test_a_run_of_before_a_key_is_read_as_what_it_did(tmp_path: Path) -> None:
+    write_run_settings(load_settings(written(tmp_path, f"[run]\ndirectory = '{tmp_path}'\n"), (), {}))
+    path = tmp_path / "settings.json"
+    plain = json.loads(path.read_text())
+    assert read_run_settings(tmp_path).learner.spread_masters
+    del plain["learner"]["spread_masters"]
+    path.write_text(json.dumps(plain))
+    assert not read_run_settings(tmp_path).learner.spread_masters
 
 
 def test_the_settings_that_a_broker_writes_are_those_that_others_read(tmp_path: Path) -> None:
