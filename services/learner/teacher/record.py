@@ -47,7 +47,7 @@ class ScoreRecord:
                 break
             try:
                 # Not mode=ro, which cannot roll back what a killed rank left half written.
-                with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=BUSY_S)) as connection:
+                with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=BUSY_S)) as connection:
                     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'scores'").fetchone():
                         continue  # Its rank was killed before it had made the table.
                     for key in sorted(missing):

@@ -200,7 +200,8 @@ class _Copying:
         """Copy what a SQLite file holds, while it may be written."""
         copy = self._partial / name
         copy.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True, timeout=BUSY_S)) as original:
+        # Not mode=ro, which cannot roll back what a killed process left half written.
+        with closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=rw", uri=True, timeout=BUSY_S)) as original:
             with closing(sqlite3.connect(copy)) as connection:
                 original.backup(connection)
         self.describe(name)

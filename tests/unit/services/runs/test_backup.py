@@ -26,6 +26,7 @@ from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
 from gspo_services.shared.settings import SCORES_DIRECTORY, read_run_settings
 from tests.support.broker.archiving import Archiving, archived, content, same
 from tests.support.broker.ledger import LEARNER, SAMPLING, LedgerHarness
+from tests.support.learner.killed_scores import KEPT, LOST, SCORES, killed_while_it_added
 from tests.support.processes.small_run import FIRST, _fill, write_checkpoint, write_small_run
 from tests.support.runs.backups import identity, nothing
 
@@ -120,6 +121,14 @@ def test_what_a_teacher_said_comes_back_although_it_is_being_added_to(run: Path,
     restore(tmp_path / "backups", tmp_path / "again", None, nothing)
     found = ScoreRecord(tmp_path / "again" / SCORES_DIRECTORY, 0).find([b"first", b"second"])
     assert {key: values.tolist() for key, values in found.items()} == {b"first": [1.0, 1.0, 1.0]}
+
+
+def test_what_a_killed_rank_left_half_written_is_not_in_a_backup(run: Path, tmp_path: Path) -> None:
+    killed_while_it_added(run / SCORES_DIRECTORY)
+    back_up(run, tmp_path / "backups", nothing)
+    restore(tmp_path / "backups", tmp_path / "again", None, nothing)
+    found = ScoreRecord(tmp_path / "again" / SCORES_DIRECTORY, 3).find([KEPT, LOST])
+    assert {key: values.tolist() for key, values in found.items()} == {KEPT: SCORES.tolist()}
 
 
 def test_the_learner_of_a_restored_run_does_not_look_for_the_former_runs_ledger(run: Path, tmp_path: Path) -> None:
