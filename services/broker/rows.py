@@ -159,7 +159,7 @@ class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
     max_lag: int
     """Largest lag of a single action token."""
     num_zero_advantage_groups: int
-    """Groups whose rewards are all equal: no advantage, no gradient."""
+    """Groups whose rewards are all equal, turn by turn where turns get advantages: no advantage, no gradient."""
     components: dict[str, float] = {}
     """Mean of each component of the rewards, over the trajectories that have it."""
     adapters: dict[str, float] = {}

@@ -9,6 +9,7 @@ from gspo_protocol.limits import MAX_COMPONENTS
 from gspo_protocol.messages import Checkpointed, GroupSampling, Published, Trained, TrainingValues
 from gspo_services.broker.ledger.intake import check_published, check_trained
 from gspo_services.broker.ledger.lengths import length_stats
+from gspo_services.broker.ledger.sampling import has_equal_rewards
 from gspo_services.broker.rows import (
     BatchRow,
     BatchStats,
@@ -82,10 +83,12 @@ class Batches:
         pass_rates: dict[str, float],
         num_filtered_groups: int = 0,
         num_filtered_tokens: int = 0,
+        *,
+        by_turn: bool = False,
     ) -> BatchRow:
         """Record the next batch, and what was filtered out while it filled. ``samplings``: how each of ``groups`` was
-        sampled."""
-        stats = batch_stats(policy_version, groups)
+        sampled. ``by_turn``: advantages are made of each turn's rewards, and not of their sum."""
+        stats = batch_stats(policy_version, groups, by_turn=by_turn)
         row = BatchRow(
             index=self.num_assembled,
             policy_version=policy_version,
@@ -199,7 +202,7 @@ class Batches:
         return [CheckpointedRow(next_batch=next_batch)]
 
 
-def batch_stats(policy_version: int, groups: Sequence[Sequence[TrajectoryRow]]) -> BatchStats:
+def batch_stats(policy_version: int, groups: Sequence[Sequence[TrajectoryRow]], *, by_turn: bool = False) -> BatchStats:
     """Statistics of a batch assembled at ``policy_version``; every trajectory has action tokens."""
     rows = [row for members in groups for row in members]
     lags = [policy_version - row.version_sum / row.num_action_tokens for row in rows]
@@ -211,7 +214,7 @@ def batch_stats(policy_version: int, groups: Sequence[Sequence[TrajectoryRow]]) 
         mean_reward=sum(row.reward for row in rows) / len(rows),
         mean_lag=sum(lags) / len(rows),
         max_lag=max(policy_version - row.min_version for row in rows),
-        num_zero_advantage_groups=sum(1 for members in groups if len({row.reward for row in members}) == 1),
+        num_zero_advantage_groups=sum(has_equal_rewards(members, by_turn=by_turn) for members in groups),
         components=_mean_components(rows),
         lengths=length_stats(rows),
     )

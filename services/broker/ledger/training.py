@@ -340,7 +340,14 @@ class Training:
             [(state.groups.group(group_id), state.groups.members(group_id)) for group_id in group_ids], state.task_passes
         )
         batch = state.batches.assemble(
-            version, members, samplings, values, rates, state.run.filtered_groups, state.run.filtered_tokens
+            version,
+            members,
+            samplings,
+            values,
+            rates,
+            state.run.filtered_groups,
+            state.run.filtered_tokens,
+            by_turn=state.config.sampling.by_turn,
         )
         rows = state.groups.close(group_ids, batch.index)
         state.note_passes(rows, members)

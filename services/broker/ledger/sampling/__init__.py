@@ -5,7 +5,7 @@ from gspo_services.broker.ledger.sampling.rests import MOST_PASSED_OVER, Rests
 from gspo_services.broker.ledger.sampling.schedule import AddedTasks, SourceShare, TaskSchedule
 from gspo_services.broker.ledger.sampling.share import WHOLE, Share
 from gspo_services.broker.ledger.sampling.task_order import TaskOrder, trajectory_seed
-from gspo_services.broker.ledger.sampling.zero_advantage import SamplingRules, has_advantage
+from gspo_services.broker.ledger.sampling.zero_advantage import SamplingRules, has_advantage, has_equal_rewards
 
 __all__ = [
     "MOST_PASSED_OVER",
@@ -19,5 +19,6 @@ __all__ = [
     "TaskOrder",
     "TaskSchedule",
     "has_advantage",
+    "has_equal_rewards",
     "trajectory_seed",
 ]

@@ -38,6 +38,11 @@ def _kept_turns(row: TrajectoryRow) -> tuple[tuple[float, int], ...]:
     return tuple(turn for place, turn in enumerate(turns) if place not in row.discarded_turns)
 
 
+def has_equal_rewards(members: Sequence[TrajectoryRow], *, by_turn: bool) -> bool:
+    """Whether the rewards of a complete group are all the same: turn by turn where advantages are made of turns."""
+    return len({_kept_turns(row) if by_turn else row.reward for row in members}) == 1
+
+
 def has_advantage(members: Sequence[TrajectoryRow], rules: SamplingRules, max_tokens: int) -> bool:
     """Whether the advantages of a complete group may differ from 0. In doubt they may: a group that could teach something is
     never filtered out. ``max_tokens``: of a sequence, when the group was sampled; a schedule may have changed it since.
@@ -45,6 +50,4 @@ def has_advantage(members: Sequence[TrajectoryRow], rules: SamplingRules, max_to
     buffer = rules.overlong_buffer_tokens
     if buffer is not None and any(row.num_tokens > max_tokens - buffer for row in members):
         return True
-    if rules.by_turn:
-        return len({_kept_turns(row) for row in members}) > 1
-    return len({row.reward for row in members}) > 1
+    return not has_equal_rewards(members, by_turn=rules.by_turn)

@@ -99,6 +99,17 @@ def test_without_dynamic_sampling_every_group_is_trained() -> None:
     assert (line["num_filtered_groups"], line["num_zero_advantage_groups"]) == (0, 2)
 
 
+def test_a_batch_counts_groups_without_signal_by_what_advantages_are_made_of() -> None:
+    for by_turn, silent in ((False, 1), (True, 0)):
+        world = harness(sampling=SamplingRules(by_turn=by_turn))
+        sampled(world, 0.0, 1.0)
+        for role, lease in enumerate(world.lease(R1, 2, 1)):
+            world.grow(R1, lease, 3, 1)
+            world.finish(R1, lease, 3, turn_roles=(role,))
+        train_one(world, 0, 1)
+        assert world.lines[-1]["num_zero_advantage_groups"] == silent
+
+
 def test_a_batch_takes_groups_without_signal_once_it_has_filtered_out_as_many_as_it_may() -> None:
     world = dynamic(max_filtered=3)
     ids = [sampled(world, 1.0, 1.0) for _ in range(5)]
