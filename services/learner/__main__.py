@@ -105,7 +105,7 @@ def _require_trainable(settings: Settings) -> None:
         raise ConfigurationError(f"the model in {settings.model.path} cannot be trained: {error}") from error
     try:
         require_teacher(settings, settings.model.path)
-        if settings.distillation.url and not is_rank():
+        if settings.distillation.url and os.environ.get("RANK", "0") == "0":  # Also where torchrun has started it.
             server = TeacherServer(settings.distillation.url, timeout_s=settings.distillation.timeout_s)
             require_same_texts(server, settings.model.path)
             server.require_length(settings.largest_sampling.max_tokens)

@@ -173,7 +173,9 @@ def test_a_served_teacher_is_asked_for_its_tokens_and_one_that_is_away_is_a_fail
     assert failures(project.findings(code=False, elsewhere=True)) == []
 
 
-def test_a_served_teacher_must_take_the_longest_sequence_that_the_schedule_gives(project: Project) -> None:
+def test_a_served_teacher_must_take_the_longest_sequence_that_the_schedule_gives(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokenizer = Tokenizer.from_file(str(project.model / "tokenizer.json"))
     with played_teacher() as server:
         project.keys |= {"distillation.teacher": server.url, "schedule.max_tokens": {"steps": [[3, 96]]}}
@@ -184,8 +186,15 @@ def test_a_served_teacher_must_take_the_longest_sequence_that_the_schedule_gives
             text = "distillation.teacher: sequences may have 96 tokens"
             assert failure.text.startswith(text)
             assert "the maximum allowed length is 90 tokens" in failure.text
+        monkeypatch.setenv("WORLD_SIZE", "2")  # As torchrun starts the ranks: one of them asks.
+        monkeypatch.setenv("RANK", "1")
+        _require_trainable(project.situation().settings)
+        monkeypatch.setenv("RANK", "0")
+        with pytest.raises(ConfigurationError, match=text):
+            _require_trainable(project.situation().settings)
+        monkeypatch.delenv("RANK")
         with pytest.raises(ConfigurationError, match=text):
             _require_trainable(project.situation().settings)
         server.answer = sound
         _require_trainable(project.situation().settings)
-        assert [len(ids) for ids in server.asked] == [96] * 4
+        assert [len(ids) for ids in server.asked] == [96] * 5
