@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.study.config import RunConfig
 from benchmarks.study.questions import default, margin, paper, rivals, settled
 
-ON_REQUEST = ("g-engine", "h", "i-tune", "i", "i-order", "i-rates", "j", "j-between")
+ON_REQUEST = ("g-engine", "h", "i-tune", "i", "i-order", "i-rates", "j", "j-between", "j-eps")
 """Questions without a verdict, which are made on request only."""
 SEEDS = (0, 1, 2)
 MORE_SEEDS = (0, 1, 2, 3, 4, 5)
@@ -104,6 +104,7 @@ def cells() -> list[Cell]:
         *(Cell("g-engine", *each) for each in paper.engine_comparison()),
         *(Cell("j", *each) for each in margin.comparison()),
         *(Cell("j-between", *each) for each in margin.between()),
+        *(Cell("j-eps", *each) for each in margin.narrower()),
     ]
     scaled = [*_scaled(), *_wider(), *_more(), *_oldest()]
     return [*staleness, *_objectives(), *_groups(), *_collapse(), *scaled, *_precision(), *clipping, *published, *open_ones]

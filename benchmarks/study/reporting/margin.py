@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from benchmarks.study.questions.margin import ARMS, BETWEEN, RATES, SEEDS
+from benchmarks.study.questions.margin import ARMS, BETWEEN, NARROW_RATE, NARROWER, RATES, SEEDS
 from benchmarks.study.reporting.summary import Interval, RunSummary, interval
-from benchmarks.study.reporting.tables import collapsed, markdown, signed
+from benchmarks.study.reporting.tables import collapsed, markdown, percent, signed
 from benchmarks.study.results import Results
 
 GSPO, GRPO, GRPO_REPLAY, _ = ARMS
@@ -99,6 +99,34 @@ def comparison(results: Results) -> str:
             ]
         )
     return markdown([*head, *(f"at {rate:g}" for rate in ALL_RATES)], rows)
+
+
+def widths(results: Results) -> str:
+    """One row per arm of j-eps below the same arm of j."""
+    rows = []
+    for arm in (GSPO, *NARROWER):
+        beside = {arm: found(results, arm, NARROW_RATE)}
+        if arm in NARROWER:
+            beside[f"{arm}, narrower"] = _narrower(results, arm)
+        for name, by_seed in beside.items():
+            runs = list(by_seed.values())
+            clipped = percent(interval([run.mean_clip for run in runs]).mean)
+            eps = " / ".join(f"{runs[0].config[name]:g}" for name in ("eps_low", "eps_high")) if runs else "-"
+            rows.append([name, eps, clipped, f"{interval([run.final for run in runs]).mean:.2f}", collapsed(runs)])
+    return markdown(["objective", "eps", "clipped", "at the end", "collapsed"], rows)
+
+
+def verdict_on_width(results: Results, arm: str) -> str:
+    """Apply the rule of j-eps to one of its arms. Raises: ValueError while a run is missing."""
+    runs = _narrower(results, arm)
+    if left := set(SEEDS) - set(runs):
+        raise ValueError(f"{len(left)} runs are missing: the rule asks for four whole seeds")
+    fallen = sum(run.collapsed for run in runs.values())
+    return "shown" if fallen <= 1 else "refuted" if fallen == len(SEEDS) else "open"
+
+
+def _narrower(results: Results, arm: str) -> dict[int, RunSummary]:
+    return results.at("j-eps", f"{arm}, narrower", f"lr {NARROW_RATE:g}")
 
 
 def _rewards(runs: list[RunSummary]) -> str:

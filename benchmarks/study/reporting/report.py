@@ -70,6 +70,7 @@ def tables_of(results: Results, probes: Sequence[dict[str, Any]]) -> dict[str, C
         "engine": lambda: engine(results),
         "default": lambda: default.comparison(results),
         "margin": lambda: margin.comparison(results),
+        "margin-eps": lambda: margin.widths(results),
         "real-model": lambda: real_model.table(real_model.kept(real_model.RESULTS_FILE)),
         "real-model-gpu": lambda: real_model.table(real_model.kept(real_model.GPU_FILE)),
         "masters": lambda: real_model.masters_table(

@@ -1,13 +1,15 @@
 """Question j of the study: the margin of a run's learning rate, which runs it needs, and the rule fixed beforehand."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
+from benchmarks.study.config import RunConfig
 from benchmarks.study.questions import margin as question
-from benchmarks.study.questions.margin import ARMS, BETWEEN, RATES, SEEDS
+from benchmarks.study.questions.margin import ARMS, BETWEEN, NARROW_RATE, NARROWER, RATES, SEEDS
 from benchmarks.study.reporting import margin, plots
-from benchmarks.study.reporting.summary import summarise_run
+from benchmarks.study.reporting.summary import RunSummary, summarise_run
 from benchmarks.study.results import Results
 from benchmarks.study.run_record import RunRecord
 
@@ -17,15 +19,18 @@ SOUND = dict.fromkeys(ARMS, 2e-4)
 
 def _results(last: Mapping[str, float | list[float]], *, with_between: bool = True) -> Results:
     """Make runs that collapse above ``last``, a rate of each arm, or one for each of its seeds."""
-    summaries = {}
+    summaries = []
     for arm, _, config in [*question.comparison(), *(question.between() if with_between else [])]:
         limit = last[arm]
         if isinstance(limit, list):
             limit = limit[SEEDS.index(config.seed)]
-        sound = config.learning_rate <= limit
-        rows = [{"batch": 5.0 * index, "eval": 0.4 if index < 9 or sound else 0.1} for index in range(11)]
-        summaries[config.run_id] = summarise_run(RunRecord(config.run_id, config.as_dict(), rows))
-    return Results(summaries)
+        summaries.append(_summary(config, sound=config.learning_rate <= limit))
+    return Results({summary.run_id: summary for summary in summaries})
+
+
+def _summary(config: RunConfig, *, sound: bool) -> RunSummary:
+    rows = [{"batch": 5.0 * index, "eval": 0.4 if index < 9 or sound else 0.1} for index in range(11)]
+    return summarise_run(RunRecord(config.run_id, config.as_dict(), rows))
 
 
 @pytest.mark.parametrize(("last", "octaves"), [(1e-5, -1), (5e-5, 0), (1e-4, 1), (2e-4, 2), (4e-4, 3), (8e-4, 4), (1.0, 4)])
@@ -93,6 +98,30 @@ def test_the_table_has_margins_differences_and_what_collapsed_at_each_rate() -> 
     assert table[2].split(" | ")[2:5] == ["2.25", "+0.250 ± 0.795", "+0.250 ± 0.795"]
     assert [cell[:4] for cell in table[2].strip("| ").split(" | ")[5:]] == ["0.40", "0.40", "0.40", "0.18", "0.10"]
     assert table[2].strip("| ").split(" | ")[-2:] == ["0.18 (3/4)", "0.10 (4/4)"]
+
+
+def test_a_narrower_range_differs_from_the_arm_of_j_by_eps_alone() -> None:
+    of_j = {(arm, config.seed): config for arm, _, config in question.comparison() if config.learning_rate == NARROW_RATE}
+    for row, _, config in question.narrower():
+        arm = row.removesuffix(", narrower")
+        assert config == replace(of_j[arm, config.seed], **NARROWER[arm])
+        assert set(NARROWER[arm]) == {"eps_low", "eps_high"}
+    assert len(question.narrower()) == len(NARROWER) * len(SEEDS)
+
+
+@pytest.mark.parametrize(("fallen", "said"), [(0, "shown"), (1, "shown"), (2, "open"), (3, "open"), (4, "refuted")])
+def test_the_rule_on_the_width_is_the_one_fixed_beforehand(fallen: int, said: str) -> None:
+    with pytest.raises(ValueError, match="4 runs are missing: the rule asks for four whole seeds"):
+        margin.verdict_on_width(_results(SOUND), "GRPO")
+    found = [
+        _summary(config, sound=SEEDS.index(config.seed) >= fallen)
+        for row, _, config in [*question.comparison(), *question.narrower()]
+        if config.learning_rate == NARROW_RATE and row in ("GRPO, narrower", "GSPO", "GRPO")
+    ]
+    results = Results({summary.run_id: summary for summary in found})
+    assert margin.verdict_on_width(results, "GRPO") == said
+    rows = [line.strip("| ").split(" | ") for line in margin.widths(results).splitlines()[2:]]
+    assert [(row[0], row[-1]) for row in rows][:3] == [(arm, f"{fallen}/4") for arm in ("GSPO", "GRPO", "GRPO, narrower")]
 
 
 def test_the_plot_has_a_line_for_each_objective_and_a_point_for_each_run() -> None:
