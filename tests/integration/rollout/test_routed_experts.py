@@ -8,21 +8,15 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import torch
-from numpy.typing import NDArray
 
-from gspo.model.packing import TrainSequence, pack
 from gspo.model.policy import load_policy, prepare_policy
-from gspo.moe.experts import ExpertRecorder, ExpertShape
-from gspo_protocol.messages.experts import decode_experts
+from gspo.moe.experts import ExpertShape
 from gspo_services.rollout.sglang.client import Engine, PauseMode
-from gspo_services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
 from gspo_services.rollout.sglang.routed import RoutedExperts
 from tests.integration.conftest import SglangServer
 from tests.support.engines.agreement import load
+from tests.support.engines.chosen_experts import collected, of_learner, request
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE
-from tests.support.policy.forward import logprobs_of
-
-PROMPT = [10, 20, 30, 40]
 
 
 @pytest_asyncio.fixture
@@ -34,36 +28,6 @@ async def engine(sglang_server: SglangServer) -> AsyncIterator[Engine]:
         yield client
         await client.control("/abort_request", {"abort_all": True}, timeout_s=60.0)
         await load(client, sglang_server.base, 0)
-
-
-def request(rid: str, num_tokens: int) -> GenerateRequest:
-    sampling = SamplingParameters(max_new_tokens=num_tokens, ignore_eos=True, seed=5)
-    return GenerateRequest(rid=rid, input_ids=PROMPT, sampling=sampling)
-
-
-async def collected(engine: Engine, asked: GenerateRequest) -> tuple[list[int], NDArray[np.int16], NDArray[Any]]:
-    """Token ids, experts and versions of an answer."""
-    pieces: list[OutputPiece] = [piece async for piece in engine.generate(asked)]
-    versions = [run.version for piece in pieces for run in piece.version_runs for _ in range(run.num_tokens)]
-    experts = np.concatenate([decode_experts(piece.experts) for piece in pieces if piece.experts is not None])
-    return [token for piece in pieces for token in piece.token_ids.tolist()], experts, np.array(versions)
-
-
-def of_learner(model: Any, token_ids: list[int]) -> NDArray[np.int16]:
-    """The experts with which the learner predicts each token of an answer to PROMPT, [n, layers, k], in order of number."""
-    mask = np.arange(len(PROMPT) + len(token_ids)) >= len(PROMPT)
-    sequence = TrainSequence(
-        token_ids=np.array(PROMPT + token_ids), action_mask=mask, behaviour_logprobs=np.zeros(len(mask), np.float32),
-        versions=np.where(mask, 0, -1), turn_ids=np.where(mask, 0, -1).astype(np.int32), temperature=1.0,
-        advantages=np.zeros(len(mask), np.float32),
-    )  # fmt: skip
-    packed = pack([sequence], policy_version=0)
-    recorder = ExpertRecorder(model)
-    with recorder.recording():
-        logprobs_of(model, packed)
-    picks = recorder.take()
-    assert picks is not None
-    return np.sort(picks.indices_LTK.transpose(0, 1)[packed.mask_T].numpy().astype(np.int16), axis=-1)
 
 
 def policy(sglang_server: SglangServer, version: int) -> Any:
