@@ -188,14 +188,16 @@ class EpisodePlayer:
     async def _play(self, episode: PlayedEpisode, lease: Lease, arrays: Mapping[str, Array], audience: Audience) -> None:
         self._intake.begin(lease)
         self._watch.begin(audience)
-        begin = self._clock.now()
+        begin, failed = self._clock.now(), None
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._runner.begin(lease, arrays, tasks).run()
         except* EpisodeFailed as errors:
             episode.failure = told(flatten(errors)[0])
         except* EngineError as errors:
-            raise ServiceError(str(flatten(errors)[0])) from errors
+            failed = errors  # Raised below: Python 3.11.2 wraps what is raised here in a group.
+        if failed is not None:
+            raise ServiceError(str(flatten(failed)[0])) from failed
         episode.seconds = self._clock.now() - begin
         episode.model_s = self._watch.model_s
         episode.turns = self._watch.turns

@@ -119,12 +119,15 @@ class SampleMaker:
         unblocked by: tokens, a reward or its deadline; the end of the engine, which ends it
         Raises: ServiceError when the engine fails; ConfigurationError for what concerns every episode; OSError.
         """
+        failed = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 for worker in range(self.chosen.settings.rollout.max_running):
                     tasks.create_task(self._work(todo, done), name=f"sampling-{worker}")
         except* EngineError as errors:
-            raise ServiceError(f"the engine failed: {flatten(errors)[0]}") from errors
+            failed = errors  # Raised below: Python 3.11.2 wraps what is raised here in a group.
+        if failed is not None:
+            raise ServiceError(f"the engine failed: {flatten(failed)[0]}") from failed
 
     async def _work(self, todo: Iterator[tuple[ScoredTask, int]], done: Callable[[ScoredSample], None]) -> None:
         for task, number in todo:

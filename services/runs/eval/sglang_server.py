@@ -40,6 +40,7 @@ async def open_served(settings: Settings, directory: Path, name: str, vocab_size
         extra_args=tuple(rollout.server_args),
         start_timeout_s=rollout.start_timeout_s,
     )
+    failed = None
     try:
         async with EngineServer(options) as server:
             engine = Engine(
@@ -56,4 +57,6 @@ async def open_served(settings: Settings, directory: Path, name: str, vocab_size
                 finally:
                     watch.cancel()
     except* (ServerError, EngineError) as errors:
-        raise ServiceError(str(errors.exceptions[0])) from errors
+        failed = errors  # Raised below: Python 3.11.2 wraps what is raised here in a group.
+    if failed is not None:
+        raise ServiceError(str(failed.exceptions[0])) from failed

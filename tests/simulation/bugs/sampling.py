@@ -13,8 +13,8 @@ SAMPLING = (
     Bug(
         name="a group that could teach something is filtered out",
         module="gspo_services.broker.ledger.sampling.zero_advantage",
-        old="    return len({row.reward for row in members}) > 1",
-        new="    return len({row.reward for row in members[1:]}) > 1",
+        old="return not has_equal_rewards(members, by_turn=rules.by_turn)",
+        new="return not has_equal_rewards(members[1:], by_turn=rules.by_turn)",
         invariants=(ZERO_ADVANTAGE,),
     ),
     Bug(

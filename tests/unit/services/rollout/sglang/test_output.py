@@ -7,7 +7,12 @@ from pathlib import Path
 from gspo_services.rollout.sglang.output import ServerOutput
 from gspo_services.shared.runtime.log_files import LogFile, LogLimits
 
-SPEAKER = "import sys\nfor number in range({lines}): print(f'{{number:099}}')\nsys.stderr.write('last words\\n')"
+SPEAKER = """
+import sys
+for number in range({lines}): print(f"{{number:099}}")
+sys.stdout.flush()
+sys.stderr.write("last words\\n")
+"""
 
 
 def speak(log: LogFile, lines: int) -> None:
