@@ -70,10 +70,11 @@ def between() -> list[tuple[str, str, RunConfig]]:
 
 def narrower() -> list[tuple[str, str, RunConfig]]:
     """Row, column and configuration of two arms with a narrower clip range."""
+    at_rate = replace(REGIME, learning_rate=NARROW_RATE)
     return [
-        (f"{arm}, narrower", f"lr {NARROW_RATE:g}", replace(config, **NARROWER[arm]))
-        for arm, _, config in sorted(_at((NARROW_RATE,)), key=lambda each: each[0])
-        if arm in NARROWER
+        (f"{arm}, narrower", f"lr {NARROW_RATE:g}", replace(at_rate, seed=seed, **{**ARMS[arm], **eps}))
+        for arm, eps in NARROWER.items()
+        for seed in SEEDS
     ]
 
 

@@ -103,16 +103,15 @@ def comparison(results: Results) -> str:
 
 def widths(results: Results) -> str:
     """One row per arm of j-eps below the same arm of j."""
+    compared = {GSPO: found(results, GSPO, NARROW_RATE)}
+    for arm in NARROWER:
+        compared |= {arm: found(results, arm, NARROW_RATE), f"{arm}, narrower": _narrower(results, arm)}
     rows = []
-    for arm in (GSPO, *NARROWER):
-        beside = {arm: found(results, arm, NARROW_RATE)}
-        if arm in NARROWER:
-            beside[f"{arm}, narrower"] = _narrower(results, arm)
-        for name, by_seed in beside.items():
-            runs = list(by_seed.values())
-            clipped = percent(interval([run.mean_clip for run in runs]).mean)
-            eps = " / ".join(f"{runs[0].config[name]:g}" for name in ("eps_low", "eps_high")) if runs else "-"
-            rows.append([name, eps, clipped, f"{interval([run.final for run in runs]).mean:.2f}", collapsed(runs)])
+    for name, by_seed in compared.items():
+        runs = list(by_seed.values())
+        clipped = percent(interval([run.mean_clip for run in runs]).mean)
+        eps = " / ".join(f"{runs[0].config[side]:g}" for side in ("eps_low", "eps_high")) if runs else "-"
+        rows.append([name, eps, clipped, f"{interval([run.final for run in runs]).mean:.2f}", collapsed(runs)])
     return markdown(["objective", "eps", "clipped", "at the end", "collapsed"], rows)
 
 
