@@ -29,7 +29,7 @@ from gspo_services.rollout.sglang import EngineError
 from gspo_services.rollout.work import EpisodeFailed, EpisodeRunner, PolicyEngine
 from gspo_services.runs.local_play import LocalIntake, Mask, mask_of, of_the_configuration, places_of, told
 from gspo_services.shared.runtime.clock import Clock
-from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError, flatten
+from gspo_services.shared.runtime.errors import ConfigurationError, ended_by, flatten
 from gspo_services.shared.schedules import sampling_of
 from gspo_services.shared.settings import Settings
 from gspo_services.tasks.environments import create_environment, create_task_set
@@ -188,16 +188,13 @@ class EpisodePlayer:
     async def _play(self, episode: PlayedEpisode, lease: Lease, arrays: Mapping[str, Array], audience: Audience) -> None:
         self._intake.begin(lease)
         self._watch.begin(audience)
-        begin, failed = self._clock.now(), None
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                await self._runner.begin(lease, arrays, tasks).run()
-        except* EpisodeFailed as errors:
-            episode.failure = told(flatten(errors)[0])
-        except* EngineError as errors:
-            failed = errors  # Raised below: Python 3.11.2 wraps what is raised here in a group.
-        if failed is not None:
-            raise ServiceError(str(flatten(failed)[0])) from failed
+        begin = self._clock.now()
+        with ended_by(EngineError):
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    await self._runner.begin(lease, arrays, tasks).run()
+            except* EpisodeFailed as errors:
+                episode.failure = told(flatten(errors)[0])
         episode.seconds = self._clock.now() - begin
         episode.model_s = self._watch.model_s
         episode.turns = self._watch.turns

@@ -26,7 +26,7 @@ from gspo_services.runs.eval.sets import ScoredSet, ScoredTask
 from gspo_services.runs.local_play import LocalIntake, mask_of, places_of, told
 from gspo_services.shared.eval_metrics import MAX_SAMPLES
 from gspo_services.shared.runtime.clock import Clock
-from gspo_services.shared.runtime.errors import ServiceError, flatten
+from gspo_services.shared.runtime.errors import ended_by, flatten
 from gspo_services.shared.schedules import sampling_of
 from gspo_services.shared.settings import Settings
 from gspo_services.tasks.worker.failures import kind_of, said
@@ -119,15 +119,10 @@ class SampleMaker:
         unblocked by: tokens, a reward or its deadline; the end of the engine, which ends it
         Raises: ServiceError when the engine fails; ConfigurationError for what concerns every episode; OSError.
         """
-        failed = None
-        try:
+        with ended_by(EngineError, what="the engine failed: "):
             async with asyncio.TaskGroup() as tasks:
                 for worker in range(self.chosen.settings.rollout.max_running):
                     tasks.create_task(self._work(todo, done), name=f"sampling-{worker}")
-        except* EngineError as errors:
-            failed = errors  # Raised below: Python 3.11.2 wraps what is raised here in a group.
-        if failed is not None:
-            raise ServiceError(f"the engine failed: {flatten(failed)[0]}") from failed
 
     async def _work(self, todo: Iterator[tuple[ScoredTask, int]], done: Callable[[ScoredSample], None]) -> None:
         for task, number in todo:

@@ -9,7 +9,7 @@ from pathlib import Path
 from gspo_services.rollout.sglang import Engine, EngineError, EngineServer, ServerError, ServerOptions, fail_when_dead
 from gspo_services.runs.local_play import VERSION
 from gspo_services.shared.placement import this_machine
-from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
+from gspo_services.shared.runtime.errors import ConfigurationError, ended_by
 from gspo_services.shared.runtime.log_files import LogLimits
 from gspo_services.shared.settings import Settings, model_config
 from gspo_services.shared.weights import ServedError, require_servable, spread_of
@@ -40,8 +40,7 @@ async def open_served(settings: Settings, directory: Path, name: str, vocab_size
         extra_args=tuple(rollout.server_args),
         start_timeout_s=rollout.start_timeout_s,
     )
-    failed = None
-    try:
+    with ended_by(ServerError, EngineError):
         async with EngineServer(options) as server:
             engine = Engine(
                 server.url,
@@ -56,7 +55,3 @@ async def open_served(settings: Settings, directory: Path, name: str, vocab_size
                     yield engine
                 finally:
                     watch.cancel()
-    except* (ServerError, EngineError) as errors:
-        failed = errors  # Raised below: Python 3.11.2 wraps what is raised here in a group.
-    if failed is not None:
-        raise ServiceError(str(failed.exceptions[0])) from failed

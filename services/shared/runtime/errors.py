@@ -9,6 +9,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from gspo_services.shared.runtime.plain_text import indented_lines
@@ -187,3 +188,15 @@ def flatten(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     for error in group.exceptions:
         leaves.extend(flatten(error) if isinstance(error, BaseExceptionGroup) else [error])
     return leaves
+
+
+@contextmanager
+def ended_by(*kinds: type[Exception], what: str = "") -> Iterator[None]:
+    """Make one ServiceError of a group of these errors, with the first one's text after ``what``."""
+    failed = None
+    try:
+        yield
+    except* kinds as errors:
+        failed = errors  # Raised below: Python 3.11.2 wraps what is raised here in a group.
+    if failed is not None:
+        raise ServiceError(f"{what}{flatten(failed)[0]}") from failed
