@@ -1,4 +1,4 @@
-"""How much the demo clips, synchronous against asynchronous, and at which lag, with each anchor and clip range.
+"""How much the demo clips, synchronous against asynchronous, and at which lag, with each anchor, clip range and eps.
 
 make demo-clip             # or: python -m benchmarks.demo_clip --seeds 0 1 --batches 40
 """
@@ -15,15 +15,15 @@ from statistics import fmean
 from benchmarks.command import run, tiny_model
 from gspo_services.runs.metrics import read_metrics
 
-BEHAVIOUR = ("objective.clip_calibration=off", "objective.noise_z=0")
-CALIBRATED = ("objective.clip_calibration=widen", "batch.max_lag=2")
+PAPER = ("objective.eps_low=0.0003", "objective.eps_high=0.0004")
+BEHAVIOUR = (*PAPER, "objective.clip_calibration=off", "objective.noise_z=0")
 VARIANTS: dict[str, tuple[str, ...]] = {
-    "synchronous, the paper's clip range": (*BEHAVIOUR, "objective.clip_range_growth=0", "batch.max_lag=0"),
-    "asynchronous, the paper's clip range": (*BEHAVIOUR, "objective.clip_range_growth=0", "batch.max_lag=2"),
-    "asynchronous, clip range widened by lag (c = 1)": (*BEHAVIOUR, "objective.clip_range_growth=1", "batch.max_lag=2"),
-    "asynchronous, proximal anchor": ("objective.anchor=proximal", "objective.tis_cap=2", "batch.max_lag=2"),
-    "asynchronous, calibrated (the default)": CALIBRATED,
-    "asynchronous, calibrated, eps x 100": (*CALIBRATED, "objective.eps_low=0.03", "objective.eps_high=0.04"),
+    "the demo: asynchronous, calibrated": (),
+    "at the paper's eps: synchronous, fixed": (*BEHAVIOUR, "objective.clip_range_growth=0", "batch.max_lag=0"),
+    "at the paper's eps: fixed": (*BEHAVIOUR, "objective.clip_range_growth=0"),
+    "at the paper's eps: widened by lag (c = 1)": (*BEHAVIOUR, "objective.clip_range_growth=1"),
+    "at the paper's eps: proximal anchor": (*PAPER, "objective.anchor=proximal", "objective.tis_cap=2"),
+    "at the paper's eps: calibrated": PAPER,
 }
 NUM_PARTS = 4
 LAG_PAIRS = (("lag_0", "lag_1"), ("lag_1", "lag_2"))
