@@ -2,12 +2,13 @@
 
 make demo-clip             # or: python -m benchmarks.demo_clip --seeds 0 1 --batches 40
 
-Runs of one seed differ, because two servers finish in any order, and a run has few batches with two lags. So shares by lag need
-several runs: --runs, of the variants that --only chooses.
+Runs of one seed differ, because two servers finish in any order, and a run has few batches with two lags. So shares by
+lag need several runs: --runs, of the variants that --only chooses.
 
-The goal, fixed on 2026-11-28 before the runs that docs/evidence/results.md has: the demo's shares of lag 0 and 1, and those of
-lag 1 and 2, differ by at most 5 points in each of three seeds, over eight runs a seed. The control is the paper's eps, three runs a
-seed: if its lag 0 is clipped no more than 5 points more than lag 1 there, eps was not what made them differ.
+The goal, fixed on 2026-11-28 before the runs that docs/evidence/results.md has: the demo's shares of lag 0 and 1, and
+those of lag 1 and 2, differ by at most 5 points in each of three seeds, over eight runs a seed. The control is the
+paper's eps, three runs a seed: if its lag 0 is clipped no more than 5 points more than lag 1 there, eps was not what made
+them differ.
 """
 
 import argparse
