@@ -148,8 +148,9 @@ demo-gsm8k: ## the demo on GSM8K rows, 3 batches (GSPO_DATA_DIR/gsm8k/train.json
 demo-seeds: setup ## the demo on three seeds, with the table of docs/evidence/results.md
 	$(BIN)/python -m benchmarks.demo_seeds --config $(CONFIG) --seeds 0 1 2
 
-demo-clip: setup ## how much the demo clips, synchronous and asynchronous, by anchor and clip range
+demo-clip: setup ## how much the demo clips, synchronous and asynchronous, by anchor and clip range, and at which lag; 40 minutes
 	$(BIN)/python -m benchmarks.demo_clip --seeds 0 1 2
+	$(BIN)/python -m benchmarks.demo_clip --seeds 0 1 2 --only "the demo" --runs 8 --directory runs/clip-lags
 
 study: setup ## GSPO and related objectives on one task, several seeds, with tables and plots
 	$(BIN)/python -m benchmarks.study --jobs 2 --again
