@@ -150,7 +150,8 @@ demo-seeds: setup ## the demo on three seeds, with the table of docs/evidence/re
 
 demo-clip: setup ## how much the demo clips, synchronous and asynchronous, by anchor and clip range, and at which lag; 40 minutes
 	$(BIN)/python -m benchmarks.demo_clip --seeds 0 1 2
-	$(BIN)/python -m benchmarks.demo_clip --seeds 0 1 2 --only "the demo" --runs 8 --directory runs/clip-lags
+	$(BIN)/python -m benchmarks.demo_clip --seeds 0 1 2 --only "the demo" --runs 8
+	$(BIN)/python -m benchmarks.demo_clip --seeds 0 1 2 --only "eps: calibrated" --runs 3
 
 study: setup ## GSPO and related objectives on one task, several seeds, with tables and plots
 	$(BIN)/python -m benchmarks.study --jobs 2 --again

@@ -88,7 +88,7 @@ def main() -> None:
     print(table(outcomes))
     print()
     print(table_by_lag(outcomes))
-    record = arguments.directory / "clip.json"
+    record = arguments.directory / f"clip-{arguments.runs}.json"  # Commands with more runs use the runs that are there.
     record.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
 
 
