@@ -1,11 +1,9 @@
 # `make demo` sets up and runs the main job, `make test` sets up and runs all checks. `make help` lists the rest.
 
-# 3.11, 3.12 or 3.13.
-PYTHON ?= python3.11
-NO_PYTHON = $(PYTHON) not found: install it, or run make PYTHON=/path/to/python3.13 (3.11 to 3.13)
-# What CUDA 13 needs, and where the kernel says what there is.
-OLDEST_DRIVER := 580
-DRIVER ?= /proc/driver/nvidia/version
+# Another Python than the one that requirements/setup/setup.sh finds: of 3.11 to 3.13.
+PYTHON ?=
+# What makes all environments. Another PyTorch than the locked ones, such as a local wheel, is TORCH: pip installs it unchecked.
+SETUP = PYTHON="$(PYTHON)" TORCH="$(TORCH)" sh requirements/setup/setup.sh
 VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
@@ -17,20 +15,15 @@ REAL := .venv-real
 TRACKERS := .venv-trackers
 FUZZ_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
-GPU_PIP := $(GPU)/bin/python -m pip --disable-pip-version-check install --quiet
 # What a list in requirements/ names and nothing else, from files with its hashes.
 LOCKED := --no-deps --require-hashes
 SITE := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 # An environment in the target's folder that sees the main one's packages beside those of its list.
 define BESIDE
-test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-echo "import site; site.addsitedir('$$($(CURDIR)/$(BIN)/python $(SITE))')" > "$$($(@D)/bin/python $(SITE))/main.pth"
-$(@D)/bin/python -m pip --disable-pip-version-check install --quiet $(LOCKED) -r $<
+@$(SETUP) beside $(@D) $(notdir $<)
 @touch $@
 endef
-# Another PyTorch than that of requirements/torch.txt, such as a local wheel: pip installs it unchecked.
 TORCH ?=
-NO_TORCH := the package index has no CPU build of PyTorch: set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu, or TORCH
 CONFIG ?= examples/arithmetic.toml
 RUN_ARGS ?=
 DOCKER ?= docker
@@ -58,28 +51,16 @@ help: ## list the targets
 
 setup: $(VENV)/.installed ## install everything into .venv (CPU; about 3 minutes the first time)
 
-$(VENV)/.installed: requirements/torch.txt requirements/cpu.txt requirements/dev.txt requirements/deepspeed.txt pyproject.toml setup.py Makefile
-	@command -v $(PYTHON) >/dev/null || { echo "$(NO_PYTHON)"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(if $(TORCH),$(PIP) $(TORCH),$(PIP) $(LOCKED) -r requirements/torch.txt || { echo "$(NO_TORCH)"; exit 1; })
-	# --no-deps: SGLang's own requirements are CUDA builds; requirements/cpu.txt names every package it needs on CPU.
-	$(PIP) $(LOCKED) -r requirements/cpu.txt -r requirements/dev.txt
-	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 $(PIP) $(LOCKED) --no-build-isolation -r requirements/deepspeed.txt
-	$(PIP) --no-deps --no-build-isolation --editable .
+SETTERS := $(wildcard requirements/setup/*) requirements/pip.txt pyproject.toml setup.py
+
+$(VENV)/.installed: requirements/torch-cpu.txt requirements/torch-cuda.txt requirements/cpu.txt requirements/dev.txt requirements/deepspeed.txt $(SETTERS)
+	@$(SETUP) cpu
 	@touch $@
 
 setup-gpu: $(GPU)/.installed ## install SGLang, DeepSpeed and this project for a GPU into .venv-gpu (Linux, CUDA 13; about 10 GB)
 
-$(GPU)/.installed: requirements/gpu.txt requirements/deepspeed.txt pyproject.toml setup.py
-	@command -v $(PYTHON) >/dev/null || { echo "$(NO_PYTHON)"; exit 1; }
-	@found=$$(sed -n 's/.*Kernel Module[^0-9]*\([0-9]*\)\..*/\1/p' $(DRIVER) 2>/dev/null); test "$${found:-$(OLDEST_DRIVER)}" -ge $(OLDEST_DRIVER) || \
-	    { echo "the GPUs' driver is $$found, and requirements/gpu.txt is for CUDA 13, which needs $(OLDEST_DRIVER) or newer: update the driver"; exit 1; }
-	test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)
-	$(GPU_PIP) $(LOCKED) -r requirements/gpu.txt
-	# Its operations are compiled when they are first used: that needs a compiler, and learners of one GPU use none.
-	DS_BUILD_OPS=0 $(GPU_PIP) $(LOCKED) --no-build-isolation -r requirements/deepspeed.txt
-	$(GPU_PIP) --no-deps --no-build-isolation --editable .
-	$(GPU)/bin/python -m pip --disable-pip-version-check check
+$(GPU)/.installed: requirements/gpu.txt requirements/deepspeed.txt $(SETTERS)
+	@$(SETUP) gpu
 	@touch $@
 
 lock-gpu: ## choose the versions of requirements/gpu.txt anew: those of requirements/cpu.txt where they fit; needs uv
@@ -89,11 +70,11 @@ lock-gpu: ## choose the versions of requirements/gpu.txt anew: those of requirem
 		--python-version 3.11 --python-platform x86_64-manylinux_2_34 --no-annotate --no-header --quiet -o requirements/gpu.new
 	{ sed -n '/^#/p' requirements/gpu.txt; grep -v ^deepspeed== requirements/gpu.new; } > requirements/gpu.lock
 	mv requirements/gpu.lock requirements/gpu.txt; rm requirements/gpu.new
-	$(PYTHON) requirements/hash.py requirements/gpu.txt
+	python3 requirements/hash.py requirements/gpu.txt
 
 lock-hashes: ## write the hashes of all versions in requirements/ beside them; needs uv
 	@command -v uv >/dev/null || { echo "uv not found: pip install uv"; exit 1; }
-	$(PYTHON) requirements/hash.py requirements/*.txt
+	python3 requirements/hash.py requirements/*.txt
 
 models/tiny/config.json: | setup
 	$(BIN)/gspo model tiny models/tiny
@@ -270,8 +251,7 @@ test-frameworks: $(FRAMEWORKS)/verifiers/.installed $(FRAMEWORKS)/agents/.instal
 
 # Pythons that have another project and nothing of ours: what the projects pin does not go together.
 $(FRAMEWORKS)/%/.installed: requirements/frameworks-%.txt
-	test -x $(FRAMEWORKS)/$*/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)/$*
-	$(FRAMEWORKS)/$*/bin/python -m pip --disable-pip-version-check install --quiet $(LOCKED) -r requirements/frameworks-$*.txt
+	@$(SETUP) apart $(@D) $(notdir $<)
 	@touch $@
 
 test-sandbox: setup ## hostile programs in real sandboxes, as root and as an ordinary user; needs bubblewrap
@@ -286,7 +266,7 @@ test-sandbox-leaks: setup ## 10,000 runs in sandboxes, here and over HTTP, kill 
 test-sandbox-leaks: export GSPO_TEST_HOSTILE = 2000
 
 # As an ordinary user, where this one is root and another Python of this version than root's own is there.
-SYSTEM_PYTHON = /usr/bin/$(notdir $(PYTHON))
+SYSTEM_PYTHON = /usr/bin/$$(basename "$$(readlink -f $(BIN)/python)")
 ONCE_MORE = test "$$(id -u)" != 0 || ! test -x $(SYSTEM_PYTHON) || \
     HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$(CURDIR)/names:$(CURDIR):$$($(BIN)/python $(SITE))" \
     setpriv --reuid=12345 --regid=12345 --clear-groups $(SYSTEM_PYTHON)

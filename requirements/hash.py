@@ -13,12 +13,8 @@ from pathlib import Path
 
 PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s\\;]+)", re.MULTILINE)
 TARGETS = list(product(("3.11", "3.12", "3.13"), ("x86_64", "aarch64")))
-EXTRA = {
-    "torch.txt": {"torch": ("6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",)},
-}
-"""The CPU build for CPython 3.11 on x86-64, torch-2.13.0+cpu, which PyPI does not have. PyPI's files for aarch64 have no
-CUDA, so they are listed; that for x86-64 is not, because it needs CUDA's libraries."""
-LEFT_OUT = {("torch.txt", "x86_64")}
+INDEXES = {"torch-cpu.txt": "https://download.pytorch.org/whl/cpu"}
+"""Lists whose files are on another index than PyPI."""
 
 
 def main(files: list[str]) -> None:
@@ -37,11 +33,9 @@ def main(files: list[str]) -> None:
 
 def hashes_of(name: str, pins: list[str]) -> dict[str, set[str]]:
     """By canonical name of the package."""
-    found: dict[str, set[str]] = {key: set(each) for key, each in EXTRA.get(name, {}).items()}
+    found: dict[str, set[str]] = {}
     for python, machine in TARGETS:
-        if (name, machine) in LEFT_OUT:
-            continue
-        for package in compiled(pins, python, machine):
+        for package in compiled(pins, python, machine, INDEXES.get(name)):
             files = [*package.get("wheels", ()), *([package["sdist"]] if "sdist" in package else ())]
             found.setdefault(_key(package["name"]), set()).update(file["hashes"]["sha256"] for file in files)
     missing = [pin for pin in pins if not found.get(_key(pin.partition("==")[0]))]
@@ -50,18 +44,19 @@ def hashes_of(name: str, pins: list[str]) -> dict[str, set[str]]:
     return found
 
 
-def compiled(pins: list[str], python: str, machine: str) -> list[dict]:
+def compiled(pins: list[str], python: str, machine: str, index: str | None) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         lock = Path(folder) / "pylock.toml"
         command = ["uv", "pip", "compile", "--quiet", "--no-deps", "--generate-hashes", "--python-version", python]
+        command += ["--index-url", index] if index else []
         platform = f"{machine}-manylinux_2_34"
         done = subprocess.run(
             [*command, "--python-platform", platform, "-", "-o", str(lock)], input="\n".join(pins), text=True, check=False,
             stderr=subprocess.PIPE,
         )  # fmt: skip
         if done.returncode:
-            sys.stderr.write(f"{python} on {machine}: {done.stderr.strip()}\n")
-            return []
+            # A list that lacks the files of one Python would fail there only.
+            sys.exit(f"no file for Python {python} on {machine}: {done.stderr.strip()}")
         return tomllib.loads(lock.read_text(encoding="utf-8"))["packages"]
 
 

@@ -1,13 +1,12 @@
-# Rollouts and learner without a GPU: what `make setup` installs. Where the package index has only CUDA builds of PyTorch:
-# --build-arg TORCH="--no-deps --require-hashes -r /src/requirements/torch.txt --extra-index-url https://download.pytorch.org/whl/cpu"
+# Rollouts and learner without a GPU: what `make setup` installs. An index of yours that has PyTorch's CPU build, too:
+# --build-arg TORCH="--no-deps --require-hashes -r /src/requirements/torch-cpu.txt"
 ARG BASE=docker.io/library/python:3.11.14-slim-bookworm
 
 FROM ${BASE} AS build
-RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/gspo
 ENV PATH=/opt/gspo/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-COPY requirements/cpu.txt requirements/torch.txt requirements/deepspeed.txt /src/requirements/
-ARG TORCH="--no-deps --require-hashes -r /src/requirements/torch.txt"
+COPY requirements/cpu.txt requirements/torch-cpu.txt requirements/deepspeed.txt /src/requirements/
+ARG TORCH="--no-deps --require-hashes -r /src/requirements/torch-cpu.txt --index-url https://download.pytorch.org/whl/cpu"
 RUN pip install ${TORCH}
 RUN pip install --no-deps --require-hashes -r /src/requirements/cpu.txt
 RUN DS_ACCELERATOR=cpu DS_BUILD_OPS=0 pip install --no-deps --require-hashes \

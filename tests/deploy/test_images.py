@@ -127,8 +127,8 @@ def test_an_image_has_the_tested_versions(name: str) -> None:
 
 
 def test_torch_and_deepspeed_are_those_of_the_tested_environment() -> None:
-    assert pins("torch-cuda.txt")["torch"] == pins("torch.txt")["torch"]
-    for image, torch in (("cpu", "torch.txt"), ("learner", "torch-cuda.txt")):
+    assert pins("torch-cpu.txt")["torch"] == pins("torch-cuda.txt")["torch"] + "+cpu"
+    for image, torch in (("cpu", "torch-cpu.txt"), ("learner", "torch-cuda.txt")):
         text = "\n".join(arguments for _, arguments in instructions(image))
         assert f"-r /src/requirements/{torch}" in text
         assert "-r /src/requirements/deepspeed.txt" in text

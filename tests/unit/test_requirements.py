@@ -22,13 +22,27 @@ def test_each_package_has_one_version_and_the_hashes_of_its_files(path: Path) ->
     assert [entry for entry in entries if not ENTRY.fullmatch(entry)] == []
 
 
+@pytest.mark.parametrize("name", ["torch-cpu.txt", "torch-cuda.txt"])
+def test_pytorch_is_locked_for_each_python_on_each_machine(name: str) -> None:
+    """It has one file for each of three Pythons on two kinds of processor."""
+    text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
+    (hashes,) = re.findall(r"^torch==\S+((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.MULTILINE)
+    assert len(set(re.findall(r"[0-9a-f]{64}", hashes))) == 6
+
+
 def test_each_installation_from_a_list_checks_its_hashes() -> None:
-    texts = [ROOT / "Makefile", *sorted((ROOT / "deploy" / "docker").iterdir())]
-    lines = [line for path in texts for line in path.read_text().replace("\\\n", " ").splitlines() if " -r " in line]
-    installing = [line for line in lines if re.search(r"requirements/|\$<", line) and not line.lstrip().startswith("#")]
+    setup = sorted((ROOT / "requirements" / "setup").glob("*.py"))
+    texts = [ROOT / "Makefile", *setup, *sorted((ROOT / "deploy" / "docker").iterdir())]
+    lines = [line for path in texts for line in path.read_text().replace("\\\n", " ").splitlines()]
+    installing = [
+        line
+        for line in lines
+        if re.search(r"(^|[ \"])-r\b", line) and not line.lstrip().startswith("#") and " rm " not in line
+    ]
     assert len(installing) > 15
-    assert [line for line in installing if not re.search(r"--require-hashes|\$\(LOCKED\)", line)] == []
+    assert [line for line in installing if not re.search(r"--require-hashes|\$\(LOCKED\)|\*LOCKED", line)] == []
     assert "LOCKED := --no-deps --require-hashes\n" in (ROOT / "Makefile").read_text()
+    assert 'LOCKED = ("--no-deps", "--require-hashes")\n' in (ROOT / "requirements" / "setup" / "pip_calls.py").read_text()
 
 
 @pytest.mark.parametrize("is_right", [True, False])

@@ -1,0 +1,71 @@
+"""What is missing for an installation, said before anything is downloaded."""
+
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+OLDEST_GLIBC = (2, 34)
+"""What SGLang's wheel is built for."""
+
+MACHINES = ("x86_64", "aarch64")
+"""What the locked files are for."""
+
+OLDEST_DRIVER = 580
+"""Of NVIDIA, which CUDA 13 needs."""
+
+
+def complaints(folder: Path, need_gb: float) -> list[str]:
+    """One line for each thing that is missing, with the way out; nothing if the installation can begin."""
+    found: list[str] = []
+    if sys.platform != "linux" or platform.machine() not in MACHINES:
+        found.append(
+            f"this is {platform.system()} on {platform.machine()}: PyTorch, SGLang and DeepSpeed are locked for Linux on "
+            f"{' or '.join(MACHINES)}; use such a machine, or a container or virtual machine of that kind"
+        )
+    else:
+        library, version = platform.libc_ver()
+        if library != "glibc" or tuple(map(int, version.split(".")[:2])) < OLDEST_GLIBC:
+            wanted = ".".join(map(str, OLDEST_GLIBC))
+            found.append(
+                f"the C library is {library or 'not glibc'} {version}, and SGLang's files need glibc {wanted} or newer: "
+                "use Debian 12, Ubuntu 22.04, RHEL 9 or newer"
+            )
+    writable = nearest(folder)
+    if not os.access(writable, os.W_OK):
+        found.append(f"{writable} cannot be written by this user: use a checkout of your own")
+    else:
+        found.extend(space_missing({"the environment": writable}, need_gb))
+    return found
+
+
+def space_missing(places: dict[str, Path], need_gb: float) -> list[str]:
+    """Each place that has less free than needed, in gigabytes of 1e9 bytes."""
+    return [
+        f"{path} has {free / 1e9:.1f} GB free, and {what} needs {need_gb:.1f} GB: free some, or use a larger disk"
+        for what, path in places.items()
+        if (free := shutil.disk_usage(path).free) < need_gb * 1e9
+    ]
+
+
+def driver_too_old(version_file: Path) -> list[str]:
+    """A line if the NVIDIA driver, where one is loaded, is older than CUDA 13 needs. `version_file` is the kernel's."""
+    try:
+        words = version_file.read_text(encoding="utf-8").split()
+    except OSError:
+        return []  # No driver is loaded: images are built on such machines.
+    versions = [word.split(".")[0] for word in words if word[:1].isdigit() and "." in word]
+    if versions and versions[0].isdigit() and int(versions[0]) < OLDEST_DRIVER:
+        return [
+            f"the GPUs' driver is {versions[0]}, and requirements/gpu.txt is for CUDA 13, which needs {OLDEST_DRIVER} or "
+            "newer: update the driver"
+        ]
+    return []
+
+
+def nearest(path: Path) -> Path:
+    """The path itself, or the nearest folder above it that exists."""
+    while not path.exists():
+        path = path.parent
+    return path
