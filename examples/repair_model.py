@@ -15,11 +15,8 @@ from typing import Any
 
 import torch
 
-from gspo_services.prepare.tiny_models.imitation import TinyProgress, imitate
-from gspo_services.prepare.tiny_models.lessons import Lesson, encode_conversations
-from gspo_services.prepare.tiny_models.tiny import build_model
-from gspo_services.prepare.tiny_models.tokenizer import build_tokenizer
-from gspo_services.shared.runtime.durable import make_partial_directory, publish_directory
+from gspo.files import make_partial_directory, publish_directory
+from gspo.tiny_models import Lesson, TinyProgress, build_model, build_tokenizer, encode_conversations, imitate
 
 NAMES = ("axe", "bag", "cap", "cup", "egg", "fan", "fig", "gem", "hat", "ink", "jam", "key", "lid", "map", "net", "nut")
 PAIRS = [(a, b) for a in range(5, 10) for b in range(2, 5) if len({a + b, a - b, a * b, a % b}) == 4]

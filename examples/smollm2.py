@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gspo_services.shared.runtime.durable import make_partial_directory, publish_directory
+from gspo.files import make_partial_directory, publish_directory
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}

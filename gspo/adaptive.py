@@ -54,6 +54,7 @@ class AdaptiveClip:
         self._scale = max(self._min_scale, min(self._max_scale, self._scale * math.exp(self._rate * error)))
 
     def state_dict(self) -> dict[str, float]:
+        """Return k, for a checkpoint."""
         return {"scale": self._scale}
 
     def load_state_dict(self, state: dict[str, float]) -> None:

@@ -166,6 +166,7 @@ class MismatchMoments:
 
     @classmethod
     def from_tensor(cls, moments: Tensor) -> MismatchMoments:
+        """Build moments from what ``as_tensor`` gives, or from a sum of several: float64 [3]."""
         count, total, total_of_squares = moments.tolist()
         return cls(count, total, total_of_squares)
 
@@ -231,6 +232,7 @@ class MismatchTracker:
         self._num_updates += 1
 
     def state_dict(self) -> dict[str, float]:
+        """Return the averages (nats squared) and the number of updates, for a checkpoint."""
         return {"variance": self._variance, "num_updates": float(self._num_updates)}
 
     def load_state_dict(self, state: dict[str, float]) -> None:

@@ -21,8 +21,10 @@ Surrogate = Literal["clip", "cispo", "sapo", "dppo", "m2po", "gmpo"]
 """What each token adds to J: see ``gspo.options.surrogates``."""
 
 TisMode = Literal["truncate", "truncate_tokens", "truncate_product", "reject", "reject_tokens", "off"]
+"""What corrects the engine's mismatch, for the proximal anchor: see ``mismatch_weights``."""
 
 ClipCalibration = Literal["off", "widen"]
+"""Whether the clip range follows what is measured for each lag: see ``calibrated_clip_range``."""
 
 Aggregation = Literal["sequence", "token", "constant"]
 """What the sum over a sequence's tokens is divided by: see ``gspo.options.aggregation``."""

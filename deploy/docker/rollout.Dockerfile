@@ -19,7 +19,7 @@ COPY --from=build /opt/gspo /opt/gspo
 ENV PATH=/opt/gspo/bin:$PATH PYTHONPATH=/opt/gspo PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/home/gspo USER=gspo
 ENV HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # Fails here, and not in a pod, when the image lacks something.
-RUN python3 -c "import gspo_services.rollout.__main__, gspo_services.tasks.reward_worker.maths.grading, sglang" && gspo --help
+RUN python3 -c "import gspo_services.rollout.__main__, gspo.tasks.grading, sglang" && gspo --help
 USER 10001:10001
 WORKDIR /home/gspo
 EXPOSE 9110

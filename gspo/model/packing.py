@@ -102,10 +102,12 @@ class TrainSequence:
 
     @property
     def num_tokens(self) -> int:
+        """Number of tokens: actions and observations."""
         return int(self.token_ids.shape[0])
 
     @property
     def num_action_tokens(self) -> int:
+        """Number of tokens that the policy sampled."""
         return int(self.action_mask.sum())
 
     @property
@@ -248,6 +250,7 @@ class PackedBatch:
 
     @property
     def num_sequences(self) -> int:
+        """Number of real sequences, S: 0 for the dummy of an empty micro-batch."""
         return len(self.sequence_indices)
 
     @property
@@ -262,6 +265,7 @@ class PackedBatch:
 
     @property
     def is_empty(self) -> bool:
+        """Whether this is the dummy of an empty micro-batch."""
         return self.num_sequences == 0
 
     def to(self, device: torch.device) -> PackedBatch:

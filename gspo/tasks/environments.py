@@ -5,7 +5,7 @@ another process, on another machine, can continue from the last acknowledged tur
 environment loop uses ``start`` and ``step``. An agent that plays its episodes itself needs no more than a ``TaskSet``.
 
 The environment loop calls ``step`` in its own thread, so it must return at once. Describe a reward that may be slow, hang or
-crash as a ``RewardJob``: ``gspo_services.tasks.environments.reward_pool`` runs it in a process that can be killed.
+crash as a ``RewardJob``: a rollout has it run in a worker process that can be killed. Needs the extra ``services``.
 """
 
 from __future__ import annotations
@@ -16,15 +16,40 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
 
-import msgspec
+from gspo.extras import needs_extras
+
+with needs_extras(__name__, "services"):
+    import msgspec
+
+__all__ = [
+    "ChatMessage",
+    "DemonstratingEnvironment",
+    "DemonstrationMessage",
+    "Environment",
+    "NoOptions",
+    "Plain",
+    "RewardForm",
+    "RewardJob",
+    "Split",
+    "Start",
+    "State",
+    "Step",
+    "Task",
+    "TaskSet",
+    "TaskSource",
+]
 
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
 """Values that msgpack carries without help."""
 
 Task: TypeAlias = dict[str, Plain]
+"""What an episode is about, such as a row of a file."""
 State: TypeAlias = dict[str, Plain]
+"""Where an episode stands: everything that ``Environment.step`` needs besides the action."""
 Split = Literal["train", "eval"]
+"""Tasks to train on, or held-out ones."""
 RewardForm = Literal["", "verl", "trl", "trl_chat"]
+"""How a reward function is called: see ``RewardJob.form``."""
 
 
 class ChatMessage(TypedDict):

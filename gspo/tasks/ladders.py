@@ -12,9 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-import msgspec
-
+from gspo.extras import needs_extras
 from gspo.tasks.environments import Task
+
+with needs_extras(__name__, "services"):
+    import msgspec
+
+__all__ = ["STRIDE", "Ladder", "LadderTasks", "Rung", "Rungs"]
 
 STRIDE: Final = 2003
 """Levels of all ladders, at most. A prime above every number of brokers, so that each broker's share of the indices has

@@ -234,6 +234,7 @@ def _add_run_commands(commands: Commands) -> None:
     generate.add_argument("--groups", type=int, required=True, metavar="N", help="groups to complete")
     for name, text in PROCESSES.items():
         commands.add_parser(name, help=text, add_help=False)
+    commands.add_parser("sglang-cpu", help="start SGLang without a GPU, by SGLang's own options", add_help=False)
 
 
 def _add_directory_commands(commands: Commands) -> None:

@@ -12,11 +12,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+from gspo.files import flush_file
 from gspo_services.broker.refresh import INCOMING, REFUSED, read_additions
 from gspo_services.broker.rows import AdditionRow
 from gspo_services.broker.store import LEDGER_FILE, Reader, file_digest, reading
 from gspo_services.runs.ledgers import ledger_directories
-from gspo_services.shared.runtime.durable import flush_file
 from gspo_services.shared.runtime.logs import quiet_logs
 from gspo_services.shared.runtime.plain_text import indented_lines
 from gspo_services.shared.settings import read_run_settings

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gspo_services.shared.runtime.durable import make_partial_directory, partial_path, publish_directory
+from gspo.files import make_partial_directory, partial_path, publish_directory
 from gspo_services.shared.runtime.errors import ServiceError
 
 if TYPE_CHECKING:

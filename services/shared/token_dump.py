@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gspo_services.shared.runtime.durable import partial_path
+from gspo.files import partial_path
 
 TOKEN_DIRECTORY: Final = "learner-tokens"
 FORMAT: Final = 1

@@ -50,7 +50,7 @@ def model(commands: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model without its cold start, made by the wheel."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     code = (
-        "import sys; from pathlib import Path; from gspo_services.prepare.tiny_models.tiny import make_tiny_model; "
+        "import sys; from pathlib import Path; from gspo.tiny_models import make_tiny_model; "
         "make_tiny_model(Path(sys.argv[1]), num_steps=3, num_eval_episodes=1, progress=lambda _: None)"
     )
     done = subprocess.run(
@@ -153,9 +153,9 @@ def assert_broker_serves(commands: Path, project: Path, name: str) -> None:
 
 
 def test_a_script_of_the_project_opens_a_run(commands: Path, project: Path) -> None:
-    """``gspo_services.runs`` is found, although the project has a package ``services`` of its own."""
+    """``gspo.runs`` is found, although the project has a package ``services`` of its own."""
     code = (
-        "import services.tasks\nfrom gspo_services.runs import HeldOut, Run\nprint(Run.__module__, HeldOut.__module__)\n"
+        "import services.tasks\nfrom gspo.runs import HeldOut, Run\nprint(Run.__module__, HeldOut.__module__)\n"
         "print(Run.open('run').evaluations()[0].reward)"
     )
     (project / "run").mkdir()

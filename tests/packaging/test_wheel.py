@@ -26,12 +26,18 @@ print(*owners["gspo"], *owners["gspo_protocol"], *owners["gspo_services"], "serv
 EVERY_MODULE = """
 import importlib, pkgutil, gspo
 names = {module.name for module in pkgutil.walk_packages(gspo.__path__, "gspo.")}
-# These say in their documentation which extra or package they need.
-rooms_with_more = ("gspo.tasks.environments", "gspo.tasks.integrations.", "gspo.tasks.judge", "gspo.tasks.ladders")
+# These say which extra they need; integrations say in their documentation which package.
+with_more = ("gspo.runs", "gspo.tasks.environments", "gspo.tasks.judge", "gspo.tasks.ladders", "gspo.tiny_models")
 for name in names:
-    if name.startswith(rooms_with_more):
-        continue
-    importlib.import_module(name)
+    if name in with_more:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            assert "which is not installed here: pip install 'gspo[" in str(error), error
+        else:
+            raise AssertionError(name)
+    elif not name.startswith(("gspo.tasks.integrations.", "gspo.tasks.judge.")):
+        importlib.import_module(name)
 assert names >= {"gspo.loss", "gspo.moe.experts"}, names
 """
 

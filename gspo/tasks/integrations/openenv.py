@@ -23,6 +23,8 @@ from openai import AsyncOpenAI
 from gspo.tasks.agents import Episode
 from gspo.tasks.integrations.openenv_session import HTTP, OpenEnvOptions, Session
 
+__all__ = ["solve"]
+
 MAX_SEEDS = 1_000_000
 TRIED_SEEDS = 16
 """So many are reset, evenly spread, to see whether they differ."""

@@ -22,6 +22,8 @@ from gspo.tasks.agents import Episode
 from gspo.tasks.integrations import verifiers_chat
 from gspo.tasks.integrations.verifiers_seats import Seats, policy_roles, shown
 
+__all__ = ["solve"]
+
 CHAT = "gspo_chat"
 """The id under which verifiers finds the harness of ``verifiers_chat``: a module's name without dots."""
 sys.modules[CHAT] = verifiers_chat

@@ -10,7 +10,10 @@
 Needs the package ``openai`` (``pip install 'gspo[judge]'``).
 """
 
-from gspo.tasks.judge.connection import JudgeError
-from gspo.tasks.judge.judge import Judge
+from gspo.extras import needs_extras
+
+with needs_extras(__name__, "judge"):
+    from gspo.tasks.judge.connection import JudgeError
+    from gspo.tasks.judge.judge import Judge
 
 __all__ = ["Judge", "JudgeError"]

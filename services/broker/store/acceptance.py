@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+from gspo.files import make_partial_directory, partial_path, publish_directory, replace_file
 from gspo_services.broker.metrics_file import METRICS_FILE
 from gspo_services.broker.store.commits import write_commit
 from gspo_services.broker.store.damage import WAL_SUFFIX, Loss, StoreDamaged, checkpoint_position
@@ -14,7 +15,6 @@ from gspo_services.broker.store.mark import MARK_FILE, Mark, MarkFile, read_mark
 from gspo_services.broker.store.reader import Reader, StoreCorrupt, reading_file
 from gspo_services.broker.store.schema import LOG_KEY, row_checksum
 from gspo_services.broker.store.store import StoreUnavailable
-from gspo_services.shared.runtime.durable import make_partial_directory, partial_path, publish_directory, replace_file
 
 
 def accept_loss(ledger: Path) -> tuple[Loss, Path] | None:

@@ -15,9 +15,9 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from gspo.files import flush_file, partial_path
 from gspo_services.broker.rows import ArchiveRow, GroupRow, TrajectoryRow
 from gspo_services.broker.store.payload import StoredChunk, join
-from gspo_services.shared.runtime.durable import flush_file, partial_path
 
 ARCHIVE_DIRECTORY: Final = "archive"
 PREFIX: Final = "trajectories-"

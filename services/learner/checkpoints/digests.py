@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 import xxhash
 
+from gspo.files import flush_file
 from gspo_protocol.messages import Count
-from gspo_services.shared.runtime.durable import flush_file
 
 _NOTES: Final = "digests-"
 _LOST: Final = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ENAMETOOLONG, errno.EINVAL)

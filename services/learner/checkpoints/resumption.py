@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 import torch
 
+from gspo.files import replace_file
 from gspo_protocol.messages import Welcome
 from gspo_services.learner.checkpoints.format import (
     LATEST,
@@ -24,7 +25,6 @@ from gspo_services.learner.checkpoints.format import (
     pointer_problem,
 )
 from gspo_services.learner.checkpoints.versions import read_note
-from gspo_services.shared.runtime.durable import replace_file
 
 log = structlog.get_logger()
 

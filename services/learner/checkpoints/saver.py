@@ -20,6 +20,15 @@ from typing import Final, Protocol
 
 import torch
 
+from gspo.files import (
+    discard_directory,
+    flush_file,
+    make_partial_directory,
+    partial_path,
+    publish_directory,
+    remove_leftovers,
+    replace_file,
+)
 from gspo_services.learner.checkpoints.digests import write_digests
 from gspo_services.learner.checkpoints.format import (
     ENGINE,
@@ -38,15 +47,6 @@ from gspo_services.learner.checkpoints.format import (
 from gspo_services.learner.checkpoints.retention import worth_keeping
 from gspo_services.learner.checkpoints.versions import Versions
 from gspo_services.learner.lost_rank import means_lost_rank
-from gspo_services.shared.runtime.durable import (
-    discard_directory,
-    flush_file,
-    make_partial_directory,
-    partial_path,
-    publish_directory,
-    remove_leftovers,
-    replace_file,
-)
 
 _ELSEWHERE: Final = "another rank could not write its part; its log has the reason"
 _MEET_S: Final = 1.0

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gspo.files import flush_file
 from gspo_services.learner.checkpoints.canary import write_canary
 from gspo_services.learner.checkpoints.state_files import TensorFile, write_steps
-from gspo_services.shared.runtime.durable import flush_file
 
 
 @dataclass(frozen=True, kw_only=True)

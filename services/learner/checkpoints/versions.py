@@ -17,9 +17,9 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
+from gspo.files import replace_file
 from gspo_protocol.messages import Count, LedgerCommit, Name, Version, Welcome
 from gspo_services.learner.checkpoints.format import CheckpointError, unwritten_error
-from gspo_services.shared.runtime.durable import replace_file
 
 log = structlog.get_logger()
 

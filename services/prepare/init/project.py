@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gspo.tasks.maths import fault_of
 from gspo_services.learner.start import read_model_config
 from gspo_services.prepare.init.answers import TINY_MODELS, Answers
 from gspo_services.prepare.init.code_text import agent_code, environment_code, reward_code
@@ -23,7 +24,6 @@ from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import SCHEME, Settings, local_path
 from gspo_services.tasks.environments import LAST_MESSAGE, value_at
 from gspo_services.tasks.environments.maths import GSM8K_MARKER
-from gspo_services.tasks.reward_worker.maths import fault_of
 
 MOST_MEASURED: Final = 200
 BYTES_PER_TOKEN: Final = 3.0

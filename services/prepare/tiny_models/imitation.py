@@ -11,7 +11,7 @@ import torch
 from transformers import Qwen3MoeForCausalLM
 
 from gspo_services.prepare.tiny_models.lessons import IGNORED_LABEL, Lesson
-from gspo_services.prepare.tiny_models.schools import School
+from gspo_services.prepare.tiny_models.schools import Demonstrator
 
 CAREFUL_SHARE = 0.8
 """Share of the steps with the careful teacher: the skill takes longer to learn than the bad habits."""
@@ -25,19 +25,27 @@ class TinyProgress:
     """Progress of the cold start; reported about once a second."""
 
     step: int
+    """Optimizer steps that are done, from 1."""
     num_steps: int
     seconds: float
+    """Since the first step began."""
     loss: float
+    """Mean cross-entropy over the trained tokens of the last step, in nats a token."""
 
 
 def imitate(
     model: Qwen3MoeForCausalLM,
-    schools: Sequence[School],
+    schools: Sequence[Demonstrator],
     rng: random.Random,
     num_steps: int,
     progress: Callable[[TinyProgress], None],
 ) -> None:
-    """Train ``model`` for ``num_steps`` optimizer steps, each on a batch of each school."""
+    """Train ``model`` in place for ``num_steps`` optimizer steps (AdamW), each on a batch of each school.
+
+    The first 80 % of the steps show careful demonstrations, the rest careless ones: so the model has the skill, and a bad
+    policy. ``rng`` draws them; with torch's random state and one thread it determines the result. ``progress`` is called
+    about once a second, and after the last step.
+    """
     batch_sizes = [_batch_size(school, rng) for school in schools]
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _learning_rate_factor(step, num_steps))
@@ -58,7 +66,7 @@ def imitate(
             reported = now
 
 
-def _batch_size(school: School, rng: random.Random) -> int:
+def _batch_size(school: Demonstrator, rng: random.Random) -> int:
     return max(1, school.batch_tokens // max(len(lesson.ids) for lesson in school.lessons(32, rng, careful=True)))
 
 

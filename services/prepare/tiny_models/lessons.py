@@ -12,11 +12,12 @@ from gspo.tasks.environments import DemonstrationMessage
 from gspo_services.prepare.tiny_models.tokenizer import END
 
 IGNORED_LABEL = -100
+"""The label of a token that is not trained: torch's cross-entropy ignores it."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """A demonstration as tokens."""
+    """A demonstration as tokens; both lists are as long as the demonstration."""
 
     ids: list[int]
     labels: list[int]
@@ -37,7 +38,13 @@ def encode_conversations(
     conversations: Sequence[Sequence[Mapping[str, Any]]],
     tools: Sequence[Mapping[str, Any]],
 ) -> list[Lesson]:
-    """Conversations of agents as the chat template writes them; each turn of the assistant is trained, with its end."""
+    """Conversations of agents as the chat template writes them; each turn of the assistant is trained, with its end.
+
+    Args:
+        tokenizer: of ``build_tokenizer(tools=True)``.
+        conversations: each a list of messages in OpenAI's form: role, content, tool_calls.
+        tools: the tools of all of them, in OpenAI's form.
+    """
     texts = [
         tokenizer.apply_chat_template(list(conversation), tools=list(tools), tokenize=False)
         for conversation in conversations

@@ -27,15 +27,19 @@ MAX_TURNS = 4
 """Turns of an episode with tools."""
 
 
-class School(Protocol):
+class Demonstrator(Protocol):
     """Where demonstrations come from."""
 
     batch_tokens: int
-    """Tokens of an optimizer step, with padding: a school with longer episodes shows fewer."""
+    """Tokens of an optimizer step, with padding: one with longer episodes shows fewer."""
 
     def lessons(self, number: int, rng: random.Random, *, careful: bool) -> list[Lesson]:
-        """Demonstrations of training tasks by one of the two teachers."""
+        """``number`` demonstrations of training tasks, by the careful teacher or by the careless one."""
         ...
+
+
+class School(Demonstrator, Protocol):
+    """Demonstrations, and held-out tasks that measure what a model has learned."""
 
     def reward(self, model: Qwen3MoeForCausalLM, num_episodes: int, *, greedy: bool) -> float:
         """Mean return of held-out episodes, played turn by turn at temperature 1 or greedily."""

@@ -48,7 +48,9 @@ class TinyReport:
     directory: Path
     num_parameters: int
     num_steps: int
+    """Optimizer steps of the imitation."""
     seconds: float
+    """From the beginning to the measured rewards."""
     sampled_rewards: Mapping[str, float]
     """At temperature 1: where a training run starts."""
     greedy_rewards: Mapping[str, float]
@@ -112,7 +114,10 @@ def build_model(
     expert_size: int = 64,
     head_size: int = 16,
 ) -> Qwen3MoeForCausalLM:
-    """An untrained model; torch's random state determines its weights. ``expert_size`` is an expert's inner width."""
+    """An untrained Qwen3-MoE in float32 on the CPU, with 64 hidden units; torch's random state determines its weights.
+
+    ``expert_size``: an expert's inner width. ``head_size``: of each of 4 attention heads; SGLang's kernels for CUDA take 64.
+    """
     config = Qwen3MoeConfig(
         vocab_size=len(tokenizer) + UNUSED_IDS,
         hidden_size=64,

@@ -15,6 +15,13 @@ from typing import Final
 
 import msgspec
 
+from gspo.files import (
+    discard_directory,
+    make_partial_directory,
+    only_writer,
+    publish_directory,
+    remove_leftovers,
+)
 from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
 from gspo_services.broker.rows import ADDED_DIRECTORY, AdditionRow, ArchiveRow
 from gspo_services.broker.store import (
@@ -30,13 +37,6 @@ from gspo_services.broker.store import (
 from gspo_services.runs.backup.ledgers import CHECKPOINTS, CopiedLedgers, Say, copy_ledgers, held_checkpoints
 from gspo_services.runs.backup.manifest import FORMAT, MANIFEST, BackupDamaged, BackupFile, BackupManifest, list_backups
 from gspo_services.runs.ledgers import ledger_directories
-from gspo_services.shared.runtime.durable import (
-    discard_directory,
-    make_partial_directory,
-    only_writer,
-    publish_directory,
-    remove_leftovers,
-)
 from gspo_services.shared.runtime.errors import NoRoomError, ServiceError, is_for_want_of_room
 from gspo_services.shared.settings import SCORES_DIRECTORY, SETTINGS_FILE
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gspo.files import partial_path
 from gspo_services.broker.store import LEDGER_FILE, Reader, count_requeued, reading, refusing_damage
 from gspo_services.runs.audit import Checkpoint, read_checkpoints
 from gspo_services.runs.ledgers import broker_name, ledger_directories
-from gspo_services.shared.runtime.durable import partial_path
 from gspo_services.shared.runtime.errors import ServiceError
 
 CHECKPOINTS: Final = "checkpoints"

@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
+from gspo.files import make_partial_directory, publish_directory
 from gspo_services.broker.metrics_file import METRICS_FILE, MetricsFile
 from gspo_services.broker.store import (
     ARCHIVE_DIRECTORY,
@@ -25,7 +26,6 @@ from gspo_services.runs.backup.backup import all_or_nothing, copy_and_digest
 from gspo_services.runs.backup.ledgers import CHECKPOINTS
 from gspo_services.runs.backup.manifest import MANIFEST, BackupDamaged, BackupManifest, list_backups
 from gspo_services.runs.ledgers import ledger_directories
-from gspo_services.shared.runtime.durable import make_partial_directory, publish_directory
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import SCORES_DIRECTORY, SETTINGS_FILE
 

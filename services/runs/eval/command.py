@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import structlog
 
+from gspo.files import replace_file
 from gspo_services.rollout.tokenizer import ChatTokenizer
 from gspo_services.runs.eval.models import ScoredModel, scored_models, served_directory
 from gspo_services.runs.eval.picture import PLOT_FILE, write_picture
@@ -26,7 +27,6 @@ from gspo_services.runs.eval.sglang_server import open_served
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.config_arguments import add_configuration_arguments
 from gspo_services.shared.runtime.console import PlainConsole
-from gspo_services.shared.runtime.durable import replace_file
 from gspo_services.shared.runtime.errors import (
     EXIT_CONFIGURATION,
     EXIT_FAILED,

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gspo.files import discard_directory
 from gspo_services.rollout.tokenizer import ChatTokenizer, TokenizerError
 from gspo_services.runs.audit import Checkpoint, read_checkpoints
-from gspo_services.shared.runtime.durable import discard_directory
 from gspo_services.shared.runtime.errors import ConfigurationError, ServiceError
 from gspo_services.shared.runtime.lifecycle import module_command
 from gspo_services.shared.settings import Settings

@@ -10,11 +10,11 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from gspo.files import flush_file, make_partial_directory, only_writer, partial_path
 from gspo_services.learner.export import write_model
 from gspo_services.learner.weights import DTYPES
 from gspo_services.runs.export.adapted import PEFT_PREFIX, AdaptedCheckpointWeights
 from gspo_services.runs.export.weights import CheckpointWeights
-from gspo_services.shared.runtime.durable import flush_file, make_partial_directory, only_writer, partial_path
 from gspo_services.shared.runtime.errors import ConfigurationError, NoRoomError, ServiceError, is_for_want_of_room
 
 CARD = "README.md"

@@ -73,6 +73,7 @@ class RunEvent:
 
 
 Event = BatchMetrics | HeldOut | RunEvent
+"""What a run tells of itself while it goes on."""
 
 
 def typed(row: Row) -> Event | None:

@@ -168,4 +168,5 @@ class RecordedTokens:
 
     @property
     def num_tokens(self) -> int:
+        """Number of tokens, T."""
         return int(self.token_ids_T.shape[0])

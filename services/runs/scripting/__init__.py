@@ -1,4 +1,4 @@
-"""Runs from Python: ``gspo_services.runs`` offers them to scripts and notebooks."""
+"""Runs from Python: ``gspo.runs`` offers them to scripts and notebooks."""
 
 from gspo_services.runs.scripting.run import RunFailed, TrainingRun
 

@@ -200,7 +200,8 @@ class TrainingRun:
 
         Args:
             split: "train" or "eval".
-            status: such as "batched", "dropped", "open" (gspo_services.broker.rows.GroupStatus).
+            status: of the groups: "open", "complete", "batched", "dropped", "evaluated", "filtered", "quarantined",
+                "requeued" or "resampled".
 
         Raises: NoLedger, StoreCorrupt.
         """

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from gspo_services.shared.runtime.durable import replace_file
+from gspo.files import replace_file
 from gspo_services.shared.runtime.errors import OccupiedError, ServiceError
 
 DIRECTORY: Final = "trackers"

@@ -1,4 +1,4 @@
-"""``python -m gspo_services.shared.sglang_cpu.launch ...``: ``sglang.launch_server`` without a GPU or torchvision.
+"""``gspo sglang-cpu ...``: ``sglang.launch_server`` without a GPU or torchvision.
 
 It differs from ``python -m sglang.launch_server`` in three ways.
 

@@ -23,6 +23,7 @@ from gspo.tasks.environments import (
     Task,
     TaskSource,
 )
+from gspo.tasks.maths import GRADE_ANSWER, GoldKind, is_same_vote, vote_of
 from gspo_services.tasks.environments.maths import (
     AUTO,
     GSM8K_MARKER,
@@ -43,7 +44,6 @@ from gspo_services.tasks.environments.sources import (
     SourceOptions,
     column_of,
 )
-from gspo_services.tasks.reward_worker.maths import GRADE_ANSWER, GoldKind, is_same_vote, vote_of
 
 COMPARISON_CPU_S: Final = 5.0
 """Processor seconds for comparing one answer."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gspo_services.runs import Run
+from gspo.runs import Run
 from tests.gpu.half_hour.memory import MemoryWatch
 
 ENGINE_ARGUMENTS = [

@@ -72,9 +72,11 @@ def wings_of_the_contract() -> set[str]:
 def plan_of_the_contracts() -> list[str]:
     """The picture of the house: its floors from the top down, as the contracts have them."""
     line = "-" * 30
+    doors, *floors = layers_of("gspo")
     return [
+        " | ".join(f"gspo.{door}" for door in doors.split(" | ")), f"{line} doors of gspo",
         *layers_of("gspo_services"), f"{line} services",
-        *("gspo" if ":" in floor else f"gspo.{floor}" for floor in layers_of("gspo")), f"{line} gspo",
+        *("gspo" if ":" in floor else f"gspo.{floor}" for floor in floors), f"{line} gspo",
         "protocol",
     ]  # fmt: skip
 

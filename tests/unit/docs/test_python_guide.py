@@ -14,7 +14,7 @@ def test_the_program_that_reads_a_run_reads_a_run(
     write_small_run(tmp_path / "runs" / "arithmetic")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    for first_line in ("from gspo_services.runs import Run", 'means = run.columns("trajectories", split="train")'):
+    for first_line in ("from gspo.runs import Run", 'means = run.columns("trajectories", split="train")'):
         exec(compile(shown(first_line), str(PAGE), "exec"), names)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2 trajectories a group; 3 batches trained"

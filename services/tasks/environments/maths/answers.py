@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, Literal
 
-from gspo_services.tasks.reward_worker.maths import MAX_ANSWER_CHARS, is_mathematics
+from gspo.tasks.maths import MAX_ANSWER_CHARS, is_mathematics
 
 AnswerForm = Literal["boxed", "marked", "either"]
 """Where an answer stands: in \\boxed{...}; behind the marker, on the same line; in a box, or behind the marker without

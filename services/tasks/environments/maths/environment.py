@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from gspo.tasks.environments import Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
+from gspo.tasks.maths import GRADE_ANSWER, GoldKind, is_same_vote, vote_of
 from gspo_services.tasks.environments.maths.answers import AnswerForm, stated_answer
 from gspo_services.tasks.environments.maths.conventions import marker_in, messages_of
 from gspo_services.tasks.environments.maths.golds import Questions, golds_of, tasks_of_questions
@@ -22,7 +23,6 @@ from gspo_services.tasks.environments.sources import (
     column_of,
     without_place,
 )
-from gspo_services.tasks.reward_worker.maths import GRADE_ANSWER, GoldKind, is_same_vote, vote_of
 
 DEADLINE_OVER_CPU: Final = 6.0
 LEAST_DEADLINE_S: Final = 30.0

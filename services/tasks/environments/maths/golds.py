@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from gspo.tasks.environments import Plain, Split, Task, TaskSource
+from gspo.tasks.maths import GoldForm, GoldKind, fault_of, gold_kind, is_same_vote, said_again
 from gspo_services.tasks.environments.maths.conventions import messages_of
 from gspo_services.tasks.environments.maths.layouts import Columns, layout_of
 from gspo_services.tasks.environments.rows import num_characters
@@ -18,7 +19,6 @@ from gspo_services.tasks.environments.sources import (
     TaskReading,
     tasks_of_split,
 )
-from gspo_services.tasks.reward_worker.maths import GoldForm, GoldKind, fault_of, gold_kind, is_same_vote, said_again
 
 MOST_NAMED: Final = 5
 """Rows that an error names."""

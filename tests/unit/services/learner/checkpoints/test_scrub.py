@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from gspo.files import discard_directory
 from gspo_services.learner.checkpoints.scrub import CheckpointScrub, damage_in
-from gspo_services.shared.runtime.durable import discard_directory
 from tests.support.learner.resuming import (
     saved,
     truncated,

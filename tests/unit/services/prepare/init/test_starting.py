@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gspo.tasks.environments import RewardJob
+from gspo.tasks.grading import grade_answer
 from gspo_services.prepare.check.command import main as check
 from gspo_services.prepare.init.answers import KINDS, PLACES
 from gspo_services.prepare.init.command import _parser, answers_of, main
@@ -19,7 +20,6 @@ from gspo_services.shared.placement import Machine, placement_of
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings import load_settings
 from gspo_services.tasks.environments import create_environment, create_task_set
-from gspo_services.tasks.reward_worker.maths.grading import grade_answer
 from tests.support.checking.projects import write_weights
 from tests.support.checking.shapes import QWEN3_06B, QWEN3_8B, QWEN3_30B, TINY
 from tests.support.files.public_forms import FORMS, NUM_ROWS

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from gspo.runs import BatchMetrics, Run
 from gspo_services.broker.store import NoLedger
 from gspo_services.cli.main import main
 from gspo_services.cli.run import plot
 from gspo_services.cli.run.display import Display
 from gspo_services.cli.run.news import News
-from gspo_services.runs import BatchMetrics, Run
 from gspo_services.runs.compare import compare_runs
 from gspo_services.runs.metrics.follower import MOST_LINE_BYTES
 from gspo_services.runs.scripting import run as run_module

@@ -1,17 +1,15 @@
 """A run from Python: read, watched while it goes on, and refused where it cannot be."""
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-import gspo_services.runs
+import gspo.runs
+from gspo.runs import BatchMetrics, HeldOut, Run, RunEvent
 from gspo_services.broker.store.lock import LedgerLock
 from gspo_services.broker.store.reader import LEDGER_FILE
-from gspo_services.runs import BatchMetrics, HeldOut, Run, RunEvent
 from gspo_services.runs.scripting import TrainingRun
 from gspo_services.runs.scripting import run as run_module
 from gspo_services.runs.scripting.processes import overrides_of
@@ -179,19 +177,9 @@ def test_what_holds_no_run_or_cannot_be_started_is_named(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
-def test_the_door_names_what_it_gives_and_loads_nothing_for_others() -> None:
-    assert all(getattr(gspo_services.runs, name) is not None for name in gspo_services.runs.__all__)
-    with pytest.raises(AttributeError, match=r"module 'gspo_services.runs' has no attribute 'Runs'"):
-        _ = gspo_services.runs.Runs  # type: ignore[attr-defined]
-
-
-def test_without_the_packages_of_a_run_the_door_opens_and_says_what_to_install() -> None:
-    code = (
-        "import sys\nsys.modules['msgspec'] = None\nimport gspo_services.runs\n"
-        "assert not {'gspo_services.runs.scripting', 'torch', 'numpy'} & set(sys.modules)\n"
-        "try:\n    from gspo_services.runs import Run\nexcept ImportError as error:\n    print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == (
-        "gspo_services.runs.Run needs the packages of a run, but msgspec is not installed: pip install 'gspo[services]'\n"
-    ), done.stderr
+def test_every_error_of_a_run_can_be_caught_by_what_the_door_gives(tmp_path: Path) -> None:
+    with pytest.raises(gspo.runs.ConfigurationError, match="holds no run"):
+        Run.open(tmp_path)
+    with pytest.raises(gspo.runs.NoLedger):
+        next(Run.open(write_run(tmp_path / "without a ledger", [0.125, 0.5])).groups())
+    assert issubclass(gspo.runs.RunFailed, gspo.runs.ServiceError)

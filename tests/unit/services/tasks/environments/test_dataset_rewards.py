@@ -10,9 +10,9 @@ import pyarrow.parquet
 import pytest
 
 from gspo.tasks.environments import RewardJob, Step
+from gspo.tasks.maths import GRADE_ANSWER
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.tasks.environments import RewardPool, RewardPoolOptions, create_environment
-from gspo_services.tasks.reward_worker.maths import GRADE_ANSWER
 
 OWN = "tests.support.reward_functions:graded_row"
 ROW = {"question": "1+1?", "answer": "so #### 2", "tests": ["a", {"b": 1}], "level": 3}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gspo.tasks.environments import Environment, RewardJob
+from gspo.tasks.grading import grade_answer
 from gspo_services.tasks.environments import MixedTasks, create_environment
-from gspo_services.tasks.reward_worker.maths.grading import grade_answer
 from tests.support.files.public_forms import FORMS, NUM_ROWS, json_array, json_lines
 
 

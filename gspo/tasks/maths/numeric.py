@@ -7,8 +7,8 @@ from fractions import Fraction
 from functools import cache
 from typing import Any, Final
 
-from gspo_services.tasks.reward_worker.maths.exact import TooLarge, Undefined, exact
-from gspo_services.tasks.reward_worker.maths.expression import Name, Node, Number, Operation
+from gspo.tasks.maths.exact import TooLarge, Undefined, exact
+from gspo.tasks.maths.expression import Name, Node, Number, Operation
 
 DIGITS: Final = 120
 _AGREE: Final = 90

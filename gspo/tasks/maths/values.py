@@ -9,9 +9,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from gspo_services.tasks.reward_worker.maths.exact import TooLarge, Undefined, exact
-from gspo_services.tasks.reward_worker.maths.expression import Name, Node, Number, Operation
-from gspo_services.tasks.reward_worker.maths.numeric import DIGITS, coordinate, is_close, is_real, is_zero, value_at
+from gspo.tasks.maths.exact import TooLarge, Undefined, exact
+from gspo.tasks.maths.expression import Name, Node, Number, Operation
+from gspo.tasks.maths.numeric import DIGITS, coordinate, is_close, is_real, is_zero, value_at
 
 _POINTS: Final = 8
 _CONSTANTS: Final = ("\\pi", "e", "i", "\\infty")

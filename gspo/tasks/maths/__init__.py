@@ -1,9 +1,9 @@
 """Mathematics that is graded: what an answer is, and whether another is the same. Needs no symbolic algebra.
 
-The reward job is ``gspo_services.tasks.reward_worker.maths.grading:grade_answer``.
+The reward job is ``gspo.tasks.grading:grade_answer``.
 """
 
-from gspo_services.tasks.reward_worker.maths.golds import (
+from gspo.tasks.maths.golds import (
     MAX_ANSWER_CHARS,
     GoldForm,
     GoldKind,
@@ -14,9 +14,9 @@ from gspo_services.tasks.reward_worker.maths.golds import (
     is_same_vote,
     vote_of,
 )
-from gspo_services.tasks.reward_worker.maths.said_again import said_again
+from gspo.tasks.maths.said_again import said_again
 
-GRADE_ANSWER = "gspo_services.tasks.reward_worker.maths.grading:grade_answer"
+GRADE_ANSWER = "gspo.tasks.grading:grade_answer"
 
 __all__ = [
     "GRADE_ANSWER",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from gspo_services.tasks.reward_worker.maths.spelling import words_of
+from gspo.tasks.maths.spelling import words_of
 
 
 def _words(text: str) -> frozenset[str]:

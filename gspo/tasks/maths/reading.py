@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Literal, TypeAlias
 
-from gspo_services.tasks.reward_worker.maths.expression import Node, Number, Operation, Unreadable, read_expression
-from gspo_services.tasks.reward_worker.maths.spelling import spelled, squeezed, words_of
-from gspo_services.tasks.reward_worker.maths.splitting import BRACKETS, pieces_at_top, split
-from gspo_services.tasks.reward_worker.maths.units import measured
+from gspo.tasks.maths.expression import Node, Number, Operation, Unreadable, read_expression
+from gspo.tasks.maths.spelling import spelled, squeezed, words_of
+from gspo.tasks.maths.splitting import BRACKETS, pieces_at_top, split
+from gspo.tasks.maths.units import measured
 
 Separator = Literal[",", ";", "or", "and"]
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import pytest
 from math_verify import parse, verify
 
-from gspo_services.tasks.reward_worker.maths import fault_of, gold_kind, integer_in, is_same_vote, vote_of
-from gspo_services.tasks.reward_worker.maths.grading import ending_of, grade_answer
+from gspo.tasks.grading import ending_of, grade_answer
+from gspo.tasks.maths import fault_of, gold_kind, integer_in, is_same_vote, vote_of
 from tests.support.files.public_data import PUBLIC_DATA
 
 PAIRS = Path(__file__).with_name("pairs.txt")
-ROOT = Path(__file__).parents[5]
+ROOT = Path(__file__).parents[4]
 GUIDE = ROOT / "docs" / "guide" / "programs.md"
 
 

@@ -1,4 +1,12 @@
-"""The reward of an answer in mathematics: a job of reward workers. What the reader does not know, math-verify compares."""
+"""Answers in mathematics, graded: numbers, expressions, sets, intervals, equations, matrices, words.
+
+    from gspo.tasks.grading import ending_of
+
+    ending_of(r"\\frac{1}{2}", "0.5", "symbolic")  # "right"
+
+docs/guide/programs.md says what counts as equal. What the reader does not know, math-verify compares. Needs the extra
+``datasets`` (``pip install 'gspo[datasets]'``).
+"""
 
 from __future__ import annotations
 
@@ -9,16 +17,22 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final, Literal
 
-import mpmath as mpmath  # Without it a rollout is refused before its first answer.
+from gspo.extras import needs_extras
+from gspo.tasks.maths.comparison import same
+from gspo.tasks.maths.expression import Unreadable
+from gspo.tasks.maths.golds import GoldKind, fault_of, gold_kind
+from gspo.tasks.maths.left_to_do import is_finished
+from gspo.tasks.maths.reading import Words, read_spelled
+from gspo.tasks.maths.spelling import spelled
 
-from gspo_services.tasks.reward_worker.maths.comparison import same
-from gspo_services.tasks.reward_worker.maths.expression import Unreadable
-from gspo_services.tasks.reward_worker.maths.golds import GoldKind, fault_of, gold_kind
-from gspo_services.tasks.reward_worker.maths.left_to_do import is_finished
-from gspo_services.tasks.reward_worker.maths.reading import Words, read_spelled
-from gspo_services.tasks.reward_worker.maths.spelling import spelled
+with needs_extras(__name__, "datasets"):
+    import mpmath as mpmath  # Without it a rollout is refused before its first answer.
+
+__all__ = ["Ending", "GoldKind", "ending_of", "fault_of", "grade_answer"]
 
 Ending = Literal["right", "wrong", "no_answer", "unreadable", "too_slow"]
+"""How a comparison ends. no_answer: None was given. unreadable: it says nothing that could be compared. too_slow: only from
+``grade_answer``, which has a limit."""
 _COMPONENTS: Final = ("right", "no_answer", "unreadable", "too_slow")
 
 
@@ -30,11 +44,18 @@ class OutOfTime(BaseException):  # not an Exception: parsers catch those and go 
 
 
 def grade_answer(gold: str | list[str], answer: str | None, kind: GoldKind, place: str, cpu_s: float) -> dict[str, float]:
-    """1 in "right" when ``answer`` equals ``gold``, or one of several; all are LaTeX, Markdown or plain text, without their
-    box.
+    """The job of reward workers: 1 in "right" when ``answer`` equals ``gold``, or one of several; else 1 in its ending.
 
-    ``answer`` None: the policy gave none. ``place`` is the row, for errors. ``cpu_s``: processor seconds for reading
-    ``answer`` and comparing it. Raises: ValueError when ``gold`` itself cannot be graded.
+    It uses the process's profiling timer, so it runs in the main thread. Elsewhere use ``ending_of``.
+
+    Args:
+        gold: LaTeX, Markdown or plain text, without its box; several are alternatives.
+        answer: the same; None when the policy gave none.
+        kind: what the gold is.
+        place: the row, for errors; may be empty.
+        cpu_s: processor seconds for reading ``answer`` and comparing it.
+
+    Raises: ValueError when a gold itself cannot be graded, or outside the main thread.
     """
     golds = [gold] if isinstance(gold, str) else gold
     for each in golds:
@@ -52,7 +73,11 @@ def grade_answer(gold: str | list[str], answer: str | None, kind: GoldKind, plac
 
 
 def ending_of(gold: str, answer: str | None, kind: GoldKind) -> Ending:
-    """How the comparison ends. ``gold`` has no ``fault_of``."""
+    """How the comparison of ``answer`` with ``gold`` ends; never "too_slow", since it has no limit of time.
+
+    Both are LaTeX, Markdown or plain text, without their box; ``answer`` None is "no_answer". ``gold`` must be one that
+    ``fault_of`` finds nothing wrong with: of others the ending means nothing.
+    """
     if answer is None:
         return "no_answer"
     wanted, said = spelled(gold), spelled(answer)
@@ -78,8 +103,9 @@ def _same_to_math_verify(gold: str, said: str) -> bool:
     if set(_LEFT_TO_DO.findall(said)) - set(_LEFT_TO_DO.findall(gold)):
         return False
     # Loads symbolic algebra, which takes seconds.
-    from latex2sympy2_extended import NormalizationConfig, latex2sympy
-    from math_verify import verify
+    with needs_extras(__name__, "datasets"):
+        from latex2sympy2_extended import NormalizationConfig, latex2sympy
+        from math_verify import verify
 
     # The parser's own errors have no common class.
     with suppress(Exception):

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Final, NamedTuple
 
-from gspo_services.tasks.reward_worker.maths import values
-from gspo_services.tasks.reward_worker.maths.expression import Node, Number, Operation
-from gspo_services.tasks.reward_worker.maths.ranges import is_name, same_ranges
-from gspo_services.tasks.reward_worker.maths.reading import (
+from gspo.tasks.maths import values
+from gspo.tasks.maths.expression import Node, Number, Operation
+from gspo.tasks.maths.ranges import is_name, same_ranges
+from gspo.tasks.maths.reading import (
     Bracketed,
     Matrix,
     Quantity,
@@ -24,7 +24,7 @@ from gspo_services.tasks.reward_worker.maths.reading import (
     is_same_spelling,
     read_spelled,
 )
-from gspo_services.tasks.reward_worker.maths.spelling import words_of
+from gspo.tasks.maths.spelling import words_of
 
 _EMPTY: Final = frozenset(
     ["emptyset", "no solution", "no solutions", "no real solution", "no real solutions", "empty set", "the empty set"]

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from gspo_services.tasks.reward_worker.maths import values
-from gspo_services.tasks.reward_worker.maths.exact import Undefined
-from gspo_services.tasks.reward_worker.maths.expression import Name, Node, Operation
-from gspo_services.tasks.reward_worker.maths.reading import Bracketed, Quantity, Reading, Relation, Several, Union
+from gspo.tasks.maths import values
+from gspo.tasks.maths.exact import Undefined
+from gspo.tasks.maths.expression import Name, Node, Operation
+from gspo.tasks.maths.reading import Bracketed, Quantity, Reading, Relation, Several, Union
 
 _NAME: Final = re.compile(r"\"?\\?[A-Za-z]+\"?(?:_(?:\{[^{}]*\}|\w))?'*(?:\([^()=]*\))?")
 _FLIPPED: Final = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}

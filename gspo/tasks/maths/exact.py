@@ -6,7 +6,7 @@ import math
 from fractions import Fraction
 from typing import Final
 
-from gspo_services.tasks.reward_worker.maths.expression import Name, Node, Number
+from gspo.tasks.maths.expression import Name, Node, Number
 
 MOST_BITS: Final = 40_000
 """Of an exact number on the way."""

@@ -1,4 +1,11 @@
-"""Directories that appear whole or not at all, even after kill -9 and power loss."""
+"""Directories and small files that appear whole or not at all, even after kill -9 and power loss.
+
+    made = make_partial_directory(destination)
+    (made / "rows.jsonl").write_text(text)
+    publish_directory(made, destination)
+
+What is not finished lies beside its destination under another name, on the same file system. POSIX only.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +15,17 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+__all__ = [
+    "discard_directory",
+    "flush_file",
+    "make_partial_directory",
+    "only_writer",
+    "partial_path",
+    "publish_directory",
+    "remove_leftovers",
+    "replace_file",
+]
 
 _PARTIAL = ".partial-"
 _DISCARDED = ".discarded-"
@@ -19,7 +37,10 @@ def partial_path(destination: Path) -> Path:
 
 
 def make_partial_directory(destination: Path) -> Path:
-    """Make ``partial_path(destination)``, empty: what an interrupted writer left there is removed."""
+    """Make ``partial_path(destination)``, empty, and its parents: what an interrupted writer left there is removed.
+
+    A destination has one writer at a time (``only_writer``). Raises: OSError.
+    """
     partial = partial_path(destination)
     if partial.exists():
         shutil.rmtree(partial)
@@ -29,7 +50,10 @@ def make_partial_directory(destination: Path) -> Path:
 
 @contextmanager
 def only_writer(directory: Path, busy: Exception) -> Iterator[None]:
-    """Lock a directory. The lock ends with the process, however that ends. Raises: ``busy`` when another has it."""
+    """Lock a directory that exists, for the block. The lock ends with the process, however that ends.
+
+    Raises: ``busy`` when another has it; OSError.
+    """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         try:
@@ -42,7 +66,7 @@ def only_writer(directory: Path, busy: Exception) -> Iterator[None]:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove what interrupted writers left in ``parent``. Only its single owner may call this."""
+    """Remove directories that interrupted writers left in ``parent``. Only its single owner may call this."""
     for leftover in [*parent.glob(_PARTIAL + "*"), *parent.glob(_DISCARDED + "*")]:
         if leftover.is_dir():
             shutil.rmtree(leftover)
@@ -51,7 +75,8 @@ def remove_leftovers(parent: Path) -> None:
 def publish_directory(partial: Path, destination: Path) -> None:
     """Flush every file of ``partial`` to disk, then rename it to ``destination``.
 
-    An existing ``destination`` is replaced, and removed after that: only for an instant neither is there.
+    An existing ``destination`` is replaced, and removed after that: only for an instant neither is there. Raises: OSError;
+    a full disk does so while the former one still stands.
     """
     for directory, _, files in os.walk(partial):
         for name in files:
@@ -78,7 +103,7 @@ def _set_aside(directory: Path) -> Path:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a small file so that a reader sees the old content or the new."""
+    """Write a small file in UTF-8 so that a reader sees the old content or the new. Raises: OSError."""
     partial = path.with_name(_PARTIAL + path.name)
     partial.write_text(text, encoding="utf-8")
     flush_file(partial)
@@ -87,7 +112,7 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def flush_file(path: Path) -> None:
-    """Return when the file, or a directory's list of names, is on the disk."""
+    """Return when the file, or a directory's list of names, is on the disk. Raises: OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

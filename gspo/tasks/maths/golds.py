@@ -6,12 +6,12 @@ import re
 from functools import lru_cache
 from typing import Final, Literal
 
-from gspo_services.tasks.reward_worker.maths import values
-from gspo_services.tasks.reward_worker.maths.comparison import is_symbolic, same
-from gspo_services.tasks.reward_worker.maths.exact import exact
-from gspo_services.tasks.reward_worker.maths.expression import Unreadable
-from gspo_services.tasks.reward_worker.maths.left_to_do import is_finished
-from gspo_services.tasks.reward_worker.maths.reading import (
+from gspo.tasks.maths import values
+from gspo.tasks.maths.comparison import is_symbolic, same
+from gspo.tasks.maths.exact import exact
+from gspo.tasks.maths.expression import Unreadable
+from gspo.tasks.maths.left_to_do import is_finished
+from gspo.tasks.maths.reading import (
     Bracketed,
     Matrix,
     Quantity,
@@ -24,11 +24,11 @@ from gspo_services.tasks.reward_worker.maths.reading import (
     choice_in,
     read_spelled,
 )
-from gspo_services.tasks.reward_worker.maths.spelling import spelled, squeezed, words_of
+from gspo.tasks.maths.spelling import spelled, squeezed, words_of
 
 GoldKind = Literal["number", "integer", "symbolic"]
 """number: one that is said as a number: 15 - 43 is no -28. integer: a whole number, said in any way but as a percentage.
-symbolic: whatever a ``Reading`` may be."""
+symbolic: whatever the reader knows, and what math-verify compares."""
 GoldForm = Literal["number", "expression", "several", "interval", "equation", "matrix", "words", "beyond"]
 """beyond: this reader does not know it, and math-verify compares it."""
 MAX_ANSWER_CHARS: Final = 2_000

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo_services.shared.runtime.durable import make_partial_directory, publish_directory, remove_leftovers
+from gspo.files import make_partial_directory, publish_directory, remove_leftovers
 
 
 def test_a_writer_killed_while_it_removes_the_former_directory_has_published_the_new_one(

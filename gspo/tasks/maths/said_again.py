@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from gspo_services.tasks.reward_worker.maths.golds import GoldKind
+from gspo.tasks.maths.golds import GoldKind
 
 CPU_S: Final = 1.0
 """Processor seconds for one question: a prompt may hold any arithmetic."""
@@ -17,7 +17,7 @@ _OPERATION: Final = re.compile(r"[\d)]\s*(?:[+\-*/^×÷]|\\(?:times|cdot|div))")
 def said_again(questions: Iterable[tuple[str, list[str]]], kind: GoldKind) -> list[str]:
     """The arithmetic of each question, with the answers that are right for it, which is itself graded right."""
     # Loads what rewards need.
-    from gspo_services.tasks.reward_worker.maths.grading import grade_answer
+    from gspo.tasks.grading import grade_answer
 
     said = ((arithmetic_in(question), golds) for question, golds in questions)
     return [text for text, golds in said if text and grade_answer(golds, text, kind, "", CPU_S)["right"]]

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from gspo_services.tasks.reward_worker.maths.comparison import stated_value
-from gspo_services.tasks.reward_worker.maths.exact import exact
-from gspo_services.tasks.reward_worker.maths.expression import Node, Number, Operation
-from gspo_services.tasks.reward_worker.maths.reading import Quantity, Relation, read_spelled
+from gspo.tasks.maths.comparison import stated_value
+from gspo.tasks.maths.exact import exact
+from gspo.tasks.maths.expression import Node, Number, Operation
+from gspo.tasks.maths.reading import Quantity, Relation, read_spelled
 
 
 def is_finished(text: str) -> bool:

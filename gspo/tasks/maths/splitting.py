@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
-from gspo_services.tasks.reward_worker.maths.expression import Unreadable
+from gspo.tasks.maths.expression import Unreadable
 
 MOST_ITEMS: Final = 200
 MOST_DIGITS: Final = 60
