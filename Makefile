@@ -42,7 +42,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-real demo-calculator demo-agent demo-code demo-verifiers demo-repair demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
 	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-computers bench-sandbox bench-pipeline bench-trl bench-real bench-weights bench-parts \
-	bench-stalls bench-fleet bench-growth test lint types contracts unit test-demo test-wheel test-parity test-real test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
+	bench-stalls bench-fleet bench-growth test lint types contracts unit test-demo test-wheel test-fresh test-parity test-real test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
 	gpu-report gpu-pack setup-gpu lock-gpu lock-hashes \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images sbom chart push-chart push-manifests clean
 
@@ -213,7 +213,7 @@ contracts: setup
 	$(BIN)/lint-imports --no-cache
 
 # Marked tests belong to the targets below; folders that hold no others are not in `testpaths` of pyproject.toml.
-UNMARKED := not (demo or packaging or parity or real or frameworks or view or trackers or sandbox or deploy or monitoring or pods or faults or ranks or gpu)
+UNMARKED := not (demo or packaging or parity or real or frameworks or view or trackers or sandbox or deploy or monitoring or pods or faults or ranks or gpu or fresh)
 # Twice as many workers as cores, because a test of processes waits for much of its time; each imports everything once, so that
 # more than eight gain nothing.
 # nproc would say OMP_NUM_THREADS.
@@ -228,6 +228,9 @@ test-demo: setup models/tiny/config.json models/tools/config.json models/program
 
 test-wheel: setup ## the built wheel: the loss with only torch, a whole run inside a user's project; needs the package index
 	TORCH="$(TORCH)" $(BIN)/python -m pytest -m packaging tests/packaging
+
+test-fresh: setup ## both commands of the README on roots made of Debian packages (12, 13, uv's Python 3.12), as an ordinary user; needs root, mmdebstrap, uv, pyenv's 3.12 and the package index
+	$(BIN)/python -m pytest -m fresh tests/fresh
 
 test-parity: $(PARITY)/.installed ## the loss and its rivals against TRL's and verl's, chat rendering against the templates it holds, all generators of reasoning-gym, and a run on one; needs the package index
 	$(PARITY)/bin/python -m pytest -m parity tests/parity

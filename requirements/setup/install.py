@@ -58,7 +58,7 @@ def main(words: list[str]) -> int:
 
 
 def install_cpu() -> None:
-    require(preflight.complaints(CPU, pytorch.CPU_BUILD.disk_gb))
+    require(preflight.complaints(CPU, 1 if CPU.exists() else pytorch.CPU_BUILD.disk_gb))
     pip = environment(CPU)
     pytorch.install(pip, CPU, os.environ.get("TORCH", ""))
     say("SGLang and what it needs, test and lint tools (152 packages, about 500 MB)")

@@ -24,8 +24,8 @@ class Build:
     """Free space that a set-up needs, with pip's cache, in 1e9 bytes."""
 
 
-CPU_BUILD = Build("the CPU build", "torch-cpu.txt", "190 MB", 6)
-ORDINARY = Build("the ordinary build with CUDA's libraries", "torch-cuda.txt", "2.5 GB", 12)
+CPU_BUILD = Build("the CPU build", "torch-cpu.txt", "190 MB", 5)
+ORDINARY = Build("the ordinary build with CUDA's libraries", "torch-cuda.txt", "2.5 GB", 11)
 
 
 def install(pip: Pip, folder: Path, wanted: str) -> None:
