@@ -14,10 +14,16 @@ from pathlib import Path
 PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s\\;]+)", re.MULTILINE)
 TARGETS = list(product(("3.11", "3.12", "3.13"), ("x86_64", "aarch64")))
 EXTRA = {
-    "torch.txt": {"torch": ("6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",)},
+    "torch.txt": {
+        "torch": (
+            "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",
+            "4ca4a9394b0c771238a4f73590fdbbc4debad85ed0fa63d026ae1b085da7d6e2",
+            "3fbf9c9d1f3c10c2d59d04aca426dee9ccc6ceb32d255c61e93acc3b4f75fae6",
+        )
+    },
 }
-"""The CPU build for CPython 3.11 on x86-64, torch-2.13.0+cpu, which PyPI does not have. PyPI's files for aarch64 have no
-CUDA, so they are listed; that for x86-64 is not, because it needs CUDA's libraries."""
+"""The CPU builds for CPython 3.11, 3.12 and 3.13 on x86-64, torch-2.13.0+cpu, which PyPI does not have. PyPI's files for
+aarch64 have no CUDA, so they are listed; those for x86-64 are not, because they need CUDA's libraries."""
 LEFT_OUT = {("torch.txt", "x86_64")}
 
 
