@@ -15,6 +15,7 @@ VIEW := .venv-view
 GPU := .venv-gpu
 REAL := .venv-real
 TRACKERS := .venv-trackers
+RELEASE := .venv-release
 FUZZ_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 GPU_PIP := $(GPU)/bin/python -m pip --disable-pip-version-check install --quiet
@@ -51,7 +52,7 @@ export TOKENIZERS_PARALLELISM := false
 	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-computers bench-sandbox bench-pipeline bench-trl bench-real bench-weights bench-parts \
 	bench-stalls bench-fleet bench-growth test lint types contracts unit test-demo test-wheel test-parity test-real test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
 	gpu-report gpu-pack setup-gpu lock-gpu lock-hashes \
-	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images sbom chart push-chart push-manifests clean
+	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images sbom release chart push-chart push-manifests clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -359,6 +360,18 @@ sbom: setup ## dist/sbom: a CycloneDX bill of materials for each of IMAGES
 	    $(BIN)/python -m deploy.sbom.generate $$name dist/sbom/gspo-$$name-$(VERSION).cdx.json --version $(VERSION) || exit 1; \
 	done
 
+# The checks come first. Wheel and sdist are those of a fresh clone, and `make test-wheel` proves these files.
+release: ## dist: wheel, sdist and bills of materials of this commit, each proved in empty environments, and what to tag; needs the package index
+	@$(PYTHON) -m deploy.release ready
+	@$(MAKE) --no-print-directory $(RELEASE)/.installed
+	$(RELEASE)/bin/python -m deploy.release build
+	@$(MAKE) --no-print-directory sbom
+	GSPO_TEST_DIST="$(CURDIR)/dist" $(MAKE) --no-print-directory test-wheel
+	@$(PYTHON) -m deploy.release tell
+
+$(RELEASE)/.installed: requirements/release.txt | setup
+	$(BESIDE)
+
 HELM_MISSING := helm not found: https://helm.sh/docs/intro/install
 FLUX_MISSING := flux not found: https://fluxcd.io/flux/installation
 NO_REGISTRY := no registry given: make $(MAKECMDGOALS) REGISTRY=registry.example.com/gspo
@@ -385,4 +398,4 @@ push-manifests: ## push what kustomize renders of OVERLAY to oci://REGISTRY/mani
 	    --source="$$(git config --get remote.origin.url)" --revision="$(VERSION)@sha1:$$(git rev-parse HEAD)"
 
 clean: ## remove the environment, caches and the tiny model (not the runs)
-	rm -rf $(VENV) $(PARITY) $(FUZZ) $(FRAMEWORKS) $(VIEW) $(TRACKERS) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
+	rm -rf $(VENV) $(PARITY) $(FUZZ) $(FRAMEWORKS) $(VIEW) $(TRACKERS) $(RELEASE) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
