@@ -63,9 +63,9 @@ def build() -> None:
         ignored = [word for rule in HADOLINT for word in ("--ignore", rule)]
         _run(_tool("hadolint"), *ignored, *sorted(clone.glob("deploy/docker/*.Dockerfile")), folder=clone)
         _run(_tool("zizmor"), "--offline", "--quiet", clone / ".github", folder=clone)
-        # Files in archives are as old as the commit, so that the same commit gives the same archives.
+        # Files in the wheel are as old as the commit: the same commit gives the same wheel.
         when = _git(clone, "log", "-1", "--format=%ct").strip()
-        words = ("-m", "build", "--no-isolation", "--outdir", DIST, clone)
+        words = ("-m", "build", "--quiet", "--no-isolation", "--outdir", DIST, clone)
         _run(sys.executable, *words, folder=clone, SOURCE_DATE_EPOCH=when)
     _run(_tool("twine"), "check", "--strict", *_distributions(), folder=ROOT)
 

@@ -21,9 +21,7 @@ from tests.support.processes.ports import free_ports
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(1500)]
 PAGE = (ROOT / "docs" / "guide" / "first-run.md").read_text(encoding="utf-8").split("\n## ")[2]
-COMMANDS = [
-    line.partition("  #")[0].strip() for line in re.findall(r"^    \$ ((?:cd \w+ && )?gspo .*)$", PAGE, re.MULTILINE)
-]
+COMMANDS = [line.partition("  #")[0].strip() for line in re.findall(r"^ *\$ ((?:cd \w+ && )?gspo .*)$", PAGE, re.MULTILINE)]
 
 
 @pytest.fixture
@@ -63,7 +61,7 @@ def write_rows(folder: Path) -> None:
 
 def replace_the_reward(project: Path) -> None:
     """As the page says: the function, and what its components count."""
-    (function,) = re.findall(r"^(    def grade.*?)^\S", PAGE, re.MULTILINE | re.DOTALL)
+    ((function, _),) = re.findall(r"^(( *)def grade.*\n(?:\2 +.*\n)+)", PAGE, re.MULTILINE)
     (weights,) = re.findall(r"`(reward_weights = .*?)`", PAGE)
     (project / "my_reward.py").write_text(textwrap.dedent(function))
     settings = (project / "run.toml").read_text()
