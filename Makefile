@@ -361,11 +361,11 @@ sbom: setup ## dist/sbom: a CycloneDX bill of materials for each of IMAGES
 	done
 
 # The checks come first. Wheel and sdist are those of a fresh clone, and `make test-wheel` proves these files.
-release: ## dist: wheel, sdist and bills of materials of this commit, each proved in empty environments, and what to tag; needs the package index
+release: ## dist and site: wheel, sdist, bills of materials and documentation of this commit, each proved, and what to tag; needs the package index
 	@$(PYTHON) -m deploy.release ready
 	@$(MAKE) --no-print-directory $(RELEASE)/.installed
 	$(RELEASE)/bin/python -m deploy.release build
-	@$(MAKE) --no-print-directory sbom
+	@$(MAKE) --no-print-directory sbom docs
 	GSPO_TEST_DIST="$(CURDIR)/dist" $(MAKE) --no-print-directory test-wheel
 	@$(PYTHON) -m deploy.release tell
 
