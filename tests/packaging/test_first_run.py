@@ -19,7 +19,7 @@ import pytest
 from tests.packaging.installation import ROOT, environment_of_a_user
 from tests.support.processes.ports import free_ports
 
-pytestmark = [pytest.mark.packaging, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.packaging, pytest.mark.timeout(2400)]
 PAGE = (ROOT / "docs" / "guide" / "first-run.md").read_text(encoding="utf-8").split("\n## ")[2]
 COMMANDS = [line.partition("  #")[0].strip() for line in re.findall(r"^ *\$ ((?:cd \w+ && )?gspo .*)$", PAGE, re.MULTILINE)]
 
