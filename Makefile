@@ -13,6 +13,7 @@ VIEW := .venv-view
 GPU := .venv-gpu
 REAL := .venv-real
 TRACKERS := .venv-trackers
+RELEASE := .venv-release
 FUZZ_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # What a list in requirements/ names and nothing else, from files with its hashes.
@@ -44,7 +45,7 @@ export TOKENIZERS_PARALLELISM := false
 	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-computers bench-sandbox bench-pipeline bench-trl bench-real bench-weights bench-parts \
 	bench-stalls bench-fleet bench-growth test lint types contracts unit test-demo test-wheel test-fresh test-parity test-real test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
 	gpu-report gpu-pack setup-gpu lock-gpu lock-hashes \
-	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images sbom chart push-chart push-manifests clean
+	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images sbom release chart push-chart push-manifests clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -342,6 +343,18 @@ sbom: setup ## dist/sbom: a CycloneDX bill of materials for each of IMAGES
 	    $(BIN)/python -m deploy.sbom.generate $$name dist/sbom/gspo-$$name-$(VERSION).cdx.json --version $(VERSION) || exit 1; \
 	done
 
+# The checks come first. Wheel and sdist are those of a fresh clone, and `make test-wheel` proves these files.
+release: setup ## dist and site: wheel, sdist, bills of materials and documentation of this commit, each proved, and what to tag; needs the package index
+	@$(BIN)/python -m deploy.release ready
+	@$(MAKE) --no-print-directory $(RELEASE)/.installed
+	$(RELEASE)/bin/python -m deploy.release build
+	@$(MAKE) --no-print-directory sbom docs
+	GSPO_TEST_DIST="$(CURDIR)/dist" $(MAKE) --no-print-directory test-wheel
+	@$(BIN)/python -m deploy.release tell
+
+$(RELEASE)/.installed: requirements/release.txt | setup
+	$(BESIDE)
+
 HELM_MISSING := helm not found: https://helm.sh/docs/intro/install
 FLUX_MISSING := flux not found: https://fluxcd.io/flux/installation
 NO_REGISTRY := no registry given: make $(MAKECMDGOALS) REGISTRY=registry.example.com/gspo
@@ -368,4 +381,4 @@ push-manifests: ## push what kustomize renders of OVERLAY to oci://REGISTRY/mani
 	    --source="$$(git config --get remote.origin.url)" --revision="$(VERSION)@sha1:$$(git rev-parse HEAD)"
 
 clean: ## remove the environment, caches and the tiny model (not the runs)
-	rm -rf $(VENV) $(PARITY) $(FUZZ) $(FRAMEWORKS) $(VIEW) $(TRACKERS) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
+	rm -rf $(VENV) $(PARITY) $(FUZZ) $(FRAMEWORKS) $(VIEW) $(TRACKERS) $(RELEASE) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist

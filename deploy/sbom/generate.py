@@ -67,7 +67,7 @@ def _packages(lines: list[str]) -> Iterator[Component]:
     for line in lines:
         if line.startswith("ARG TORCH=") or " pip install " in f" {line} ":
             found |= dict(_PINNED.findall(line))
-            for file in re.findall(r"-r /src/(\S+)", line):
+            for file in re.findall(r"-r /src/([^\s\"]+)", line):
                 found |= dict(_pins(ROOT / file))
     for name, version in sorted(found.items(), key=lambda pin: pin[0].lower()):
         yield _package(name, version)

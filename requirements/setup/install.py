@@ -2,6 +2,7 @@
 
     install.py cpu                        .venv: SGLang, DeepSpeed and all tools, for CPUs
     install.py gpu                        .venv-gpu: SGLang, DeepSpeed and this project, for GPUs with CUDA 13
+    install.py here cpu|gpu               all that a run needs, into the environment of the Python that runs this
     install.py beside FOLDER LIST         an environment that sees the packages of .venv beside those of its list
     install.py apart FOLDER LIST          one that has the packages of its list and nothing else
 
@@ -28,6 +29,9 @@ from pip_calls import LOCKED, Pip, SetupError, say  # noqa: E402
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
 CPU, GPU = ROOT / ".venv", ROOT / ".venv-gpu"
+GPU_GB = 16
+"""Free space, in 1e9 bytes."""
+DRIVER = Path(os.environ.get("DRIVER") or "/proc/driver/nvidia/version")
 DEEPSPEED = {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
 """Its operations are compiled when they are first used; learners on CPUs and on one GPU use none."""
 
@@ -41,12 +45,14 @@ def main(words: list[str]) -> int:
                     install_cpu()
                 case ["gpu"]:
                     install_gpu()
+                case ["here", "cpu" | "gpu" as kind]:
+                    install_here(kind)
                 case ["beside", folder, name]:
                     install_list(ROOT / folder, name, sees=CPU)
                 case ["apart", folder, name]:
                     install_list(ROOT / folder, name)
                 case _:
-                    raise SetupError(f"{' '.join(words)!r} is not one of: cpu, gpu, beside FOLDER LIST, apart FOLDER LIST")
+                    raise SetupError(f"{' '.join(words)!r} is none of: cpu, gpu, here, beside, apart")
     except SetupError as error:
         sys.stderr.write(f"setup: {error}\n")
         return 1
@@ -60,25 +66,49 @@ def main(words: list[str]) -> int:
 def install_cpu() -> None:
     require(preflight.complaints(CPU, 1 if CPU.exists() else pytorch.CPU_BUILD.disk_gb))
     pip = environment(CPU)
-    pytorch.install(pip, CPU, os.environ.get("TORCH", ""))
-    say("SGLang and what it needs, test and lint tools (152 packages, about 500 MB)")
-    # --no-deps: SGLang's own requirements are CUDA builds; cpu.txt names every package that it needs on a CPU.
-    pip.install(*LOCKED, "-r", str(LISTS / "cpu.txt"), "-r", str(LISTS / "dev.txt"))
-    say("DeepSpeed and this project")
-    pip.install(*LOCKED, "--no-build-isolation", "-r", str(LISTS / "deepspeed.txt"), env=DEEPSPEED)
-    pip.install("--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    cpu_packages(pip, CPU, "-r", str(LISTS / "dev.txt"))
+    install_project(pip)
 
 
 def install_gpu() -> None:
-    driver = Path(os.environ.get("DRIVER") or "/proc/driver/nvidia/version")
-    require([*preflight.complaints(GPU, 16), *preflight.driver_too_old(driver)])
+    require([*preflight.complaints(GPU, GPU_GB), *preflight.driver_too_old(DRIVER)])
     pip = environment(GPU)
+    gpu_packages(pip)
+    install_project(pip)
+    pip.check()
+
+
+def install_here(kind: str) -> None:
+    """For who has installed the wheel: nothing else of that environment is touched."""
+    prefix = Path(sys.prefix)
+    pip = Pip(Path(sys.executable))
+    pip.avoid_dead_indexes()
+    if kind == "gpu":
+        require([*preflight.complaints(prefix, GPU_GB), *preflight.driver_too_old(DRIVER)])
+        gpu_packages(pip)
+    else:
+        require(preflight.complaints(prefix, pytorch.CPU_BUILD.disk_gb))
+        cpu_packages(pip, prefix)
+
+
+def cpu_packages(pip: Pip, prefix: Path, *more: str) -> None:
+    pytorch.install(pip, prefix, os.environ.get("TORCH", ""))
+    say("SGLang and what it needs (about 150 packages, 500 MB)")
+    # --no-deps: SGLang's own requirements are CUDA builds; cpu.txt names every package that it needs on a CPU.
+    pip.install(*LOCKED, "-r", str(LISTS / "cpu.txt"), *more)
+    say("DeepSpeed")
+    pip.install(*LOCKED, "--no-build-isolation", "-r", str(LISTS / "deepspeed.txt"), env=DEEPSPEED)
+
+
+def gpu_packages(pip: Pip) -> None:
     say("SGLang, PyTorch and their CUDA libraries (about 5 GB, 10 GB on disk)")
     pip.install(*LOCKED, "-r", str(LISTS / "gpu.txt"))
-    say("DeepSpeed and this project")
+    say("DeepSpeed")
     pip.install(*LOCKED, "--no-build-isolation", "-r", str(LISTS / "deepspeed.txt"), env={"DS_BUILD_OPS": "0"})
+
+
+def install_project(pip: Pip) -> None:
     pip.install("--no-deps", "--no-build-isolation", "--editable", str(ROOT))
-    pip.check()
 
 
 def install_list(folder: Path, name: str, sees: Path | None = None) -> None:

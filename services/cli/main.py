@@ -31,7 +31,7 @@ OWN_PROCESSES: Final = {
     ("track",): "gspo_services.runs.track.command",
 }
 """Commands that parse their own arguments, and load what the others do not need."""
-FOR_OTHERS: Final = ("export", "init", "model", "tasks", "completion")
+FOR_OTHERS: Final = ("export", "init", "model", "setup", "tasks", "completion")
 """Commands whose files are for others, too: these follow the umask."""
 
 
@@ -112,6 +112,10 @@ def _act(arguments: argparse.Namespace) -> int:
         from gspo_services.cli.keys import keys_command
 
         return keys_command(arguments.directory, arguments.name, overwrite=arguments.force)
+    if arguments.command == "setup":
+        from gspo_services.cli.setup import setup_command
+
+        return setup_command("gpu" if arguments.gpu else "cpu")
     if arguments.command == "plot":
         return _plot(arguments.directory)
     if arguments.command in ("backup", "restore"):

@@ -38,7 +38,8 @@ def lacking(error: ModuleNotFoundError) -> str:
     if not extras:
         return ""
     extra = next((each for each in ORDER if each in extras), extras[0])
-    return f"this needs {wanted}, of the extra {extra}, which is not installed here: pip install 'gspo[{extra}]'"
+    there = f"which is not installed here: pip install 'gspo[{extra}]', or all that a run needs: gspo setup"
+    return f"this needs {wanted}, of the extra {extra}, {there}"
 
 
 def _requirements() -> list[tuple[str, str]]:

@@ -1,10 +1,12 @@
 """The Dockerfiles fit the repository and the code; nothing is built here."""
 
+import json
 import re
 import subprocess
 import sys
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from packaging.requirements import Requirement
@@ -195,3 +197,17 @@ def test_the_image_of_sandboxes_has_bubblewrap_and_a_compiler() -> None:
     installed = [arguments for word, arguments in final_stage("sandbox") if word == "RUN" and "apt-get install" in arguments]
     assert len(installed) == 1
     assert {"bubblewrap", "g++"} <= set(installed[0].split())
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("image", IMAGES)
+def test_a_bill_of_materials_lists_every_package_that_the_dockerfile_installs(image: str) -> None:
+    from deploy.sbom.generate import sbom_of
+
+    lists = {
+        name for _, arguments in instructions(image) for name in re.findall(r"-r /src/requirements/([\w.-]+)", arguments)
+    }
+    wanted = {f"{name}@{version[2:]}" for each in lists for name, version in pins(each).items()}
+    listed = {part.get("purl", "") for part in json.loads(sbom_of(image, "0.1.0"))["components"]}
+    assert wanted
+    assert {unquote(purl.removeprefix("pkg:pypi/")) for purl in listed if purl.startswith("pkg:pypi/")} >= wanted

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("gspo", "protocol", "services", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("gspo", "protocol", "services", "requirements", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 THIRD_PARTIES = Path(pytest.__file__).parents[1]
 BUILD = ("--no-deps", "--no-build-isolation", "--quiet")
 

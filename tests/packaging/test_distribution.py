@@ -23,6 +23,11 @@ from tests.packaging.installation import (
     tools_of_a_build,
 )
 
+LISTS = {
+    *(f"gspo_services/requirements/{name}.txt" for name in ("pip", "torch-cpu", "torch-cuda", "cpu", "gpu", "deepspeed")),
+    *(f"gspo_services/requirements/setup/{name}.py" for name in ("install", "pip_calls", "preflight", "pytorch")),
+}
+"""What `gspo setup` installs, and what it runs."""
 LEFT_BEHIND = (
     "build/lib/services/ghost.py",
     "build/lib/gspo_services/ghost.py",
@@ -30,11 +35,6 @@ LEFT_BEHIND = (
     "gspo_services/ghost.py",
     "services/emptied/__pycache__/ghost.cpython-311.pyc",
 )
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(copy_sources(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("wheel"))
 
 
 def modules_of_the_checkout() -> set[str]:
@@ -50,7 +50,8 @@ def modules_of_the_checkout() -> set[str]:
 
 
 def test_the_wheel_holds_every_module_of_the_packages_and_no_test(wheel: Path) -> None:
-    assert set(files_of(wheel)) == modules_of_the_checkout()
+    assert set(files_of(wheel)) == modules_of_the_checkout() | LISTS
+    assert all(files_of(wheel)[name] == (ROOT / name.partition("/")[2]).read_bytes() for name in LISTS)
 
 
 def test_every_module_that_the_wheel_imports_from_us_is_in_it(wheel: Path) -> None:
@@ -81,15 +82,21 @@ def test_what_older_builds_left_in_the_source_tree_is_in_no_wheel(wheel: Path, t
 
 
 @pytest.mark.packaging
-def test_the_sdist_needs_setuptools_alone_and_gives_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
-    source = copy_sources(tmp_path / "source")
-    code = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=source, check=True, timeout=120, capture_output=True)
-    (sdist,) = tmp_path.glob("*.tar.gz")
+def test_the_sdist_needs_setuptools_alone_and_gives_the_same_wheel(wheel: Path, sdist: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {name for name in names if name.startswith(("deploy", "tests"))} == set()
+    assert {f"gspo_services/{name}" for name in names if name.startswith("requirements/")} == LISTS
     assert files_of(build_wheel(sdist, tmp_path / "again")) == files_of(wheel)
+
+
+@pytest.mark.packaging
+def test_pip_installs_the_sdist_with_build_tools_of_its_own(sdist: Path, tmp_path: Path) -> None:
+    """They come from the package index."""
+    python = environment(tmp_path / "venv")
+    pip("install", "--quiet", sdist, python=python)
+    done = subprocess.run([python.with_name("gspo"), "--version"], capture_output=True, text=True, timeout=60, check=True)
+    assert f"gspo-{done.stdout.split()[1]}.tar.gz" == sdist.name
 
 
 def test_the_wheel_alone_has_the_loss_and_the_command(wheel: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.packaging.installation import ROOT, build_wheel, copy_sources, environment, pip
+from tests.packaging.installation import ROOT, environment, pip
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(900)]
 PREFIX = "/opt/gspo"
@@ -48,11 +48,6 @@ def text(requirements: str) -> str:
 
 def bytes_below(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(copy_sources(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests.packaging.installation import (
-    build_wheel,
-    copy_sources,
     environment,
     environment_of_a_user,
     pip,
@@ -33,12 +31,11 @@ SHADOWS = ("random.py", "msgspec.py", "gspo/__init__.py", "gspo_services/__init_
 
 
 @pytest.fixture(scope="module", params=["wheel", "checkout"])
-def commands(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def commands(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the commands of an environment that holds the wheel, or of this checkout's."""
     if request.param == "checkout":
         return Path(sys.executable).parent
     folder = tmp_path_factory.mktemp("wheel")
-    wheel = build_wheel(copy_sources(folder / "source"), folder)
     python = environment(folder / "venv")
     pip("install", "--no-deps", "--quiet", wheel, python=python)
     show_third_parties(python)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.packaging.example import program, rewards_of
-from tests.packaging.installation import ROOT, build_wheel, copy_sources, environment, files_of, pip
+from tests.packaging.installation import ROOT, environment, files_of, pip
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(900)]
 
@@ -43,11 +43,6 @@ assert names >= {"gspo.loss", "gspo.moe.experts"}, names
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(copy_sources(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("wheel"))
-
-
-@pytest.fixture(scope="module")
 def torch_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment that holds torch and what torch requires."""
     python = environment(tmp_path_factory.mktemp("torch") / "venv")
@@ -69,7 +64,9 @@ def test_the_wheel_holds_the_three_packages_with_their_types_and_no_tests(wheel:
     assert {name.partition("/")[0] for name in files} == set(PACKAGES)
     page = {f"gspo_services/runs/view/page/{path.name}" for path in (ROOT / "services/runs/view/page").iterdir()}
     assert len(page) > 5
-    assert {name for name in files if not name.endswith(".py")} == page | {f"{top}/py.typed" for top in PACKAGES}
+    names = ("pip", "torch-cpu", "torch-cuda", "cpu", "gpu", "deepspeed")
+    lists = {f"gspo_services/requirements/{name}.txt" for name in names}
+    assert {name for name in files if not name.endswith(".py")} == page | lists | {f"{top}/py.typed" for top in PACKAGES}
     assert not [name for name in files if "test" in Path(name).parts or Path(name).name.startswith(("test_", "conftest"))]
     assert "gspo/loss.py" in files
 

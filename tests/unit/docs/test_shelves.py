@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 MAX_FILES = 30
 # What newcomers ask, the page that README.md sends them to, and a word of the answer there.
 QUESTIONS = {
