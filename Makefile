@@ -14,6 +14,7 @@ GPU := .venv-gpu
 REAL := .venv-real
 TRACKERS := .venv-trackers
 RELEASE := .venv-release
+DOCS := .venv-docs
 FUZZ_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # What a list in requirements/ names and nothing else, from files with its hashes.
@@ -45,7 +46,7 @@ export TOKENIZERS_PARALLELISM := false
 	bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-computers bench-sandbox bench-pipeline bench-trl bench-real bench-weights bench-parts \
 	bench-stalls bench-fleet bench-growth test lint types contracts unit test-demo test-wheel test-fresh test-parity test-real test-frameworks test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
 	gpu-report gpu-pack setup-gpu lock-gpu lock-hashes \
-	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images sbom release chart push-chart push-manifests clean
+	test-monitoring test-soak test-storm kills fuzz monitor docs docs-settings images sbom release chart push-chart push-manifests clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -243,7 +244,7 @@ test-real: models/smollm2/config.json ## a pretrained model: log-probs of engine
 $(PARITY)/.installed: requirements/parity.txt | setup
 	$(BESIDE)
 
-test-view: $(VIEW)/.installed ## the page of `gspo view` in real Chromium, with a live run and one of a million trajectories; needs chromium and the package index
+test-view: $(VIEW)/.installed $(DOCS)/.installed ## the page of `gspo view` in real Chromium, with a live run and one of a million trajectories, and the site of `make docs`; needs chromium and the package index
 	@command -v chromium >/dev/null || { echo "chromium not found: install Chromium (Debian: apt-get install chromium)"; exit 1; }
 	$(VIEW)/bin/python -m pytest -m view tests/view
 
@@ -328,6 +329,14 @@ $(FUZZ)/.installed: requirements/fuzz.txt | setup
 monitor: setup ## a Prometheus with rules and a page of panels, while `make demo` runs in another terminal; needs prometheus
 	$(BIN)/python -m deploy.monitoring.monitor $(CONFIG)
 
+docs: $(DOCS)/.installed ## site: the documentation with search and a reference of gspo; links with REPOSITORY_URL, or git's origin, to files that are no pages; needs the package index
+	$(DOCS)/bin/python -m docs.site.build site
+
+$(DOCS)/.installed: requirements/docs.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet $(LOCKED) -r $<
+	@touch $@
+
 docs-settings: ## write docs/settings.md, the page of all settings, from the code
 	$(BIN)/python -m gspo_services.shared.settings.reference > docs/.settings.md
 	mv docs/.settings.md docs/settings.md
@@ -381,4 +390,4 @@ push-manifests: ## push what kustomize renders of OVERLAY to oci://REGISTRY/mani
 	    --source="$$(git config --get remote.origin.url)" --revision="$(VERSION)@sha1:$$(git rev-parse HEAD)"
 
 clean: ## remove the environment, caches and the tiny model (not the runs)
-	rm -rf $(VENV) $(PARITY) $(FUZZ) $(FRAMEWORKS) $(VIEW) $(TRACKERS) $(RELEASE) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
+	rm -rf $(VENV) $(PARITY) $(FUZZ) $(FRAMEWORKS) $(VIEW) $(TRACKERS) $(RELEASE) $(DOCS) $(REAL) $(GPU) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist site

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gspo.runs import BatchMetrics, HeldOut, Run
+from tests.support.pages import shown
 from tests.support.processes.ports import free_ports
 from tests.support.processes.run_process import REPOSITORY
-from tests.support.python_guide import shown
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(900)]
 
@@ -32,7 +32,8 @@ def test_a_script_starts_watches_and_exports_a_run(
     }.items():
         monkeypatch.setenv(f"GSPO_{key}", value)
     names: dict[str, object] = {}
-    exec(compile(shown("from gspo.runs import BatchMetrics, HeldOut, Run"), "python.md", "exec"), names)
+    program = shown("docs/guide/python.md", "from gspo.runs import BatchMetrics")
+    exec(compile(program, "python.md", "exec"), names)
     printed = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in printed] == [f"batch {index}" for index in range(10)]
     run = Run.open("runs/short")

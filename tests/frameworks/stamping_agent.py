@@ -1,8 +1,7 @@
 """The agent of examples/repair_agent.py: its commands leave their times, a coin rewards it, or it runs them as shown."""
 
 import random
-import textwrap
-from itertools import takewhile
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,13 @@ def solve(episode: Episode) -> float:
 
 def solve_as_shown(episode: Episode) -> float:
     """With the environment that the guide shows."""
-    lines = GUIDE.read_text(encoding="utf-8").splitlines()
-    shown = lines[lines.index("    class ComputerEnvironment(LocalEnvironment):") :]
-    text = textwrap.dedent("\n".join(takewhile(lambda line: not line or line.startswith("    "), shown)))
     names = dict(vars(repair_agent))
-    exec(text, names)
+    exec(
+        re.findall(
+            r"^(class ComputerEnvironment\(LocalEnvironment\):\n.*?)^```", GUIDE.read_text(encoding="utf-8"), re.M | re.S
+        )[0],
+        names,
+    )
     repair_agent.ComputerEnvironment = names["ComputerEnvironment"]  # type: ignore[misc]
     return repair_agent.solve(episode)
 

@@ -4,14 +4,14 @@ import re
 import subprocess
 from pathlib import Path
 
-from tests.support.readme import block
+from tests.support.pages import shown
 
 # The sampled digits, and with them the rewards, are those of one seed.
 SEED = "import torch\ntorch.manual_seed(0)\n"
 
 
 def program() -> str:
-    return SEED + block("The loss alone", "import torch")
+    return SEED + shown("README.md", "import torch")
 
 
 def rewards_of(python: Path, code: str, folder: Path) -> list[float]:

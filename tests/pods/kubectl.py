@@ -26,8 +26,8 @@ def commands_of(section: str) -> dict[str, list[str]]:
     for line in text.splitlines():
         if start := re.match(r"\*\*([\w ]+)", line):
             label = start[1]
-        if line.startswith("    kubectl "):
-            found.setdefault(label, []).append(line.strip())
+        if line.startswith("kubectl "):
+            found.setdefault(label, []).append(line)
     return found
 
 

@@ -3,10 +3,10 @@
 import tomllib
 
 from gspo_services.shared.settings.sections import Settings
-from tests.support.readme import block
+from tests.support.pages import shown
 
 
 def test_the_settings_shown_for_your_own_model_are_accepted() -> None:
-    settings = Settings.model_validate(tomllib.loads(block("Your model and your GPUs", "[model]")))
+    settings = Settings.model_validate(tomllib.loads(shown("README.md", "[model]")))
     assert settings.learner.num_ranks == 8
     assert settings.environment.options["prompt_column"] == "question"

@@ -12,12 +12,12 @@ import pytest
 
 from tests.deploy.cluster import Cluster, render
 from tests.deploy.conftest import copy_manifests
+from tests.support.pages import blocks
 
 pytestmark = pytest.mark.deploy
 ROOT: Final = Path(__file__).parents[3]
 GUIDE: Final = ROOT / "docs" / "guide" / "kubernetes.md"
 NEEDS_A_CLUSTER: Final = re.compile(r"kubectl (?!kustomize)|helm install|kind |make (?:images|push-)")
-COMMAND: Final = re.compile(r"^ {4,}((?:kubectl|gspo|python|mkdir|make|helm|kind|docker) .*)$", re.MULTILINE)
 ORDER: Final = [
     "Install", "First run", "Your code and data", "GPUs", "Backup and restore", "Upgrades", "Scaling", "Monitoring",
     "Second run", "What is left to you", "Failures",
@@ -25,7 +25,7 @@ ORDER: Final = [
 
 
 def commands() -> list[str]:
-    return [command for command in COMMAND.findall(GUIDE.read_text()) if not command.startswith("make test-")]
+    return [line for block in blocks("bash", pages=(GUIDE,)) for line in block.text.splitlines() if line]
 
 
 def test_the_page_goes_in_the_order_of_the_work() -> None:

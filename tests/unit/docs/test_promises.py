@@ -35,15 +35,18 @@ def units(text: str) -> Iterator[tuple[str, str]]:
     """The heading above it and the text of each paragraph, bullet and row. Code and footnotes are none."""
     heading, block, table = "", "", ""
     lines = [*_DEFINITION.sub("", text).splitlines(), ""]
+    in_code = False
     for number, line in enumerate(lines):
+        fence = line.lstrip().startswith("```")
+        in_code ^= fence
+        if in_code or fence:
+            continue
         begins = line.startswith(("- ", "|", "#")) or not line.strip()
         if begins and block:
             yield heading, block + (table if block.startswith("|") else "")
             block = ""
         if line.startswith("#"):
             heading = line.lstrip("# ")
-        elif line.startswith("    ") and not block:
-            continue  # a code block
         elif line.startswith("|"):
             is_head = _RULE.match(lines[number + 1])
             table = "".join(f"[^{key}]" for key in _MARK.findall(line)) if is_head else table
@@ -106,7 +109,7 @@ def test_the_sections_that_only_explain_are_there() -> None:
 
 def test_units_are_paragraphs_bullets_and_rows() -> None:
     text = "# A\nfirst\nof all[^a]\n\n- one\n  more\n- two\n\n"
-    text += "| x | y[^b] |\n|---|---|\n| 1 | 2 |\n\n    code\n\n## B\nlast\n\n[^a]: `x`\n"
+    text += "| x | y[^b] |\n|---|---|\n| 1 | 2 |\n\n```toml\n# code\n```\n\n## B\nlast\n\n[^a]: `x`\n"
     assert list(units(text)) == [
         ("A", "first of all[^a]"), ("A", "- one more"), ("A", "- two"), ("A", "| 1 | 2 |[^b]"), ("B", "last"),
     ]  # fmt: skip

@@ -13,10 +13,10 @@ import pytest
 
 from gspo_services.prepare.init.answers import Kind
 from gspo_services.prepare.init.command import main as init
+from tests.support.pages import PAGES, blocks, inline_code
 from tests.unit.test_rooms import modules
 
 ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 USER_PROJECT = ROOT / "tests" / "packaging" / "user_project"
 PUBLIC = re.findall(r"^\| `(gspo[\w.]*)` \|", (ROOT / "docs/releases.md").read_text(encoding="utf-8"), re.MULTILINE)
 INNER = re.compile(r"(?:\b(?:import|from)|-m)\s+gspo_(?:services|protocol)\b|\bgspo_(?:services|protocol)[\w.]*:\w")
@@ -32,10 +32,9 @@ DOORS = {
 
 
 def code_of_page(page: Path) -> str:
-    """Its indented blocks, sessions and code in lines."""
-    lines = page.read_text(encoding="utf-8").splitlines()
-    shown = [re.sub(r"^(    |>>> |\.\.\. )", "", line) for line in lines if line.startswith(("    ", ">>> ", "... "))]
-    return "\n".join([*shown, *re.findall(r"`([^`\n]+)`", "\n".join(lines))])
+    """Its blocks, sessions and code in lines."""
+    shown = [re.sub(r"^(>>> |\.\.\. )", "", line) for block in blocks(pages=(page,)) for line in block.text.splitlines()]
+    return "\n".join([*shown, *inline_code(page)])
 
 
 def code_of(folder: Path) -> dict[str, str]:

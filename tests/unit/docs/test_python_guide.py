@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.pages import shown
 from tests.support.processes.small_run import write_small_run
-from tests.support.python_guide import PAGE, shown
+
+PAGE = "docs/guide/python.md"
 
 
 def test_the_program_that_reads_a_run_reads_a_run(
@@ -15,7 +17,7 @@ def test_the_program_that_reads_a_run_reads_a_run(
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for first_line in ("from gspo.runs import Run", 'means = run.columns("trajectories", split="train")'):
-        exec(compile(shown(first_line), str(PAGE), "exec"), names)
+        exec(compile(shown(PAGE, first_line), PAGE, "exec"), names)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2 trajectories a group; 3 batches trained"
     assert lines[1].startswith("trajectory ")

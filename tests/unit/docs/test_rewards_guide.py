@@ -1,9 +1,7 @@
 """The rewards that docs/guide/rewards.md shows work as shown."""
 
 import json
-import textwrap
 import tomllib
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,6 +13,7 @@ from gspo_services.shared.settings import Settings
 from gspo_services.tasks.environments import RewardPool, RewardPoolOptions, create_environment
 from gspo_services.tasks.environments.reward_pool import RewardResult
 from gspo_services.tasks.environments.reward_results import FailureReason
+from tests.support.pages import shown
 from tests.support.rewards.judges import completion, judged
 from tests.support.rewards.services import served
 
@@ -22,13 +21,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "guide" / "rewards.md"
 TASK = {"prompt": "2 + 2?", "answer": "4"}
 
 
-def block(first_line: str, last_line: str = "") -> str:
-    """The indented block that has this line, from there on to another one."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    (begin,) = [number for number, line in enumerate(lines) if line.startswith(f"    {first_line}")]
-    shown = takewhile(lambda line: not line or line.startswith("    "), lines[begin:])
-    text = list(takewhile(lambda line: not last_line or not line.startswith(f"    {last_line}"), shown))
-    return textwrap.dedent("\n".join(text))
+def block(first_line: str) -> str:
+    return shown(f"docs/guide/{PAGE.name}", first_line)
 
 
 def environment_of(function: str, folder: Path, **options: Any) -> Environment:
@@ -52,7 +46,7 @@ async def graded(job: RewardJob, environment: Environment, **options: Any) -> Re
 async def test_a_function_grades_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_rewards.py").write_text(block("# my_rewards.py"))
-    shown = tomllib.loads(block('name = "dataset"', "# my_rewards.py").replace("[environment.options]", "[options]"))
+    shown = tomllib.loads(block('name = "dataset"').replace("[environment.options]", "[options]"))
     assert shown["name"] == "dataset"
     options = shown["options"] | {"train_path": "row.jsonl", "reward_deadline_s": 60}
     (tmp_path / "row.jsonl").write_text('{"question": "2 + 2?", "answer": "#### 4", "level": 1}')
@@ -65,9 +59,7 @@ async def test_a_function_grades_rows(tmp_path: Path, monkeypatch: pytest.Monkey
 async def test_a_function_compares_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_groups.py").write_text(block("# my_groups.py"))
-    settings = Settings.model_validate(
-        {"reward": tomllib.loads(block('group = "my_groups:beside"', "# my_groups.py"))}
-    ).reward
+    settings = Settings.model_validate({"reward": tomllib.loads(block('group = "my_groups:beside"'))}).reward
     answers: list[Any] = ["It is 4", "4", "It is 5"]
     job = RewardJob(
         function=settings.group,
@@ -104,8 +96,8 @@ async def test_code_of_the_policy_is_run(tmp_path: Path, monkeypatch: pytest.Mon
 
 async def test_a_judge_grades(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_judge.py").write_text(block("# my_judge.py", "# in the configuration"))
-    configured = Settings.model_validate(tomllib.loads(block("# in the configuration"))).reward
+    (tmp_path / "my_judge.py").write_text(block("# my_judge.py"))
+    configured = Settings.model_validate(tomllib.loads(block("# run.toml"))).reward
     assert (configured.workers, configured.network, configured.scratch) == (32, True, True)
     environment = environment_of("my_judge:grade", tmp_path, reward_deadline_s=60)
     async with judged() as (fake, url):

@@ -25,7 +25,7 @@ QUESTIONS = {
     "How do several brokers share a batch?": ("docs/guide/brokers.md", "merges the shares"),
     "How do I resume, and from what?": ("docs/guide/operations.md", "same `gspo run` command resumes"),
 }
-_FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]+`")
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
