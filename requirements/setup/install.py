@@ -66,7 +66,7 @@ def main(words: list[str]) -> int:
 def install_cpu() -> None:
     require(preflight.complaints(CPU, 1 if CPU.exists() else pytorch.CPU_BUILD.disk_gb))
     pip = environment(CPU)
-    cpu_packages(pip, CPU, "-r", str(LISTS / "dev.txt"))
+    cpu_packages(pip, CPU, ["cpu.txt", "dev.txt"])
     install_project(pip)
 
 
@@ -88,14 +88,14 @@ def install_here(kind: str) -> None:
         gpu_packages(pip)
     else:
         require(preflight.complaints(prefix, pytorch.CPU_BUILD.disk_gb))
-        cpu_packages(pip, prefix)
+        cpu_packages(pip, prefix, ["cpu.txt"])
 
 
-def cpu_packages(pip: Pip, prefix: Path, *more: str) -> None:
+def cpu_packages(pip: Pip, prefix: Path, lists: list[str]) -> None:
     pytorch.install(pip, prefix, os.environ.get("TORCH", ""))
     say("SGLang and what it needs (about 150 packages, 500 MB)")
     # --no-deps: SGLang's own requirements are CUDA builds; cpu.txt names every package that it needs on a CPU.
-    pip.install(*LOCKED, "-r", str(LISTS / "cpu.txt"), *more)
+    pip.install(*LOCKED, *(word for name in lists for word in ("-r", str(LISTS / name))))
     say("DeepSpeed")
     pip.install(*LOCKED, "--no-build-isolation", "-r", str(LISTS / "deepspeed.txt"), env=DEEPSPEED)
 

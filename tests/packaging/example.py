@@ -1,4 +1,4 @@
-"""The program of README.md's section "The loss alone": its text, and what running it must print."""
+"""The first program of docs/gspo.md, "Use it in your own loop": its text, and what running it must print."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ SEED = "import torch\ntorch.manual_seed(0)\n"
 
 
 def program() -> str:
-    return SEED + shown("README.md", "import torch")
+    return SEED + shown("docs/gspo.md", "import torch")
 
 
 def rewards_of(python: Path, code: str, folder: Path) -> list[float]:

@@ -84,4 +84,4 @@ def plan_of_the_contracts() -> list[str]:
 
 
 def test_the_picture_of_the_plan_is_that_of_the_contracts() -> None:
-    assert shown("docs/code.md", "cli").splitlines() == plan_of_the_contracts()
+    assert shown("docs/code.md", "gspo.runs |").splitlines() == plan_of_the_contracts()

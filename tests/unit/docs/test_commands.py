@@ -114,6 +114,8 @@ def objection(command: Command) -> str:
     if re.fullmatch(r"python[\d.]*", program):
         return objection_to_python(words)
     if program == "torchrun":
+        if "gspo" in words:
+            return objections_to_gspo([command._replace(words=words[words.index("gspo") :])])[0]
         return objection_to_python(("python", *words[words.index("-m") :]))
     return "" if program in ELSEWHERE or not command.whole else f"no test knows the program {program}"
 

@@ -36,11 +36,11 @@ def test_examples_with_prompts_are_on_the_page_whose_test_runs_them() -> None:
         ("from gspo import Objective\nObjective.no_such_form()", "Objective has no no_such_form"),
         ("from gspo import Objective\nobjective = Objective.gspo()\nobjective.no_such_eps", "Objective has no no_such_eps"),
         (
-            "from gspo_services.runs import Run\nrun = Run.open('a')\nrun.trajectories(splits='a')",
+            "from gspo.runs import Run\nrun = Run.open('a')\nrun.trajectories(splits='a')",
             "unexpected keyword argument",
         ),
         (
-            "from gspo_services.runs import Run\nwith Run.start('a', {}) as run:\n    run.no_such_end()",
+            "from gspo.runs import Run\nwith Run.start('a', {}) as run:\n    run.no_such_end()",
             "Run has no no_such_end",
         ),
         ("async def solve(episode):\n    return episode.computer.no_such_run('ls')", "Computer has no no_such_run"),

@@ -74,7 +74,7 @@ def test_a_target_that_is_not_there_is_named() -> None:
 
 def test_the_tests_are_the_two_commands_of_the_readme() -> None:
     text = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
-    shown = re.findall(r"^    (make \w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    shown = re.findall(r"^(make \w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert list(commands(text)) == shown[:2] == ["make demo", "make test"]
 
 

@@ -1,4 +1,4 @@
-"""README.md's training loop runs as it stands there, on torch and the standard library alone."""
+"""The training loop of docs/gspo.md runs as it stands there, on torch and the standard library alone."""
 
 import sys
 from pathlib import Path
