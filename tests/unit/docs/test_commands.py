@@ -15,7 +15,7 @@ from tests.support.pages import PAGES, ROOT, Block, blocks, inline_code, name_of
 
 MAKEFILE: Final = (ROOT / "Makefile").read_text(encoding="utf-8")
 ELSEWHERE: Final = {
-    "cd", "docker", "export", "git", "helm", "kind", "kubectl", "mkdir", "mv", "pip", "source", "tar", ".",
+    "cd", "docker", "export", "git", "helm", "kind", "kubectl", "mkdir", "mv", "pip", "source", "sudo", "tar", ".",
 }  # fmt: skip
 """Programs that are not ours."""
 _ASSIGNMENT: Final = re.compile(r"[A-Z_]+=")

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_make_release_refuses_before_it_makes_anything(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet")
     commit(tmp_path)
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
-    words = ["make", "release", "PYTHON=python3"]
+    words = ["make", "release", f"PYTHON={sys.executable}"]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
     assert "not ready for a release: CHANGELOG.md has no section" in done.stderr
