@@ -32,10 +32,13 @@ ln -s pts/ptmx "$1/dev/ptmx"
 ln -s /proc/self/fd "$1/dev/fd"
 for stream in 0:stdin 1:stdout 2:stderr; do ln -s "/proc/self/fd/${stream%:*}" "$1/dev/${stream#*:}"; done
 [ -z "$4" ] || mount -t tmpfs -o "size=$4,uid=1000,gid=1000" tmpfs "$1$2"
-exec /usr/sbin/chroot --userspec=1000:1000 "$1" env -i PATH=/usr/local/bin:/usr/bin:/bin HOME="$5" USER=user LANG=C.UTF-8 \
-    sh -c 'cd "$1" && eval "$2"' sh "$2" "$3"
+/usr/sbin/chroot --userspec=1000:1000 "$1" env -i PATH=/usr/local/bin:/usr/bin:/bin HOME="$5" USER=user LANG=C.UTF-8 \
+    sh -c 'cd "$1" && eval "$2"' sh "$2" "$3" || exit $?
 """
-"""Arguments: the root, the working directory in it, the command, the size of a fresh disk there or nothing, the home."""
+"""Arguments: the root, the working directory in it, the command, the size of a fresh disk there or nothing, the home.
+
+The last command is not the shell's successor: `unshare --kill-child` would lose its hold on a process that changes its user.
+"""
 
 
 @dataclass

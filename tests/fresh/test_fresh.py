@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.fresh.roots import BASE, LIBRARIES, README_LISTS, ROOT, Machine
+from tests.support.pages import blocks
 
 pytestmark = [pytest.mark.fresh, pytest.mark.timeout(3 * 3600)]
 
@@ -87,6 +88,20 @@ def test_the_demo_learns(machine: Machine) -> None:
     (learned,) = re.findall(r"^learned: ([\d.]+) -> ([\d.]+)", done.output, re.MULTILINE)
     machine.lines.append(f"make demo {done.seconds:.0f} s, held-out reward {learned[0]} -> {learned[1]}")
     assert float(learned[1]) >= 0.85
+
+
+def test_every_other_command_of_the_readme_runs_as_it_stands(machine: Machine) -> None:
+    """In one shell, from the checkout, after `make demo`. Its two commands with `make` have tests of their own here."""
+    shown = [block.text for block in blocks("bash", pages=(ROOT / "README.md",))]
+    kept = [text for text in shown if not text.startswith(("sudo ", "make "))]
+    assert len(kept) == len(shown) - 2 == 2
+    # The page is there until Ctrl-C.
+    view = (
+        'gspo() { if [ "$1" = view ]; then timeout --signal=INT 30 gspo "$@" || test $? = 124; else command gspo "$@"; fi; }'
+    )
+    done = machine.run("\n".join(["set -e", view, *kept]), HOUR)
+    assert done.status == 0, done.output
+    machine.lines.append(f"the README's other commands {done.seconds:.0f} s")
 
 
 def test_an_interrupted_setup_is_finished_by_the_same_command_without_a_home_to_write_to(
