@@ -333,8 +333,7 @@ docs: $(DOCS)/.installed ## site: the documentation with search and a reference 
 	$(DOCS)/bin/python -m docs.site.build site
 
 $(DOCS)/.installed: requirements/docs.txt
-	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet $(LOCKED) -r $<
+	@$(SETUP) apart $(@D) $(notdir $<)
 	@touch $@
 
 docs-settings: ## write docs/settings.md, the page of all settings, from the code

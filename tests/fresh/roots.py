@@ -69,10 +69,10 @@ class Machine:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         archive = self.folder.with_suffix(".tar")
         packages = f"--include={','.join(self.packages)}"
-        call("mmdebstrap", "--quiet", "--variant=minbase", packages, self.suite, str(archive), MIRROR)
+        if not archive.exists():  # Kept for the next time; delete it for newer packages.
+            call("mmdebstrap", "--quiet", "--variant=minbase", packages, self.suite, str(archive), MIRROR)
         self.folder.mkdir()
         call("tar", "-xf", str(archive), "-C", str(self.folder), "--exclude=./dev/*")
-        archive.unlink()
         call("chroot", str(self.folder), "useradd", "--create-home", "--uid", "1000", "--shell", "/bin/sh", "user")
         for name in ("resolv.conf", "hosts", "ssl/certs/ca-certificates.crt"):
             shutil.copy(f"/etc/{name}", self.folder / "etc" / name)  # How this machine reaches the network.
