@@ -114,7 +114,7 @@ def install_project(pip: Pip) -> None:
 def install_list(folder: Path, name: str, sees: Path | None = None) -> None:
     """Install one list into an environment that `sees` another one's packages, too."""
     require(preflight.complaints(folder, 3))
-    pip = environment(folder)
+    pip = environment(folder, sees)
     if sees is not None:
         path = site_packages(sees)
         (site_packages(folder) / "main.pth").write_text(f"import site; site.addsitedir({str(path)!r})\n", encoding="utf-8")
@@ -122,10 +122,13 @@ def install_list(folder: Path, name: str, sees: Path | None = None) -> None:
     pip.install(*LOCKED, "-r", str(LISTS / name))
 
 
-def environment(folder: Path) -> Pip:
-    """Make the environment, or mend what an interrupted installation left of it; its pip is the locked one then."""
+def environment(folder: Path, pip_of: Path | None = None) -> Pip:
+    """Make the environment, or mend what an interrupted installation left of it.
+
+    It has the locked pip then, or none: that of the environment `pip_of` installs into it.
+    """
     python = folder / "bin" / "python"
-    if reason := why_unfit(folder):
+    if reason := why_unfit(folder, "sys" if pip_of else "pip"):
         say(f"{folder.name} is made anew: {reason}")
         if (folder / "pyvenv.cfg").exists() or not any(folder.iterdir()):
             shutil.rmtree(folder)
@@ -133,22 +136,25 @@ def environment(folder: Path) -> Pip:
             raise SetupError(f"{folder} is not a virtual environment, and would be overwritten: move it away")
     if not python.exists():
         say(f"{folder.name} with Python {PYTHON} ({sys.executable})")
-        made = subprocess.run([sys.executable, "-m", "venv", str(folder)], capture_output=True, text=True, check=False)
+        command = [sys.executable, "-m", "venv", *(["--without-pip"] if pip_of else []), str(folder)]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
         if made.returncode:
             raise SetupError(f"python -m venv failed: {(made.stdout + made.stderr).strip()}")
     mend(site_packages(folder))
-    pip = Pip(python)
+    pip = Pip(python, pip_of / "bin" / "python" if pip_of else None)
     pip.avoid_dead_indexes()
+    if pip_of:
+        return pip
     # An older one cannot continue a broken download.
     pip.install(*LOCKED, "-r", str(LISTS / "pip.txt"))
     return pip
 
 
-def why_unfit(folder: Path) -> str | None:
+def why_unfit(folder: Path, module: str) -> str | None:
     """Why what is there cannot be used; None also if nothing is there."""
     if not folder.exists():
         return None
-    code = "import sys, pip; print(*sys.version_info[:2])"
+    code = f"import sys, {module}; print(*sys.version_info[:2])"
     try:
         done = subprocess.run([folder / "bin" / "python", "-c", code], capture_output=True, text=True, check=False)
     except OSError:

@@ -2,9 +2,12 @@
 
 import ast
 import os
+import shutil
 import ssl
 import subprocess
 import sys
+import tempfile
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -17,6 +20,9 @@ PYPI = "https://pypi.org/simple"
 
 NOT_THERE = "No matching distribution found"
 """What pip says where an index has no such file, or cannot be reached."""
+
+EVERY_S = 20.0
+"""How often a long installation says how far it is."""
 
 AGAIN = "what is installed stays: the same command goes on from here"
 
@@ -42,14 +48,13 @@ class Pip:
 
         Raises: SetupError, with pip's last lines, for anything else.
         """
-        command = self._command("install", "--quiet", *words)
-        done = subprocess.run(command, env=self._environment | (env or {}), stderr=subprocess.PIPE, text=True, check=False)
-        if done.returncode == 0:
+        status, said = self._watched(self._command("install", "--quiet", *words), self._environment | (env or {}))
+        if status == 0:
             return True
-        if may_be_missing and NOT_THERE in done.stderr:
+        if may_be_missing and NOT_THERE in said:
             return False
-        sys.stderr.write(done.stderr)
-        raise SetupError(f"{way_out(done.stderr)}; {AGAIN}")
+        sys.stderr.write(said)
+        raise SetupError(f"{way_out(said)}; {AGAIN}")
 
     def check(self) -> None:
         """Raises: SetupError if an installed package lacks what it asks for."""
@@ -65,18 +70,37 @@ class Pip:
         if options.get("no-index", "").lower() in ("1", "true", "yes", "on"):
             return
         main = options.get("index-url") or PYPI
-        if reason := why_dead(main, options.get("proxy")):
+        if reason := self.why_dead(main, timeout_s=60):
             raise SetupError(
                 f"the package index {without_password(main)} does not answer ({reason}): look at the network; behind a "
                 "proxy set HTTPS_PROXY, and for a mirror PIP_INDEX_URL, or both in pip's configuration"
             )
         extra = options.get("extra-index-url", "").split()
-        dead = {url: reason for url in extra if (reason := why_dead(url, options.get("proxy")))}
+        dead = {url: reason for url in extra if (reason := self.why_dead(url))}
         for url, reason in dead.items():
             say(f"pip's extra index {without_password(url)} does not answer ({reason}): going on without it")
         if dead:
             # A variable outranks the configuration files, but an empty one counts as none.
             self._environment["PIP_EXTRA_INDEX_URL"] = " ".join(url for url in extra if url not in dead) or main
+
+    def _watched(self, command: list[str], environment: dict[str, str]) -> tuple[int, str]:
+        """Run a command, and say now and then how far it is; return its status and what it wrote to stderr."""
+        started, free = time.monotonic(), shutil.disk_usage(self._python.parent).free
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+            with subprocess.Popen(command, env=environment, stderr=errors) as process:
+                while True:
+                    try:
+                        status = process.wait(EVERY_S)
+                        break
+                    except subprocess.TimeoutExpired:
+                        written = max(0, free - shutil.disk_usage(self._python.parent).free)
+                        say(f"  {time.monotonic() - started:.0f} s, {written / 1e9:.1f} GB written")
+            errors.seek(0)
+            return status, errors.read()
+
+    def why_dead(self, url: str, timeout_s: float = 15) -> str | None:
+        """Why nobody answers at a URL, asked as pip would ask; None if somebody does."""
+        return why_dead(url, self._options().get("proxy"), timeout_s)
 
     def _command(self, *words: str) -> list[str]:
         other = () if self._runner == self._python else ("--python", str(self._python))
@@ -97,13 +121,13 @@ class Pip:
         return {**found["global"], **found["install"], **found[":env:"]}
 
 
-def why_dead(url: str, proxy: str | None) -> str | None:
+def why_dead(url: str, proxy: str | None, timeout_s: float) -> str | None:
     """Why nobody answers at a URL; None if somebody does, whatever the answer is, and for files."""
     if urlsplit(url).scheme not in ("http", "https"):
         return None
     handlers = [urllib.request.ProxyHandler({"http": proxy, "https": proxy})] if proxy else []
     try:
-        with urllib.request.build_opener(*handlers).open(urllib.request.Request(url, method="HEAD"), timeout=10):
+        with urllib.request.build_opener(*handlers).open(urllib.request.Request(url, method="HEAD"), timeout=timeout_s):
             return None
     except urllib.error.HTTPError:
         return None

@@ -5,7 +5,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from pip_calls import LOCKED, Pip, SetupError, say, why_dead
+from pip_calls import LOCKED, Pip, SetupError, say
 from preflight import space_missing
 
 LISTS = Path(__file__).resolve().parents[1]
@@ -46,7 +46,7 @@ def install(pip: Pip, folder: Path, wanted: str) -> None:
         say("PyTorch: the CPU build, from the configured package index")
         return
     own = os.environ.get("GSPO_TORCH_INDEX") or OWN_INDEX
-    reason = why_dead(own, None)
+    reason = pip.why_dead(own)
     if reason is None:
         say(f"PyTorch: {CPU_BUILD.name} ({CPU_BUILD.download}) from {own}, since the configured index has none")
         # The configured index may be a mirror that has this one's files, too; the hashes decide.
