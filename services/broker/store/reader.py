@@ -296,8 +296,8 @@ class Reader:
 
     def chunks(self, trajectory_id: int, begin: int = 0, end: int = 2**62) -> list[StoredChunk]:
         """A trajectory's chunks in order, from ledger or archive: those of tokens [begin, end). Raises: StoreCorrupt."""
-        where = "WHERE trajectory_id = ?1 AND start < ?3 AND start + num_tokens > ?2 ORDER BY start"
-        rows = self._select(f"SELECT {CHUNK_COLUMNS} FROM chunks {where}", (trajectory_id, begin, end))
+        where = "WHERE trajectory_id = ? AND start < ? AND start + num_tokens > ? ORDER BY start"
+        rows = self._select(f"SELECT {CHUNK_COLUMNS} FROM chunks {where}", (trajectory_id, end, begin))
         if rows:
             return [chunk_of_row(values) for values in rows]
         where = "WHERE group_id = (SELECT group_id FROM trajectories WHERE trajectory_id = ?)"

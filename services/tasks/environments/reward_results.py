@@ -42,7 +42,7 @@ class RewardPoolOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """How many workers there are, and what each may use."""
 
     num_workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 2
-    memory_bytes: Annotated[int, msgspec.Meta(ge=128 * 1024 * 1024)] = 2 * 1024**3
+    memory_bytes: Annotated[int, msgspec.Meta(ge=128 * 1024 * 1024)] = 6 * 1024**3
     """Address space of one worker, libraries included."""
     cpu_s: Annotated[int, msgspec.Meta(ge=1)] = 60
     """CPU seconds of one job, for each of its processes; its deadline is a separate limit."""

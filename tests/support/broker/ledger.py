@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 
@@ -99,6 +100,8 @@ class LedgerHarness:
 
     def __post_init__(self) -> None:
         self.store = Store(self.path, fingerprint="f", run_id="run")
+        # Most tests leave this to whoever collects the harness; from Python 3.13 on an unclosed connection is a warning.
+        finalize(self, self.store.close)
         self._next_seq: dict[SessionKey, int] = {}
         self.restart()
 

@@ -17,8 +17,9 @@ class RewardSection(Section):
     workers: int = Field(1, ge=1, le=256)
     """Worker processes of each rollout; each computes one reward at a time. A reward that computes needs a core. One that
     waits for a judge needs no core, but one worker (about 100 MB) for each request under way."""
-    memory_bytes: int = Field(2 * 2**30, ge=128 * 2**20)
-    """Address space of one worker, libraries included. Code that needs more gets a MemoryError, and the attempt fails."""
+    memory_bytes: int = Field(6 * 2**30, ge=128 * 2**20)
+    """Address space of one worker, libraries included: a build of torch for CUDA with transformers takes 3.4 GiB. Code that
+    needs more gets a MemoryError, and the attempt fails."""
     cpu_s: int = Field(60, ge=1)
     """CPU seconds of one reward, for each of its processes. The deadline, in wall-clock seconds, is the environment's:
     environment.options.reward_deadline_s for the dataset environment."""

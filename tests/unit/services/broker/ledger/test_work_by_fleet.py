@@ -72,12 +72,16 @@ def steps_of(action: Callable[[], Any]) -> int:
 
     def tracer(frame: FrameType, event: str, _argument: Any) -> Any:
         nonlocal number
+        # From 3.13 on only a frame that has a tracer can ask for its instructions.
+        frame.f_trace = tracer
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
         number += event == "opcode"
         return tracer
 
     former = sys.gettrace()
+    # 3.12 tells of instructions only if a frame has asked for them before.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(tracer)
     try:
         action()

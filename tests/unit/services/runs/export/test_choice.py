@@ -27,9 +27,10 @@ CHECKPOINTS = [checkpoint(11, 10), checkpoint(21, 20), checkpoint(31, 30)]
 
 
 def test_the_best_is_the_one_with_the_highest_held_out_reward() -> None:
-    choice = choose(RUN, CHECKPOINTS, [evaluated(11, 10, 0.5), evaluated(21, 20, 0.75), evaluated(31, 30, 0.25)], "best")
+    evaluations = [evaluated(11, 10, 0.5), evaluated(21, 20, 0.75), evaluated(31, 30, 0.25)]
+    choice = choose(RUN, CHECKPOINTS, evaluations, "best")
     assert choice.checkpoint == CHECKPOINTS[1]
-    assert choice.evaluation == evaluated(21, 20, 0.75)
+    assert choice.evaluation is evaluations[1]
     assert choice.remark == ""
 
 
@@ -57,7 +58,8 @@ def test_without_an_evaluated_checkpoint_the_error_names_both_sides() -> None:
 
 def test_the_newest_is_the_default_and_a_number_names_one() -> None:
     assert choose(RUN, CHECKPOINTS, [], None).checkpoint == CHECKPOINTS[2]
-    assert choose(RUN, CHECKPOINTS, [evaluated(11, 10, 0.5)], 10).evaluation == evaluated(11, 10, 0.5)
+    first = evaluated(11, 10, 0.5)
+    assert choose(RUN, CHECKPOINTS, [first], 10).evaluation is first
     with pytest.raises(
         ConfigurationError, match=r"--checkpoint is 15: runs/a has checkpoints after these batches: 10, 20, 30"
     ):

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_the_card_says_how_the_model_was_trained_and_no_secret(run: Path, tmp_pa
         "learning_rate = 1e-06",
         "- Environment: `arithmetic`",
         'options = { level = 3, api_key = "***" }',
-        f"- torch {torch.__version__}",
+        f"- torch {version('torch')}",
         "gspo export run --checkpoint 10",
     ):
         assert told in card, told
