@@ -108,6 +108,9 @@ class Machine:
         version = call(str(prefix / "bin" / "python3"), "-c", "import platform; print(platform.python_version())").strip()
         place = self.folder / f"home/user/.local/share/uv/python/cpython-{version}-linux-x86_64-gnu"
         shutil.copytree(prefix, place, symlinks=True, ignore=shutil.ignore_patterns("site-packages", "test", "__pycache__"))
+        # uv's own finds its library beside itself; this one looks where it was built.
+        (self.folder / "etc/ld.so.conf.d/python.conf").write_text(f"/{place.relative_to(self.folder)}/lib\n")
+        call("chroot", str(self.folder), "ldconfig")
 
 
 def call(*words: str) -> str:
