@@ -1,5 +1,5 @@
 """Keeps hosts from connecting to a listening socket, in the kernel: a connection broken off after it was accepted has
-delivered megabytes by then. Linux only.
+delivered megabytes by then. Linux only, and not every kernel lets an ordinary user do it.
 """
 
 import ctypes
@@ -20,19 +20,25 @@ DROP, TAKE = 0, 0xFFFFFFFF
 MAX_HOSTS: Final = 64
 
 
-def keep_out(listener: int, hosts: Iterable[str]) -> None:
+def keep_out(listener: int, hosts: Iterable[str]) -> bool:
     """Drop what ``hosts`` (IPv4) send to a listening TCP socket; none: everybody may connect again. Open connections are not
     touched. A client's kernel tries again after a second, and after two more.
+
+    Returns False where the kernel does not let this user do it; a socket that is gone does no harm.
     """
     numbers = [int(address) for host in hosts if isinstance(address := ip_address(host), IPv4Address)][:MAX_HOSTS]
     with suppress(OSError), socket.socket(fileno=os.dup(listener)) as own:
         if not numbers:
             own.setsockopt(socket.SOL_SOCKET, DETACH_FILTER, 0)
-            return
+            return True
         program = [struct.pack("=HBBI", LOAD, 0, 0, SOURCE_ADDRESS)]
         for number in numbers:
             program.append(struct.pack("=HBBI", JUMP_IF_EQUAL, 0, 1, number))
             program.append(struct.pack("=HBBI", RETURN, 0, 0, DROP))
         program.append(struct.pack("=HBBI", RETURN, 0, 0, TAKE))
         code = ctypes.create_string_buffer(b"".join(program))
-        own.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))
+        try:
+            own.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))
+        except PermissionError:
+            return False
+    return True

@@ -100,6 +100,7 @@ class ConnectionWatch:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._counts = sys.platform.startswith("linux")
+        self._said_that_doors_stay_open = False
 
     def add(self, connections: Connections, drain: Drain, monitor: Any) -> None:
         """Watch a channel, which ``drain`` reads, by the monitor of its socket. Nothing else may read the monitor."""
@@ -133,7 +134,14 @@ class ConnectionWatch:
 
     def _close_door(self, connections: Connections) -> None:
         if self._counts and connections.listener >= 0:
-            keep_out(connections.listener, connections.paused)
+            if keep_out(connections.listener, connections.paused) or self._said_that_doors_stay_open:
+                return
+            self._said_that_doors_stay_open = True
+            reason = (
+                "this kernel lets only root attach filters to sockets: hosts that break the rules are cut off after they "
+                "connect, which costs memory; put a firewall in front of ports that strangers reach"
+            )
+            log.warning("hosts_not_kept_out", reason=reason)
 
     def _open_doors(self, now: float) -> None:
         with self._lock:

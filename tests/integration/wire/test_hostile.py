@@ -15,6 +15,7 @@ from gspo_protocol.messages import Heartbeat, Pulse
 from gspo_services.shared.net import PeerClient
 from tests.support.broker.process import BrokerProcess, broker_process, scraped
 from tests.support.wire.attacks import EMPTY, LARGE, MIB, Memory, endless, flood, heartbeat, hello, in_thread
+from tests.support.wire.closed_door import needs_closed_doors
 from tests.support.wire.zmq_ends import a_client, in_background
 from tests.support.wire.zmtp import ZmtpPeer, message
 
@@ -79,6 +80,7 @@ async def test_a_message_of_too_many_frames_is_refused_with_their_number(
         assert "message has 100000 frames, 1 to 64 allowed (MAX_FRAMES)" in refused["reason"]
 
 
+@needs_closed_doors
 async def test_a_flood_is_broken_off_and_honest_peers_are_answered(tmp_path: Path, context: zmq.asyncio.Context) -> None:
     async with broker_process(tmp_path) as broker:
         honest = a_client(context, WORK, broker.work_endpoint, name="honest")
@@ -101,6 +103,7 @@ async def test_a_flood_is_broken_off_and_honest_peers_are_answered(tmp_path: Pat
         assert broker.count("broker_started") == 1
 
 
+@needs_closed_doors
 async def test_a_flood_of_hellos_is_ignored_and_writes_little_into_the_log(
     tmp_path: Path, context: zmq.asyncio.Context
 ) -> None:

@@ -16,6 +16,7 @@ from gspo_protocol.limits import PAUSE_S
 from gspo_services.shared.net import Security
 from tests.support.broker.process import BrokerProcess, scraped
 from tests.support.wire.attacks import MIB, STUCK_S, Memory, in_thread
+from tests.support.wire.closed_door import needs_closed_doors
 from tests.support.wire.curve import CurvePeer
 from tests.support.wire.keys import make_keys, security_of
 from tests.support.wire.secured import secured_broker
@@ -63,6 +64,7 @@ async def attack(broker: BrokerProcess, security: Security) -> datetime:
     return datetime.fromisoformat(refused["timestamp"])
 
 
+@needs_closed_doors
 async def test_an_endless_message_under_a_shared_key_is_cut_off_and_its_next_honest_connection_is_served(
     tmp_path: Path, context: zmq.asyncio.Context
 ) -> None:
@@ -78,6 +80,7 @@ async def test_an_endless_message_under_a_shared_key_is_cut_off_and_its_next_hon
         await scraped(broker, 'gspo_broker_refused_connections_total{reason="excess"} 1.0')
 
 
+@needs_closed_doors
 async def test_an_endless_message_under_an_own_key_shuts_that_key_out_and_no_other(
     tmp_path: Path, context: zmq.asyncio.Context
 ) -> None:

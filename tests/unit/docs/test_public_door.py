@@ -13,8 +13,8 @@ import pytest
 
 from gspo_services.prepare.init.answers import Kind
 from gspo_services.prepare.init.command import main as init
+from tests.support.modules import modules
 from tests.support.pages import PAGES, blocks, inline_code
-from tests.unit.test_rooms import modules
 
 ROOT = Path(__file__).parents[3]
 USER_PROJECT = ROOT / "tests" / "packaging" / "user_project"

@@ -1,15 +1,15 @@
 """The kernel drops what paused hosts send to a listening socket, and nothing else."""
 
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
 from gspo_services.shared.net.closed_door import MAX_HOSTS, keep_out
+from tests.support.wire.closed_door import needs_closed_doors
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="socket filters are Linux's")
+pytestmark = needs_closed_doors
 KNOCK_S = 0.2
 
 

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 import pytest
 import zmq
 import zmq.asyncio
+from structlog.testing import capture_logs
 
 from gspo_services.shared.net.authenticator import WATCHED
 from gspo_services.shared.net.connections import SLACK_BYTES, Connections, Excess
 from gspo_services.shared.net.frames import FrameReader
 from gspo_services.shared.net.watch import ConnectionWatch, break_off, peer_address, received, unread
 from tests.support.wire.attacks import MIB
+from tests.support.wire.closed_door import may_close_doors, needs_closed_doors
 from tests.support.wire.zmq_ends import in_background
 from tests.support.wire.zmtp import ZmtpPeer, frame, message
 
@@ -183,6 +185,16 @@ async def test_messages_that_nobody_reads_are_broken_off_above_the_credit() -> N
         assert end.broken[0].connection.held > 2 * MIB + SLACK_BYTES
 
 
+@pytest.mark.skipif(may_close_doors(), reason="this kernel keeps hosts out for this user")
+async def test_where_the_kernel_keeps_nobody_out_that_is_said_once() -> None:
+    with watched() as end, capture_logs() as said:
+        await until(lambda: end.connections.listener >= 0)
+        for host in ("127.0.0.2", "127.0.0.3"):
+            end.watch.pause(end.connections, host, PAUSED_S)
+    assert [each["event"] for each in said if each["log_level"] == "warning"] == ["hosts_not_kept_out"]
+
+
+@needs_closed_doors
 async def test_a_paused_host_gets_in_again_when_its_time_is_over() -> None:
     with watched() as end:
         await until(lambda: end.connections.listener >= 0)
