@@ -84,7 +84,7 @@ def test_what_older_builds_left_in_the_source_tree_is_in_no_wheel(wheel: Path, t
 @pytest.mark.packaging
 def test_the_sdist_needs_setuptools_alone_and_gives_the_same_wheel(wheel: Path, sdist: Path, tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
+        names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
     assert {name for name in names if name.startswith(("deploy", "tests"))} == set()
     assert {f"gspo_services/{name}" for name in names if name.startswith("requirements/")} == LISTS
     assert files_of(build_wheel(sdist, tmp_path / "again")) == files_of(wheel)
