@@ -149,7 +149,9 @@ def way_out(text: str) -> str:
         return "the disk is full: free some space"
     if NOT_THERE in text:
         return "the package index has no locked file for this Python, or does not answer: its lines above say which"
-    if any(word in text for word in ("Connection broken", "ConnectionError", "timed out", "TimeoutError", "IncompleteRead")):
+    if any(
+        word in text for word in ("Connection broken", "ConnectionError", "incomplete-download", "timed out", "TimeoutError")
+    ):
         return "the network ended: wait until it is there again"
     return "pip could not install: its lines above say why"
 

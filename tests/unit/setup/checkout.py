@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 SCRIPTS = Path(__file__).parents[3] / "requirements" / "setup"
 
@@ -52,13 +53,22 @@ def wheel(index: Path, name: str, version: str) -> str:
 
 
 @contextmanager
-def served(index: Path) -> Iterator[str]:
-    """The address of an index that a folder holds, and in its `asked` file the paths that were asked for."""
+def served(index: Path, broken: str = "") -> Iterator[str]:
+    """The address of an index that a folder holds, and in its `asked` file the paths that were asked for.
+
+    A file whose name begins with `broken` ends in the middle.
+    """
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_request(self, code: object = "-", size: object = "-") -> None:
             with (index / "asked").open("a") as asked:
                 asked.write(f"{self.path}\n")
+
+        def copyfile(self, source: Any, outputfile: Any) -> None:
+            if broken and Path(self.path).name.startswith(broken):
+                outputfile.write(source.read(100))
+            else:
+                super().copyfile(source, outputfile)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(index)))
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))

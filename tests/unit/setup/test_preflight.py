@@ -1,7 +1,9 @@
 """What an installation lacks is said before anything is downloaded."""
 
+import os
 import platform
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from tests.unit.setup.checkout import Checkout, served
 sys.path.insert(0, str(Path(__file__).parents[3] / "requirements" / "setup"))
 import preflight
 import pytorch
-from pip_calls import way_out
+from pip_calls import LOCKED, Pip, SetupError, way_out
 
 sys.path.pop(0)
 
@@ -72,6 +74,20 @@ def test_a_driver_that_is_too_old_for_cuda_is_named(text: str, tmp_path: Path) -
     version.write_text(text.format("570.124.06"))
     (line,) = preflight.driver_too_old(version)
     assert line.startswith("the GPUs' driver is 570, and requirements/gpu.txt is for CUDA 13, which needs 580")
+
+
+def test_a_download_that_ends_midway_is_tried_again_from_there_and_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = Checkout(tmp_path)
+    venv.create(tmp_path / "bare", with_pip=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    with served(checkout.main, broken="of_cpu") as index:
+        pip = Pip(tmp_path / "bare" / "bin" / "python", Path(sys.executable))
+        listed = str(checkout.folder / "requirements" / "cpu.txt")
+        with pytest.raises(SetupError, match="the network ended: wait until it is there again; what is installed stays"):
+            pip.install(*LOCKED, "-r", listed, "--index-url", index)
+    assert "Attempting to resume incomplete download (100 bytes/" in capfd.readouterr().err
 
 
 def test_the_ordinary_build_leaves_out_what_another_list_brings() -> None:
