@@ -353,12 +353,12 @@ sbom: setup ## dist/sbom: a CycloneDX bill of materials for each of IMAGES
 
 # The checks come first. Wheel and sdist are those of a fresh clone, and `make test-wheel` proves these files.
 release: ## dist and site: wheel, sdist, bills of materials and documentation of this commit, each proved, and what to tag; needs the package index
-	@$(or $(PYTHON),python3) -m deploy.release ready
+	@"$(or $(PYTHON),python3)" -m deploy.release ready
 	@$(MAKE) --no-print-directory $(RELEASE)/.installed
 	$(RELEASE)/bin/python -m deploy.release build
 	@$(MAKE) --no-print-directory sbom docs
 	GSPO_TEST_DIST="$(CURDIR)/dist" $(MAKE) --no-print-directory test-wheel
-	@$(or $(PYTHON),python3) -m deploy.release tell
+	@"$(or $(PYTHON),python3)" -m deploy.release tell
 
 $(RELEASE)/.installed: requirements/release.txt | setup
 	$(BESIDE)

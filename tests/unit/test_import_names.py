@@ -42,12 +42,12 @@ AGENT = "from gspo_services.tasks.worker.imports import find_function as find; f
 @pytest.mark.parametrize(("what", "code"), [("environment", ENVIRONMENT), ("reward", REWARD), ("agent", AGENT)])
 def test_a_project_with_packages_of_our_folder_names_is_found_from_the_checkout(what: str, code: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    code = f"{code}; import services, protocol, tests, utils; print(found.__module__, utils.__file__)"
+    code = f"{code}; import services, protocol, tests, utils; print(found.__module__, utils.__file__, sep=chr(10))"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], cwd=USER_PROJECT, env=environment | {"PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, what + done.stderr
-    module, utils = done.stdout.split()
+    module, utils = done.stdout.splitlines()
     assert module in ("services.tasks", "services.agent")
     assert Path(utils) == USER_PROJECT / "utils.py"

@@ -62,7 +62,7 @@ async def test_a_process_has_its_place_and_its_python_also_after_a_restart(pipe:
         spec(pipe, "rollout-0", "crash-once", str(tmp_path / "crashed")),
         place=ProcessPlace(gpus=("2", "GPU-5d3a"), cores=(core,)), python=str(tmp_path / "own-python"),
     )  # fmt: skip
-    (tmp_path / "own-python").write_text(f'#!/bin/sh\nSTARTED_BY=own-python exec {sys.executable} "$@"\n')
+    (tmp_path / "own-python").write_text(f'#!/bin/sh\nSTARTED_BY=own-python exec "{sys.executable}" "$@"\n')
     (tmp_path / "own-python").chmod(0o755)
     async with supervised(pipe, [own, spec(pipe, "broker", "serve")]):
         started = [await pipe.started() for _ in range(3)]

@@ -1,5 +1,6 @@
 """The command line itself: quick help, output that nobody reads, completion."""
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def test_help_loads_few_modules_and_no_library() -> None:
 
 @pytest.mark.parametrize("words", ["--help", "environments", "completion bash", "check --settings examples/arithmetic.toml"])
 def test_a_reader_that_leaves_early_is_no_error(words: str) -> None:
-    command = f"{' '.join(gspo(*words.split()))} | head -n 1; exit ${{PIPESTATUS[0]}}"
+    command = f"{shlex.join(gspo(*words.split()))} | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == 1

@@ -80,7 +80,7 @@ def test_what_is_beside_the_configuration_is_found_from_elsewhere(
     (tmp_path / "mine_beside.py").write_text(mine)
     keys = {"environment.name": "mine_beside:Mine", "agent.function": "mine_beside:agent"}
     assert tries("--echo", "--tasks", "1", **keys).status == 0
-    (tmp_path / "program.sh").write_text(f"#!/bin/sh\n{sys.executable} agent.py\n")
+    (tmp_path / "program.sh").write_text(f"#!/bin/sh\n'{sys.executable}' agent.py\n")
     (tmp_path / "program.sh").chmod(0o700)
     (tmp_path / "agent.py").write_text(PROGRAM)
     assert tries("--echo", "--tasks", "1", **{"agent.command": ["./program.sh"]}).status == 0

@@ -12,15 +12,15 @@ from gspo_services.tasks.sandbox import LocalOptions, LocalSandboxes, SandboxErr
 from gspo_services.tasks.sandbox import local as local_module
 
 WITH_INIT = Callable[[str], AbstractAsyncContextManager[LocalSandboxes]]
-FRAMES = """#!{python}
+FRAMES = """\
 import json, os, struct, sys
 def say(header, *blobs):
     text = json.dumps(header).encode()
     os.write(1, struct.pack(">I", len(text)) + text + b"".join(blobs))
-say({{"ready": True, "sizes": []}})
+say({"ready": True, "sizes": []})
 (length,) = struct.unpack(">I", os.read(0, 4))
 header = json.loads(os.read(0, length))
-RESULT = {{"exit_code": 0, "signal": None, "limit": None, "wall_s": 0.1, "cpu_s": 0.1, "sizes": [1, 0]}}
+RESULT = {"exit_code": 0, "signal": None, "limit": None, "wall_s": 0.1, "cpu_s": 0.1, "sizes": [1, 0]}
 """
 
 
@@ -31,7 +31,9 @@ def with_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WITH_INIT:
     @asynccontextmanager
     async def opened(text: str) -> AsyncIterator[LocalSandboxes]:
         program = tmp_path / "bwrap"
-        program.write_text(FRAMES.format(python=sys.executable) + text)
+        (tmp_path / "init.py").write_text(FRAMES + text)
+        # A first line `#!` takes no path with spaces.
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/init.py"\n')
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
         options = LocalOptions(max_sandboxes=1, warm=0, python=Path("/usr/bin/python3"))
