@@ -40,6 +40,9 @@ class RawStore:
         self._chunk_tokens = chunk_tokens
         self._next = 0
 
+    def close(self) -> None:
+        self._connection.close()
+
     def write(self, num_chunks: int, per_commit: int, num_leases: int) -> tuple[float, float]:
         """Return wall and CPU seconds of the commits alone."""
         rows = [

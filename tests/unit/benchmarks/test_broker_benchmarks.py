@@ -1,6 +1,7 @@
 """The comparisons of the broker's benchmarks, and the ledgers that they make."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -74,9 +75,9 @@ def test_quartiles_and_percentiles_are_values_of_the_rounds() -> None:
 
 
 def test_raw_commits_write_each_chunk_once_and_the_rows_that_a_broker_writes(tmp_path: Path) -> None:
-    store = RawStore(tmp_path / "raw.sqlite3", chunk_tokens=4)
-    store.write(num_chunks=6, per_commit=4, num_leases=2)
-    store.write(num_chunks=2 * CHUNKS_PER_TRAJECTORY + 2, per_commit=100, num_leases=2)
+    with closing(RawStore(tmp_path / "raw.sqlite3", chunk_tokens=4)) as store:
+        store.write(num_chunks=6, per_commit=4, num_leases=2)
+        store.write(num_chunks=2 * CHUNKS_PER_TRAJECTORY + 2, per_commit=100, num_leases=2)
     with sqlite3.connect(tmp_path / "raw.sqlite3") as connection:
         first = connection.execute("SELECT trajectory_id, start FROM chunks ORDER BY rowid LIMIT 6").fetchall()
         (num_chunks,) = connection.execute("SELECT count(*) FROM chunks").fetchone()
