@@ -10,6 +10,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from functools import cached_property
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -66,7 +67,7 @@ class Pip:
 
         Raises: SetupError if the main index does not answer.
         """
-        options = self._options()
+        options = self._options
         if options.get("no-index", "").lower() in ("1", "true", "yes", "on"):
             return
         main = options.get("index-url") or PYPI
@@ -100,12 +101,13 @@ class Pip:
 
     def why_dead(self, url: str, timeout_s: float = 15) -> str | None:
         """Why nobody answers at a URL, asked as pip would ask; None if somebody does."""
-        return why_dead(url, self._options().get("proxy"), timeout_s)
+        return why_dead(url, self._options.get("proxy"), timeout_s)
 
     def _command(self, *words: str) -> list[str]:
         other = () if self._runner == self._python else ("--python", str(self._python))
         return [str(self._runner), "-m", "pip", *other, *words]
 
+    @cached_property
     def _options(self) -> dict[str, str]:
         """What `pip install` would use, from its files and variables, by the option's name."""
         command = [str(self._runner), "-m", "pip", "config", "list"]

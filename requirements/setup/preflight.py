@@ -36,17 +36,15 @@ def complaints(folder: Path, need_gb: float) -> list[str]:
     if not os.access(writable, os.W_OK):
         found.append(f"{writable} cannot be written by this user: use a checkout of your own")
     else:
-        found.extend(space_missing({"the environment": writable}, need_gb))
+        found.extend(space_missing(writable, need_gb))
     return found
 
 
-def space_missing(places: dict[str, Path], need_gb: float) -> list[str]:
-    """Each place that has less free than needed, in gigabytes of 1e9 bytes."""
-    return [
-        f"{path} has {free / 1e9:.1f} GB free, and {what} needs {need_gb:.1f} GB: free some, or use a larger disk"
-        for what, path in places.items()
-        if (free := shutil.disk_usage(path).free) < need_gb * 1e9
-    ]
+def space_missing(path: Path, need_gb: float) -> list[str]:
+    """A line if there is less free than the environment needs, in gigabytes of 1e9 bytes."""
+    free_gb = shutil.disk_usage(path).free / 1e9
+    text = f"{path} has {free_gb:.1f} GB free, and the environment needs {need_gb:.1f} GB: free some, or use a larger disk"
+    return [text] if free_gb < need_gb else []
 
 
 def driver_too_old(version_file: Path) -> list[str]:

@@ -58,7 +58,7 @@ def install(pip: Pip, folder: Path, wanted: str) -> None:
 
 def install_ordinary(pip: Pip, folder: Path, reason: str) -> None:
     say(f"PyTorch: {ORDINARY.name} ({ORDINARY.download} to download), because {reason}")
-    if complaints := space_missing({"the environment": folder}, ORDINARY.disk_gb):
+    if complaints := space_missing(folder, ORDINARY.disk_gb):
         raise SetupError("; ".join(complaints))
     # cpu.txt has another version of Triton, which it brings later.
     later = {name_of(entry) for entry in requirement_lines(LISTS / "cpu.txt")}
