@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,10 @@ settings.load_profile("tests")
 
 # Processes are started with ``-P``, so the working directory is not on their path: modules of tests/ are found by this.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+# A shell ignores Ctrl-C in what it starts in the background, and what a test starts and interrupts would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # An environment of another checkout would test that checkout's code.
 for package in (gspo, gspo_protocol, gspo_services):

@@ -1,6 +1,7 @@
 """Both ends of a channel over real ZeroMQ, with a bad peer, a taken port or an absent peer."""
 
 import re
+import socket
 
 import msgspec
 import numpy as np
@@ -20,10 +21,10 @@ HEARTBEAT = Heartbeat(policy_version=3, status="serving", leases=[])
 
 
 def raw_dealer(context: zmq.asyncio.Context, endpoint: str, identity: bytes = b"stranger") -> zmq.asyncio.Socket:
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.IDENTITY, identity)
-    socket.connect(endpoint)
-    return socket
+    peer = context.socket(zmq.DEALER)
+    peer.setsockopt(zmq.IDENTITY, identity)
+    peer.connect(endpoint)
+    return peer
 
 
 async def test_a_message_and_its_arrays_arrive_as_they_were_sent_and_so_does_the_answer() -> None:
@@ -113,10 +114,10 @@ async def test_the_sender_learns_that_a_peer_is_not_there() -> None:
 
 async def test_a_full_queue_refuses_instead_of_growing() -> None:
     spec = msgspec.structs.replace(WORK, high_water_mark=3)
-    async with zmq_context() as context:
-        router = RouterChannel(context, WORK, ANY_PORT)
-        nobody_there = router.endpoint
-        router.close()
-        dealer = DealerChannel(context, spec, nobody_there, "rollout-0")
-        taken = [await dealer.send(HEARTBEAT) for _ in range(5)]
-        assert taken == [True, True, True, False, False]
+    # Its port is taken and nobody listens there: a port that is free may become another test's.
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        async with zmq_context() as context:
+            dealer = DealerChannel(context, spec, f"tcp://127.0.0.1:{deaf.getsockname()[1]}", "rollout-0")
+            taken = [await dealer.send(HEARTBEAT) for _ in range(5)]
+            assert taken == [True, True, True, False, False]
