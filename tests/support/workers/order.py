@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.workers.groups import group_of
 
-FIRST = ("tests/integration/", "tests/simulation/")
-"""Folders whose modules take longest, in this order: they start processes or play whole runs."""
+FIRST = ("tests/integration/", "tests/simulation/", "tests/unit/setup/", "tests/unit/docs/")
+"""Folders whose modules take longest, in this order: they start processes, play whole runs or make environments."""
 
 
 @pytest.hookimpl(optionalhook=True)
