@@ -8,7 +8,7 @@ from gspo_services.learner.broker.parts import PartStream
 FromBroker = Batch | BatchPart | SkipBatch | EndOfRun
 
 
-class Exchange:
+class BatchExchange:
     """One request at a time, and everything that it brings: each answer is taken once, parts in order and whole. Pure.
 
     produces:     ``hear``: what the training loop gets, with never more than CREDIT parts that it has not taken

@@ -27,7 +27,7 @@ from gspo_protocol.messages import (
     Welcome,
 )
 from gspo_services.learner.broker.batches import Answer
-from gspo_services.learner.broker.exchange import Exchange
+from gspo_services.learner.broker.exchange import BatchExchange
 from gspo_services.learner.broker.parts import DamagedPart
 from gspo_services.learner.broker.port import ToBroker
 from gspo_services.learner.broker.publisher import Publication, Publisher
@@ -89,7 +89,7 @@ class BrokerLoop:
             role="learner", peer="learner", session=session, clock=clock, fingerprint=run_fingerprint(settings),
             security=security, known=known,
         )  # fmt: skip
-        self._exchange = Exchange()
+        self._exchange = BatchExchange()
         self._resume: Resume | None = None
         """Sent after each new handshake."""
         self._handshakes_seen = 0

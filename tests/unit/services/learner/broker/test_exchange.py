@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gspo_protocol.messages import BatchPartRequest, BatchRequest, EndOfRun, SkipBatch
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
-from gspo_services.learner.broker.exchange import Exchange
+from gspo_services.learner.broker.exchange import BatchExchange
 from gspo_services.learner.broker.parts import CREDIT
 from tests.support.broker.made_batches import in_parts
 
@@ -17,8 +17,8 @@ END = EndOfRun(index=4, reason="stopped by operator: enough")
 SKIP = SkipBatch(index=4, reason="it crashed twice")
 
 
-def an_exchange(request: BatchRequest = REQUEST) -> Exchange:
-    exchange = Exchange()
+def an_exchange(request: BatchRequest = REQUEST) -> BatchExchange:
+    exchange = BatchExchange()
     exchange.want(request)
     return exchange
 
