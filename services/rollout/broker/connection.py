@@ -14,7 +14,7 @@ from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.settings import Settings, run_fingerprint
 
 HEARTBEAT_S: Final = 1.0
-SILENT_S: Final = 7.0
+SILENT_S: Final = 7 * HEARTBEAT_S
 """The broker answers every heartbeat: after this silence it is away."""
 
 
