@@ -3,7 +3,7 @@
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -13,7 +13,7 @@ import torch
 from gspo.adaptive import AdaptiveClip
 from gspo.calibration import LagCalibration
 from gspo.mismatch import MismatchTracker
-from gspo_protocol.messages import Batch, BatchRequest, Checkpointed, EndOfRun, Resume, SkipBatch, Trained
+from gspo_protocol.messages import BatchRequest, Checkpointed, EndOfRun, Resume, SkipBatch, Trained
 from gspo_services.learner.advantages import AdvantageSettings
 from gspo_services.learner.batch_failures import BatchFailures
 from gspo_services.learner.broker import Answer, AssembledBatch, BatchAnnounced, BrokerPort, assemble
@@ -75,16 +75,13 @@ class LearnerService:
         profile: Phases = NO_PROFILE,
         life: str = "",
         device: LearnerDevice | None = None,
-        versions_apart: Callable[[Batch], int] | None = None,
     ) -> None:
         """``broker`` is a ``NoBroker`` on all ranks but 0. ``train`` makes a batch's optimizer steps. ``background`` writes
         checkpoints if the settings want that; None: a thread. ``life`` names this life of the learner; empty: at random.
-        ``device``: the engine's; None: it is the learner's alone. ``versions_apart``: by how many versions a token of the
-        batch may be older than batch.max_lag allows; None: by none."""
+        ``device``: the engine's; None: it is the learner's alone."""
         self._device = OwnDevice() if device is None else device
         self._profile = profile
         self._train_batch = train
-        self._versions_apart = versions_apart
         self._settings = settings
         self._engine = engine
         self._broker = broker
@@ -102,7 +99,7 @@ class LearnerService:
         self._newest_trained = 0
         """The newest version's number of batches when this learner began."""
         self._root = settings.run.directory / "checkpoints"
-        self._versions = Versions(self._root, life or uuid.uuid4().hex, broker.commits)
+        self._versions = Versions(self._root, life or uuid.uuid4().hex, broker.commit)
         if not settings.learner.checkpoint_in_background:
             background = None
         elif background is None:
@@ -195,7 +192,7 @@ class LearnerService:
             if answer != NOT_YET:
                 if welcome is not None:
                     require_own_directory(self._root, welcome)
-                    self._versions.begin(welcome, *self._broker.welcomes())
+                    self._versions.begin(welcome)
                 return answer
             self._health.not_ready(self._broker.reason_to_wait)
 
@@ -222,9 +219,6 @@ class LearnerService:
 
     def _train(self, assembled: AssembledBatch) -> None:
         batch, groups = assembled.batch, assembled.groups
-        max_lag = self._settings.batch.max_lag
-        if self._versions_apart is not None:
-            max_lag += self._versions_apart(batch)
         begin = self._clock.now()
         with self._failures.of(batch.index):
             report = self._train_batch(
@@ -236,7 +230,7 @@ class LearnerService:
                 mismatch=self._mismatch,
                 adaptive_clip=self._adaptive_clip,
                 calibration=self._calibration,
-                max_lag=max_lag,
+                max_lag=self._settings.batch.max_lag,
                 advantages=self._advantages,
                 token_dump=TokenDump.wanted(self._settings, self._engine, batch, groups),
             )

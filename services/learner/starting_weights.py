@@ -66,7 +66,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
             health.not_ready(broker.reason_to_wait)
             welcome = broker.wait_welcome(POLL_S)
         versions = Versions(settings.run.directory / "checkpoints", uuid.uuid4().hex)
-        versions.begin(welcome, *broker.welcomes())
+        versions.begin(welcome)
         weights = copy_parameters(served_parameters(model, gathered=nullcontext, dtype=DTYPES[settings.model.dtype]))
         version = versions.number(weights, 0)
         versions.reserve(version, 0)

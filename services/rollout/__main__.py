@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final, Literal, NoReturn
@@ -14,7 +14,7 @@ import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
 from gspo_protocol.sessions import new_session
-from gspo_services.rollout.broker import Brokers, open_broker
+from gspo_services.rollout.broker import open_broker
 from gspo_services.rollout.colocate import TimeSharing
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.opening import Policy, group_rewards, open_all_episodes, open_comparing, open_user_code
@@ -157,8 +157,7 @@ async def _generate(
             comparing = await stack.enter_async_context(open_comparing(settings, player, metrics))
             lock = await stack.enter_async_context(_first_hold(settings, arguments.name, clock, metrics))
             engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size, registry, lock))
-            opened = _open_brokers(settings, context, name=arguments.name, clock=clock, security=security)
-            brokers = stack.enter_context(opened)
+            broker = stack.enter_context(open_broker(settings, context, name=arguments.name, clock=clock, security=security))
             directory = stack.enter_context(weights_directory(settings, arguments.name))
             weight_peers = None
             if settings.rollout.peer_weights_endpoint:
@@ -184,19 +183,19 @@ async def _generate(
                 device=EngineDevice(engine, lock, clock=clock, metrics=metrics),
             )
             policy = Policy(
-                tokenizer=tokenizer, engine=engine, broker=brokers, may_generate=sync.may_generate, metrics=metrics,
+                tokenizer=tokenizer, engine=engine, broker=broker, may_generate=sync.may_generate, metrics=metrics,
                 clock=clock, wall_s=lambda: datetime.now(tz=UTC).timestamp(),
             )  # fmt: skip
             episodes = await stack.enter_async_context(open_all_episodes(settings, arguments.name, policy, player, registry))
             service = RolloutService(
                 episodes=episodes,
-                brokers=brokers,
+                broker=broker,
                 sync=sync,
                 settings=settings.rollout,
                 clock=clock,
                 health=health,
                 metrics=metrics,
-                sharing=None if lock is None else TimeSharing(sync, asks_of=lambda: brokers.there),
+                sharing=None if lock is None else TimeSharing(sync),
                 groups=group_rewards(settings, policy, comparing),
             )
             started.set()
@@ -209,17 +208,6 @@ async def _generate(
         raise ServiceError(str(error)) from error
     finally:
         context.destroy(linger=1000)
-
-
-def _open_brokers(
-    settings: Settings, context: zmq.asyncio.Context, *, name: str, clock: Clock, security: Security
-) -> AbstractContextManager[Brokers]:
-    """The connection to the run's broker, or to all of several. Raises: EndpointError, from the context."""
-    if settings.broker.num_brokers == 1:
-        return open_broker(settings, context, name=name, clock=clock, security=security)
-    from gspo_services.rollout.several import open_brokers
-
-    return open_brokers(settings, context, name=name, clock=clock, security=security)
 
 
 async def _shared(settings: Settings, engine: Engine) -> int:

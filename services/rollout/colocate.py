@@ -1,12 +1,12 @@
 """When a rollout takes a device that the learner uses, too, and when it gives it back.
 
-It keeps the device while it has leases, and until every broker has answered that the window of its version is spent. While
+It keeps the device while it has leases, and until the broker has answered that the window of its version is spent. While
 its engine serves nothing it gives the device back at once: the next version may need the learner, which may need the device.
 ``services/shared/colocate.py`` says why nobody waits for ever.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from gspo_services.rollout.weights import WeightSync
@@ -23,30 +23,25 @@ class TimeSharing:
     unblocked by: Lease; NoLease; the learner gives the device back
     """
 
-    def __init__(
-        self, sync: WeightSync, *, look_s: float = LOOK_S, asks_of: Callable[[], Sequence[int]] = lambda: (0,)
-    ) -> None:
-        """``asks_of``: the brokers that are there; what another one would say is not waited for."""
+    def __init__(self, sync: WeightSync, *, look_s: float = LOOK_S) -> None:
         self._sync = sync
         self._look_s = look_s
-        self._asks_of = asks_of
-        self._asked: dict[int, int] = {}
-        self._spent: dict[int, int] = {}
-        """The version for which a broker had nothing more."""
+        self._asked = 0
+        self._spent = 0
+        """The version for which the broker had nothing more."""
 
-    def asked(self, policy_version: int, num_running: int, broker: int = 0) -> None:
+    def asked(self, policy_version: int, num_running: int) -> None:
         """The rollout asks for leases, as a server of this version. Only without any in hand does a refusal end its hold:
         what they lead to may make room for more."""
-        self._asked[broker] = 0 if num_running else policy_version
+        self._asked = 0 if num_running else policy_version
 
-    def refused(self, broker: int = 0) -> None:
+    def refused(self) -> None:
         """The broker has no lease for it now."""
-        self._spent[broker] = self._asked.get(broker, 0)
+        self._spent = self._asked
 
     def leased(self) -> None:
         """A lease has come. That the same answer had no more of them does not end its hold either."""
-        self._asked.clear()
-        self._spent.clear()
+        self._asked = self._spent = 0
 
     def may_end(self, num_running: int) -> bool:
         """Return whether the engine has no use for the device now."""
@@ -54,8 +49,7 @@ class TimeSharing:
             return False
         if not self._sync.may_generate.is_set():
             return True
-        spent = [self._spent.get(broker, 0) == self._sync.policy_version for broker in self._asks_of()]
-        return not num_running and bool(spent) and all(spent)
+        return not num_running and self._spent == self._sync.policy_version
 
     @property
     def waits(self) -> bool:

@@ -1,11 +1,10 @@
 """The leases that a rollout holds, and whether they make progress."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gspo_protocol.messages import Grade, Lease, LeaseKey
-from gspo_services.rollout.broker import Brokers
+from gspo_protocol.messages import Grade, Lease
 from gspo_services.rollout.work import EpisodeWork
 
 
@@ -16,22 +15,6 @@ class HeldLease:
     lease: Lease | Grade
     work: EpisodeWork
     task: asyncio.Task[None]
-
-
-def num_by_broker(held: Mapping[int, HeldLease], brokers: Brokers) -> list[int]:
-    """Count the leases of each broker."""
-    numbers = [0] * len(brokers)
-    for trajectory_id in held:
-        numbers[brokers.of(trajectory_id)] += 1
-    return numbers
-
-
-def keys_by_broker(held: Mapping[int, HeldLease], brokers: Brokers) -> list[list[LeaseKey]]:
-    """Return the leases of each broker."""
-    keys: list[list[LeaseKey]] = [[] for _ in range(len(brokers))]
-    for trajectory_id, each in held.items():
-        keys[brokers.of(trajectory_id)].append(LeaseKey(trajectory_id, each.lease.epoch))
-    return keys
 
 
 class WorkSeen:

@@ -1,7 +1,7 @@
 """A rollout: one SGLang server and the episodes in flight on it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -12,6 +12,7 @@ from gspo_protocol.messages import (
     Heartbeat,
     Lease,
     LeaseEnded,
+    LeaseKey,
     LeaseRequest,
     NoLease,
     Pulse,
@@ -20,15 +21,15 @@ from gspo_protocol.messages import (
 )
 from gspo_protocol.messages.base import shortened
 from gspo_protocol.messages.work import RolloutStatus
-from gspo_services.rollout.broker import Brokers, LeaseRequests
+from gspo_services.rollout.broker import HEARTBEAT_S, Ask, LeaseRequests, no_answer, why_away
 from gspo_services.rollout.colocate import TimeSharing
 from gspo_services.rollout.group_rewards import GroupRewards
-from gspo_services.rollout.held_leases import HeldLease, WorkSeen, keys_by_broker, num_by_broker
+from gspo_services.rollout.held_leases import HeldLease, WorkSeen
 from gspo_services.rollout.metrics import STATUSES, RolloutMetrics
 from gspo_services.rollout.sglang import EngineError
 from gspo_services.rollout.weights import WeightSync
 from gspo_services.rollout.work import EpisodeFailed, EpisodeRunner, EpisodeSpared, EpisodeWork
-from gspo_services.shared.net import Delivered
+from gspo_services.shared.net import Delivered, PeerClient
 from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.runtime.lifecycle import until_stopped
@@ -56,7 +57,7 @@ class RolloutService:
         self,
         *,
         episodes: EpisodeRunner,
-        brokers: Brokers,
+        broker: PeerClient,
         sync: WeightSync,
         settings: Rollout,
         clock: Clock,
@@ -64,30 +65,31 @@ class RolloutService:
         metrics: RolloutMetrics,
         sharing: TimeSharing | None = None,
         groups: GroupRewards | None = None,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         """``sharing``: of the engine's device; None: it is the engine's alone. ``groups``: compares answers; None: nothing
         does (``reward.group``)."""
         self._episodes = episodes
-        self._brokers = brokers
+        self._broker = broker
         self._sync = sync
         self._settings = settings
         self._clock = clock
         self._health = health
         self._metrics = metrics
-        self._beats = brokers.beats
+        self._heartbeat_s = heartbeat_s
         self._sharing = sharing
         self._groups = groups
         self._running: dict[int, HeldLease] = {}
         self._late: list[asyncio.Task[None]] = []
         self._seen = WorkSeen()
         self._wake = asyncio.Event()
-        self._requests = LeaseRequests(len(brokers), settings.max_running)
-        self._versions = brokers.versions
+        self._requests = LeaseRequests(settings.max_running)
         self._draining = False
-        self._said: list[RolloutStatus | None] = [None] * len(brokers)
+        self._said: RolloutStatus | None = None
+        """The status in the last heartbeat of this connection."""
         self._engine_failures = 0
-        self._stopping = [False] * len(brokers)
-        self._all_stopping = asyncio.Event()
+        self._is_over = asyncio.Event()
+        """Set once the broker has ended the run."""
         metrics.episodes_limit.set(settings.max_running)
         sync.on_change(self._wake.set)
 
@@ -98,9 +100,7 @@ class RolloutService:
         """
         async with self._channels():
             async with asyncio.TaskGroup() as tasks:
-                receiving = [
-                    tasks.create_task(self._receive(broker, tasks), name="receive") for broker in range(len(self._brokers))
-                ]
+                receiving = tasks.create_task(self._receive(tasks), name="receive")
                 loops = [
                     tasks.create_task(self._ask(), name="ask"),
                     tasks.create_task(self._beat(), name="heartbeat"),
@@ -112,16 +112,16 @@ class RolloutService:
                 for loop in loops:
                     loop.cancel()
                 await self._drain()
-                for task in (*receiving, *self._late):
+                for task in (receiving, *self._late):
                     task.cancel()
-        return self._all_stopping.is_set()
+        return self._is_over.is_set()
 
     @asynccontextmanager
     async def _channels(self) -> AsyncIterator[None]:
-        """Keep the brokers' channels and the weight channel open until everything is handed back."""
+        """Keep the broker's channel and the weight channel open until everything is handed back."""
         async with asyncio.TaskGroup() as tasks:
             running = [
-                *(tasks.create_task(client.run(), name="broker-client") for client in self._brokers.clients),
+                tasks.create_task(self._broker.run(), name="broker-client"),
                 tasks.create_task(self._sync.run(), name="weight-sync"),
             ]
             try:
@@ -132,7 +132,7 @@ class RolloutService:
 
     async def _until_over(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
-            waits = [tasks.create_task(event.wait()) for event in (stop, self._all_stopping)]
+            waits = [tasks.create_task(event.wait()) for event in (stop, self._is_over)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()
@@ -147,49 +147,36 @@ class RolloutService:
             return "verifying" if self._sync.loading else "starting"
         return "serving"
 
-    def _status_for(self, broker: int) -> RolloutStatus:
-        """Return the status for ``broker``, which grants no leases to an engine with a version unknown to it."""
-        status = self._status
-        return "verifying" if status == "serving" and not self._is_known_to(broker) else status
-
-    def _is_known_to(self, broker: int) -> bool:
-        return self._versions.may_have(broker, self._sync.policy_version)
-
     # --- receive -----------------------------------------------------------------------------------------------------
 
-    async def _receive(self, broker: int, tasks: asyncio.TaskGroup) -> None:
-        inbox = self._brokers.clients[broker].inbox
+    async def _receive(self, tasks: asyncio.TaskGroup) -> None:
         while True:
-            delivered = await inbox.get()
+            delivered = await self._broker.inbox.get()
             self._health.beat()
-            self._on_message(broker, delivered, tasks)
+            self._on_message(delivered, tasks)
 
-    def _on_message(self, broker: int, delivered: Delivered, tasks: asyncio.TaskGroup) -> None:
+    def _on_message(self, delivered: Delivered, tasks: asyncio.TaskGroup) -> None:
         message = delivered.message
+        if isinstance(message, Welcome | Pulse):
+            # Followed also back to what is left after a loss.
+            self._sync.announce(message.policy_version, message.weights_endpoint)
         if isinstance(message, Welcome):
-            self._on_announced(broker, message)
-            self._requests.welcomed(broker)
-            self._said[broker] = None
+            self._requests.welcomed()
+            self._said = None
             self._wake.set()
         elif isinstance(message, Pulse):
-            self._on_announced(broker, message)
-            self._stopping[broker] = message.stopping
-            if all(self._stopping):
-                self._all_stopping.set()
+            if message.stopping:
+                self._is_over.set()
         elif isinstance(message, Lease | Grade):
-            self._requests.leased(broker)
+            self._requests.leased()
             self._start_episode(message, delivered, tasks)
         elif isinstance(message, NoLease):
-            if self._requests.refused(broker, message.request_id, self._clock.now() + message.retry_s):
+            if self._requests.refused(message.request_id, self._clock.now() + message.retry_s):
                 if self._sharing is not None:
-                    self._sharing.refused(broker)
+                    self._sharing.refused()
                 self._wake.set()
         elif isinstance(message, LeaseEnded):
             self._end_episode(message)
-
-    def _on_announced(self, broker: int, message: Welcome | Pulse) -> None:
-        self._versions.announced(broker, message.policy_version, message.weights_endpoint)
-        self._sync.announce(*self._versions.common)
 
     def _start_episode(self, lease: Lease | Grade, delivered: Delivered, tasks: asyncio.TaskGroup) -> None:
         name = f"trajectory-{lease.trajectory_id}-{lease.epoch}"
@@ -287,7 +274,7 @@ class RolloutService:
         self._metrics.episodes_running.set(len(self._running))
 
     async def _release(self, lease: Lease | Grade, reason: str, *, failed: bool) -> None:
-        await self._brokers.send(
+        await self._broker.send(
             Release(trajectory_id=lease.trajectory_id, epoch=lease.epoch, reason=shortened(reason), failed=failed)
         )
 
@@ -305,18 +292,19 @@ class RolloutService:
         log.info("draining", episodes=len(episodes), budget_s=self._settings.drain_s)
         try:
             async with asyncio.timeout(self._settings.drain_s):
-                await self._send_heartbeats(range(len(self._brokers)))
+                await self._send_heartbeat()
                 await self._stop_generating([episode.task for episode in episodes])
                 for episode in episodes:
                     episode.task.cancel("draining")
                 if episodes:
                     await asyncio.wait([episode.task for episode in episodes])
-                async with asyncio.TaskGroup() as tasks:
-                    for broker in range(len(self._brokers)):
-                        tasks.create_task(self._hand_back_to(broker, episodes), name="hand-back")
-                await self._brokers.flushed()
+                for episode in episodes:
+                    # Not an episode that ended by itself meanwhile, nor a lease that the broker took away.
+                    if episode.task.cancelled() and self._running.get(episode.lease.trajectory_id) is episode:
+                        await self._hand_back(episode.lease, episode.work)
+                await self._broker.flushed()
         except TimeoutError:
-            log.warning("drain_incomplete", unacknowledged=self._brokers.num_unacknowledged)
+            log.warning("drain_incomplete", unacknowledged=self._broker.num_unacknowledged)
 
     async def _stop_generating(self, tasks: list[asyncio.Task[None]]) -> None:
         """Have the engine end every request with the tokens that it has made. Where it does not in time, those of the last
@@ -330,15 +318,6 @@ class RolloutService:
         except (TimeoutError, EngineError) as error:
             running = sum(not task.done() for task in tasks)
             log.info("generation_cut_off", episodes=running, reason=str(error) or "the engine did not end them in time")
-
-    async def _hand_back_to(self, broker: int, episodes: list[HeldLease]) -> None:
-        """One broker's by itself: one that is away takes nothing, and must not hold up what the others get."""
-        for episode in episodes:
-            # Not an episode that ended by itself meanwhile, nor a lease that the broker took away.
-            trajectory_id = episode.lease.trajectory_id
-            is_here = episode.task.cancelled() and self._running.get(trajectory_id) is episode
-            if is_here and self._brokers.of(trajectory_id) == broker:
-                await self._hand_back(episode.lease, episode.work)
 
     async def _send_rest(self, lease: Lease | Grade, work: EpisodeWork) -> None:
         try:
@@ -357,52 +336,46 @@ class RolloutService:
     async def _ask(self) -> None:
         while True:
             now = self._clock.now()
-            if self._status == "serving":
-                for ask in self._requests.ask(now, num_by_broker(self._running, self._brokers), self._may_ask):
-                    if self._said[ask.broker] != "serving":
-                        # A broker gives leases only to a rollout that has said that it serves.
-                        await self._send_heartbeats([ask.broker])
-                    version = self._sync.policy_version
-                    if self._sharing is not None:
-                        self._sharing.asked(version, len(self._running), ask.broker)
-                    request = LeaseRequest(request_id=ask.request_id, capacity=ask.capacity, policy_version=version)
-                    await self._brokers.clients[ask.broker].send(request)
+            if self._status == "serving" and self._broker.connected:
+                ask = self._requests.ask(now, len(self._running))
+                if ask is not None:
+                    await self._send_request(ask)
             until = self._requests.pauses_until(now)
-            beat_s = self._beats.heartbeat_s
-            await until_stopped(self._wake, beat_s if until is None else min(until - now, beat_s))
+            pause_s = self._heartbeat_s if until is None else min(until - now, self._heartbeat_s)
+            await until_stopped(self._wake, pause_s)
             self._wake.clear()
 
-    def _may_ask(self, broker: int) -> bool:
-        client = self._brokers.clients[broker]
-        return client.connected and not self._stopping[broker] and self._is_known_to(broker)
+    async def _send_request(self, ask: Ask) -> None:
+        if self._said != "serving":
+            # The broker gives leases only to a rollout that has said that it serves.
+            await self._send_heartbeat()
+        version = self._sync.policy_version
+        if self._sharing is not None:
+            self._sharing.asked(version, len(self._running))
+        await self._broker.send(LeaseRequest(request_id=ask.request_id, capacity=ask.capacity, policy_version=version))
 
     async def _beat(self) -> None:
         while True:
             self._health.beat()
-            due = self._beats.next()
-            changed = [broker for broker in range(len(self._brokers)) if self._said[broker] != self._status_for(broker)]
-            await self._send_heartbeats({*due, *changed})
-            await asyncio.sleep(self._beats.heartbeat_s)
+            await self._send_heartbeat()
+            await asyncio.sleep(self._heartbeat_s)
 
-    async def _send_heartbeats(self, brokers: Collection[int]) -> None:
-        """Send each broker a heartbeat of its own leases."""
+    async def _send_heartbeat(self) -> None:
         self._report()
-        leases = keys_by_broker(self._running, self._brokers)
-        for broker in brokers:
-            self._said[broker] = status = self._status_for(broker)
-            beat = Heartbeat(policy_version=self._sync.policy_version, status=status, leases=leases[broker])
-            await self._brokers.clients[broker].send(beat)
+        self._said = status = self._status
+        leases = [LeaseKey(trajectory_id, each.lease.epoch) for trajectory_id, each in self._running.items()]
+        await self._broker.send(Heartbeat(policy_version=self._sync.policy_version, status=status, leases=leases))
 
     def _report(self) -> None:
         """Report metrics and readiness."""
         status = self._status
         for name in STATUSES:
             self._metrics.status.labels(status=name).set(name == status)
-        self._metrics.unacknowledged.set(self._brokers.num_unacknowledged)
+        self._metrics.unacknowledged.set(self._broker.num_unacknowledged)
         if status != "serving":
-            waits = "" if self._draining else self._brokers.unanswered or self._versions.waits
+            waits = "" if self._draining else no_answer(self._broker)
             self._health.not_ready(self._sync.quarantined or waits or status)
-        elif away := self._brokers.away:
+        elif away := why_away(self._broker):
             self._health.not_ready(away)
         elif self._has_worked():
             self._health.progress()

@@ -30,14 +30,14 @@ class PolicyEngine(Protocol):
 
 
 class EpisodeIntake(Protocol):
-    """What takes the messages of episodes: the connections to the brokers, or what stands in its place."""
+    """What takes the messages of episodes: the connection to the broker, or what stands in its place."""
 
     async def send(self, message: Message, arrays: Mapping[str, Array] | None = None) -> None:
         """See ``PeerClient.send``."""
         ...
 
-    async def acknowledged(self, trajectory_id: int) -> None:
-        """Wait until everything that was sent of this trajectory so far is acknowledged."""
+    async def acknowledged(self) -> None:
+        """Wait until everything that was sent so far is acknowledged."""
         ...
 
 

@@ -16,7 +16,6 @@ from gspo_protocol.messages import Published, TensorInfo
 from gspo_services.learner.metrics import LearnerMetrics
 from gspo_services.learner.weights.server import WeightServer
 from gspo_services.learner.weights.snapshot import SnapshotStore
-from gspo_services.rollout.broker import OneBroker
 from gspo_services.rollout.metrics import RolloutMetrics
 from gspo_services.rollout.service import RolloutService
 from gspo_services.rollout.tokenizer import ChatTokenizer
@@ -94,14 +93,14 @@ class Fleet:
         loop = an_environment_loop(
             ChatTokenizer(model),
             engine=self.engine,
-            broker=OneBroker(self.client),
+            broker=self.client,
             may_generate=sync.may_generate,
             metrics=metrics,
             any_task=True,
         )
         self.rollout = RolloutService(
             episodes=loop,
-            brokers=OneBroker(self.client),
+            broker=self.client,
             sync=sync,
             settings=Rollout(),
             clock=self.clock,

@@ -18,9 +18,9 @@ from gspo_protocol.messages import Trained
 from gspo_protocol.messages.experts import ModelExperts
 from gspo_services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
-from gspo_services.learner.broker.client import BrokerClient
 from gspo_services.learner.broker.loop import BrokerLoop
 from gspo_services.learner.broker.port import ToBroker
+from gspo_services.learner.broker.thread import BrokerThread
 from gspo_services.learner.engine.engine import LearnerEngine
 from gspo_services.learner.trainer import BatchReport
 from gspo_services.learner.weights.weight_copy import WeightCopy
@@ -105,8 +105,8 @@ class Turns:
         self._loop_may.release()
 
 
-class SimBrokerClient(BrokerClient):
-    """``BrokerThread`` without its thread: the same calls, which take virtual time."""
+class SimBrokerClient(BrokerThread):
+    """``BrokerThread`` without the thread: the same calls, which take virtual time."""
 
     def __init__(self, loop: BrokerLoop, arrived: "asyncio.Queue[Answer]", audit: Audit) -> None:
         self._loop = loop

@@ -58,7 +58,7 @@ class LedgerBroker:
         received = decode([bytes(frame) for frame in encode(message, arrays)])
         self.take(received.message, received.arrays)
 
-    async def acknowledged(self, trajectory_id: int) -> None:
+    async def acknowledged(self) -> None:
         await asyncio.sleep(0)
         if self.full.is_set():
             await asyncio.Event().wait()

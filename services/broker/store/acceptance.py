@@ -83,13 +83,13 @@ def _accept(ledger: Path, loss: Loss) -> Path:
 
 
 def forget_commits(directory: Path) -> None:
-    """Have the learner of a run take any past of its ledger, because a person has chosen another one: it notes commits."""
+    """Have the learner of a run take any past of its ledger, because a person has chosen another one: it notes a commit."""
     note = directory / "checkpoints" / "last-version"
     try:
         found = json.loads(note.read_bytes())
     except (OSError, ValueError, RecursionError):
         return  # There is none, or the learner will say what is wrong with it.
-    if isinstance(found, dict) and found.pop("commits", None):
+    if isinstance(found, dict) and found.pop("commit", None):
         replace_file(note, json.dumps(found) + "\n")
 
 

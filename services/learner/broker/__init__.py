@@ -2,12 +2,8 @@
 
 from gspo_services.learner.broker.assembly import AssembledBatch, Assembly, assemble
 from gspo_services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
-from gspo_services.learner.broker.connection import BrokerConnection
-from gspo_services.learner.broker.connections import BrokerConnections, MakeConnections, OpenConnection, Question
-from gspo_services.learner.broker.no_broker import NoBroker
-from gspo_services.learner.broker.one_connection import OneConnection
 from gspo_services.learner.broker.parts import CREDIT
-from gspo_services.learner.broker.port import BrokerPort, ToBroker
+from gspo_services.learner.broker.port import BrokerPort, NoBroker, ToBroker
 from gspo_services.learner.broker.thread import BrokerThread
 
 __all__ = [
@@ -16,16 +12,10 @@ __all__ = [
     "AssembledBatch",
     "Assembly",
     "BatchAnnounced",
-    "BrokerConnection",
-    "BrokerConnections",
     "BrokerPort",
     "BrokerThread",
-    "MakeConnections",
     "NoBroker",
-    "OneConnection",
-    "OpenConnection",
     "PartArrived",
-    "Question",
     "ToBroker",
     "assemble",
 ]

@@ -162,7 +162,7 @@ class Assembly:
         self._adapters = [_adapter_of(item, adapters) for item in batch.items]
         self._num_tokens = batch.num_tokens
         self._ends = list(accumulate(item.num_tokens for item in batch.items))
-        self._next_part = self._num_added = 0
+        self._next_part = 0
         self._open: dict[int, _Trajectory] = {}
         by_group: dict[int, list[int]] = {}
         for place, item in enumerate(batch.items):
@@ -189,27 +189,23 @@ class Assembly:
 
     @property
     def complete(self) -> bool:
-        return self._num_added == self._num_tokens
+        return self._next_part == self._batch.num_parts
 
     def add(self, part: BatchPart, arrays: Mapping[str, Array]) -> None:
         """Take the next part.
 
         Raises: ValueError when it is a different part, or a trajectory differs from its announcement.
         """
-        # Not a multiple of part_tokens: with several brokers, the last part of each share holds only the rest.
-        begin = self._num_added
-        end = begin + len(arrays["token_ids"])
-        if (
-            (part.index, part.part) != (self._batch.index, self._next_part)
-            or end - begin > self._batch.part_tokens
-            or end > self._num_tokens
-        ):
+        begin = self._next_part * self._batch.part_tokens
+        expected = self._batch.tokens_of(self._next_part)
+        num_tokens = len(arrays["token_ids"])
+        if (part.index, part.part, num_tokens) != (self._batch.index, self._next_part, expected):
             raise ValueError(
-                f"part {part.part} of batch {part.index} with {end - begin} tokens, next is part {self._next_part} of batch "
-                f"{self._batch.index} with up to {min(self._batch.part_tokens, self._num_tokens - begin)}"
+                f"part {part.part} of batch {part.index} with {num_tokens} tokens, next is part {self._next_part} of batch "
+                f"{self._batch.index} with {expected}"
             )
         self._next_part += 1
-        self._num_added = end
+        end = begin + num_tokens
         for place in range(np.searchsorted(self._ends, begin, "right"), np.searchsorted(self._ends, end, "left") + 1):
             if place not in self._own:
                 continue
@@ -278,15 +274,11 @@ def assemble(
         assembly = Assembly(announced.batch, announced.arrays, rows_of, adapters)
     while not assembly.complete:
         arrived = next_arrival()
-        if isinstance(arrived, BatchAnnounced):
-            # One of several brokers cannot read its share: the batch consists of the others' shares, which come again.
-            with watched(index):
-                assembly = Assembly(arrived.batch, arrived.arrays, rows_of, adapters)
-        elif isinstance(arrived, PartArrived):
-            with watched(index):
-                assembly.add(arrived.part, arrived.arrays)
-        else:
+        if not isinstance(arrived, PartArrived):
+            assert not isinstance(arrived, BatchAnnounced), arrived.batch.index
             return arrived
+        with watched(index):
+            assembly.add(arrived.part, arrived.arrays)
     with watched(index):
         return assembly.assembled()
 

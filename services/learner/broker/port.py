@@ -1,7 +1,7 @@
 """The training loop's interface to the broker."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from gspo_protocol.messages import BatchFailed, BatchRequest, Checkpointed, LedgerCommit, Resume, Trained, Welcome
 from gspo_protocol.messages.experts import ModelExperts
@@ -12,7 +12,7 @@ ToBroker = Resume | BatchRequest | Trained | BatchFailed | Checkpointed
 
 
 class BrokerPort(ABC):
-    """A rank's broker: rank 0's is connected (``BrokerClient``) or stands in for a connected one, the other ranks have
+    """A rank's broker: rank 0's is connected (``BrokerThread``) or stands in for a connected one, the other ranks have
     ``NoBroker``. Its methods block."""
 
     @property
@@ -24,14 +24,10 @@ class BrokerPort(ABC):
     def wait_welcome(self, timeout_s: float) -> Welcome | None:
         """Wait for the broker's Welcome; None when it did not come in time."""
 
-    def welcomes(self) -> Sequence[Welcome]:
-        """Return each broker's Welcome, where there are several; ``wait_welcome`` combines them."""
-        return ()
-
-    def commits(self) -> Sequence[LedgerCommit | None]:
-        """Return the newest commit of each broker's ledger that this learner was told of: what it has trained is in that
-        past."""
-        return ()
+    def commit(self) -> LedgerCommit | None:
+        """Return the newest commit of the broker's ledger that this learner was told of: what it has trained is in that
+        past. None: of none."""
+        return None
 
     @abstractmethod
     def tell(self, message: ToBroker) -> None:
@@ -86,3 +82,40 @@ class BrokerPort(ABC):
 
         The time that digests and a delta take does not count.
         """
+
+
+class NoBroker(BrokerPort):
+    """The broker of ranks other than 0: it sends and expects nothing, and answers at once. What rank 0 receives reaches
+    these ranks in collectives (``services/learner/share.py``)."""
+
+    reason_to_wait = "rank 0 waits for the broker"
+
+    def wait_welcome(self, timeout_s: float) -> Welcome | None:
+        return None
+
+    def tell(self, message: ToBroker) -> None:
+        """Do nothing: rank 0 tells the broker."""
+
+    def take(self, timeout_s: float) -> Answer | None:
+        return None
+
+    def publish(
+        self,
+        policy_version: int,
+        weights: WeightCopy,
+        trained_batches: int,
+        vocabulary: int,
+        note_digest: Callable[[str], None],
+        experts: ModelExperts | None = None,
+    ) -> None:
+        raise AssertionError("only rank 0 has copies of the weights, and only it can publish them")
+
+    def wait_for_room(self) -> None:
+        """Return at once: this rank publishes nothing."""
+
+    def acknowledged(self, next_batch: int) -> bool:
+        """Return True: only rank 0 knows of missing reports."""
+        return True
+
+    def flush(self, timeout_s: float) -> bool:
+        return True

@@ -9,19 +9,22 @@ import concurrent.futures
 import contextlib
 import queue
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
 import zmq.asyncio
 
-from gspo_services.learner.broker.batches import Answer
-from gspo_services.learner.broker.client import CALL_TIMEOUT_S, BrokerClient
-from gspo_services.learner.broker.connections import MakeConnections
+from gspo_protocol.messages import LedgerCommit, Welcome
+from gspo_protocol.messages.experts import ModelExperts
+from gspo_services.learner.broker.batches import Answer, PartArrived
 from gspo_services.learner.broker.loop import REQUEST_INTERVAL_S, BrokerLoop, KnownCommit
-from gspo_services.learner.broker.one_connection import OneConnection
 from gspo_services.learner.broker.parts import CREDIT
+from gspo_services.learner.broker.port import BrokerPort, ToBroker
+from gspo_services.learner.broker.publisher import Publication
 from gspo_services.learner.metrics import LearnerMetrics
+from gspo_services.learner.weights import WeightCopy
 from gspo_services.shared.runtime.clock import Clock
 from gspo_services.shared.runtime.errors import ServiceError
 from gspo_services.shared.runtime.telemetry import Health
@@ -30,25 +33,21 @@ from gspo_services.shared.settings import Settings
 log = structlog.get_logger()
 T = TypeVar("T")
 
+CALL_TIMEOUT_S: Final = 600.0
 MAX_ARRIVALS: Final = CREDIT + 4
 """A batch, its parts, and the word that it is to be skipped, with room to spare."""
 
 
-def max_arrivals(num_brokers: int) -> int:
-    """Return how many answers may wait for the training thread. Of several brokers, the batch is announced again for each
-    whose share cannot be read.
-    """
-    return MAX_ARRIVALS + num_brokers - 1
-
-
-class BrokerThread(BrokerClient):
-    """A ``BrokerClient`` and the thread that its loop runs in, a context manager. Every later call raises what ended
-    the loop.
+class BrokerThread(BrokerPort):
+    """The training thread's side of a ``BrokerLoop``, and the thread that the loop runs in, a context manager. Every later
+    call raises what ended the loop.
 
     produces:     batches and ends of run, in order of request
     waits for:    the broker
     unblocked by: Batch, BatchPart, EndOfRun; the caller's timeout
     """
+
+    _loop: BrokerLoop
 
     def __init__(
         self,
@@ -58,22 +57,17 @@ class BrokerThread(BrokerClient):
         clock: Clock,
         health: Health,
         metrics: LearnerMetrics,
-        connections: MakeConnections = OneConnection,
         request_interval_s: float = REQUEST_INTERVAL_S,
-        known: KnownCommit = lambda _: None,
+        known: KnownCommit = lambda: None,
     ) -> None:
-        """``connections``: connects to the broker, or to several. ``request_interval_s``: time between repetitions of an
-        unanswered request. ``known``: what a former life was told."""
-        self._connections = connections
-        self._known = known
-        self._request_interval_s = request_interval_s
-        self._settings = settings
-        self._session = session
-        self._clock = clock
-        self._health = health
-        self._metrics = metrics
+        """See ``BrokerLoop``."""
         # One request is under way at a time, and few parts of its batch, so that there is room.
-        self._arrived: queue.Queue[Answer] = queue.Queue(maxsize=max_arrivals(settings.broker.num_brokers))
+        self._arrived: queue.Queue[Answer] = queue.Queue(maxsize=MAX_ARRIVALS)
+        self._connect = partial(
+            BrokerLoop, settings,
+            session=session, clock=clock, health=health, metrics=metrics, arrived=self._arrived.put_nowait,
+            request_interval_s=request_interval_s, known=known,
+        )  # fmt: skip
         self._started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run_thread, name="broker-loop", daemon=True)
@@ -94,7 +88,87 @@ class BrokerThread(BrokerClient):
 
     # --- called by the training thread -------------------------------------------------------------------------------
 
+    @property
+    def reason_to_wait(self) -> str:
+        return self._loop.reason_to_wait
+
+    def wait_welcome(self, timeout_s: float) -> Welcome | None:
+        try:
+            return self._call(self._loop.welcome(), timeout_s)
+        except TimeoutError:
+            return None
+
+    def commit(self) -> LedgerCommit | None:
+        return self._loop.commit
+
+    def tell(self, message: ToBroker) -> None:
+        with self._needs_acknowledgement():
+            self._call(self._loop.send(message), CALL_TIMEOUT_S)
+
+    def take(self, timeout_s: float) -> Answer | None:
+        arrived = self._next_arrival(timeout_s)
+        if isinstance(arrived, PartArrived):
+            with self._needs_acknowledgement():
+                self._call(self._loop.part_taken(), CALL_TIMEOUT_S)
+        return arrived
+
+    def scores(self) -> Mapping[int, float | None]:
+        return self._loop.scores
+
+    def publish(
+        self,
+        policy_version: int,
+        weights: WeightCopy,
+        trained_batches: int,
+        vocabulary: int,
+        note_digest: Callable[[str], None],
+        experts: ModelExperts | None = None,
+    ) -> None:
+        publication = Publication(
+            policy_version=policy_version,
+            weights=weights,
+            trained_batches=trained_batches,
+            vocabulary=vocabulary,
+            note_digest=note_digest,
+            experts=experts,
+        )
+        with self._needs_acknowledgement():
+            self._call(self._loop.publish(publication), CALL_TIMEOUT_S)
+
+    def wait_for_room(self) -> None:
+        with self._needs_acknowledgement():
+            self._wait_for(self._loop.has_room, CALL_TIMEOUT_S)
+
+    def acknowledged(self, next_batch: int) -> bool:
+        return self._call(self._loop.reported_batches(), CALL_TIMEOUT_S) >= next_batch
+
+    def flush(self, timeout_s: float) -> bool:
+        try:
+            self._wait_for(self._loop.flushed, timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def _wait_for(self, event: Callable[[], Coroutine[Any, Any, None]], timeout_s: float) -> None:
+        """Wait ``timeout_s`` for ``event``; start over while digests or a delta are computed: no broker can hurry those."""
+        while True:
+            try:
+                return self._call(event(), timeout_s)
+            except TimeoutError:
+                if not self._loop.encoding:
+                    raise
+
+    @contextlib.contextmanager
+    def _needs_acknowledgement(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            raise ServiceError(
+                f"the broker at {self._loop.endpoint} has acknowledged nothing for {CALL_TIMEOUT_S:.0f} s: is it running?"
+            ) from error
+
     def _next_arrival(self, timeout_s: float) -> Answer | None:
+        """Wait for an answer from the loop; None when nothing came in time. Raises: what ended the loop."""
         self._require_alive()
         try:
             return self._arrived.get(timeout=timeout_s)
@@ -103,6 +177,7 @@ class BrokerThread(BrokerClient):
             return None
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Run ``coroutine`` in the loop. Raises: TimeoutError; what ended the loop."""
         future = self._submit(coroutine)
         if future is not None:
             either: list[concurrent.futures.Future[Any]] = [future, self._ended]
@@ -151,18 +226,7 @@ class BrokerThread(BrokerClient):
         context = zmq.asyncio.Context()
         event_loop = asyncio.get_running_loop()
         try:
-            self._loop = BrokerLoop(
-                self._settings,
-                context,
-                session=self._session,
-                clock=self._clock,
-                health=self._health,
-                metrics=self._metrics,
-                arrived=self._arrived.put_nowait,
-                connections=self._connections,
-                request_interval_s=self._request_interval_s,
-                known=self._known,
-            )
+            self._loop = self._connect(context)
             self._main = asyncio.current_task()
             await self._loop.run(lambda: self._started.set_result(event_loop))
         finally:

@@ -236,7 +236,7 @@ class CheckpointSaver:
             if self._engine.rank == 0:
                 partial = partial_path(destination)
                 if self._versions is not None:
-                    self._versions.note_commits()
+                    self._versions.note_commit()
                 write_metadata(partial, pending.state, layout, pending.job.result())
                 publish_directory(partial, destination)
                 replace_file(self._root / LATEST, destination.name + "\n")

@@ -5,7 +5,7 @@
 A number is noted before anyone can ask for its batch, and the weights' digest before anyone can fetch them. So a
 number without a digest was never served: if its learner dies, any weights of as many batches may have it. One with a digest
 goes to the same weights only. The note also names the learner that began last: an older one, cut off from the broker, trains
-alongside it for a while and must give no more numbers. And it has the newest commit of each broker's ledger: a ledger with
+alongside it for a while and must give no more numbers. And it has the newest commit of the broker's ledger: a ledger with
 another past does not go with these checkpoints.
 """
 
@@ -40,8 +40,8 @@ class _Note(msgspec.Struct, frozen=True):
     learner: Name
     newest: Version
     given: list[Given]
-    commits: list[LedgerCommit | None] = []
-    """By broker: the newest commit of its ledger that a learner was told of."""
+    commit: LedgerCommit | None = None
+    """The newest commit of the broker's ledger that a learner was told of."""
 
 
 class Digested(Protocol):
@@ -53,47 +53,36 @@ class Digested(Protocol):
 class Versions:
     """Numbers each set of weights. One learner at a time owns the note; ``begin`` takes it over."""
 
-    def __init__(self, root: Path, learner: str, commits: Callable[[], Sequence[LedgerCommit | None]] = tuple) -> None:
-        """``learner`` names one life of a learner. ``commits``: see ``BrokerPort``."""
+    def __init__(self, root: Path, learner: str, commit: Callable[[], LedgerCommit | None] = lambda: None) -> None:
+        """``learner`` names one life of a learner. ``commit``: see ``BrokerPort``."""
         self._root = root
         self._learner = learner
-        self._commits = commits
+        self._commit = commit
         self._last = 0
         """The last number that this learner gave."""
         self._newest = 0
         """The highest number given by any learner."""
         self._given: list[Given] = []
-        self._noted: list[LedgerCommit | None] = []
+        self._noted: LedgerCommit | None = None
         self._one_at_a_time = Lock()
         """The main thread gives numbers, that of announcements notes digests, that of checkpoints commits: into one file."""
 
-    def begin(self, welcome: Welcome, *others: Welcome) -> None:
-        """Take the note over from any former learner. ``welcome`` names the newest version that the broker has committed;
-        of several brokers, one that all of them have or can still get, and ``others`` are what each of them has.
+    def begin(self, welcome: Welcome) -> None:
+        """Take the note over from any former learner. ``welcome`` names the newest version that the broker has committed.
 
         Raises: CheckpointError when the note is damaged or cannot be written.
         """
         note = read_note(self._root)
-        noted = [] if note is None else [each for each in note.given if each.policy_version > welcome.policy_version]
-        known = {each.policy_version: each for each in noted}
-        for each in (welcome, *others):
-            if each.weights_digest:
-                known[each.policy_version] = Given(
-                    policy_version=each.policy_version, trained_batches=each.trained_batches, digest=each.weights_digest
-                )
-        # A broker with other weights of as many batches, or a newer version of fewer, would ignore a lower number.
-        self._given = [
-            known[number]
-            for number in sorted(known)
-            if all(
-                each.policy_version <= number
-                for each in (welcome, *others)
-                if each.trained_batches <= known[number].trained_batches
+        self._given = [] if note is None else [each for each in note.given if each.policy_version > welcome.policy_version]
+        if welcome.weights_digest:
+            committed = Given(
+                policy_version=welcome.policy_version,
+                trained_batches=welcome.trained_batches,
+                digest=welcome.weights_digest,
             )
-        ]
-        self._noted = [] if note is None else note.commits
+            self._given.insert(0, committed)
+        self._noted = None if note is None else note.commit
         self._newest = max(0 if note is None else note.newest, welcome.policy_version)
-        self._newest = max([self._newest, *(each.policy_version for each in others)])
         self._write()
 
     def number(self, weights: Digested, trained_batches: int) -> int:
@@ -129,8 +118,8 @@ class Versions:
             self._given[place] = msgspec.structs.replace(self._given[place], digest=digest)
             self._write()
 
-    def note_commits(self) -> None:
-        """Note durably how far the ledgers are, before there is a checkpoint of what they hold. Raises: CheckpointError."""
+    def note_commit(self) -> None:
+        """Note durably how far the ledger is, before there is a checkpoint of what it holds. Raises: CheckpointError."""
         with self._one_at_a_time:
             self.require_mine()
             self._write()
@@ -146,8 +135,12 @@ class Versions:
 
     def _write(self) -> None:
         self._given = self._given[-KEPT:]
+        commit = self._commit()
         note = _Note(
-            learner=self._learner, newest=self._newest, given=self._given, commits=list(self._commits()) or self._noted
+            learner=self._learner,
+            newest=self._newest,
+            given=self._given,
+            commit=self._noted if commit is None else commit,
         )
         try:
             self._root.mkdir(parents=True, exist_ok=True)
@@ -176,12 +169,12 @@ def read_note(root: Path) -> _Note | None:
     return _Note(learner="a person", newest=found, given=[]) if isinstance(found, int) else found
 
 
-def known_commit(root: Path, broker: int) -> LedgerCommit | None:
-    """Return the newest commit of a broker's ledger that a learner in ``root`` was told of; None: of none.
+def known_commit(root: Path) -> LedgerCommit | None:
+    """Return the newest commit of the broker's ledger that a learner in ``root`` was told of; None: of none.
 
     Raises: CheckpointError when the note is damaged."""
     note = read_note(root)
-    return None if note is None or broker >= len(note.commits) else note.commits[broker]
+    return None if note is None else note.commit
 
 
 def newest_given(root: Path) -> int:

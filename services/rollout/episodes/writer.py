@@ -78,7 +78,7 @@ class EpisodeWriter:
 
     async def durable(self) -> None:
         """Wait until the broker has acknowledged everything that was sent."""
-        await self._broker.acknowledged(self._log.trajectory_id)
+        await self._broker.acknowledged()
 
     async def finish(self, finish: Finish) -> None:
         """Send the rest of the tokens, and the end. Raises: EpisodeFailed."""

@@ -96,7 +96,7 @@ class SampleIntake:
         trajectory_id: int = message.trajectory_id  # type: ignore[attr-defined]  # Every message of an episode has it.
         await self._open[trajectory_id].send(message, arrays)
 
-    async def acknowledged(self, trajectory_id: int) -> None:
+    async def acknowledged(self) -> None:
         """Return at once: everything sent was taken."""
 
 

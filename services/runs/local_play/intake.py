@@ -72,7 +72,7 @@ class LocalIntake:
             found.append(arrays["token_ids"][np.repeat(marks, [segment.num_tokens for segment in chunk.segments])])
         return np.concatenate(found)
 
-    async def acknowledged(self, trajectory_id: int) -> None:
+    async def acknowledged(self) -> None:
         """Return at once: everything sent was taken."""
 
     def _take(self, message: Message, arrays: Mapping[str, Array]) -> None:

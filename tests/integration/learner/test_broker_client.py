@@ -21,6 +21,7 @@ from gspo_protocol.messages import (
     BatchRequest,
     Checkpointed,
     EndOfRun,
+    Evaluated,
     Heartbeat,
     Hello,
     LedgerCommit,
@@ -29,9 +30,10 @@ from gspo_protocol.messages import (
     Resume,
     SkipBatch,
     Trained,
+    VersionScore,
 )
 from gspo_services.learner.broker.batches import BatchAnnounced, PartArrived
-from gspo_services.learner.broker.parts import CREDIT
+from gspo_services.learner.broker.parts import CREDIT, MOST_DAMAGED
 from gspo_services.learner.broker.thread import BrokerThread
 from gspo_services.learner.checkpoints import Versions
 from gspo_services.learner.metrics import LearnerMetrics
@@ -128,7 +130,7 @@ async def test_the_reason_to_wait_is_the_brokers_refusal_while_it_refuses() -> N
 
 async def test_the_broker_hears_what_the_learners_former_life_was_told_of_its_ledger(tmp_path: Path) -> None:
     former, newer = (LedgerCommit(run_id="test", number=number, digest="d") for number in (5, 8))
-    Versions(tmp_path / "checkpoints", "former", lambda: [former]).begin(a_welcome())
+    Versions(tmp_path / "checkpoints", "former", lambda: former).begin(a_welcome())
     async with zmq_context() as context:
         end = ScriptedEnd(context, BATCH)
         clock = MonotonicClock()
@@ -147,7 +149,7 @@ async def test_the_broker_hears_what_the_learners_former_life_was_told_of_its_le
         async with opened(opening) as client:
             assert (await end.welcome(commit=newer)).commit == former
             assert await asyncio.to_thread(client.wait_welcome, 20.0) is not None
-            assert client.commits() == [newer]
+            assert client.commit() == newer
 
 
 async def test_no_welcome_in_time_is_none_and_not_an_error() -> None:
@@ -155,6 +157,7 @@ async def test_no_welcome_in_time_is_none_and_not_an_error() -> None:
         end = ScriptedEnd(context, BATCH)
         async with opened(a_client_of(end.endpoint)) as client:
             assert await asyncio.to_thread(client.wait_welcome, 0.05) is None
+            assert client.reason_to_wait == f"no answer from the broker at {end.endpoint}"
             await end.welcome()
             assert await asyncio.to_thread(client.wait_welcome, 20.0) is not None
 
@@ -280,7 +283,7 @@ async def test_batches_are_acknowledged_with_the_report_of_the_last_of_them() ->
 
 async def test_no_more_than_two_versions_are_held_while_a_third_is_copied() -> None:
     async with connected() as (_, client, _):
-        store = client._loop._store
+        store = client._loop._publisher._store
         for version in (8, 9):
             await asyncio.to_thread(client.publish, version, a_copy(float(version)), 0, VOCABULARY, no_note)
             await asyncio.to_thread(client._call, client._loop.announced(), 20.0)
@@ -401,6 +404,32 @@ async def test_parts_are_asked_for_as_they_are_taken_and_again_after_damage_or_a
             await end.reply(*made.parts[number])
             assert await taken_part(client) == number
         assert await asyncio.to_thread(client.take, 0.05) is None
+
+
+async def test_parts_that_arrive_damaged_again_and_again_end_the_loop_and_name_the_broker() -> None:
+    made = in_parts(2)
+    async with connected() as (end, client, _):
+        await asyncio.to_thread(client.tell, BatchRequest(index=4, policy_version=9))
+        await end.expect(BatchRequest)
+        await end.reply(made.batch, made.arrays)
+        for _ in range(MOST_DAMAGED):
+            await end.reply(*damaged(made.parts[0]))
+        await asyncio.to_thread(client._thread.join, 20.0)
+        with pytest.raises(ExceptionGroup) as caught:
+            await asyncio.to_thread(client.take, 20.0)
+        (error,) = flatten(caught.value)
+        assert isinstance(error, ServiceError)
+        assert f"the broker at {end.endpoint}: part 0 of batch 4 arrived damaged {MOST_DAMAGED} times" in str(error)
+
+
+async def test_the_scores_are_what_the_broker_has_said() -> None:
+    async with connected() as (end, client, _):
+        await asyncio.to_thread(client.tell, BatchRequest(index=4, policy_version=9))
+        await end.expect(BatchRequest)
+        await end.reply(Evaluated(scores=[VersionScore(3, False, 0.5)]))
+        await end.reply(EndOfRun(index=4, reason="complete"))
+        assert isinstance(await asyncio.to_thread(client.take, 20.0), EndOfRun)
+        assert client.scores() == {3: 0.5}
 
 
 async def test_a_batch_of_which_a_part_cannot_be_read_is_skipped_after_the_parts_that_came() -> None:

@@ -11,8 +11,7 @@ from structlog.testing import capture_logs
 
 from gspo_protocol.messages import BatchRequest, Checkpointed, Resume, Trained, Welcome
 from gspo_protocol.messages.experts import ModelExperts
-from gspo_services.learner.broker.no_broker import NoBroker
-from gspo_services.learner.broker.port import ToBroker
+from gspo_services.learner.broker.port import NoBroker, ToBroker
 from gspo_services.learner.checkpoints.format import CheckpointError
 from gspo_services.learner.checkpoints.saver import Background
 from gspo_services.learner.metrics import LearnerMetrics

@@ -72,7 +72,7 @@ def hostile(tokenizer: ChatTokenizer) -> Hostile:
             run.engine.next_token = lambda context: stop_id
             loop = EnvironmentLoop(
                 environment=HostileEnvironment(url), tokenizer=tokenizer, engine=run.engine,  # type: ignore[arg-type]
-                rewards=pool, broker=run.brokers, may_generate=run.sync.may_generate, max_turns=3, chunk_tokens=100,
+                rewards=pool, broker=run.client, may_generate=run.sync.may_generate, max_turns=3, chunk_tokens=100,
                 metrics=run.metrics,
             )  # fmt: skip
             async with in_background(run.broker.serve()), asyncio.TaskGroup() as tasks:

@@ -146,6 +146,9 @@ async def test_announced_versions_reach_the_weight_sync(running: Start) -> None:
     async with running() as run:
         run.broker.pulse = Pulse(policy_version=12, weights_endpoint="tcp://w:1")
         await run.broker.until(lambda: (12, "tcp://w:1") in run.sync.announced)
+        # The broker has gone back to what was left after a loss.
+        run.broker.pulse = Pulse(policy_version=9, weights_endpoint="tcp://w:2")
+        await run.broker.until(lambda: run.sync.announced[-1] == (9, "tcp://w:2"))
 
 
 async def test_a_resumed_lease_continues_after_its_tokens(running: Start) -> None:
@@ -247,7 +250,7 @@ def a_grade(tokenizer: ChatTokenizer) -> tuple[Grade, dict[str, np.ndarray]]:
 def comparing(run: Running) -> HeldComparison:
     pool = HeldComparison()
     run.group_rewards = GroupRewards(
-        settings=RewardSection(group="my_rewards:rank"), rewards=pool, tokenizer=run.tokenizer, broker=run.brokers,
+        settings=RewardSection(group="my_rewards:rank"), rewards=pool, tokenizer=run.tokenizer, broker=run.client,
         metrics=run.metrics,
     )  # type: ignore[arg-type]  # fmt: skip
     return pool

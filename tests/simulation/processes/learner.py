@@ -10,9 +10,8 @@ from prometheus_client import CollectorRegistry
 from gspo_services.learner.broker.batches import Answer
 from gspo_services.learner.broker.loop import BrokerLoop
 from gspo_services.learner.broker.parts import CREDIT
-from gspo_services.learner.broker.thread import max_arrivals
+from gspo_services.learner.broker.thread import MAX_ARRIVALS
 from gspo_services.learner.metrics import LearnerMetrics
-from gspo_services.learner.opening import connections_of, versions_apart_of
 from gspo_services.learner.service import LearnerService
 from gspo_services.shared.runtime.telemetry import Health
 from tests.simulation.learner import SimBackground, SimBrokerClient, SimTrainer, Turns
@@ -38,7 +37,7 @@ class LearnerProcess:
         self._machinery = machinery
         self._process = process
         self._weights_endpoint = weights_endpoint
-        self._arrived: asyncio.Queue[Answer] = asyncio.Queue(maxsize=max_arrivals(machinery.settings.broker.num_brokers))
+        self._arrived: asyncio.Queue[Answer] = asyncio.Queue(maxsize=MAX_ARRIVALS)
         self.trainer = SimTrainer(
             process, rng, machinery.audit, batch_s=batch_s, has_tables=has_tables, is_deterministic=is_deterministic
         )
@@ -58,7 +57,6 @@ class LearnerProcess:
             health=health,
             metrics=metrics,
             arrived=self._arrived.put_nowait,
-            connections=connections_of(settings.broker.num_brokers),
         )
         client = SimBrokerClient(broker_loop, self._arrived, machinery.audit)
         self.trainer.broker = client
@@ -79,7 +77,6 @@ class LearnerProcess:
                     train=trainer.train,
                     background=background,
                     life=self._process.session,
-                    versions_apart=versions_apart_of(settings.broker.num_brokers),
                 )
                 client.turns = background.turns = Turns(service.run)
                 talking = tasks.create_task(broker_loop.run(lambda: None))

@@ -27,7 +27,6 @@ from tests.simulation.loop import Process
 from tests.simulation.network import SimContext
 from tests.simulation.processes.machinery import MAX_QUIET_S, Machinery
 from tests.support.agent_episodes import counted
-from tests.support.processes.brokers import brokers_of
 
 SMALL_WORK = replace(WORK, window=6, high_water_mark=24)
 """The rollout's end of the work channel, with bounds small enough to be reached."""
@@ -49,7 +48,7 @@ class RolloutProcess:
         self._divergences: Counter | None = None
         self.engine = SimEngine(process, rng, machinery.audit, token_s=token_s, mean_tokens=8)
         self.rewards = SimRewards(rng, machinery.audit)
-        self._clients: list[GatheringClient] = []
+        self._client: GatheringClient | None = None
         self._sync: WeightSync | None = None
         self._service: RolloutService | None = None
 
@@ -59,21 +58,16 @@ class RolloutProcess:
         registry = CollectorRegistry()
         metrics: Any = RolloutMetrics(registry)
         self._divergences = metrics.divergences
-        self._clients = [
-            GatheringClient(
-                context,
-                SMALL_WORK,
-                endpoint,
-                role="rollout",
-                peer=process.name,
-                session=process.session,
-                clock=machinery.clock,
-                fingerprint=run_fingerprint(settings),
-                expected=(number, settings.broker.num_brokers),
-            )
-            for number, endpoint in enumerate(settings.broker.work_endpoints)
-        ]
-        brokers = brokers_of(self._clients, lease_s=settings.broker.lease_s)
+        self._client = broker = GatheringClient(
+            context,
+            SMALL_WORK,
+            settings.broker.work_endpoint,
+            role="rollout",
+            peer=process.name,
+            session=process.session,
+            clock=machinery.clock,
+            fingerprint=run_fingerprint(settings),
+        )
         engine: Any = self.engine
         if self._shares_weights:
             self._weight_peers = WeightPeers(
@@ -107,7 +101,7 @@ class RolloutProcess:
                 self._rng,
                 engine=engine,
                 rewards=rewards,
-                broker=brokers,
+                broker=broker,
                 may_generate=sync.may_generate,
                 metrics=metrics,
             )
@@ -117,7 +111,7 @@ class RolloutProcess:
                 tokenizer=tokenizer,
                 engine=engine,
                 rewards=rewards,
-                broker=brokers,
+                broker=broker,
                 may_generate=sync.may_generate,
                 max_turns=MAX_TURNS,
                 chunk_tokens=settings.rollout.chunk_tokens,
@@ -125,14 +119,14 @@ class RolloutProcess:
             )
         self._service = RolloutService(
             episodes=episodes,
-            brokers=brokers,
+            broker=broker,
             sync=sync,
             settings=settings.rollout,
             clock=machinery.clock,
             health=Health(machinery.clock, MAX_QUIET_S),
             metrics=metrics,
             groups=GroupRewards(
-                settings=settings.reward, rewards=rewards, tokenizer=tokenizer, broker=brokers, metrics=metrics
+                settings=settings.reward, rewards=rewards, tokenizer=tokenizer, broker=broker, metrics=metrics
             ),
         )
         try:
@@ -157,8 +151,8 @@ class RolloutProcess:
         if self._service is None:
             return
         require, name = self._machinery.audit.require, self._process.session
-        for client in self._clients:
-            self._check_client(client, name)
+        if self._client is not None:
+            self._check_client(self._client, name)
         running = len(self._service._running)
         most = self._machinery.settings.rollout.max_running
         require(running <= most, "G6 bounded", lambda: f"{name} runs {running} episodes, {most} are allowed")

@@ -24,7 +24,6 @@ from gspo_services.shared.runtime.telemetry import Health
 from gspo_services.shared.settings.sections import Rollout
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.episodes import CountingEnvironment, CountingOptions, an_environment_loop
-from tests.support.processes.brokers import brokers_of
 from tests.support.processes.running_rollout import SteadySync
 from tests.support.wire.zmq_ends import a_client, zmq_context
 
@@ -64,15 +63,14 @@ async def run(stop: asyncio.Event) -> None:
     engine, clock, metrics = ScriptedEngine(), MonotonicClock(), RolloutMetrics(CollectorRegistry())
     async with zmq_context() as context:
         client = a_client(context, WORK, endpoint, name=name, session=secrets.token_hex(8), clock=clock)
-        brokers: Any = brokers_of([client], heartbeat_s=0.2)
         sync: Any = FollowingSync(engine)
         loop = an_environment_loop(
-            ChatTokenizer(Path(directory)), engine=engine, broker=brokers, may_generate=sync.may_generate, metrics=metrics
+            ChatTokenizer(Path(directory)), engine=engine, broker=client, may_generate=sync.may_generate, metrics=metrics
         )
         object.__setattr__(loop, "environment", DeadlyEnvironment(int(seed)))
         service = RolloutService(
-            episodes=loop, brokers=brokers, sync=sync, settings=Rollout(max_running=int(max_running), drain_s=5.0),
-            clock=clock, health=Health(clock, 60.0), metrics=metrics,
+            episodes=loop, broker=client, sync=sync, settings=Rollout(max_running=int(max_running), drain_s=5.0),
+            clock=clock, health=Health(clock, 60.0), metrics=metrics, heartbeat_s=0.2,
         )  # fmt: skip
         await service.run(stop)
 

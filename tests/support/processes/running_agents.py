@@ -38,7 +38,7 @@ def agents_starter(tokenizer: ChatTokenizer, directory: Path) -> Agents:
         async with zmq_context() as context:
             run = Running(context, tokenizer, WORK, drain_s, max_running)
             shared = EpisodeShared(
-                renderer=create_renderer(tokenizer), engine=run.engine, broker=run.brokers,  # type: ignore[arg-type]
+                renderer=create_renderer(tokenizer), engine=run.engine, broker=run.client,  # type: ignore[arg-type]
                 may_generate=run.sync.may_generate, limits=trajectory_limits(256),
                 chunk_tokens=4, metrics=run.metrics, wall_s=lambda: 1_700_000_000.0,
                 on_replay=settings.agent.on_replay, roles=settings.agent.roles,

@@ -13,7 +13,6 @@ from gspo_protocol.messages import (
     Heartbeat,
     Lease,
 )
-from gspo_services.rollout.broker import Beats
 from gspo_services.rollout.colocate import TimeSharing
 from gspo_services.rollout.group_rewards import GroupRewards
 from gspo_services.rollout.metrics import RolloutMetrics
@@ -26,7 +25,6 @@ from tests.support.broker.scripted_broker import ScriptedBroker
 from tests.support.clocks import VirtualClock
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.episodes import a_new_lease, an_environment_loop
-from tests.support.processes.brokers import brokers_of
 from tests.support.wire.zmq_ends import a_client, in_background, zmq_context
 
 TURN_TOKENS = 12
@@ -86,12 +84,9 @@ class Running:
         spec: ChannelSpec,
         drain_s: float,
         max_running: int,
-        num_brokers: int = 1,
-        beats: Beats | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.scripted = [ScriptedBroker(context, spec) for _ in range(num_brokers)]
-        self.broker = self.scripted[0]
+        self.broker = ScriptedBroker(context, spec)
         self.engine = ScriptedEngine()
         self.sync = SteadySync()
         self.clock = VirtualClock()
@@ -99,11 +94,7 @@ class Running:
         self.registry = CollectorRegistry()
         self.metrics = RolloutMetrics(self.registry)
         self.stop = asyncio.Event()
-        clients = [a_client(context, spec, each.endpoint, clock=self.clock) for each in self.scripted]
-        self.brokers = brokers_of(clients, heartbeat_s=0.05)
-        if beats is not None:
-            self.brokers.beats = beats
-        self.client = self.brokers.clients[0]
+        self.client = a_client(context, spec, self.broker.endpoint, clock=self.clock)
         self.group_rewards: GroupRewards | None = None
         self.prepared: Any = None
         self.settings = Rollout(max_running=max_running, drain_s=drain_s)
@@ -114,7 +105,7 @@ class Running:
         return an_environment_loop(
             self.tokenizer,
             engine=self.engine,
-            broker=self.brokers,
+            broker=self.client,
             chunk_tokens=100,
             may_generate=self.sync.may_generate,
             metrics=self.metrics,
@@ -124,7 +115,7 @@ class Running:
         """Be a rollout with these episodes until ``stop``. ``group_rewards``, if set, compares groups."""
         service = RolloutService(
             episodes=episodes,
-            brokers=self.brokers,
+            broker=self.client,
             sync=self.sync,  # type: ignore[arg-type]
             settings=self.settings,
             clock=self.clock,
@@ -132,6 +123,7 @@ class Running:
             metrics=self.metrics,
             sharing=TimeSharing(self.sync, look_s=0.001) if colocated else None,  # type: ignore[arg-type]
             groups=self.group_rewards,
+            heartbeat_s=0.05,
         )
         await service.run(self.stop)
 
@@ -157,16 +149,14 @@ def starter(tokenizer: ChatTokenizer) -> Start:
         max_running: int = 4,
         *,
         colocated: bool = False,
-        num_brokers: int = 1,
-        beats: Beats | None = None,
         prepare: Callable[[Running], Any] = lambda run: None,
     ) -> AsyncIterator[Running]:
         """Runs until the block ends; then the service must end by itself. ``prepare``: what is done before; ``prepared`` is
         what it returns."""
         async with zmq_context() as context:
-            run = Running(context, tokenizer, spec, drain_s, max_running, num_brokers, beats)
+            run = Running(context, tokenizer, spec, drain_s, max_running)
             run.prepared = prepare(run)
-            async with in_background(*(each.serve() for each in run.scripted)):
+            async with in_background(run.broker.serve()):
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(run.serve(run.environment_loop(), colocated=colocated))
                     try:

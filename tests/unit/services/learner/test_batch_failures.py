@@ -7,8 +7,7 @@ import pytest
 
 from gspo_protocol.messages import BatchFailed
 from gspo_services.learner.batch_failures import BatchFailures
-from gspo_services.learner.broker.no_broker import NoBroker
-from gspo_services.learner.broker.port import ToBroker
+from gspo_services.learner.broker.port import NoBroker, ToBroker
 from gspo_services.learner.engine import MissingGradientError, NonFiniteLossError
 from gspo_services.shared.runtime.errors import ServiceError
 from tests.support.learner.scripted_broker import ScriptedBroker

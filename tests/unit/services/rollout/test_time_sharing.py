@@ -56,25 +56,6 @@ def test_the_device_is_given_back_when_the_broker_has_nothing_for_a_rollout_with
     assert not sharing.may_end(1)
 
 
-def test_the_device_is_given_back_when_every_broker_that_is_there_has_nothing_for_the_served_version() -> None:
-    device, there = Device(), [0, 1]
-    sharing = TimeSharing(device, look_s=0.001, asks_of=lambda: there)  # type: ignore[arg-type]
-    sharing.asked(3, 0, 0)
-    sharing.asked(3, 0, 1)
-    sharing.refused(1)
-    assert not sharing.may_end(0)
-    there.remove(0)
-    assert sharing.may_end(0), "broker 0 is away: nobody waits for its word"
-    there.append(0)
-    sharing.refused(0)
-    assert sharing.may_end(0)
-    sharing.leased()
-    sharing.refused(0)
-    assert not sharing.may_end(0)
-    there.clear()
-    assert not sharing.may_end(0), "nobody has said anything"
-
-
 def test_a_refusal_with_leases_in_hand_does_not_count_because_they_may_lead_to_more() -> None:
     device = Device()
     sharing = a_sharing(device)

@@ -57,13 +57,13 @@ def test_peers_that_were_told_of_what_was_lost_and_accepted_go_on_and_the_learne
     assert mark is not None
     told = LedgerCommit(run_id=mark.run_id, number=mark.commit.number, digest=mark.commit.digest)
     ACCEPTABLE[0][1](run)
-    Versions(run / "checkpoints", "learner", lambda: [told]).begin(a_welcome())
-    assert known_commit(run / "checkpoints", 0) == told
+    Versions(run / "checkpoints", "learner", lambda: told).begin(a_welcome())
+    assert known_commit(run / "checkpoints") == told
     assert accept_loss(run / LEDGER_FILE) is not None
     with open_store(run) as store:
         assert not store.contradiction(told)
         assert store.contradiction(replace(store.told, digest="other"))
-    assert known_commit(run / "checkpoints", 0) is None
+    assert known_commit(run / "checkpoints") is None
     assert newest_given(run / "checkpoints") == 0
 
 

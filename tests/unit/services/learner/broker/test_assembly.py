@@ -231,7 +231,7 @@ def test_a_part_out_of_turn_or_of_another_batch_is_refused() -> None:
             ValueError, match=f"part {part.part} of batch {part.index} with 5 tokens, next is part 0 of batch 0"
         ):
             assembly.add(part, arrays)
-    with pytest.raises(ValueError, match="part 0 of batch 0 with 6 tokens, next is part 0 of batch 0 with up to 5"):
+    with pytest.raises(ValueError, match="part 0 of batch 0 with 6 tokens, next is part 0 of batch 0 with 5"):
         assembly.add(first, too_long)
     assembly.add(first, arrays)
     with pytest.raises(ValueError, match="part 0 of batch 0 with 5 tokens, next is part 1"):
@@ -239,7 +239,7 @@ def test_a_part_out_of_turn_or_of_another_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="batch 0 lacks its parts from 1 on"):
         assembly.assembled()
     assembly.add(second, more)
-    with pytest.raises(ValueError, match="part 2 of batch 0 with 5 tokens, next is part 2 of batch 0 with up to 4"):
+    with pytest.raises(ValueError, match="part 2 of batch 0 with 5 tokens, next is part 2 of batch 0 with 4"):
         assembly.add(last, arrays)
 
 

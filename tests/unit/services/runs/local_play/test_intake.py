@@ -43,7 +43,7 @@ async def test_an_episode_is_taken_and_the_next_one_begins_anew() -> None:
     for place in range(2):
         await intake.send(Journal(trajectory_id=7, epoch=1, place=place, entry={"a": 1}))
     await intake.send(FINISH)
-    await intake.acknowledged(0)
+    await intake.acknowledged()
     assert (len(intake.chunks), intake.finish) == (1, FINISH)
     intake.begin(a_new_lease(trajectory_id=8))
     assert (intake.chunks, intake.finish) == ([], None)

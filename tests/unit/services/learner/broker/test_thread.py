@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import pytest
 
 from gspo_protocol.messages import Trained
-from gspo_services.learner.broker.client import CALL_TIMEOUT_S, BrokerClient
+from gspo_services.learner.broker.thread import CALL_TIMEOUT_S, BrokerThread
 from gspo_services.shared.runtime.errors import ServiceError
 
 
@@ -25,10 +25,10 @@ class StuckLoop:
 
     async def has_room(self) -> None: ...
     async def flushed(self) -> None: ...
-    async def tell(self, message: Trained) -> None: ...
+    async def send(self, message: Trained) -> None: ...
 
 
-class Waiting(BrokerClient):
+class Waiting(BrokerThread):
     """Every call times out."""
 
     def __init__(self, num_busy: int = 0) -> None:
