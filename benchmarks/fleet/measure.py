@@ -16,7 +16,7 @@ from benchmarks.broker_intake.child import Child
 from benchmarks.fleet.brokers import FleetBrokers
 from benchmarks.fleet.learner import FakeLearner
 from benchmarks.fleet.load import Load, run_settings
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from gspo_services.shared.runtime.clock import MonotonicClock
 
 SAMPLE_S: Final = 0.5

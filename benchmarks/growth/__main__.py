@@ -32,7 +32,7 @@ from benchmarks.fleet.load import run_settings
 from benchmarks.fleet.measure import FakeFleet
 from benchmarks.growth.costs import COMMANDS, command_costs, view_costs
 from benchmarks.growth.slopes import Slope, growth
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from gspo_services.shared.runtime.clock import MonotonicClock
 from gspo_services.shared.runtime.logs import configure_logging
 

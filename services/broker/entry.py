@@ -43,7 +43,13 @@ from gspo_services.shared.runtime.clock import Clock, MonotonicClock
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.runtime.telemetry import Health, TelemetryServer
 from gspo_services.shared.schedules import RunSchedules
-from gspo_services.shared.settings import Settings, read_run_settings, run_fingerprint, write_run_settings
+from gspo_services.shared.settings import (
+    Settings,
+    read_run_settings,
+    run_fingerprint,
+    several_brokers_in,
+    write_run_settings,
+)
 from gspo_services.tasks.environments import MixedTasks, create_environment, create_task_set
 
 if TYPE_CHECKING:
@@ -62,6 +68,8 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
 
     Raises: ConfigurationError, EndpointError, ServiceError; each names the value and what to do.
     """
+    if reason := several_brokers_in(settings.run.directory):
+        raise ConfigurationError(f"run.directory: {reason}")
     require_batch_fits(settings)
     tasks = tasks_of(settings)
     set_tasks, sets = open_sets(settings) if evaluates(settings) else ({}, ())

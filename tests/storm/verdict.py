@@ -8,7 +8,7 @@ from typing import Final
 import psutil
 
 from benchmarks.random_kills.memory import Watch
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from tests.storm.attacker import BREACH, DAEMON
 from tests.storm.losses import honest, losses
 from tests.storm.measure import Files, largest_median, memory_by_role, trajectories_per_s

@@ -36,7 +36,12 @@ from gspo_services.shared.settings.opened import (
     opened_paths,
 )
 from gspo_services.shared.settings.places import is_place, training_settings
-from gspo_services.shared.settings.run_settings import SETTINGS_FILE, read_run_settings, write_run_settings
+from gspo_services.shared.settings.run_settings import (
+    SETTINGS_FILE,
+    read_run_settings,
+    several_brokers_in,
+    write_run_settings,
+)
 from gspo_services.shared.settings.sections import (
     ONLY_SET,
     QUANTISING_FORMATS,
@@ -115,6 +120,7 @@ __all__ = [
     "require_model",
     "run_fingerprint",
     "section_names",
+    "several_brokers_in",
     "told_settings",
     "training_settings",
     "value_at",

@@ -35,11 +35,33 @@ def write_run_settings(settings: Settings) -> None:
     os.replace(partial, path)
 
 
+def several_brokers_in(directory: Path) -> str:
+    """Why this release cannot read the run in ``directory``: several brokers shared it. Empty: none did.
+
+    What else its settings.json says does not matter here: it may be of another release.
+    """
+    try:
+        broker = json.loads((directory / SETTINGS_FILE).read_text(encoding="utf-8"))["broker"]
+        number = int(broker.get("num_brokers", 1))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        number = 1
+    if number == 1 and (directory / "broker-1" / SETTINGS_FILE).is_file():
+        number = 2
+    if number == 1:
+        return ""
+    return (
+        f"{directory} is a run of several brokers, or the part of one of them, and this release has one broker a run: gspo "
+        "0.1.0 reads it. Finish it with that release, or export it with that release and begin a new run from the export"
+    )
+
+
 def read_run_settings(directory: Path) -> Settings:
     """Read the settings of a run's last start.
 
-    Raises: ConfigurationError when they are missing, or are not settings of this release.
+    Raises: ConfigurationError when they are missing, are not settings of this release, or several brokers shared the run.
     """
+    if reason := several_brokers_in(directory):
+        raise ConfigurationError(reason)
     path = directory / SETTINGS_FILE
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))

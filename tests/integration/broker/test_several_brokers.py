@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from gspo_services.runs.opening import audit_run
+from gspo_services.runs.audit import audit_run
 from gspo_services.shared.settings import SETTINGS_FILE
 from tests.support.broker.commands import ALONE, command
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from gspo_services.broker.store import LEDGER_FILE
-from gspo_services.runs.opening import open_run
+from gspo_services.runs.reading import open_run
 from gspo_services.runs.view.completions import CompletionIndex, Completions
 from tests.support.broker.ledger import LEARNER, LedgerHarness
 from tests.support.processes.small_run import FIRST, write_shared_run, write_small_run
