@@ -34,4 +34,4 @@ def data_measures(state: State) -> dict[str, float]:
     number = state.schedule.num_tasks
     if number is None:
         return {}
-    return {"num_tasks": number, "data_passes": state.next_draw * state.share.num_brokers / number}
+    return {"num_tasks": number, "data_passes": state.next_draw / number}
