@@ -10,9 +10,7 @@ from gspo_services.shared.learning import is_silent, silence
 
 
 def count_signal(state: State, line: Mapping[str, Any]) -> list[Action]:
-    """Count a batch that was trained for the first time, by its line of metrics.jsonl. The line has the totals of all
-    brokers, which therefore decide alike.
-    """
+    """Count a batch that was trained for the first time, by its line of metrics.jsonl."""
     if not is_silent(line):
         return state.change_run(batches_without_signal=0, had_signal=True)
     number, most = state.run.batches_without_signal + 1, state.config.stop_without_signal_batches

@@ -45,7 +45,6 @@ class Curves:
         self._begin_watch = begin_watch
         self.learning = begin_watch()
         self._last = 0
-        """The numbers of the last events of other brokers."""
         self._columns: dict[int, list[float | None]] = {}
         self.evaluations: dict[int, dict[str, Any]] = {}
         """The finished evaluations, by batch."""
