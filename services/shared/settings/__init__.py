@@ -18,6 +18,7 @@ from gspo_services.shared.settings.exposure import EXPOSED, is_private
 from gspo_services.shared.settings.fingerprint import run_fingerprint
 from gspo_services.shared.settings.hub import FETCHED, SCHEME, hub_name, local_path
 from gspo_services.shared.settings.keys import (
+    REMOVED,
     RENAMED,
     Key,
     all_keys,
@@ -72,6 +73,7 @@ __all__ = [
     "HIDDEN",
     "ONLY_SET",
     "QUANTISING_FORMATS",
+    "REMOVED",
     "RENAMED",
     "RESERVED",
     "SCHEDULED",

@@ -11,7 +11,7 @@ from typing import Any, Final
 from gspo_services.shared.runtime.errors import ConfigurationError
 from gspo_services.shared.settings.configuration import found_on_hub, require_plain, validated
 from gspo_services.shared.settings.folder import is_relative, placed, with_paths
-from gspo_services.shared.settings.keys import FORMERLY
+from gspo_services.shared.settings.keys import FORMERLY, REMOVED
 from gspo_services.shared.settings.sections import Settings
 from gspo_services.shared.settings.told import told_settings
 
@@ -21,7 +21,7 @@ FOLDER: Final = "folder"
 
 def write_run_settings(settings: Settings) -> None:
     """Replace the file. Raises: OSError."""
-    path = settings.ledger_directory / SETTINGS_FILE
+    path = settings.run.directory / SETTINGS_FILE
     partial = path.with_name(f".partial-{path.name}")
     folder = os.path.abspath(settings.folder)
     # Paths from the command line start at the working directory.
@@ -73,13 +73,19 @@ def read_run_settings(directory: Path) -> Settings:
     folder = _folder(plain, directory)
     plain, told_paths = placed(plain, Path(folder)) if folder else (plain, {})
     if isinstance(plain, dict):
-        _fill_in_former(plain)
+        _bring_up_to_date(plain)
         plain = found_on_hub(plain, str(path), told_paths, fetch=False)
     return validated(plain, str(path)).read_in(folder, told_paths)
 
 
-def _fill_in_former(plain: dict[str, Any]) -> None:
-    """Set the keys that an older release, which wrote all of its own, did not have to what it did without them."""
+def _bring_up_to_date(plain: dict[str, Any]) -> None:
+    """An older release wrote all keys of its own. Set those that it did not have to what it did without them, and leave
+    those out that are no more."""
+    for key in REMOVED:
+        section, _, name = key.partition(".")
+        values = plain.get(section)
+        if isinstance(values, dict):
+            values.pop(name, None)
     for key, value in FORMERLY.items():
         section, _, name = key.partition(".")
         values = plain.get(section)
