@@ -289,5 +289,5 @@ def test_why_rows_were_refused_is_shown_as_text(tmp_path: Path, capsys: pytest.C
     write_small_run(run)
     (run / REFUSED).mkdir(parents=True)
     (run / REFUSED / "rows.reason.txt").write_text("row 3 says \x1b[2J\u202e", encoding="utf-8")
-    assert wait_for_addition({run: run / "rows"}, "digest", 60.0) == 1
+    assert wait_for_addition(run, run / "rows", "digest", 60.0) == 1
     assert capsys.readouterr().err == "gspo data: refused: row 3 says \\x1b[2J\\u202e\n"
